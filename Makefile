@@ -83,6 +83,18 @@ check: $(STAMP)  ## formatting, lint, types, layers, spelling, words of the styl
 quick: check  ## format, types, unit and golden tests: about a minute
 	@$(PYTHON) -m pytest -q -n 2 tests/unit tests/golden
 
+.PHONY: mutations
+mutations: $(STAMP)  ## break the code in ways that tests must catch, and show that they do; as root, half an hour
+	@$(PYTHON) -m tests.mutations
+
+.PHONY: coverage
+coverage: $(STAMP)  ## lines and branches that unit, golden and contract tests run; as root also some kernel tests
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@failed=0; $(PYTHON) -m coverage run -m pytest -q tests/unit tests/golden tests/contract || failed=1; \
+	test "$$(id -u)" -ne 0 || $(PYTHON) -m coverage run -m pytest -q $(COVERED) || failed=1; \
+	$(PYTHON) -m coverage combine -q && $(PYTHON) -m coverage json -q -o build/coverage/report.json && \
+	$(PYTHON) -m tests.support.coverage_totals build/coverage/report.json && exit $$failed
+
 .PHONY: docs
 docs: docs-generate  ## build the site in build/site and check its links
 	@$(PYTHON) -m pip install -q --group docs
@@ -98,6 +110,7 @@ fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; te
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/api/test_junk.py tests/unit/plan/test_junk_plans.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_random.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_devices.py
+	$(PYTHON) -m pytest -q --timeout=0 --all-feature-subsets tests/kernel/test_feature_subsets.py
 
 .PHONY: floods
 floods: $(STAMP)  ## floods of 400 000 SYNs and datagrams, in all modes, with tables of the default sizes: five minutes

@@ -431,3 +431,12 @@ enum counter {
 	COUNTER_BYPASSED = 25, /* packets of pods that no program saw before egress */
 	COUNTERS = 26,
 };
+
+/* Stands in an object file for a number that the loader knows: sizes of maps. The values are
+ * 0x5eed0001 and following, which no other constant of the programs has.
+ */
+enum placeholder {
+	PLACEHOLDER_FLOWS = 1592590337,		 /* how many flows may be established */
+	PLACEHOLDER_HALF_OPEN_ROWS = 1592590338, /* entries of half_open_flows */
+	PLACEHOLDER_SOCKETS = 1592590339,	 /* entries of socket_peers */
+};

@@ -59,3 +59,8 @@
  * verifier's state. The verifier then checks the same instructions again for each previous content.
  */
 #define WORD_KEY(name, value) u32 name[2] __attribute__((aligned(8))) = {value}
+
+/* A number that is written into the program when it is loaded: see `enum placeholder` in abi.h.
+ * llvm.bpf.pseudo is a load of 64 bits that the optimizer does not look into.
+ */
+#define LOADED(what) ((u32)bpf_pseudo_fd(0, PLACEHOLDER_##what))

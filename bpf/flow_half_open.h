@@ -96,7 +96,7 @@ static __always_inline bool reply_is_at(struct flow_key *key, const struct reply
  */
 static __always_inline void half_open_take_slot(u32 now, struct scratch *scratch)
 {
-	u32 index = scratch->row < HALF_OPEN_ROWS ? scratch->row : 0;
+	u32 index = scratch->row < LOADED(HALF_OPEN_ROWS) ? scratch->row : 0;
 	struct half_open_row *row = half_open_flows.lookup(&index);
 	struct flow_key *slot;
 	u32 oldest = 0, column = 0;
@@ -149,7 +149,7 @@ static __always_inline bool may_establish(void)
 	WORD_KEY(zero, 0);
 	u32 *number = established_flows.lookup(zero);
 
-	if (!number || *number >= FLOWS_MAX)
+	if (!number || *number >= LOADED(FLOWS))
 		return false;
 	__sync_fetch_and_add(number, 1);
 	return true;

@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * The maps. The compiler's command line defines their sizes and PIN_DIR. bcc reuses a pinned map
- * without checking its shape, so map_shapes.py reads these lines and adds a digest of each map's
- * shape to the name of its pin.
+ * The maps. The sizes in an object file are those of the compiler's command line; the agent makes
+ * maps of its own sizes before it loads the programs. map_shapes.py reads these lines and adds a
+ * digest of each map's shape to the name of its pin.
  */
 #pragma once
 
 #include "abi.h"
 #include "compat.h"
 
-#ifdef PIN_DIR
-#define PINNED(type, key, value, name, size, flags)                                                \
-	BPF_TABLE_PINNED(type, key, value, name, size, PIN_DIR "/" #name, flags)
-#else /* test load: the maps exist as long as the process that created them */
+/* A map that the agent pins. */
 #define PINNED(type, key, value, name, size, flags) BPF_F_TABLE(type, key, value, name, size, flags)
-#endif
 
 /* Preallocated: replacing an entry cannot fail for lack of memory. */
 PINNED("hash", struct service_key, struct service, services, SERVICES_MAX, 0);

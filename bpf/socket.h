@@ -19,7 +19,7 @@ static __always_inline struct socket_peer *peer_find(u64 cookie)
 {
 #pragma unroll
 	for (u32 way = 0; way < SOCKET_WAYS; way++) {
-		u32 index = (cookie + way) % SOCKETS_MAX;
+		u32 index = (cookie + way) % LOADED(SOCKETS);
 		struct socket_peer *peer = socket_peers.lookup(&index);
 
 		if (peer && peer->cookie == cookie)
@@ -39,7 +39,7 @@ static __always_inline struct socket_peer *peer_slot(u64 cookie, u8 protocol)
 
 #pragma unroll
 	for (u32 way = 0; way < SOCKET_WAYS; way++) {
-		u32 index = (cookie + way) % SOCKETS_MAX;
+		u32 index = (cookie + way) % LOADED(SOCKETS);
 		struct socket_peer *peer = socket_peers.lookup(&index);
 
 		if (!peer)

@@ -123,17 +123,17 @@ def _read_if_changed(path: Path, node_name: str, known: FileReading | None) -> F
         rejection = Invalid(FILE, path.name, f"cannot read {path.name}: {error.strerror}")
         return FileReading(0, known.objects if known else {}, (rejection,))
     if known and known.fingerprint == hash(content):
-        fresh = known
+        current = known
     else:
-        fresh = _read_file(path.name, content, node_name, known)
-        if known and _is_being_written(known, fresh, now, len(content)):
+        current = _read_file(path.name, content, node_name, known)
+        if known and _is_being_written(known, current, now, len(content)):
             return dataclasses.replace(known, stamp=None, incomplete=True)
-    return dataclasses.replace(fresh, stamp=stamp, inode=now.st_ino, size=len(content), incomplete=False)
+    return dataclasses.replace(current, stamp=stamp, inode=now.st_ino, size=len(content), incomplete=False)
 
 
-def _is_being_written(known: FileReading, fresh: FileReading, now: os.stat_result, size: int) -> bool:
+def _is_being_written(known: FileReading, current: FileReading, now: os.stat_result, size: int) -> bool:
     """Whether the same inode was written a moment ago and has fewer objects or bytes than before."""
-    lost = size < known.size or bool(known.objects.keys() - fresh.objects.keys())
+    lost = size < known.size or bool(known.objects.keys() - current.objects.keys())
     return (
         bool(known.objects)
         and lost
@@ -251,8 +251,8 @@ class FileSource:
 def _names(directory: Path) -> list[str]:
     """Return the sorted names of the manifests: regular files and links to them. Raises OSError."""
     with os.scandir(directory) as entries:
-        found = [entry.name for entry in entries if _is_manifest(entry)]
-    return sorted(found)
+        merged = [entry.name for entry in entries if _is_manifest(entry)]
+    return sorted(merged)
 
 
 def _is_manifest(entry: os.DirEntry[str]) -> bool:
@@ -304,15 +304,15 @@ def _read_file(name: str, content: bytes, node_name: str, known: FileReading | N
 
 def _merge(files: Mapping[str, FileReading]) -> Reading:
     """Merge the files. Of an object in two files, the first file by name wins."""
-    found: dict[Key, Located] = {}
+    merged: dict[Key, Located] = {}
     invalid: list[Invalid] = []
     for name in sorted(files):
         invalid += files[name].invalid
         for key, located in files[name].objects.items():
-            first = found.setdefault(key, located)
+            first = merged.setdefault(key, located)
             if first is not located:
                 invalid.append(_duplicate(key, located.where, first.where))
-    return Reading(files, {key: located.event for key, located in found.items()}, tuple(invalid))
+    return Reading(files, {key: located.event for key, located in merged.items()}, tuple(invalid))
 
 
 def _duplicate(key: Key, where: str, first: str) -> Invalid:

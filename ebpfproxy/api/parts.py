@@ -103,7 +103,7 @@ def addresses(texts: Iterable[str | None], where: str, complaints: Complaints) -
 
     0.0.0.0 and :: are rejected: a frontend with one of them would match every local address.
     """
-    found: dict[Address, None] = {}
+    valid: dict[Address, None] = {}
     for text in texts:
         if text is None or not text.strip():
             continue
@@ -115,8 +115,8 @@ def addresses(texts: Iterable[str | None], where: str, complaints: Complaints) -
         if address in _UNSPECIFIED:
             complaints.append(f"{where}: {text} cannot be served")
         else:
-            found[address] = None
-    return tuple(found)
+            valid[address] = None
+    return tuple(valid)
 
 
 def cluster_ips(spec: fields.ServiceSpec, complaints: Complaints) -> tuple[Address, ...]:
@@ -127,17 +127,17 @@ def cluster_ips(spec: fields.ServiceSpec, complaints: Complaints) -> tuple[Addre
     """
     texts = spec.cluster_ips or [spec.cluster_ip]
     families = spec.ip_families or []
-    found: dict[Family, Address] = {}
+    valid: dict[Family, Address] = {}
     for position, text in enumerate(texts):
         for address in addresses([text], "clusterIPs", complaints):
             address_family = family(address)
             if families and (position >= len(families) or families[position] != address_family.value):
                 complaints.append(f"clusterIPs: {text} is not of the family in ipFamilies")
             else:
-                found.setdefault(address_family, address)
-    if not found:
+                valid.setdefault(address_family, address)
+    if not valid:
         raise InvalidObject("; ".join(complaints.reported()) or "it has no cluster IP")
-    return tuple(found.values())
+    return tuple(valid.values())
 
 
 def load_balancer_ips(status: fields.ServiceStatus | None, complaints: Complaints) -> tuple[Address, ...]:
@@ -152,15 +152,15 @@ def load_balancer_ips(status: fields.ServiceStatus | None, complaints: Complaint
 
 def networks(texts: Iterable[str | None], where: str, complaints: Complaints) -> tuple[Network, ...]:
     """Return the valid CIDRs, in order, without duplicates. Blank texts are dropped silently."""
-    found: dict[Network, None] = {}
+    valid: dict[Network, None] = {}
     for text in texts:
         if text is None or not text.strip():
             continue
         try:
-            found[parse_network(text)] = None
+            valid[parse_network(text)] = None
         except ValueError:
             complaints.append(f"{where}: {shorten(repr(text))} is not a CIDR")
-    return tuple(found)
+    return tuple(valid)
 
 
 def source_ranges(texts: Iterable[str | None], complaints: Complaints) -> tuple[Network, ...]:
@@ -169,10 +169,10 @@ def source_ranges(texts: Iterable[str | None], complaints: Complaints) -> tuple[
     Raises InvalidObject if ranges are given but none is valid: an empty list would admit every client.
     """
     given = [text for text in texts if text and text.strip()]
-    found = networks(given, "loadBalancerSourceRanges", complaints)
-    if given and not found:
+    valid = networks(given, "loadBalancerSourceRanges", complaints)
+    if given and not valid:
         raise InvalidObject("loadBalancerSourceRanges has no valid CIDR; serving it would admit every client")
-    return found
+    return valid
 
 
 def affinity_timeout(spec: fields.ServiceSpec, complaints: Complaints) -> int:
@@ -220,18 +220,18 @@ def service_ports(
     decoded: Iterable[fields.ServicePort | None], complaints: Complaints
 ) -> tuple[ServicePort, ...]:
     """Return the valid ports. Name and protocol identify a port: of duplicates, the first is served."""
-    found: dict[tuple[str, Protocol], ServicePort] = {}
+    valid: dict[tuple[str, Protocol], ServicePort] = {}
     for port in decoded:
         key = _port_key(port, complaints) if port else None
         if not port or not key:
             continue
         name, protocol, number = key
-        if (name, protocol) in found:
+        if (name, protocol) in valid:
             complaints.append(f"ports: {name!r} {protocol.name} is defined twice; the first is served")
             continue
         external = node_port(port.node_port, "nodePort", complaints)
-        found[name, protocol] = ServicePort(name, protocol, number, external)
-    return _shared_service_ports(*found.values())
+        valid[name, protocol] = ServicePort(name, protocol, number, external)
+    return _shared_service_ports(*valid.values())
 
 
 def slice_ports(
@@ -265,7 +265,7 @@ def endpoints(
 
     Only the first address of an endpoint is used: discovery/v1 gives the others no meaning.
     """
-    is_ipv4, found = slice_family is Family.IPV4, []
+    is_ipv4, valid = slice_family is Family.IPV4, []
     for endpoint in decoded:
         text = endpoint.addresses[0] if endpoint and endpoint.addresses else None
         if not endpoint or not text:
@@ -288,8 +288,8 @@ def endpoints(
             sys.intern(node) if node else "",
             *_hints(bytes(endpoint.hints)),
         )
-        found.append(tuple.__new__(Endpoint, values))  # twice as fast as Endpoint(...): there may be 100,000
-    return tuple(found)
+        valid.append(tuple.__new__(Endpoint, values))  # twice as fast as Endpoint(...): there may be 100,000
+    return tuple(valid)
 
 
 @functools.lru_cache(maxsize=16384)

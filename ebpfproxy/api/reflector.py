@@ -327,7 +327,7 @@ class Reflector:
 
     def _forget(self, name: NamespacedName) -> None:
         self._known.pop(name, None)
-        self._report(self.resource.gone(name))
+        self._report(self.resource.deleted(name))
 
     def _report(self, event: Event) -> None:
         self.events += 1

@@ -35,7 +35,7 @@ class Resource:
     path: str
     query: Mapping[str, str]
     parse: Callable[[Any], Event]
-    gone: Callable[[NamespacedName], Event]
+    deleted: Callable[[NamespacedName], Event]
     absent: Event | None = None
     hint: str = ""
 
@@ -53,8 +53,8 @@ def endpoint_slices() -> Resource:
 
 
 def own_node(name: str) -> Resource:
-    selector, gone = {"fieldSelector": f"metadata.name={name}"}, NodeChanged(None)
+    selector, deleted = {"fieldSelector": f"metadata.name={name}"}, NodeChanged(None)
     hint = (
         "give the name of this node's Node with --hostname-override; without it no endpoint counts as local"
     )
-    return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: gone, gone, hint)
+    return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: deleted, deleted, hint)

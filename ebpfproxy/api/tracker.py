@@ -249,13 +249,13 @@ class Tracker:
         if previous is None:
             self._node = reported
             return
-        fresh = reported or Node(previous.name)
-        status = fresh if fresh.addresses or fresh.external_addresses else previous
+        current = reported or Node(previous.name)
+        status = current if current.addresses or current.external_addresses else previous
         self._node = dataclasses.replace(
-            fresh,
+            current,
             addresses=status.addresses,
             external_addresses=status.external_addresses,
-            pod_cidrs=fresh.pod_cidrs or previous.pod_cidrs,
+            pod_cidrs=current.pod_cidrs or previous.pod_cidrs,
         )
 
     def _fold_devices(self, devices: tuple[Device, ...]) -> None:
@@ -277,8 +277,8 @@ class Tracker:
             self._by_service[service] = dict(self._by_service.get(service, ()))
         return self._by_service[service]
 
-    def _complain(self, kind: str, name: NamespacedName, gone: bool, complaints: tuple[str, ...]) -> None:
-        if gone:
+    def _complain(self, kind: str, name: NamespacedName, deleted: bool, complaints: tuple[str, ...]) -> None:
+        if deleted:
             self._logged.forget(kind, str(name))
         for complaint in complaints:
             if self._logged.is_new(kind, str(name), complaint):

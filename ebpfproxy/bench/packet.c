@@ -65,7 +65,7 @@ PUT_BACK(egress_client_v6, CLIENT_V6, 8, egress)
 static __always_inline void begin_another(struct __sk_buff *skb)
 {
 	__be32 addresses[2] = {bpf_get_prandom_u32(), bpf_htonl(FRONTEND_ADDRESS)};
-	__be16 ports[2] = {any_port(), bpf_htons(FRONTEND_PORT)};
+	__be16 ports[2] = {random_port(), bpf_htons(FRONTEND_PORT)};
 
 	bpf_skb_store_bytes(skb, ADDRESSES_AT, addresses, sizeof(addresses), 0);
 	bpf_skb_store_bytes(skb, PORTS_AT, ports, sizeof(ports), 0);

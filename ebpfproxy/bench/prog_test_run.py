@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.flows.state import Flow, unit_now
 from ebpfproxy.backends.ebpf.hooks import SCHED_CLS, TAIL_CALLS
-from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, Maps, MapSizes
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.bench import workload
 from ebpfproxy.bench.load import LoadFailed
@@ -37,8 +37,9 @@ from ebpfproxy.bench.packet_cases import (
 from ebpfproxy.bench.samples import Samples
 from ebpfproxy.bench.sides import PATIENCE, Progress, start
 from ebpfproxy.lab import Lab
+from ebpfproxy.linux.bpf import compiler
 from ebpfproxy.linux.bpf.bpf import Program
-from ebpfproxy.linux.bpf.compiler import ProgramSpec, build
+from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin
 from ebpfproxy.linux.bpf.test_run import TestRuns
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import parse_address
@@ -85,15 +86,11 @@ def _prepare(lab: Lab, size: Size) -> tuple[Maps, dict[str, Program]]:
     agent.kill()
     layout = Pins(lab.bpffs).hooked_in()
     pins = layout / "bench"
-    build(
-        abi.source_directory() / "tc.c",
-        MapSizes().defines() | features.defines() | {"MARK_IN_CB": "1"},
-        tuple(ProgramSpec(name, SCHED_CLS, 0) for name in (*PROGRAMS, *TAIL_CALLS)),
-        layout / "maps",
-        pins,
-        beside=(_FURTHER_PROGRAMS,),
-        tail_calls=TAIL_CALLS,
-    )
+    sources = abi.source_directory() / "tc.c", _FURTHER_PROGRAMS
+    defines = COMPILED_SIZES.defines() | features.defines() | {"MARK_IN_CB": "1"}
+    file, _ = compiler.compiled(sources, defines)
+    specs = tuple(ProgramSpec(name, SCHED_CLS, 0) for name in (*PROGRAMS, *TAIL_CALLS))
+    load_and_pin(file, specs, MapSizes().numbers(), layout / "maps", pins, TAIL_CALLS)
     return Maps(layout / "maps"), {name: Program.pinned(pins / name) for name in PROGRAMS}
 
 

@@ -112,10 +112,14 @@ class _Demo:
 
     def changes(self) -> None:
         _heading("Add a pod, remove a pod", "while the client sends requests without a pause")
-        took = self._change(self.webs, lambda answers: _first(answers, "web-3"))
-        console.print(f"  [bold]web-3[/] added:   its first answer came [bold green]{took:.1f} ms[/] later")
-        took = self._change(self.webs[1:], lambda answers: _last(answers, "web-1"))
-        console.print(f"  [bold]web-1[/] removed: its last answer came [bold green]{took:.1f} ms[/] later")
+        duration = self._change(self.webs, lambda answers: _first(answers, "web-3"))
+        console.print(
+            f"  [bold]web-3[/] added:   its first answer came [bold green]{duration:.1f} ms[/] later"
+        )
+        duration = self._change(self.webs[1:], lambda answers: _last(answers, "web-1"))
+        console.print(
+            f"  [bold]web-1[/] removed: its last answer came [bold green]{duration:.1f} ms[/] later"
+        )
         self._show_answers(self.client, _url(SERVICE_IPS[0], PORT))
 
     def node_port(self) -> None:
@@ -134,8 +138,8 @@ class _Demo:
     def rejection(self) -> None:
         _heading("A Service without endpoints", "the connection is rejected at once")
         _prompt(self.client, f"curl {_url(NO_ENDPOINT_IP, PORT)}")
-        outcome, took = self.client.call(lambda: _attempt(NO_ENDPOINT_IP, PORT))
-        console.print(f"  {escape(outcome)} after [bold green]{took:.1f} ms[/]")
+        outcome, duration = self.client.call(lambda: _attempt(NO_ENDPOINT_IP, PORT))
+        console.print(f"  {escape(outcome)} after [bold green]{duration:.1f} ms[/]")
 
     def dump(self) -> None:
         _heading("The content of the BPF maps")
@@ -158,9 +162,10 @@ class _Demo:
         pods = [(web.v4, ECHO_PORT) for web in self.webs]
         targets = self.load.targets("both", pods, [(ECHO_IP, PORT)])
         samples = self.load.measure(self.client, "connect", targets, 2 * SAMPLES)
-        for name, took in zip(("to a pod's address", "through the Service"), samples, strict=True):
+        for name, durations in zip(("to a pod's address", "through the Service"), samples, strict=True):
             p50, p99 = (
-                figure / 1000 for figure in (statistics.median(took), statistics.quantiles(took, n=100)[98])
+                figure / 1000
+                for figure in (statistics.median(durations), statistics.quantiles(durations, n=100)[98])
             )
             console.print(f"  {name:22} median [bold]{p50:6.1f} µs[/]   99% below {p99:6.1f} µs")
 

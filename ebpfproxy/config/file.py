@@ -33,6 +33,7 @@ UNKNOWN_FIELD = "Ignoring unknown field in the configuration file"
 
 _API_VERSION, _KIND = "kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration"
 _TYPE = {"apiVersion": _API_VERSION, "kind": _KIND}
+_FIELD_HINT = "write each field as name: value"
 
 _KNOWN = frozenset(_TYPE) | FIELDS | {field for option in OPTIONS.values() for field in option.fields}
 _SECTIONS = frozenset(field[:at] for field in _KNOWN for at, letter in enumerate(field) if letter == ".")
@@ -137,13 +138,14 @@ def _scalar(node: yaml.Node) -> yaml.ScalarNode:
 def _fields(path: Path, node: yaml.Node, section: str, remarks: list[Remark]) -> dict[str, yaml.Node]:
     """Return the nodes of known fields by full name. Remarks name duplicate and unknown fields."""
     if not isinstance(node, yaml.MappingNode):
-        hint = "" if section else f"begin the file with apiVersion: {_API_VERSION}"
+        hint = _FIELD_HINT if section else f"begin the file with apiVersion: {_API_VERSION}"
         raise ConfigError(f"{path}:{line(node)}: {section or _KIND}: is not a mapping, field: value", hint)
     nodes: dict[str, yaml.Node] = {}
     seen: set[str] = set()
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{path}:{line(key)}: {section or _KIND}: a field name must be a single value")
+            problem = f"{path}:{line(key)}: {section or _KIND}: a field name must be a single value"
+            raise ConfigError(problem, _FIELD_HINT)
         field = f"{section}.{key.value}".removeprefix(".")
         location = {"file": path, "line": line(key), "field": field}
         if field in seen:

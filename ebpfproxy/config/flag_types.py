@@ -132,8 +132,8 @@ def split_listen_address(text: str, port: int) -> tuple[str, int]:
     >>> split_listen_address("0.0.0.0", 10256), split_listen_address("[::]:80", 10256)
     (('0.0.0.0', 10256), ('::', 80))
     """
-    found = _WITH_PORT.fullmatch(text)
-    host, digits = (found[1] or found[2], found[3]) if found else (text, None)
+    match = _WITH_PORT.fullmatch(text)
+    host, digits = (match[1] or match[2], match[3]) if match else (text, None)
     try:
         address = parse_address(host)
     except ValueError:

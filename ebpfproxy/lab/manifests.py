@@ -107,6 +107,6 @@ def write(path: Path, *objects: Object) -> None:
         text = json.dumps(only, separators=(",", ":"))
     else:
         text = yaml.safe_dump_all(objects, sort_keys=False)
-    fresh = path.with_name(f".{path.name}.tmp")
-    fresh.write_text(text)
-    fresh.replace(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

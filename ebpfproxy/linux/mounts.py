@@ -1,8 +1,8 @@
-"""Where cgroup v2 and bpffs are mounted, and mounting the latter.
+"""The mounts of cgroup v2 and bpffs: finding both, mounting bpffs.
 
-Programs that are attached anywhere but at the root of cgroup v2 miss the sockets of everything beside
-that cgroup, unnoticed. So the root is proved here, never assumed. Sources: cgroups(7),
-cgroup_namespaces(7), mount(2), statfs(2); Documentation/admin-guide/cgroup-v2.rst, "Mounting".
+A program that is attached below the root of cgroup v2 misses the sockets of all other cgroups, without an
+error. Therefore this module verifies that a cgroup is the root. Sources: cgroups(7), cgroup_namespaces(7),
+mount(2), statfs(2); Documentation/admin-guide/cgroup-v2.rst, "Mounting".
 """
 
 import ctypes
@@ -18,7 +18,7 @@ CGROUP2_SUPER_MAGIC = 0x63677270
 BPF_FS_MAGIC = 0xCAFE4A11
 
 BPFFS = Path("/sys/fs/bpf")
-"""The folder that the kernel makes for bpffs (bpf_init() in kernel/bpf/inode.c)."""
+"""The mount point that the kernel creates for bpffs (bpf_init() in kernel/bpf/inode.c)."""
 
 _FSOPEN = 430  # on every architecture
 _FSOPEN_CLOEXEC = 1
@@ -29,9 +29,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def cgroup2_root(mounts: str = "/proc/mounts") -> Path:
-    """The mount of cgroup v2, in unified or hybrid layout: one that is the true root, else the first.
+    """A mount of cgroup v2, in unified or hybrid layout: one of the true root if it exists, else the first.
 
-    Whether it is the true root is `is_true_cgroup_root`'s to say. Raises NotFound where there is none.
+    Use `is_true_cgroup_root` to distinguish the two. Raises NotFound if cgroup v2 is not mounted.
     """
     found = list(_mounts_of("cgroup2", mounts))
     if not found:
@@ -43,11 +43,11 @@ def cgroup2_root(mounts: str = "/proc/mounts") -> Path:
 
 
 def is_true_cgroup_root(path: Path) -> bool:
-    """Whether `path` is the root of the cgroup v2 hierarchy itself; False where there is no such folder.
+    """Whether `path` is the root of the cgroup v2 hierarchy. False if the folder does not exist.
 
-    The root's inode number is 1: cgroup_setup_root() in kernel/cgroup/cgroup.c checks it, with
-    WARN_ON_ONCE(cgroup_ino(root_cgrp) != 1). A mount made in a cgroup namespace shows the namespace's
-    root, which is a cgroup below with a number of its own; so does a bind mount of a subfolder.
+    The root has inode number 1: cgroup_setup_root() in kernel/cgroup/cgroup.c checks it with
+    WARN_ON_ONCE(cgroup_ino(root_cgrp) != 1). A mount made in a cgroup namespace shows the root of the
+    namespace, a descendant with another inode number. So does a bind mount of a subfolder.
     """
     try:
         return _file_system(path) == CGROUP2_SUPER_MAGIC and path.stat().st_ino == 1
@@ -56,80 +56,80 @@ def is_true_cgroup_root(path: Path) -> bool:
 
 
 def host_cgroup2_root(init: Path = Path("/proc/1")) -> Path:
-    """The true root of cgroup v2 as the agent can reach it: its own mount, else the host's through `init`.
+    """The true root of cgroup v2, through a mount of this process or else through a mount of `init`.
 
-    `init` is the proc folder of a process that has the host's mounts. A cgroup that is not the true
-    root is never returned.
+    `init` is the proc folder of a process in the host's mount namespace.
 
-    Raises NotFound where neither is, Unsupported where looking through `init` is not permitted.
+    Raises NotFound if no mount shows the true root, Unsupported if the mounts of `init` cannot be accessed.
     """
-    seen: list[str] = []
+    other_cgroups: list[str] = []
     for path in _cgroup2_candidates(init):
         if is_true_cgroup_root(path):
             return path
-        seen.append(str(path))
+        other_cgroups.append(str(path))
     raise NotFound(
-        f"the root of cgroup v2 is not to be found; seen: {', '.join(seen) or 'no mount'}",
+        f"cannot find the root of cgroup v2; mounted: {', '.join(other_cgroups) or 'nothing'}",
         "give the container hostPID, or mount the host's /sys/fs/cgroup into it",
     )
 
 
 def cgroup_root_of_all() -> Path:
-    """The cgroup that catches the sockets of all processes of the host, unless the configuration names it.
+    """The cgroup that contains all processes of the host: the default if none is configured.
 
-    Raises Unsupported where it is not in reach, but at most a part of it.
+    Raises Unsupported if it cannot be accessed.
     """
     try:
         return host_cgroup2_root()
     except NotFound as failure:
         raise Unsupported(
-            f"{failure.message}: other pods' sockets would not be caught",
-            "run with hostPID, or mount the host's /sys/fs/cgroup and name it with --cgroup-root",
+            f"{failure.message}: hooks would miss the sockets of other pods",
+            "run with hostPID, or mount the host's /sys/fs/cgroup and set --cgroup-root to its path",
         ) from failure
 
 
 def _cgroup2_candidates(init: Path) -> Iterator[Path]:
-    """Our own mounts, then those of `init`, reached through its root folder."""
+    """The mounts of this process, then those of `init`, as paths below its root folder in proc."""
     yield from _mounts_of("cgroup2", "/proc/mounts")
     try:
-        os.stat(init / "root/.")  # noqa: PTH116  (so that "not permitted" does not look like "not there")
-        theirs = list(_mounts_of("cgroup2", f"{init}/mounts"))
+        # stat() raises PermissionError where Path.exists() would only return False.
+        os.stat(init / "root/.")  # noqa: PTH116
+        init_mounts = list(_mounts_of("cgroup2", f"{init}/mounts"))
     except PermissionError as error:
         raise Unsupported(
-            f"the mounts of {init} cannot be looked into: {error.strerror}",
-            "it takes hostPID and a privileged container, or the host's /sys/fs/cgroup mounted into it",
+            f"cannot access the mounts of {init}: {error.strerror}",
+            "run in a privileged container with hostPID, or mount the host's /sys/fs/cgroup into it",
         ) from error
     except OSError as error:
-        raise NotFound(f"the root of cgroup v2 is not to be found: {init}: {error.strerror}") from error
-    for mount in theirs:
+        raise NotFound(f"cannot find the root of cgroup v2: {init}: {error.strerror}") from error
+    for mount in init_mounts:
         yield init / "root" / mount.relative_to("/")
 
 
 def ensure_bpffs(path: Path) -> bool:
-    """Have `path` be a folder on a bpffs; whether one had to be mounted for it.
+    """Make `path` a folder on a bpffs; return whether a bpffs was mounted for it.
 
-    Where its nearest existing folder is on a bpffs, only folders are made. Else a bpffs is mounted: at
-    `BPFFS` for a path at or below that (sysfs allows no new folders), otherwise at `path` itself.
+    If the nearest existing folder is on a bpffs, only folders are created. Otherwise a bpffs is mounted: at
+    `BPFFS` if `path` is `BPFFS` or below it, because sysfs allows no new folders; else at `path`.
 
-    Raises Unsupported without CAP_SYS_ADMIN or bpffs in the kernel, else Rejected.
+    Raises Unsupported without CAP_SYS_ADMIN or without bpffs in the kernel, else Rejected.
     """
     try:
-        mounted = not is_bpffs(_nearest_existing(path))
+        must_mount = not is_bpffs(_nearest_existing(path))
     except PermissionError as error:
         raise _not_permitted(path) from error
-    target = BPFFS if path.is_relative_to(BPFFS) else path
-    if mounted:
-        _make_folders(target)
-        _mount_bpffs(target)
+    mount_point = BPFFS if path.is_relative_to(BPFFS) else path
+    if must_mount:
+        _make_folders(mount_point)
+        _mount_bpffs(mount_point)
     _make_folders(path)
-    return mounted
+    return must_mount
 
 
 def bpffs_rejection(path: Path) -> int:
-    """The errno for which `ensure_bpffs` would fail; 0 where it would not. Nothing is made or mounted.
+    """The errno with which `ensure_bpffs` would fail, 0 if it would succeed. Creates and mounts nothing.
 
-    fsopen(2) of Linux 5.2 (24dcb3d90a1f) finds the file system and asks for the capability. Where there is no
-    such call, it is looked up whether the kernel has bpffs, and whether we have CAP_SYS_ADMIN.
+    fsopen(2), since Linux 5.2 (24dcb3d90a1f), checks for the file system and for the capability. Without
+    this call, the function reads /proc/filesystems and checks for CAP_SYS_ADMIN.
     """
     try:
         nearest = _nearest_existing(path)
@@ -150,7 +150,7 @@ def bpffs_rejection(path: Path) -> int:
 
 
 def is_bpffs(path: Path) -> bool:
-    """Whether `path` is on a bpffs; False where it does not exist. Raises Rejected where we may not look."""
+    """Whether `path` is on a bpffs; False if it does not exist. Raises Rejected if it may not be accessed."""
     try:
         return _file_system(path) == BPF_FS_MAGIC
     except PermissionError as error:
@@ -160,35 +160,35 @@ def is_bpffs(path: Path) -> bool:
 
 
 def is_mounted_for(process: Path, path: Path) -> bool:
-    """Whether the file system that `path` is on is in that process's mounts, too, wherever it is there.
+    """Whether the file system of `path` is also mounted, anywhere, in the mount namespace of a process.
 
-    `process` is its folder in proc. Raises OSError where either may not be looked at, or is not there.
+    `process` is its folder in proc. Raises OSError if either cannot be accessed.
     """
-    device = os.stat(path).st_dev  # noqa: PTH116  (beside os.major)
+    device = os.stat(path).st_dev  # noqa: PTH116
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with (process / "mountinfo").open() as lines:  # proc_pid_mountinfo(5): the third field
         return any(line.split(" ", 3)[2] == wanted for line in lines)
 
 
 def _not_permitted(path: Path) -> Rejected:
-    return Rejected(f"{path} cannot be looked at: {os.strerror(errno.EACCES)}", "run as root")
+    return Rejected(f"cannot access {path}: {os.strerror(errno.EACCES)}", "run as root")
 
 
 def unmount(path: Path) -> None:
-    """Take the uppermost mount at `path` away.
+    """Unmount the topmost mount at `path`.
 
-    Raises NotFound where nothing is mounted there, Rejected where it is in use.
+    Raises NotFound if nothing is mounted there, Rejected if it is in use.
     """
     if _libc.umount2(os.fsencode(path), 0) == 0:
         return
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOENT):
         raise NotFound(f"nothing is mounted at {path}")
-    raise _rejection(f"unmounting {path}", code)
+    raise _rejection(f"unmount {path}", code)
 
 
 def _mounts_of(kind: str, mounts: str) -> Iterator[Path]:
-    """Mount points of one file system type, in the order in which they were mounted."""
+    """Mount points of one file system type, in mount order. Empty if the file `mounts` does not exist."""
     try:
         text = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
@@ -200,18 +200,18 @@ def _mounts_of(kind: str, mounts: str) -> Iterator[Path]:
 
 
 def _unescaped(text: str) -> str:
-    r"""A path as /proc/mounts writes it, with blanks as octal numbers.
+    r"""The path that /proc/mounts writes with octal escapes for blanks and backslashes.
 
     >>> _unescaped(r"/mnt/a\040folder")
     '/mnt/a folder'
     """
-    for escape, character in _ESCAPES.items():  # the backslash last
+    for escape, character in _ESCAPES.items():  # the backslash is the last one
         text = text.replace(escape, character)
     return text
 
 
 class _Statfs(ctypes.Structure):
-    """struct statfs as far as it is of use: f_type comes first, as a long on the 64-bit machines we serve."""
+    """The start of struct statfs: f_type, a long on 64-bit machines (only these are supported)."""
 
     _fields_ = (("type", ctypes.c_long), ("rest", ctypes.c_byte * 512))
 
@@ -233,22 +233,22 @@ def _make_folders(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except PermissionError as error:
-        raise Rejected(f"folder {path} cannot be made: {error.strerror}", "run as root") from error
+        raise Rejected(f"cannot create the folder {path}: {error.strerror}", "run as root") from error
     except OSError as error:
-        raise Rejected(f"folder {path} cannot be made: {error.strerror}") from error
+        raise Rejected(f"cannot create the folder {path}: {error.strerror}") from error
 
 
 def _mount_bpffs(target: Path) -> None:
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     if _libc.mount(b"bpf", os.fsencode(target), b"bpf", ctypes.c_ulong(flags), b"mode=0700") != 0:
-        raise _rejection(f"mounting bpffs at {target}", ctypes.get_errno())
+        raise _rejection(f"mount bpffs at {target}", ctypes.get_errno())
 
 
-def _rejection(what: str, code: int) -> KernelError:
+def _rejection(action: str, code: int) -> KernelError:
+    """`action` completes "cannot ..."."""
+    message = f"cannot {action}: {os.strerror(code)}"
     if code in (errno.EPERM, errno.EACCES):
-        return Unsupported(
-            f"{what} is not permitted: {os.strerror(code)}", "it takes the capability CAP_SYS_ADMIN"
-        )
+        return Unsupported(message, "run with the capability CAP_SYS_ADMIN")
     if code == errno.ENODEV:
-        return Unsupported(f"{what} failed: this kernel has no bpffs", "use a kernel with CONFIG_BPF_SYSCALL")
-    return Rejected(f"{what} failed: {os.strerror(code)}")
+        return Unsupported(f"{message}: this kernel has no bpffs", "use a kernel with CONFIG_BPF_SYSCALL")
+    return Rejected(message)

@@ -21,13 +21,13 @@ def read(name: str) -> str:
     try:
         return (ROOT / name).read_text().strip()
     except OSError as error:
-        raise _failure(f"sysctl {name} cannot be read", error) from error
+        raise _failure(f"cannot read sysctl {name}", error) from error
 
 
 def may_be(name: str, value: str) -> bool:
     """Whether the setting has this value or can be set to it.
 
-    False if it does not exist or cannot be read. Also False if it has another value and cannot be written.
+    False if it does not exist, cannot be read, or has another value and cannot be written.
     """
     try:
         return read(name) == value or os.access(ROOT / name, os.W_OK)
@@ -47,16 +47,16 @@ def ensure(name: str, value: str) -> bool:
 
 
 def ensure_at_least(name: str, value: int) -> bool:
-    """Set the value if the present one is a smaller number; return whether it was set.
+    """Set the value if the current one is a smaller number; return whether it was set.
 
     Raises NotFound if the setting does not exist. Raises Rejected if it is not a number or cannot be read or
     written.
     """
-    present = read(name)
+    current = read(name)
     try:
-        enough = int(present) >= value
+        enough = int(current) >= value
     except ValueError:
-        raise Rejected(f"sysctl {name} is no number: {present!r}") from None
+        raise Rejected(f"sysctl {name} is not a number: {current!r}") from None
     if not enough:
         _write(name, str(value))
     return not enough
@@ -66,16 +66,16 @@ def _write(name: str, value: str) -> None:
     try:
         (ROOT / name).write_text(value)
     except OSError as error:
-        raise _failure(f"sysctl {name} cannot be set to {value}", error) from error
+        raise _failure(f"cannot set sysctl {name} to {value}", error) from error
 
 
-def _failure(what: str, error: OSError) -> KernelError:
+def _failure(message: str, error: OSError) -> KernelError:
     if error.errno == errno.ENOENT:
-        return NotFound(f"{what}: this kernel has none, or the device is gone")
+        return NotFound(f"{message}: {error.strerror}; this kernel lacks it, or the device is gone")
     hint = ""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         hint = (
-            "run as root, privileged where in a container, else /proc/sys is read-only there; "
-            "some are of the initial network namespace alone"
+            "run as root, and in a container privileged, since /proc/sys is read-only otherwise; "
+            "some settings exist only in the initial network namespace"
         )
-    return Rejected(f"{what}: {error.strerror}", hint)
+    return Rejected(f"{message}: {error.strerror}", hint)

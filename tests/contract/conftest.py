@@ -1,4 +1,4 @@
-"""What the contract of a backend is checked against: the fake, and each real one."""
+"""The backends that the contract tests run with: the fake one and each real one."""
 
 import contextlib
 import itertools
@@ -35,21 +35,21 @@ from tests.support.fake_backend import FakeBackend, FakeKernel
 _LINK_GET_FD_BY_ID = 30  # BPF_LINK_GET_FD_BY_ID
 
 ROOM = 8
-"""How many frontends the backends of these tests have room for."""
+"""The number of frontends that fit in the backends of these tests."""
 
 
 class Devices(Protocol):
     """The network devices that a backend finds."""
 
     def add(self, name: str) -> int:
-        """Make one; its ifindex, which no other one ever had."""
+        """Create a device; its ifindex, which is never reused."""
 
     def remove(self, name: str) -> None: ...
 
     def rename(self, old: str, new: str) -> None: ...
 
     def strip(self, name: str) -> None:
-        """Take away what backends put there, as somebody else might."""
+        """Remove the backend's programs from a device, as another program might."""
 
 
 class FakeDevices:
@@ -78,7 +78,7 @@ class FakeDevices:
 
 
 class RealDevices:
-    """One end of a veth pair each, in the network namespace that the test is in."""
+    """Each device is one end of a veth pair in the test's network namespace."""
 
     def add(self, name: str) -> int:
         _run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}-peer")
@@ -106,7 +106,7 @@ def _run(*command: str) -> None:
 
 
 class Subject:
-    """A backend, the devices that it finds, and how to have another run of the agent take it over."""
+    """A backend and its devices; `reopen` opens it again as a restarted agent would."""
 
     def __init__(self, make: Callable[[Clock], Backend[Any, Any]], devices: Devices) -> None:
         self._make = make
@@ -129,7 +129,7 @@ def _ebpf_place() -> Iterator[BpfPlace]:
 
 @pytest.fixture
 def _namespace() -> Iterator[None]:
-    """A network namespace for one test, without devices but loopback; the test is in it."""
+    """The test is in a new network namespace with only a loopback device."""
     name = f"ebpfproxy-contract-{os.getpid()}"
     netns.create(name)
     try:
@@ -143,7 +143,7 @@ DATAPLANES = ("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables", "ip
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "backends(*names): which backends a test is about; default: all")
+    config.addinivalue_line("markers", "backends(*names): the backends that a test runs with; default: all")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -156,7 +156,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    """Open, with the entries of an empty node. eBPF's keeps its compiled programs from test to test."""
+    """An open backend with the entries of an empty node. The eBPF backend keeps its compiled programs between
+    tests."""
     make: Callable[[Clock], Backend[Any, Any]]
     devices: Devices
     if request.param == "fake":
@@ -173,9 +174,9 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         devices = RealDevices()
         try:
             ipvs.available()
-        except Unsupported as lack:
-            pytest.skip(lack.message)
-        _run("ip", "link", "set", "lo", "up")  # without any route, no address is one of an endpoint's
+        except Unsupported as unsupported:
+            pytest.skip(unsupported.message)
+        _run("ip", "link", "set", "lo", "up")  # without any route, IPVS rejects all endpoints
         make = lambda clock: IpvsBackend(IpvsSettings())  # noqa: E731
     elif request.param == "nftables":
         request.getfixturevalue("_namespace")
@@ -188,11 +189,11 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         sizes = MapSizes(ROOM, 64, 64, 16, 16, flows=16, source_ranges=16)
         settings = EbpfSettings(place.cgroup, place.bpffs, sizes=sizes)
         make = lambda clock: EbpfBackend(settings, clock=clock)  # noqa: E731
-    made = Subject(make, devices)
+    created = Subject(make, devices)
     try:
-        node = made.plane.render((), NodePlan())
-        assert not made.plane.apply(diff(made.plane.read(), node))
-        assert made.plane.read() == node
-        yield made
+        node = created.plane.render((), NodePlan())
+        assert not created.plane.apply(diff(created.plane.read(), node))
+        assert created.plane.read() == node
+        yield created
     finally:
-        made.plane.close()
+        created.plane.close()

@@ -38,7 +38,7 @@ from tests.support.apiserver import (
 )
 
 SOON = 20.0
-"""Seconds after which something that should happen at once is taken not to happen."""
+"""Seconds within which something must happen that should happen at once."""
 
 QUICK = Timing(
     retry_first=0.01, retry_last=0.05, healthy_after=0.2, early=0.01, refresh=0.0, connect=2, answer=5
@@ -46,7 +46,7 @@ QUICK = Timing(
 
 
 class Listener:
-    """What the events amount to: names of what exists, by kind. Its methods wait for what is to come."""
+    """Records events: the names of existing objects by kind. Its methods wait for states."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -90,7 +90,7 @@ def eventually(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + SOON
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.005)  # the server's own state has no event to wait for
+        time.sleep(0.005)  # the server's state has no event to wait for
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def watching(server: ApiServer) -> bool:
     return all(server.watches(kind) == 1 for kind in (SERVICE, ENDPOINT_SLICE, NODE))
 
 
-def test_what_exists_is_told_and_then_what_changes(server: ApiServer, kubeconfig: str) -> None:
+def test_existing_objects_and_then_changes_are_reported(server: ApiServer, kubeconfig: str) -> None:
     server.load(
         [make_service("a"), make_slice("a-1", "a", [make_endpoint("10.128.0.1")]), make_node("node-1")]
     )
@@ -143,17 +143,16 @@ def test_what_exists_is_told_and_then_what_changes(server: ApiServer, kubeconfig
         listener.until_exists(kind=NODE)
 
 
-def test_a_node_that_does_not_exist_is_told_and_another_one_is_not(
-    server: ApiServer, kubeconfig: str
-) -> None:
+def test_only_the_own_node_is_reported_even_if_it_does_not_exist(server: ApiServer, kubeconfig: str) -> None:
     server.put(make_node("node-2"))
     with following(kubeconfig) as listener:
         listener.until_synced(NODE)
         assert [event for event in listener.events if isinstance(event, NodeChanged)] == [NodeChanged(None)]
 
 
-def test_synced_comes_after_the_last_of_many_pages(server: ApiServer, kubeconfig: str) -> None:
-    """As in cilium/cilium#26912: after a restart, what a partial list lacks is not gone."""
+def test_synced_is_reported_after_the_last_page(server: ApiServer, kubeconfig: str) -> None:
+    """Regression as in cilium/cilium#26912: after a restart, objects missing from a partial list still
+    exist."""
     server.load(make_slice(f"s-{i:04}", "a", [make_endpoint("10.128.0.1")]) for i in range(1234))
     held, release = threading.Event(), threading.Event()
 
@@ -172,9 +171,7 @@ def test_synced_comes_after_the_last_of_many_pages(server: ApiServer, kubeconfig
         assert len(listener.exists[ENDPOINT_SLICE]) == 1234
 
 
-def test_a_continue_token_that_expires_between_pages_loses_nothing(
-    server: ApiServer, kubeconfig: str
-) -> None:
+def test_an_expired_continue_token_loses_no_object(server: ApiServer, kubeconfig: str) -> None:
     server.load(make_service(f"s-{i:04}") for i in range(700))
 
     def expire_once(request: Request) -> None:
@@ -188,9 +185,7 @@ def test_a_continue_token_that_expires_between_pages_loses_nothing(
         assert len(listener.exists[SERVICE]) == 700
 
 
-def test_an_object_that_starts_or_stops_to_match_the_selector_comes_and_goes(
-    server: ApiServer, kubeconfig: str
-) -> None:
+def test_objects_are_added_and_deleted_as_they_match_the_selector(server: ApiServer, kubeconfig: str) -> None:
     other = {"service.kubernetes.io/service-proxy-name": ""}
     server.load([make_service("a"), make_service("b", labels=other), make_slice("s", "a")])
     with following(kubeconfig) as listener:
@@ -204,12 +199,12 @@ def test_an_object_that_starts_or_stops_to_match_the_selector_comes_and_goes(
         listener.until_exists(kind=ENDPOINT_SLICE)
 
 
-def test_bookmarks_move_the_place_where_the_next_watch_starts(server: ApiServer, kubeconfig: str) -> None:
+def test_the_next_watch_starts_at_the_last_bookmark(server: ApiServer, kubeconfig: str) -> None:
     server.put(make_service("a"))
     with following(kubeconfig) as listener:
         eventually(lambda: watching(server))
         for _ in range(10):
-            version = server.put(make_node("node-2"))  # of no concern to the Services' watch
+            version = server.put(make_node("node-2"))  # irrelevant to the Services' watch
         server.bookmark()
         server.compact()
         server.end_watches()
@@ -229,7 +224,7 @@ def watch_of(server: ApiServer, kind: str, version: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("as_status", [False, True])
-def test_what_was_deleted_while_the_server_was_away_goes_with_the_relist(
+def test_objects_deleted_while_the_server_was_unreachable_are_deleted_by_the_relist(
     server: ApiServer, kubeconfig: str, as_status: bool
 ) -> None:
     server.gone_as_status = as_status
@@ -249,7 +244,7 @@ def test_what_was_deleted_while_the_server_was_away_goes_with_the_relist(
         assert sorted(names) == ["a", "c", "d"], "b has not changed"
 
 
-def test_a_short_absence_of_the_server_is_bridged_without_a_list(server: ApiServer, kubeconfig: str) -> None:
+def test_after_a_short_outage_the_watch_continues_without_a_list(server: ApiServer, kubeconfig: str) -> None:
     server.load([make_service("a"), make_service("b")])
     with following(kubeconfig) as listener:
         eventually(lambda: watching(server))
@@ -261,7 +256,7 @@ def test_a_short_absence_of_the_server_is_bridged_without_a_list(server: ApiServ
         assert listener.events.count(Synced(SERVICE)) == 1
 
 
-def test_nothing_is_told_while_the_server_is_away(
+def test_no_events_are_reported_while_the_server_is_unreachable(
     server: ApiServer, kubeconfig: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.load([make_service("a"), make_node("node-1")])
@@ -273,13 +268,13 @@ def test_nothing_is_told_while_the_server_is_away(
         counted = Counter(refused, 20)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reflector.Outage, "failed", counted.wrap(reflector.Outage.failed))
-            assert refused.wait(SOON), "attempts go on"
+            assert refused.wait(SOON), "attempts continue"
         assert listener.events == []
         assert listener.exists[SERVICE] == {"a"}
         server.start()
         eventually(lambda: watching(server))
     warnings = [record for record in caplog.records if "fails" in record.getMessage()]
-    assert len(warnings) <= 6, "not one for each attempt"
+    assert len(warnings) <= 6, "warnings are not logged for each attempt"
 
 
 class Counter:
@@ -298,10 +293,11 @@ class Counter:
         return counting
 
 
-def test_deletions_that_the_server_never_told_go_with_the_next_relist(
+def test_deletions_missing_from_the_watch_are_found_by_the_next_relist(
     server: ApiServer, kubeconfig: str
 ) -> None:
-    """As in cilium/cilium#48050: all watches green, and half of the endpoints long gone."""
+    """Regression as in cilium/cilium#48050: all watches were healthy, and half of the endpoints did not
+    exist."""
     server.load([make_slice("gone", "a"), make_slice("stays", "a")])
     often = Timing(retry_first=0.01, retry_last=0.05, early=0.01, relist_period=0.5)
     with following(kubeconfig, timing=often) as listener:
@@ -319,7 +315,7 @@ def test_dropped_connections_lose_no_event(server: ApiServer, kubeconfig: str) -
         listener.until(lambda: len(listener.exists[SERVICE]) == 40)
 
 
-def test_parts_of_a_stream_may_split_characters(server: ApiServer, kubeconfig: str) -> None:
+def test_chunks_of_a_stream_may_split_characters(server: ApiServer, kubeconfig: str) -> None:
     server.chunk = 1
     with following(kubeconfig) as listener:
         eventually(lambda: watching(server))
@@ -327,7 +323,7 @@ def test_parts_of_a_stream_may_split_characters(server: ApiServer, kubeconfig: s
         listener.until_exists("a")
 
 
-def test_a_line_that_is_no_event_loses_nothing(server: ApiServer, kubeconfig: str) -> None:
+def test_an_invalid_line_in_a_watch_loses_no_event(server: ApiServer, kubeconfig: str) -> None:
     with following(kubeconfig) as listener:
         eventually(lambda: watching(server))
         server.put(make_service("a"))
@@ -337,7 +333,7 @@ def test_a_line_that_is_no_event_loses_nothing(server: ApiServer, kubeconfig: st
         listener.until_synced(times=2)
 
 
-def test_an_object_that_cannot_be_served_does_not_end_the_watch(server: ApiServer, kubeconfig: str) -> None:
+def test_an_invalid_object_does_not_end_the_watch(server: ApiServer, kubeconfig: str) -> None:
     server.put(make_service("broken", ports="80"))
     with following(kubeconfig) as listener:
         listener.until_synced()
@@ -350,7 +346,7 @@ def test_an_object_that_cannot_be_served_does_not_end_the_watch(server: ApiServe
         )
 
 
-def test_watches_that_end_at_once_do_not_stop_the_changes(server: ApiServer, kubeconfig: str) -> None:
+def test_changes_are_reported_although_watches_end_at_once(server: ApiServer, kubeconfig: str) -> None:
     server.put(make_service("a"))
     server.close_watches = True
     with following(kubeconfig) as listener:
@@ -361,9 +357,7 @@ def test_watches_that_end_at_once_do_not_stop_the_changes(server: ApiServer, kub
         listener.until_exists("a", "b")
 
 
-def test_an_overloaded_server_is_asked_again_after_the_time_it_gave(
-    server: ApiServer, kubeconfig: str
-) -> None:
+def test_requests_are_repeated_after_the_servers_retry_after(server: ApiServer, kubeconfig: str) -> None:
     server.put(make_service("a"))
     server.fail(1, 429, {"Retry-After": "1"}, lambda request: request.path == "/api/v1/services")
     started = time.monotonic()
@@ -373,9 +367,7 @@ def test_an_overloaded_server_is_asked_again_after_the_time_it_gave(
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
-def test_a_server_that_refuses_for_a_while_is_followed_again(
-    server: ApiServer, kubeconfig: str, status: int
-) -> None:
+def test_after_temporary_errors_the_watch_continues(server: ApiServer, kubeconfig: str, status: int) -> None:
     server.put(make_service("a"))
     server.fail(12, status)
     with following(kubeconfig) as listener:
@@ -385,7 +377,7 @@ def test_a_server_that_refuses_for_a_while_is_followed_again(
 # ---- metrics
 
 
-def test_lists_and_failures_are_seen_in_the_metrics(server: ApiServer, kubeconfig: str) -> None:
+def test_lists_and_failures_are_counted_in_metrics(server: ApiServer, kubeconfig: str) -> None:
     metrics = Metrics()
 
     def count(name: str, kind: str) -> float | None:
@@ -407,14 +399,14 @@ def test_lists_and_failures_are_seen_in_the_metrics(server: ApiServer, kubeconfi
         listener.until_synced(ENDPOINT_SLICE, 2)
         listener.until_synced(NODE, 2)
         assert [count("relists", kind) for kind in kinds] == [2, 2, 2]
-        assert (count("watch_errors", SERVICE) or 0) > failures, "a watch that is too old is one"
+        assert (count("watch_errors", SERVICE) or 0) > failures, "a watch that is too old counts as an error"
 
 
 # ---- credentials
 
 
-def test_a_token_file_that_changes_is_read_again(server: ApiServer, tmp_path: pathlib.Path) -> None:
-    """kubeadm's kubeconfig for kube-proxy names a tokenFile, which the client alone would read once."""
+def test_a_changed_token_file_is_read_again(server: ApiServer, tmp_path: pathlib.Path) -> None:
+    """kubeadm's kubeconfig for kube-proxy has a tokenFile, which the client library reads only once."""
     token = tmp_path / "token"
     token.write_text("first\n")
     server.token = "first"
@@ -429,7 +421,7 @@ def test_a_token_file_that_changes_is_read_again(server: ApiServer, tmp_path: pa
         listener.until_exists("a")
 
 
-def test_a_token_that_expires_before_its_file_is_renewed_is_no_end(
+def test_a_token_that_expires_before_its_file_is_renewed_is_retried(
     server: ApiServer, tmp_path: pathlib.Path
 ) -> None:
     token = tmp_path / "token"
@@ -449,7 +441,7 @@ def test_a_token_that_expires_before_its_file_is_renewed_is_no_end(
 
 @pytest.fixture
 def pod(server: ApiServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The files and variables of a pod; its KUBERNETES_SERVICE_HOST leads nowhere, as without a proxy."""
+    """A pod's files and variables. KUBERNETES_SERVICE_HOST is unreachable, as without a proxy."""
     from kubernetes.config import incluster_config
 
     (tmp_path / "token").write_text("secret")
@@ -461,10 +453,11 @@ def pod(server: ApiServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
     return tmp_path
 
 
-def test_in_a_pod_the_service_account_serves_at_the_masters_address(
+def test_in_a_pod_the_service_account_is_used_at_the_address_of_master(
     server: ApiServer, pod: pathlib.Path
 ) -> None:
-    """The client's own hook resets the host to the ClusterIP at every request; that is ours to serve."""
+    """The client library's hook resets the host to the ClusterIP at every request, but this proxy serves
+    it."""
     server.put(make_service("a"))
     with following("", server.url) as listener:
         eventually(lambda: watching(server))
@@ -473,9 +466,7 @@ def test_in_a_pod_the_service_account_serves_at_the_masters_address(
         listener.until_exists("a", "b")
 
 
-def test_in_a_pod_a_renewed_token_and_authority_come_into_force(
-    pod: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_in_a_pod_a_renewed_token_and_ca_are_used(pod: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with ApiServer() as first:
         first.authority.cert_pem.write_to_path(str(pod / "ca.crt"))
         with following("", first.url) as listener:
@@ -488,9 +479,7 @@ def test_in_a_pod_a_renewed_token_and_authority_come_into_force(
                 listener.until_exists("a")
 
 
-def test_a_certificate_of_another_authority_gives_a_clear_error(
-    server: ApiServer, tmp_path: pathlib.Path
-) -> None:
+def test_a_certificate_of_another_ca_gives_a_clear_error(server: ApiServer, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "kubeconfig"
     server.write_kubeconfig(path, ca=trustme.CA().cert_pem.bytes())
     session = load_configuration(str(path), "").session()
@@ -517,17 +506,17 @@ def test_a_redirect_is_not_followed_with_the_token(server: ApiServer, kubeconfig
         assert thief.requests == []
 
 
-# ---- life
+# ---- timeouts and stop
 
 
-def test_a_watch_that_falls_silent_is_given_up(server: ApiServer, kubeconfig: str) -> None:
+def test_a_silent_watch_times_out(server: ApiServer, kubeconfig: str) -> None:
     session = load_configuration(kubeconfig, "").session()
     query = {"watch": "1", "resourceVersion": str(server.put(make_service("a")))}
     with contextlib.closing(session), pytest.raises(SourceError, match="timed out"):
         list(session.open("/api/v1/services", query, silence=0.2))
 
 
-def test_a_server_that_accepts_and_never_answers_is_given_up(server: ApiServer, kubeconfig: str) -> None:
+def test_a_request_without_response_times_out(server: ApiServer, kubeconfig: str) -> None:
     held, release = threading.Event(), threading.Event()
 
     def hang_once(request: Request) -> None:
@@ -543,15 +532,15 @@ def test_a_server_that_accepts_and_never_answers_is_given_up(server: ApiServer, 
         release.set()
 
 
-def test_it_stops_at_once_in_the_midst_of_its_watches(server: ApiServer, kubeconfig: str) -> None:
+def test_stop_ends_running_watches_at_once(server: ApiServer, kubeconfig: str) -> None:
     with following(kubeconfig, timing=Timing()):
         eventually(lambda: watching(server))
         started = time.monotonic()
-    assert time.monotonic() - started < SOON  # a watch lasts minutes
+    assert time.monotonic() - started < SOON  # a watch takes minutes
 
 
-def test_a_fault_in_one_reflector_ends_the_source(server: ApiServer, kubeconfig: str) -> None:
-    """A handler's exception must not be swallowed (kubernetes/kubernetes#28674)."""
+def test_an_exception_in_one_reflector_ends_the_source(server: ApiServer, kubeconfig: str) -> None:
+    """A handler's exception must end the source (kubernetes/kubernetes#28674)."""
     server.put(make_service("a"))
 
     def put(event: Event) -> None:

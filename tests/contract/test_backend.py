@@ -1,4 +1,4 @@
-"""What every backend keeps to, whatever its mechanism: the fake and the kernel behave alike."""
+"""The contract of all backends: the fake one and the real ones behave alike."""
 
 import dataclasses
 from typing import Any
@@ -36,13 +36,13 @@ NODE = NodePlan(
 )
 CLUSTER = PolicyResult(Scope.CLUSTER, False)
 BY_FRONTEND = pytest.mark.backends("fake", "ebpf")
-"""Those that hold frontends by what is dialled, in tables with an end to them, and look after devices. Others
-have rules that do not know each other: that a frontend is one ServicePort's is settled before them."""
+"""Backends that hold frontends in tables of limited size with the frontend address as key, and that manage
+devices. The others have independent rules: the plan already assigns each frontend to one ServicePort."""
 
 
 def frontend(ip: str, port: int = 80, protocol: Protocol = Protocol.TCP) -> FrontendPlan:
-    dialled = Frontend(parse_address(ip), port, protocol)
-    return FrontendPlan(dialled, FrontendKind.CLUSTER_IP, CLUSTER, CLUSTER, CLUSTER)
+    address = Frontend(parse_address(ip), port, protocol)
+    return FrontendPlan(address, FrontendKind.CLUSTER_IP, CLUSTER, CLUSTER, CLUSTER)
 
 
 def plan(
@@ -76,12 +76,12 @@ def entries(subject: Subject, *plans: ServicePortPlan, node: NodePlan = NODE) ->
 
 
 def bring(subject: Subject, wanted: Entries) -> Entries:
-    """Bring the backend in step with `wanted`; what it rejected."""
+    """Bring the backend in sync with `wanted`; the rejected entries."""
     delta = diff(subject.plane.read(), wanted)
     return dict(subject.plane.apply(delta)) if delta else {}
 
 
-def test_what_is_put_is_read_back(subject: Subject) -> None:
+def test_put_entries_are_read_back(subject: Subject) -> None:
     wanted = entries(
         subject,
         plan("web", "10.96.0.1", "203.0.113.1", endpoints=3, affinity=600),
@@ -94,30 +94,30 @@ def test_what_is_put_is_read_back(subject: Subject) -> None:
     assert subject.plane.read() == wanted
 
 
-def test_a_put_replaces_what_was_there(subject: Subject) -> None:
+def test_a_put_replaces_the_previous_entry(subject: Subject) -> None:
     bring(subject, entries(subject, plan("web", "10.96.0.1", "10.96.0.2", endpoints=3)))
     after = entries(subject, plan("web", "10.96.0.2", "10.96.0.3", endpoints=1, affinity=7))
     assert not bring(subject, after)
     assert subject.plane.read() == after
 
 
-def test_a_drop_takes_all_of_it_away_and_nothing_else(subject: Subject) -> None:
+def test_a_drop_removes_only_its_entries(subject: Subject) -> None:
     bring(subject, entries(subject, plan("web", "10.96.0.1"), plan("api", "10.96.0.2")))
     after = entries(subject, plan("api", "10.96.0.2"))
     assert not bring(subject, after)
     assert subject.plane.read() == after
 
 
-def test_what_is_not_there_is_dropped_without_complaint(subject: Subject) -> None:
+def test_dropping_a_missing_entry_is_no_error(subject: Subject) -> None:
     wanted = entries(subject, plan("web", "10.96.0.1"))
     bring(subject, wanted)
-    nobody = entries(subject, plan("nobody", "10.96.0.9")).keys() - wanted.keys()
-    assert not subject.plane.apply(Delta({}, frozenset(nobody)))
+    missing = entries(subject, plan("missing", "10.96.0.9")).keys() - wanted.keys()
+    assert not subject.plane.apply(Delta({}, frozenset(missing)))
     assert subject.plane.read() == wanted
 
 
-def test_a_delta_of_nothing_is_taken_at_any_time_and_changes_nothing(subject: Subject) -> None:
-    """It comes with each verification that finds no difference, the first of a run included."""
+def test_an_empty_delta_changes_nothing(subject: Subject) -> None:
+    """Each verification without differences applies an empty delta, also the first one of a run."""
     wanted = entries(subject, plan("web", "10.96.0.1"))
     bring(subject, wanted)
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_a_delta_of_nothing_is_taken_at_any_time_and_changes_nothing(subject: Su
         subject.reopen()
 
 
-def test_networks_come_and_go(subject: Subject) -> None:
+def test_local_networks_are_added_and_removed(subject: Subject) -> None:
     more = NodePlan(NODE.local_networks | {parse_network("198.51.100.1/32")}, NODE.local_networks)
     for node in (NODE, more, NodePlan(), NODE):
         wanted = entries(subject, node=node)
@@ -140,12 +140,12 @@ UPLINK = parse_address("192.0.2.10")
 
 
 def watched(*devices: tuple[int, str], role: DeviceRole = DeviceRole.UPLINK) -> NodePlan:
-    """A node with these devices, by ifindex and name, all to be looked after alike."""
+    """A node with these managed devices, by ifindex and name, all with the same role."""
     plans = (DevicePlan(ifindex, name, role, False, UPLINK, None) for ifindex, name in devices)
     return dataclasses.replace(NODE, devices=tuple(plans))
 
 
-def test_devices_come_and_go(subject: Subject) -> None:
+def test_devices_are_added_and_removed(subject: Subject) -> None:
     one, two = subject.devices.add("one"), subject.devices.add("two")
     for node in (watched((one, "one")), watched((one, "one"), (two, "two")), watched((two, "two")), NODE):
         wanted = entries(subject, node=node)
@@ -153,7 +153,7 @@ def test_devices_come_and_go(subject: Subject) -> None:
         assert subject.plane.read() == wanted
 
 
-def test_a_device_is_looked_after_otherwise_than_before(subject: Subject) -> None:
+def test_a_devices_role_and_addresses_can_change(subject: Subject) -> None:
     one = subject.devices.add("one")
     plans = [watched((one, "one"), role=role) for role in DeviceRole]
     moved = plans[0].devices[0]._replace(v4=parse_address("192.0.2.11"), v6=parse_address("2001:db8::1"))
@@ -165,7 +165,7 @@ def test_a_device_is_looked_after_otherwise_than_before(subject: Subject) -> Non
 
 
 @BY_FRONTEND
-def test_a_device_that_somebody_stripped_is_looked_after_again(subject: Subject) -> None:
+def test_a_stripped_device_gets_its_programs_again(subject: Subject) -> None:
     wanted = entries(subject, node=watched((subject.devices.add("one"), "one")))
     bring(subject, wanted)
     subject.devices.strip("one")
@@ -174,28 +174,30 @@ def test_a_device_that_somebody_stripped_is_looked_after_again(subject: Subject)
     assert subject.plane.read() == wanted
 
 
-def test_a_device_that_is_gone_is_no_error_whether_it_is_put_or_dropped(subject: Subject) -> None:
+def test_putting_or_dropping_a_removed_device_is_no_error(subject: Subject) -> None:
     wanted = entries(subject, node=watched((subject.devices.add("one"), "one")))
     subject.devices.remove("one")
-    assert not bring(subject, wanted)  # it went before it was put
+    assert not bring(subject, wanted)  # removed before it was put
     again = entries(subject, node=watched((subject.devices.add("one"), "one")))
     assert not bring(subject, again)
     assert subject.plane.read() == again
     subject.devices.remove("one")
-    assert not subject.plane.apply(diff(again, entries(subject)))  # before it was dropped
+    assert not subject.plane.apply(diff(again, entries(subject)))  # removed before it was dropped
     assert subject.plane.read() == entries(subject)
 
 
-def test_a_device_that_takes_the_name_of_another_one_is_another_one(subject: Subject) -> None:
+def test_a_new_device_with_the_name_of_a_removed_one_is_managed(subject: Subject) -> None:
     previous = entries(subject, node=watched((subject.devices.add("one"), "one")))
     bring(subject, previous)
     subject.devices.remove("one")
     wanted = entries(subject, node=watched((subject.devices.add("one"), "one")))
-    assert not subject.plane.apply(diff(previous, wanted))  # as a proxier that was told of the new one
+    assert not subject.plane.apply(
+        diff(previous, wanted)
+    )  # like a proxier after a notification of the new device
     assert subject.plane.read() == wanted
 
 
-def test_what_was_gone_unnoticed_is_dropped_by_what_is_read(subject: Subject) -> None:
+def test_a_device_removed_without_notification_is_dropped_after_a_read(subject: Subject) -> None:
     bring(subject, entries(subject, node=watched((subject.devices.add("one"), "one"))))
     subject.devices.remove("one")
     assert not bring(subject, entries(subject))
@@ -203,8 +205,8 @@ def test_what_was_gone_unnoticed_is_dropped_by_what_is_read(subject: Subject) ->
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_renamed_device_stays_looked_after(subject: Subject, at_once: bool) -> None:
-    """Whether the old name is dropped with what puts the new one, or later."""
+def test_a_renamed_device_stays_managed(subject: Subject, at_once: bool) -> None:
+    """The old name is dropped in the delta that puts the new name, or later."""
     one = subject.devices.add("one")
     previous = entries(subject, node=watched((one, "one")))
     bring(subject, previous)
@@ -219,7 +221,7 @@ def test_a_renamed_device_stays_looked_after(subject: Subject, at_once: bool) ->
     assert subject.plane.read() == wanted
 
 
-def test_devices_that_are_looked_after_stay_so_from_run_to_run(subject: Subject) -> None:
+def test_managed_devices_are_kept_over_a_restart(subject: Subject) -> None:
     one, two = subject.devices.add("one"), subject.devices.add("two")
     wanted = entries(subject, node=watched((one, "one"), (two, "two")))
     bring(subject, wanted)
@@ -229,13 +231,13 @@ def test_devices_that_are_looked_after_stay_so_from_run_to_run(subject: Subject)
     assert subject.plane.read() == entries(subject, node=watched((two, "two")))
 
 
-def test_a_delta_that_is_applied_leaves_no_difference(subject: Subject) -> None:
+def test_an_applied_delta_leaves_no_difference(subject: Subject) -> None:
     wanted = entries(subject, plan("web", "10.96.0.1", endpoints=2))
     delta = diff(subject.plane.read(), wanted)
     assert delta
     subject.plane.apply(delta)
     assert not diff(subject.plane.read(), wanted)
-    assert not subject.plane.apply(delta)  # once more
+    assert not subject.plane.apply(delta)  # a second time
     assert subject.plane.read() == wanted
 
 
@@ -244,7 +246,7 @@ def test_reading_changes_nothing(subject: Subject) -> None:
     assert subject.plane.read() == subject.plane.read()
 
 
-def test_what_is_there_outlives_the_run(subject: Subject) -> None:
+def test_entries_are_kept_over_a_restart(subject: Subject) -> None:
     wanted = entries(
         subject,
         plan("web", "10.96.0.1", endpoints=2, affinity=5),
@@ -259,7 +261,7 @@ def test_what_is_there_outlives_the_run(subject: Subject) -> None:
     assert subject.plane.read() == after
 
 
-# Frontends that change hands
+# Frontends that move to another Service
 
 
 def test_a_frontend_moves_to_another_service_in_one_delta(subject: Subject) -> None:
@@ -269,16 +271,16 @@ def test_a_frontend_moves_to_another_service_in_one_delta(subject: Subject) -> N
     assert subject.plane.read() == after
 
 
-def test_a_service_made_anew_under_another_name_takes_its_frontends_over(subject: Subject) -> None:
-    """The drop of the old one comes into force last, and must not take them away again."""
+def test_a_service_with_a_new_name_takes_over_the_frontends(subject: Subject) -> None:
+    """The drop of the old Service is applied last and must not remove them again."""
     bring(subject, entries(subject, plan("old", *many(1, ROOM))))
     after = entries(subject, plan("new", *many(1, ROOM)))
-    assert not bring(subject, after)  # no room is needed for what is only replaced
+    assert not bring(subject, after)  # replacing needs no room
     assert subject.plane.read() == after
 
 
 @BY_FRONTEND
-def test_a_frontend_belongs_to_whom_it_was_given_last(subject: Subject) -> None:
+def test_a_frontend_belongs_to_the_last_service_that_put_it(subject: Subject) -> None:
     a, b = plan("a", "10.96.0.1", "203.0.113.1"), plan("b", "203.0.113.1")
     bring(subject, entries(subject, a))
     taking = entries(subject, b)
@@ -287,8 +289,8 @@ def test_a_frontend_belongs_to_whom_it_was_given_last(subject: Subject) -> None:
 
 
 @BY_FRONTEND
-def test_a_frontend_that_was_taken_can_be_taken_back(subject: Subject) -> None:
-    """By putting what had been put before: it is not in force any more, whatever a writer remembers."""
+def test_a_lost_frontend_can_be_put_back(subject: Subject) -> None:
+    """The same entry is put again: it is no longer in force, even if a writer has recorded it."""
     before = entries(subject, plan("a", "10.96.0.1", "203.0.113.1"))
     bring(subject, before)
     taking = entries(subject, plan("b", "203.0.113.1"))
@@ -299,7 +301,7 @@ def test_a_frontend_that_was_taken_can_be_taken_back(subject: Subject) -> None:
 
 
 @BY_FRONTEND
-def test_whoever_lost_a_frontend_does_not_take_it_along_when_dropped(subject: Subject) -> None:
+def test_dropping_a_service_keeps_frontends_that_it_lost(subject: Subject) -> None:
     both = entries(subject, plan("a", "10.96.0.1", "203.0.113.1"))
     bring(subject, both)
     taking = entries(subject, plan("b", "203.0.113.1"))
@@ -312,7 +314,7 @@ def test_whoever_lost_a_frontend_does_not_take_it_along_when_dropped(subject: Su
 
 
 @BY_FRONTEND
-def test_what_does_not_fit_is_refused_and_the_rest_is_in_force(subject: Subject) -> None:
+def test_entries_that_do_not_fit_are_rejected_and_the_rest_is_in_force(subject: Subject) -> None:
     fits, too_large, small = plan("a", *many(1, 6)), plan("b", *many(20, 3)), plan("c", *many(30, 2))
     wanted = entries(subject, fits, too_large, small)
     rejected = bring(subject, wanted)
@@ -323,7 +325,7 @@ def test_what_does_not_fit_is_refused_and_the_rest_is_in_force(subject: Subject)
 
 
 @BY_FRONTEND
-def test_what_outgrows_its_room_keeps_what_it_had(subject: Subject) -> None:
+def test_a_change_that_does_not_fit_keeps_the_previous_entry(subject: Subject) -> None:
     before = entries(subject, plan("a", "10.96.0.1", endpoints=2), plan("b", *many(20, 7)))
     bring(subject, before)
     after = entries(subject, plan("a", *many(1, 2), endpoints=3), plan("b", *many(20, 7)))
@@ -333,7 +335,7 @@ def test_what_outgrows_its_room_keeps_what_it_had(subject: Subject) -> None:
 
 
 @BY_FRONTEND
-def test_drops_of_the_same_delta_make_no_room_those_of_an_earlier_one_do(subject: Subject) -> None:
+def test_drops_make_room_only_for_later_deltas(subject: Subject) -> None:
     bring(subject, entries(subject, plan("a", *many(1, ROOM))))
     after = entries(subject, plan("b", *many(20, ROOM)))
     assert len(bring(subject, after)) == 1
@@ -343,7 +345,7 @@ def test_drops_of_the_same_delta_make_no_room_those_of_an_earlier_one_do(subject
     assert subject.plane.read() == after
 
 
-def test_a_change_that_needs_no_room_is_taken_where_all_is_full(subject: Subject) -> None:
+def test_a_change_without_new_frontends_is_accepted_in_full_maps(subject: Subject) -> None:
     bring(subject, entries(subject, plan("a", *many(1, ROOM))))
     after = entries(subject, plan("a", *many(1, ROOM), endpoints=3, affinity=9))
     assert not bring(subject, after)
@@ -361,19 +363,19 @@ def test_rendering_is_pure(subject: Subject) -> None:
 
 
 def test_each_entry_depends_on_one_plan(subject: Subject) -> None:
-    """One that several plans have is the same in all."""
+    """An entry that several plans have in common is the same in all."""
     plans = [plan("web", "10.96.0.1"), plan("web", "fd00::1", family=Family.IPV6), plan("api", "10.96.0.2")]
     apart: Entries = dict(subject.plane.render((), NODE))
     for each in plans:
         own = subject.plane.render((each,), None)
         assert own.keys() - apart.keys()
-        assert all(apart[key] == own[key] for key in own.keys() & apart.keys()), "what they have in common"
+        assert all(apart[key] == own[key] for key in own.keys() & apart.keys()), "common entries differ"
         apart |= own
     assert subject.plane.render(plans, NODE) == apart
 
 
 @BY_FRONTEND
-def test_plans_that_differ_give_entries_that_differ(subject: Subject) -> None:
+def test_different_plans_render_different_entries(subject: Subject) -> None:
     one = plan("web", "10.96.0.1", endpoints=2)
     others = [
         plan("web", "10.96.0.2", endpoints=2),
@@ -388,8 +390,8 @@ def test_plans_that_differ_give_entries_that_differ(subject: Subject) -> None:
         ),
     ]
     for other in others:
-        (mine,), (theirs,) = (subject.plane.render((each,), None).values() for each in (one, other))
-        assert mine != theirs
+        (entry,), (other_entry,) = (subject.plane.render((each,), None).values() for each in (one, other))
+        assert entry != other_entry
 
 
 # Histories
@@ -413,24 +415,24 @@ def states(draw: st.DrawFn) -> list[ServicePortPlan]:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_any_history_ends_where_the_last_state_is(
+def test_any_history_ends_in_the_last_state(
     subject: Subject, history: list[tuple[list[ServicePortPlan], bool]]
 ) -> None:
-    """Driven as a proxier does: with what it believes to be there, checked now and then."""
-    believed = dict(subject.plane.read())
+    """Like a proxier: deltas are computed from the recorded state, which is sometimes verified."""
+    recorded = dict(subject.plane.read())
     for plans, verify in history:
         wanted = entries(subject, *plans)
-        delta = diff(believed, wanted)
+        delta = diff(recorded, wanted)
         assert not subject.plane.apply(delta)
-        believed = applied(believed, delta)
+        recorded = applied(recorded, delta)
         if verify:
-            assert subject.plane.read() == believed
+            assert subject.plane.read() == recorded
         subject.clock.now += GRACE
-    assert subject.plane.read() == believed
+    assert subject.plane.read() == recorded
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_closing_loses_nothing_and_may_be_done_after_nothing(subject: Subject, twice: bool) -> None:
+def test_closing_without_changes_loses_nothing(subject: Subject, twice: bool) -> None:
     before = subject.plane.read()
     subject.reopen()
     if twice:

@@ -1,7 +1,7 @@
-"""Building deploy/Dockerfile as it is, on a base that debootstrap makes: no container registry is asked.
+"""Builds the unchanged deploy/Dockerfile on a base from debootstrap, without a container registry.
 
-The base is what debian:NAME-slim is, as far as it matters: the packages of debootstrap's smallest variant,
-and a dpkg that leaves documentation out.
+The base resembles debian:NAME-slim: the packages of debootstrap's smallest variant, and dpkg omits
+documentation.
 """
 
 import contextlib
@@ -21,12 +21,13 @@ DOCKERFILE = DEPLOY / "Dockerfile"
 
 _BASE = "localhost/base"
 _RESULT = "localhost/ebpfproxy"
-_LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info")
-_PATIENCE = 1800  # seconds for a mirror that is slow
+_OMITTED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info")
+_PATIENCE = 1800  # seconds, for a slow mirror
 
 
 class Built(NamedTuple):
-    """`size` in bytes, of all layers, as they are on a node's disk. `seconds`: for the Dockerfile alone."""
+    """`size`: bytes of all layers on a node's disk. `seconds`: the time for the Dockerfile without its
+    base."""
 
     image: Image
     size: int
@@ -34,14 +35,14 @@ class Built(NamedTuple):
 
 
 def base_name() -> str:
-    """What the Dockerfile builds on, if none is given: debian:NAME-slim."""
+    """The Dockerfile's default base: debian:NAME-slim."""
     (name,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
     return str(name)
 
 
 @contextlib.contextmanager
 def built(folder: Path) -> Iterator[Built]:
-    """The image, with its files to be read, until the end of the block. Raises CalledProcessError."""
+    """Within the block, the image with its readable files. Raises CalledProcessError."""
     build = _Build(folder)
     try:
         build.make_base()
@@ -61,18 +62,17 @@ class _Build:
         root = self._folder / "base"
         suite = base_name().removeprefix("debian:").removesuffix("-slim")
         _run("debootstrap", "--variant=minbase", suite, str(root))
-        excluded = "".join(f"path-exclude /{path}/*\n" for path in _LEFT_OUT)
+        excluded = "".join(f"path-exclude /{path}/*\n" for path in _OMITTED)
         (root / "etc/dpkg/dpkg.cfg.d/slim").write_text(excluded)
         _run("sh", "-c", f"rm -rf {root}/var/cache/apt/archives/*.deb {root}/var/lib/apt/lists/*")
-        _run("rm", "-rf", *(str(root / path) for path in _LEFT_OUT))
+        _run("rm", "-rf", *(str(root / path) for path in _OMITTED))
         container = self._buildah("from", "scratch")
         self._buildah("add", "--quiet", container, str(root), "/")
         self._buildah("commit", "--quiet", "--rm", container, _BASE)
         _run("rm", "-rf", str(root))
 
     def make_image(self) -> None:
-        """pip in the build goes to the index that the build's machine trusts, be it by an authority of its
-        own."""
+        """pip in the build trusts the CAs of this machine, which may include a private one for the index."""
         configuration = self._folder / "pip.conf"
         configuration.write_text("[global]\ncert = /etc/pip-ca.pem\n")
         trusted = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
@@ -109,12 +109,12 @@ class _Build:
 
 
 def _size(root: Path) -> int:
-    """Of the files below, in bytes."""
+    """The size of all files below `root` in bytes."""
     return int(_run("du", "--summarize", "--bytes", "--one-file-system", str(root)).split()[0])
 
 
 def _run(*command: str) -> str:
-    """What the command printed, without its last newline; what it says of a failure is a note."""
+    """The command's output without its last newline. The output of a failed command is added as a note."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE)
     except subprocess.CalledProcessError as failure:

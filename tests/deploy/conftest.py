@@ -1,4 +1,4 @@
-"""The pod of the DaemonSet on a lab's node, of this machine's own files, and with --image of the image's."""
+"""The DaemonSet's pod on a lab's node, made of this machine's files and, with --image, also of the image."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def need(program: str) -> None:
-    """Leave the test out where there is no such program; in CI it fails."""
+    """Skip the test if the program is missing; fail in CI."""
     if shutil.which(program) is None:
         outcome = pytest.fail if os.environ.get("CI") else pytest.skip
         outcome(f"no program {program}: apt-get install {program}")
@@ -33,7 +33,7 @@ def need(program: str) -> None:
 
 @pytest.fixture(scope="session")
 def built_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    """deploy/Dockerfile, built: it takes minutes, and some hundred megabytes of packages."""
+    """The built deploy/Dockerfile. This takes minutes and downloads some hundred megabytes of packages."""
     need("buildah")
     need("debootstrap")
     with built(tmp_path_factory.mktemp("image")) as result:
@@ -42,7 +42,7 @@ def built_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
 
 @pytest.fixture(scope="session")
 def image(request: pytest.FixtureRequest) -> Image:
-    """What pods are made of: this machine's files and this checkout, or the image."""
+    """The root file system of pods: this machine's files with this checkout, or the image."""
     need("crun")
     if request.param == IMAGE:
         made: Built = request.getfixturevalue("built_image")
@@ -54,14 +54,14 @@ def image(request: pytest.FixtureRequest) -> Image:
 
 @pytest.fixture(scope="module")
 def _node(image: Image) -> Iterator[Cluster]:
-    """For each kind of pod another one, so that each has to compile the programs, once."""
+    """A separate node for each kind of image, so that each compiles the programs once."""
     with Lab("test-deploy", 71) as lab:
         yield Cluster(lab)
 
 
 @pytest.fixture
 def installed(_node: Cluster, image: Image) -> Iterator[Installed]:
-    """A node without an agent; what an earlier one left in its kernel is still there."""
+    """A node without an agent. Kernel state of previous agents still exists."""
     made = Installed(_node, image, render(DEPLOY / "base"))
     try:
         yield made

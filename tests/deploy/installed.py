@@ -1,4 +1,4 @@
-"""The agent on a lab's node as the DaemonSet has it there: its pod, its service account, its ConfigMap."""
+"""The agent on a lab's node as started by the DaemonSet: its pod, service account and ConfigMap."""
 
 import itertools
 import os
@@ -16,14 +16,14 @@ from tests.support.apiserver import ApiServer
 from tests.support.kustomize import Object, one
 
 _CLUSTER_IP = "10.96.0.1"
-"""Of the Service kubernetes, where nobody answers: the pod has to do without."""
+"""The ClusterIP of the Service kubernetes. It does not answer: the pod must not need it."""
 _NUMBERS = itertools.count(1)
 
 
 class Installed:
-    """Pods of the DaemonSet `objects`, which may be replaced, on the node of `cluster`.
+    """Pods of the DaemonSet in `objects` on the node of `cluster`.
 
-    `paths` are the node's folders and files that pods mount, and may be replaced, too.
+    `paths` are the node's folders and files that pods mount. Tests may replace `objects` and `paths`.
     """
 
     def __init__(self, cluster: Cluster, image: oci.Image, objects: Sequence[Object]) -> None:
@@ -56,13 +56,13 @@ class Installed:
 
     @property
     def pod(self) -> oci.Pod:
-        """The one that was started last."""
+        """The pod that was started last."""
         return self._pods[-1]
 
     def start(self) -> Agent:
-        """Start the pod, and await its first sync.
+        """Start the pod and wait for its first sync.
 
-        It is given the lab's cgroup: what it would find by itself is this machine's root.
+        A flag sets the lab's cgroup: otherwise the agent would find this machine's cgroup root.
         """
         cgroup = self.cluster.lab.cgroup.relative_to(mounts.cgroup2_root())
         pod = self._make((), [f"--cgroup-root=/host/sys/fs/cgroup/{cgroup}"])
@@ -72,29 +72,29 @@ class Installed:
         return self._agent
 
     def kill(self) -> None:
-        """End the pod that was started last, if it runs, as a crash would."""
+        """Kill the pod that was started last if it runs, like a crash."""
         if self._agent and (pid := self.pod.pid()):
             os.kill(pid, signal.SIGKILL)
             self._agent.process.wait(10)
 
     def run(self, *args: str) -> "subprocess.CompletedProcess[str]":
-        """A pod with other arguments of its container, to its end."""
+        """Run a pod with other container arguments until its end."""
         return self.cluster.node.run(self._make(args, ()).command(), check=False, timeout=120)
 
     def execute(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """As `kubectl exec` of ebpfproxy in the pod that was started last."""
+        """Run ebpfproxy in the pod that was started last, like `kubectl exec`."""
         command = self.pod.execution([*self.image.entrypoint, *arguments])
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     def configure(self, text: str) -> None:
-        """Change config.conf in the ConfigMap, and with it under the pod that was started last."""
+        """Change config.conf in the ConfigMap and in the running pod's volume."""
         one(self.objects, "ConfigMap")["data"]["config.conf"] = text
         self.pod.update_config_map("config", {"config.conf": text})
 
     def _make(self, args: Sequence[str], more: Sequence[str]) -> oci.Pod:
         config_map = one(self.objects, "ConfigMap")
         host = oci.Host(
-            place=self.cluster.node,
+            netns=self.cluster.node,
             name=self.cluster.lab.node_name,
             paths=self.paths,
             secrets=self._service_account(),

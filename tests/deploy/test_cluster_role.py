@@ -1,4 +1,4 @@
-"""What the agent asks of the API server is what its ClusterRole allows: all of it, and nothing else."""
+"""The agent's requests to the API server use exactly the permissions of its ClusterRole."""
 
 import pytest
 
@@ -15,7 +15,7 @@ Right = tuple[str, str, str]
 
 
 def allowed(role: Object) -> set[Right]:
-    """Raises KeyError where a rule is about anything but whole resources."""
+    """The rights of a role, without rules for other things than complete resources. May raise KeyError."""
     return {
         (group, resource, verb)
         for rule in role["rules"]
@@ -26,16 +26,16 @@ def allowed(role: Object) -> set[Right]:
     }
 
 
-def asked(request: Request) -> Right:
-    """/api/v1/RESOURCE or /apis/GROUP/VERSION/RESOURCE, whatever comes behind."""
+def needed_right(request: Request) -> Right:
+    """The right that a request to /api/v1/RESOURCE... or /apis/GROUP/VERSION/RESOURCE... needs."""
     _, root, *parts = request.path.split("/")
     group, resource = ("", parts[1]) if root == "api" else (parts[0], parts[2])
     return group, resource, request.verb
 
 
-def test_the_role_allows_exactly_what_the_agent_asks_for(installed: Installed) -> None:
+def test_the_role_allows_exactly_the_agents_requests(installed: Installed) -> None:
     rights = allowed(one(installed.objects, "ClusterRole"))
-    installed.server.fail(1_000_000, 403, match=lambda request: asked(request) not in rights)
+    installed.server.fail(1_000_000, 403, match=lambda request: needed_right(request) not in rights)
     cluster = installed.cluster
     exposed = cluster.service()
     exposed.backends = (cluster.a,)
@@ -43,6 +43,7 @@ def test_the_role_allows_exactly_what_the_agent_asks_for(installed: Installed) -
     agent = installed.start()
     assert outcome(cluster.p, TCP, exposed.v4, 80) == "a"
     eventually(
-        lambda: {asked(request) for request in installed.server.requests} == rights, "no more, no less"
+        lambda: {needed_right(request) for request in installed.server.requests} == rights,
+        "the requests need exactly the rights of the role",
     )
     agent.stop()

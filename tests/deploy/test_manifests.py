@@ -1,4 +1,4 @@
-"""What is applied to a cluster: complete, as the API's schemas have it, and as the agent takes it."""
+"""The manifests are complete, valid by the API's schemas, and accepted by the agent."""
 
 import importlib
 import re
@@ -17,10 +17,10 @@ from ebpfproxy.config.load import load
 from ebpfproxy.config.settings import HEALTHZ_PORT, METRICS_PORT, OPTIONS
 from tests.support.kustomize import DEPLOY, KUBECTL, REPOSITORY, Object, folders, one, render
 
-_SCHEMAS: Any = importlib.import_module("kubernetes_validate")  # it has no types
+_SCHEMAS: Any = importlib.import_module("kubernetes_validate")  # it has no type hints
 _EVERY = [*dict.fromkeys(map(_SCHEMAS.utils.major_minor, _SCHEMAS.utils.all_versions()))]
 _VERSIONS: list[str] = _EVERY[::-4]
-"""Of Kubernetes: the last, and each fourth before it, to 1.25."""
+"""Kubernetes versions: the latest, and every fourth one before, down to 1.25."""
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -40,7 +40,7 @@ def container(objects: list[Object]) -> Object:
 
 
 def configuration(text: str, folder: Path) -> Any:
-    """As the agent loads it."""
+    """The configuration as loaded by the agent."""
     path = folder / "config.conf"
     path.write_text(text)
     return load({"config": str(path)})
@@ -48,8 +48,8 @@ def configuration(text: str, folder: Path) -> Any:
 
 @every_folder
 @pytest.mark.parametrize("version", _VERSIONS)
-def test_every_object_is_as_the_schema_of_the_api_has_it(folder: str, version: str) -> None:
-    """Strictly: no field that the API does not know, none missing, each of its type."""
+def test_every_object_is_valid_by_the_api_schema(folder: str, version: str) -> None:
+    """Strict: no unknown field, no missing field, and the right type for each field."""
     for entry in rendered(folder):
         _SCHEMAS.validate(entry, version, strict=True)
 
@@ -63,22 +63,20 @@ def test_every_object_is_as_the_schema_of_the_api_has_it(folder: str, version: s
         (("spec", "template", "spec", "containers", 0, "livenessProbe"), "periodSeconds", "10"),
     ],
 )
-def test_a_field_that_is_wrong_would_be_noticed(
-    where: tuple[str | int, ...], key: str, value: object
-) -> None:
+def test_the_schema_check_finds_wrong_fields(where: tuple[str | int, ...], key: str, value: object) -> None:
     daemon_set: Any = one(rendered("deploy/base"), "DaemonSet")
-    place = daemon_set
+    parent = daemon_set
     for step in where:
-        place = place[step]
-    place.pop(key, None)
+        parent = parent[step]
+    parent.pop(key, None)
     if value is not None:
-        place[key] = value
+        parent[key] = value
     with pytest.raises(_SCHEMAS.ValidationError):
         _SCHEMAS.validate(daemon_set, _VERSIONS[0], strict=True)
 
 
 @every_folder
-def test_what_is_named_in_the_pod_is_there(folder: str) -> None:
+def test_all_objects_that_the_pod_refers_to_exist(folder: str) -> None:
     objects = rendered(folder)
     daemon_set = one(objects, "DaemonSet")
     spec = daemon_set["spec"]["template"]["spec"]
@@ -89,7 +87,9 @@ def test_what_is_named_in_the_pod_is_there(folder: str) -> None:
         {"kind": "ServiceAccount"} | {key: account["metadata"][key] for key in ("name", "namespace")}
     ]
     config_map = one(objects, "ConfigMap")
-    assert config_map["metadata"]["name"] == "ebpfproxy", "by its content: agents would restart, not follow"
+    assert config_map["metadata"]["name"] == "ebpfproxy", (
+        "a name with a content hash would restart agents instead of reloading"
+    )
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     mounts = {mount["name"] for mount in container(objects)["volumeMounts"]}
     assert volumes.keys() == mounts
@@ -106,7 +106,7 @@ def test_what_is_named_in_the_pod_is_there(folder: str) -> None:
 
 
 @every_folder
-def test_the_agent_takes_the_configuration_without_a_remark(folder: str, tmp_path: Path) -> None:
+def test_the_agent_loads_the_configuration_without_remarks(folder: str, tmp_path: Path) -> None:
     loaded = configuration(one(rendered(folder), "ConfigMap")["data"]["config.conf"], tmp_path)
     assert loaded.remarks == ()
     mode = Path(folder).name
@@ -114,8 +114,8 @@ def test_the_agent_takes_the_configuration_without_a_remark(folder: str, tmp_pat
     assert loaded.config.proxy_mode == wanted
 
 
-def test_every_mode_that_can_be_fallen_back_on_has_a_folder() -> None:
-    """The first one is what the base takes wherever it can."""
+def test_every_fallback_mode_has_a_folder() -> None:
+    """The first mode is the default of the base."""
     assert {path.name for path in (DEPLOY / "modes").iterdir()} == {mode.name for mode in MODES[1:]}
 
 
@@ -128,7 +128,7 @@ def test_the_arguments_are_flags_of_the_agent(folder: str) -> None:
 
 
 @every_folder
-def test_probes_ask_where_the_agent_listens(folder: str, tmp_path: Path) -> None:
+def test_probes_use_the_agents_ports_and_paths(folder: str, tmp_path: Path) -> None:
     objects = rendered(folder)
     loaded = configuration(one(objects, "ConfigMap")["data"]["config.conf"], tmp_path)
     ports = {port["name"]: port for port in container(objects)["ports"]}
@@ -143,12 +143,12 @@ def test_probes_ask_where_the_agent_listens(folder: str, tmp_path: Path) -> None
 
 
 @every_folder
-def test_a_rollout_has_one_agent_on_a_node_at_a_time(folder: str) -> None:
+def test_a_rollout_never_runs_two_agents_on_a_node(folder: str) -> None:
     assert one(rendered(folder), "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
 
 
-def test_an_overlay_has_a_configuration_of_its_own(tmp_path: Path) -> None:
-    """Whatever it is made of; and a cluster's own address has to be filled in."""
+def test_an_overlay_can_replace_the_configuration(tmp_path: Path) -> None:
+    """It replaces the base's configuration; the API server's address is a placeholder."""
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     overlay = tmp_path / "deploy/example/kustomization.yaml"
     text = overlay.read_text()
@@ -160,14 +160,14 @@ def test_an_overlay_has_a_configuration_of_its_own(tmp_path: Path) -> None:
     assert data == {"config.conf": "mode: ipvs\n", "api-server": "CHANGE-ME"}
 
 
-def test_on_one_node_the_two_proxies_go_by_one_label(tmp_path: Path) -> None:
+def test_with_one_node_both_proxies_are_selected_by_the_same_label(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     overlay = tmp_path / "deploy/example/kustomization.yaml"
     text = overlay.read_text().replace("# components:\n#   - ../one-node", "components:\n  - ../one-node")
     overlay.write_text(text)
     selector = one(render(overlay.parent), "DaemonSet")["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"kubernetes.io/os": "linux", "service-proxy": "ebpfproxy"}
-    daemon_set = one(rendered("deploy/base"), "DaemonSet")  # in the place of kube-proxy's
+    daemon_set = one(rendered("deploy/base"), "DaemonSet")  # used instead of kube-proxy's DaemonSet
     (tmp_path / "daemonset.yaml").write_text(yaml.safe_dump(daemon_set))
     patch = DEPLOY / "one-node/kube-proxy.yaml"
     command = [
@@ -183,7 +183,7 @@ def test_on_one_node_the_two_proxies_go_by_one_label(tmp_path: Path) -> None:
     assert term["matchExpressions"] == [{"key": "service-proxy", "operator": "DoesNotExist"}]
 
 
-def test_the_versions_that_the_image_has_are_those_that_the_project_asks_for() -> None:
+def test_the_images_versions_satisfy_the_projects_requirements() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     lines = (DEPLOY / "requirements.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))

@@ -1,6 +1,6 @@
-"""The steps of docs/migration.md, on one node: from kube-proxy's rules to the pod, and back.
+"""The steps of docs/migration.md on one node: from kube-proxy's rules to the pod, and back.
 
-The mode iptables stands in for kube-proxy: it writes the same chains and rules, and leaves them at its end.
+Mode iptables replaces kube-proxy: it writes the same chains and rules, and keeps them when it ends.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _LEFT = ALONE
 
 @pytest.fixture
 def exposed(installed: Installed) -> Exposed:
-    """A Service that kube-proxy has served so far; its pod on this node is gone."""
+    """A Service that kube-proxy served; its pod on this node has ended."""
     web = installed.cluster.service(node_port=True)
     web.backends = (installed.cluster.a,)
     installed.put(web)
@@ -39,12 +39,14 @@ def exposed(installed: Installed) -> Exposed:
 
 
 def rules(installed: Installed) -> str:
-    """What iptables-save shows of kube-proxy's, but for the chain that is the kubelet's, too, and the one
-    that stays as long as connections are open."""
+    """kube-proxy's rules in iptables-save, without the chain shared with the kubelet and the one that is kept
+    as long as connections are open."""
     saved = installed.cluster.node.run(["iptables-save"]).stdout
-    staying = ("KUBE-FIREWALL", "KUBE-FORWARD")
+    kept_chains = ("KUBE-FIREWALL", "KUBE-FORWARD")
     lines = [
-        line for line in saved.splitlines() if "KUBE-" in line and not any(each in line for each in staying)
+        line
+        for line in saved.splitlines()
+        if "KUBE-" in line and not any(each in line for each in kept_chains)
     ]
     return "\n".join(lines)
 
@@ -56,13 +58,13 @@ def mode(installed: Installed) -> str:
 
 
 def pins(installed: Installed) -> list[str]:
-    """What of ours outlives the agent in the mode ebpf."""
+    """The agent's pins, which mode ebpf keeps after the agent's end."""
     folder = installed.paths["/sys/fs/bpf"] / "ebpfproxy"
     return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
-def move(agent: Agent, installed: Installed, name: str) -> int:
-    """Returns how many lines the agent had logged before."""
+def switch(agent: Agent, installed: Installed, name: str) -> int:
+    """Switch to another mode; the number of lines that the agent had logged before."""
     since = len(agent.lines)
     installed.configure((DEPLOY / name / "config.conf").read_text())
     agent.await_line(lambda line: f" {SWITCHED} " in line.text, since, timeout=90)
@@ -71,7 +73,8 @@ def move(agent: Agent, installed: Installed, name: str) -> int:
 
 @contextlib.contextmanager
 def open_connections(installed: Installed, web: Exposed) -> Iterator[None]:
-    """A pod's to the ClusterIP, and one from outside to the NodePort: they answer before and after."""
+    """A pod's connection to the ClusterIP and an external one to the NodePort work before and after the
+    block."""
     cluster = installed.cluster
     with (
         connected(cluster.p, TCP, web.v4, 80) as inside,
@@ -91,29 +94,31 @@ def serves(installed: Installed, web: Exposed) -> bool:
     )
 
 
-def test_from_kube_proxy_and_back_no_connection_is_lost(
+def test_no_connection_is_lost_from_kube_proxy_to_the_pod_and_back(
     request: pytest.FixtureRequest, installed: Installed, exposed: Exposed
 ) -> None:
     with open_connections(installed, exposed):
         agent = installed.start()
-        eventually(lambda: not rules(installed), "kube-proxy's rules are gone")
+        eventually(lambda: not rules(installed), "kube-proxy's rules are removed")
         assert mode(installed) == "ebpf"
         assert serves(installed, exposed)
     with open_connections(installed, exposed):
-        since = move(agent, installed, "modes/iptables")
+        since = switch(agent, installed, "modes/iptables")
         assert mode(installed) == "iptables"
         assert serves(installed, exposed)
         assert "KUBE-SVC-" in rules(installed)
-    if request.config.getoption("--image"):  # else not: closed connections are forgotten after half a minute
+    if request.config.getoption(
+        "--image"
+    ):  # otherwise skipped: conntrack keeps closed connections for half a minute
         agent.await_line(lambda line: _LEFT in line.text, since, timeout=120)
         assert not pins(installed)
     assert agent.stop() == 0
-    assert serves(installed, exposed), "what kube-proxy finds at its start serves until then"
+    assert serves(installed, exposed), "the remaining rules serve until kube-proxy starts"
 
 
 def debug(installed: Installed) -> None:
-    """Have the next pods as those of `kubectl debug node --profile=sysadmin`: the node's files below /host,
-    and none of the DaemonSet's volumes."""
+    """Start the next pods like `kubectl debug node --profile=sysadmin`: the node's files are below /host,
+    without the DaemonSet's volumes."""
     spec = one(installed.objects, "DaemonSet")["spec"]["template"]["spec"]
     wanted = {"bpffs": "/host/sys/fs/bpf", "cgroup": "/host/sys/fs/cgroup"}
     spec["containers"][0]["volumeMounts"] = [
@@ -122,16 +127,16 @@ def debug(installed: Installed) -> None:
     spec["volumes"] = [each for each in spec["volumes"] if each["name"] in wanted]
 
 
-def test_a_debug_pod_tells_what_a_node_has_before_it_is_moved(installed: Installed) -> None:
+def test_doctor_in_a_debug_pod_works_before_the_migration(installed: Installed) -> None:
     debug(installed)
     done = installed.run("doctor", "--bpffs-root=/host/sys/fs/bpf/ebpfproxy")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mode: ebpf" in done.stdout
 
 
-def test_a_debug_pod_takes_everything_from_a_node_at_once(installed: Installed, exposed: Exposed) -> None:
+def test_cleanup_in_a_debug_pod_removes_all_state(installed: Installed, exposed: Exposed) -> None:
     agent = installed.start()
-    eventually(lambda: not rules(installed), "kube-proxy's rules are gone")
+    eventually(lambda: not rules(installed), "kube-proxy's rules are removed")
     assert agent.stop() == 0
     assert pins(installed)
     debug(installed)

@@ -1,4 +1,4 @@
-"""The DaemonSet's pod on a node: it has what it needs, serves, and may be replaced."""
+"""The DaemonSet's pod on a node: it has all it needs, serves, and can be replaced."""
 
 import re
 import subprocess
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.kernel
 
 
 def web(installed: Installed) -> Exposed:
-    """A Service of the API server, with one endpoint, a."""
+    """A Service from the API server with the endpoint a."""
     exposed = installed.cluster.service(node_port=True)
     exposed.backends = (installed.cluster.a,)
     return installed.put(exposed)
 
 
 def answers(installed: Installed, exposed: Exposed) -> list[str]:
-    """To a pod, to the node, and to a client outside, which goes by the NodePort."""
+    """The replies to a pod, to the node, and to an external client at the NodePort."""
     cluster = installed.cluster
     return [
         outcome(cluster.p, TCP, exposed.v4, 80),
@@ -52,15 +52,15 @@ def test_the_pod_serves_a_service_of_the_cluster(installed: Installed) -> None:
     assert agent.stop() == 0
 
 
-def test_the_pod_has_all_that_the_mode_ebpf_can_use(installed: Installed) -> None:
-    """The root of the host's cgroups included, which is found, not named."""
+def test_the_pod_has_all_features_of_mode_ebpf(installed: Installed) -> None:
+    """This includes the host's cgroup root, which is detected, not configured."""
     container = one(installed.objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
     done = installed.run("doctor", *container["args"][1:])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mode: ebpf (the first that works on this node)" in done.stdout
 
 
-def test_commands_in_the_pod_show_what_the_kernel_holds(installed: Installed) -> None:
+def test_dump_and_doctor_work_in_the_pod(installed: Installed) -> None:
     exposed = web(installed)
     agent = installed.start()
     done = installed.execute("dump", "-o", "json")
@@ -71,7 +71,7 @@ def test_commands_in_the_pod_show_what_the_kernel_holds(installed: Installed) ->
     agent.stop()
 
 
-def test_the_node_goes_on_while_a_pod_is_replaced(installed: Installed) -> None:
+def test_the_node_keeps_serving_while_the_pod_is_replaced(installed: Installed) -> None:
     exposed = web(installed)
     cluster = installed.cluster
     installed.start()
@@ -87,7 +87,7 @@ def test_the_node_goes_on_while_a_pod_is_replaced(installed: Installed) -> None:
 
 
 def test_a_second_agent_on_the_node_is_rejected(installed: Installed) -> None:
-    """So a rollout must not have two pods on a node: maxSurge is 0."""
+    """Therefore a rollout must not start two pods on a node: maxSurge is 0."""
     web(installed)
     agent = installed.start()
     container = one(installed.objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
@@ -97,11 +97,11 @@ def test_a_second_agent_on_the_node_is_rejected(installed: Installed) -> None:
     agent.stop()
 
 
-def test_a_bpffs_that_the_pod_had_to_mount_stays_on_the_node(installed: Installed) -> None:
-    """A mount of the container's own would go with it, and with that all that is pinned."""
-    bare = installed.cluster.lab.folder / "sys-fs-bpf"  # what is mounted there goes with the lab
+def test_a_bpffs_mounted_by_the_pod_stays_on_the_node(installed: Installed) -> None:
+    """A mount inside the container would end with the container, and with it all pins."""
+    bare = installed.cluster.lab.folder / "sys-fs-bpf"  # the lab removes mounts below its folder
     bare.mkdir()
-    # As systemd has the root of a node: mounts that are made below are seen by all.
+    # systemd makes a node's root mount shared, too: later mounts below are visible to all namespaces.
     subprocess.run(["mount", "--bind", bare, bare], check=True)
     subprocess.run(["mount", "--make-shared", bare], check=True)
     installed.paths["/sys/fs/bpf"] = bare
@@ -124,24 +124,25 @@ def test_the_pod_serves_in_another_mode(installed: Installed, mode: str) -> None
     agent.stop()
 
 
-def test_an_api_server_that_was_not_filled_in_is_rejected() -> None:
-    """Rather than go by the ClusterIP, which answers where kube-proxy was, until that node restarts."""
+def test_the_placeholder_for_the_api_server_is_rejected() -> None:
+    """The ClusterIP is not used instead: it would work until the node restarts, while kube-proxy's rules
+    remain."""
     unfilled = one(render(DEPLOY / "base"), "ConfigMap")["data"]["api-server"]
     with pytest.raises(ConfigError, match=r"--master: .* is not the URL of an API server"):
         load_configuration("", unfilled)
 
 
-def test_what_the_image_takes(
+def test_the_memory_request_is_sufficient(
     request: pytest.FixtureRequest, installed: Installed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The memory that is asked for the pod is enough for the agent and its maps."""
+    """The pod's memory request is sufficient for the agent and its maps."""
     web(installed)
     agent = installed.start()
     status = Path(f"/proc/{installed.pod.pid()}/status").read_text()
     resident = int(re.findall(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)[0]) * 1024
     container = one(installed.objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
-    (asked,) = re.findall(r"^(\d+)Mi$", container["resources"]["requests"]["memory"])
-    assert resident + _MAPS < int(asked) << 20
+    (requested,) = re.findall(r"^(\d+)Mi$", container["resources"]["requests"]["memory"])
+    assert resident + _MAPS < int(requested) << 20
     agent.stop()
     with capsys.disabled():
         print(f"\n  resident: {resident / 1e6:.0f} MB")
@@ -151,4 +152,4 @@ def test_what_the_image_takes(
 
 
 _MAPS = 185 << 20
-"""What the kernel charges for the maps with the default sizes, on two CPUs (docs/operations.md)."""
+"""Bytes that the kernel charges for maps of the default sizes with two CPUs (docs/operations.md)."""

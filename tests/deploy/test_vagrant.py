@@ -1,4 +1,4 @@
-"""The machines of vagrant/: what can be said of them without starting any."""
+"""The machines of vagrant/, tested without starting them."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def pins() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
-def test_shellcheck_finds_nothing_in_any_script() -> None:
+def test_shellcheck_accepts_all_scripts() -> None:
     program = str(Path(sys.executable).with_name("shellcheck"))
     scripts = map(str, [*SCRIPTS, REPOSITORY / ".ci/run"])
     command = [program, "--external-sources", "--source-path=SCRIPTDIR", *scripts]
@@ -34,20 +34,20 @@ def test_shellcheck_finds_nothing_in_any_script() -> None:
 
 
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="no ruby here")
-def test_the_vagrantfile_is_ruby() -> None:
+def test_the_vagrantfile_is_valid_ruby() -> None:
     subprocess.run(["ruby", "-wc", VAGRANT / "Vagrantfile"], check=True, capture_output=True)
 
 
 @pytest.mark.skipif(shutil.which("vagrant") is None, reason="no vagrant here")
-def test_vagrant_takes_the_vagrantfile(tmp_path: Path) -> None:
-    places = {
+def test_vagrant_accepts_the_vagrantfile(tmp_path: Path) -> None:
+    variables = {
         "VAGRANT_CWD": str(VAGRANT),
         "VAGRANT_HOME": str(tmp_path),
         "VAGRANT_DOTFILE_PATH": str(tmp_path),
     }
     done = subprocess.run(
         ["vagrant", "validate", "--ignore-provider"],
-        env=os.environ | places, capture_output=True, text=True, check=False,
+        env=os.environ | variables, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -60,7 +60,7 @@ def test_versions_are_pinned_in_one_place() -> None:
     assert pinned["KUBERNETES_VERSION"].startswith(pinned["KUBERNETES_MINOR"].removeprefix("v"))
 
 
-def test_what_is_applied_has_the_image_and_the_address_that_are_pinned() -> None:
+def test_the_applied_overlay_has_the_pinned_image_and_address() -> None:
     objects = render(VAGRANT / "cluster")
     (container,) = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
     assert container["image"] == pins()["IMAGE"]
@@ -82,7 +82,7 @@ def test_every_pin_is_used_and_every_use_is_pinned() -> None:
 
 
 _STUB = r"""#!/bin/bash
-# Stands for every command that reaches beyond the machine's files, and tells that it was called.
+# Replaces every command with effects outside the machine's files, and records its calls.
 name=${0##*/}
 echo "$name $*" >>/calls
 for argument; do case $previous in --output) target=$argument ;; esac; previous=$argument; done
@@ -108,7 +108,7 @@ _STUBBED = (
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Path]:
-    """A root of its own over this machine's files, with stubs for what is not to be done."""
+    """A separate root over this machine's files, with stubs for commands that must not run."""
     own, root = tmp_path / "own", tmp_path / "root"
     for path in (own, root):
         path.mkdir()
@@ -119,9 +119,9 @@ def machine(tmp_path: Path) -> Iterator[Path]:
         options = f"lowerdir=/,upperdir={own}/upper,workdir={own}/work"
         subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", root], check=True)
         stubs = root / "stubs"
-        of_systemd = ("modules-load.d", "sysctl.d", "systemd/system")  # which a container may do without
-        there = [root / "etc" / name for name in ("kubernetes", *of_systemd)]
-        for path in (stubs, root / "ebpfproxy", *there):
+        of_systemd = ("modules-load.d", "sysctl.d", "systemd/system")  # containers may not have these
+        folders = [root / "etc" / name for name in ("kubernetes", *of_systemd)]
+        for path in (stubs, root / "ebpfproxy", *folders):
             path.mkdir(parents=True, exist_ok=True)
         for name in _STUBBED.split():
             (stubs / name).write_text(_STUB)
@@ -140,7 +140,7 @@ def machine(tmp_path: Path) -> Iterator[Path]:
 
 
 def provision(machine: Path, script: Path) -> list[str]:
-    """Run it as Vagrant does; returns the commands that it gave to stubs."""
+    """Run the script like Vagrant; the calls of stubs."""
     (machine / "calls").write_text("")
     mounts = (
         f"mount --bind {REPOSITORY} {machine}/ebpfproxy; mount --bind /dev {machine}/dev; "
@@ -156,7 +156,7 @@ def provision(machine: Path, script: Path) -> list[str]:
 
 
 def files(machine: Path) -> dict[str, bytes]:
-    """What scripts may write: names and contents."""
+    """Names and contents of the files that scripts may write."""
     own = machine.parent / "own/upper"
     return {
         str(path.relative_to(own)): path.read_bytes()
@@ -167,7 +167,7 @@ def files(machine: Path) -> dict[str, bytes]:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("script", [script.name for script in SCRIPTS])
-def test_a_script_that_is_run_again_changes_nothing(machine: Path, script: str) -> None:
+def test_running_a_script_again_changes_nothing(machine: Path, script: str) -> None:
     path = VAGRANT / "provision" / script
     first = provision(machine, path)
     after = files(machine)
@@ -179,7 +179,7 @@ def test_a_script_that_is_run_again_changes_nothing(machine: Path, script: str) 
 
 
 @pytest.mark.kernel
-def test_what_an_init_that_failed_has_left_does_not_stop_the_next_one(machine: Path) -> None:
+def test_kubeadm_init_is_repeated_after_a_failure(machine: Path) -> None:
     script = VAGRANT / "provision/control-plane.sh"
     (machine / "fails").touch()
     with pytest.raises(AssertionError):
@@ -190,7 +190,7 @@ def test_what_an_init_that_failed_has_left_does_not_stop_the_next_one(machine: P
 
 
 @pytest.mark.kernel
-def test_a_node_has_no_swap_and_the_address_that_was_given(machine: Path) -> None:
+def test_a_node_has_no_swap_and_the_given_address(machine: Path) -> None:
     provision(machine, VAGRANT / "provision/node.sh")
     assert "swap" not in (machine / "etc/fstab").read_text()
     assert (machine / "etc/default/kubelet").read_text() == f"KUBELET_EXTRA_ARGS=--node-ip={ADDRESS}\n"
@@ -198,7 +198,7 @@ def test_a_node_has_no_swap_and_the_address_that_was_given(machine: Path) -> Non
 
 
 @pytest.mark.kernel
-def test_flannel_goes_by_the_device_of_the_cluster(machine: Path) -> None:
+def test_flannel_uses_the_cluster_networks_device(machine: Path) -> None:
     calls = provision(machine, VAGRANT / "provision/control-plane.sh")
     expression = f"^{ADDRESS.rpartition('.')[0]}.".replace(".", "[.]")
     assert (machine / "applied").read_text().splitlines()[1:] == [

@@ -1,4 +1,4 @@
-"""Which program of ebpfproxy runs at a device, however it is attached."""
+"""Finds the ebpfproxy program at a device, independent of how it is attached."""
 
 import contextlib
 
@@ -10,7 +10,7 @@ from ebpfproxy.linux.bpf.tc import Side
 
 
 def program_id(ifindex: int, side: Side) -> int | None:
-    """The first one by a tcx link, else by a filter; None where there is none."""
+    """The first one with a tcx link, otherwise one with a filter; None if there is none."""
     for placed in _placed(ifindex, side):
         with contextlib.closing(Program.by_id(placed.program_id)) as program:
             if program.called in CLASSIFIERS:

@@ -1,4 +1,4 @@
-"""Clients of Services: sockets that belong to a pod or to the node, and what comes of dialing with them."""
+"""Clients of Services: sockets that belong to a pod or to the node, and the results of connecting."""
 
 import collections
 import concurrent.futures
@@ -16,37 +16,38 @@ from ebpfproxy.lab import Netns, sockets
 from ebpfproxy.model.address import Protocol
 
 REFUSED, SILENT, DENIED = "refused", "silent", "denied"
-_NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
 KINDS = {TCP: socket.SOCK_STREAM, UDP: socket.SOCK_DGRAM}
 
 new_ports = itertools.cycle(range(11_000, 30_000))
-"""Neither servers', nor NodePorts, nor any that the kernel chooses: one of those may be that of a flow which
-is still remembered, and goes on to its endpoint. TCP keeps those of connections that were closed, too."""
+"""Source ports that are no servers' ports, no NodePorts and no ephemeral ports. An ephemeral port may belong
+to a flow that still exists, whose endpoint the new flow would get. TCP also keeps ports of closed
+connections."""
 
 
-def socket_in(place: Netns, protocol: Protocol, family: int = socket.AF_INET) -> socket.socket:
-    """A socket that was made in the place, for use by the caller: the kernel keeps it in that cgroup and
-    network namespace wherever its descriptor goes."""
-    ours, theirs = socket.socketpair()
+def socket_in(netns: Netns, protocol: Protocol, family: int = socket.AF_INET) -> socket.socket:
+    """A socket of a netns for use by the caller. The kernel keeps its cgroup and network namespace, whichever
+    process holds the descriptor."""
+    receiver, sender = socket.socketpair()
 
-    def make() -> None:
-        with socket.socket(family, KINDS[protocol]) as made:
-            socket.send_fds(theirs, [b"!"], [made.fileno()])
+    def create() -> None:
+        with socket.socket(family, KINDS[protocol]) as created:
+            socket.send_fds(sender, [b"!"], [created.fileno()])
 
-    with ours, theirs:
-        place.call(make)
-        _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
+    with receiver, sender:
+        netns.call(create)
+        _, (fd,), _, _ = socket.recv_fds(receiver, 1, 1)
     received = socket.socket(fileno=fd)
     received.settimeout(3.0)
     return received
 
 
-def connected(place: Netns, protocol: Protocol, address: str, port: int) -> socket.socket:
-    """A socket of the place that is connected. Raises OSError."""
-    made = socket_in(place, protocol, family_of(address))
+def connected(netns: Netns, protocol: Protocol, address: str, port: int) -> socket.socket:
+    """A connected socket of a netns. Raises OSError."""
+    made = socket_in(netns, protocol, family_of(address))
     try:
         made.connect((address, port))
     except BaseException:
@@ -60,9 +61,9 @@ def family_of(address: str) -> int:
 
 
 def converse(client: socket.socket) -> str:
-    """Say something on a connected socket, and return the answer, or SILENT where none comes.
+    """Send something on a connected socket and return the reply, or SILENT without a reply.
 
-    A datagram whose flow is ended before its answer is back gets none: the answer is not translated then.
+    A datagram gets no reply if its flow ends before: then the reply is not translated.
     """
     client.sendall(b"?")
     try:
@@ -72,21 +73,21 @@ def converse(client: socket.socket) -> str:
 
 
 def ask_from(client: socket.socket, address: str, port: int) -> tuple[str, tuple[str, int]]:
-    """As `sockets.ask_unconnected`, with a socket that is there already."""
+    """As `sockets.ask_unconnected`, with an existing socket."""
     client.sendto(b"?", (address, port))
     answer, peer = client.recvfrom(1 << 16)
     return answer.decode(), (peer[0], peer[1])
 
 
 def outcome(
-    place: Netns, protocol: Protocol, address: str, port: int, timeout: float = sockets.ANSWERED
+    netns: Netns, protocol: Protocol, address: str, port: int, timeout: float = sockets.ANSWERED
 ) -> str:
-    """The server's answer, REFUSED, SILENT where nobody says anything (no way included), or DENIED where
-    sending it is not permitted (EPERM).
+    """The server's reply, REFUSED, SILENT if there is no reply or no route, or DENIED if sending is not
+    permitted (EPERM).
 
-    `timeout` in seconds: less where silence is expected, so that it is not waited for in vain.
+    `timeout` in seconds: tests that expect silence pass a smaller one, to save time.
     """
-    return place.call(lambda: _outcome(protocol, address, port, timeout))
+    return netns.call(lambda: _outcome(protocol, address, port, timeout))
 
 
 def _outcome(
@@ -101,16 +102,16 @@ def _outcome(
     except OSError as error:
         if isinstance(error, TimeoutError):
             return SILENT
-        if error.errno in _NO_WAY:
-            # Shown where a test fails: that there is no way is another matter than a lost packet. Not
-            # logged: pytest keeps the log in memory, and this is another process.
+        if error.errno in _NO_ROUTE:
+            # Shown if the test fails, to distinguish a missing route from a lost packet. Not logged, because
+            # pytest keeps the log in memory and this is another process.
             sys.stderr.write(f"{protocol.name} {address} {port}: {error}\n")
             return SILENT
         raise
 
 
 class Dial(NamedTuple):
-    """What a client dials, and from where; `timeout` in seconds."""
+    """A client's destination and source; `timeout` in seconds."""
 
     protocol: Protocol
     address: str
@@ -119,18 +120,18 @@ class Dial(NamedTuple):
     source: tuple[str, int] = ("", 0)
 
 
-def outcomes(place: Netns, dials: Sequence[Dial]) -> list[str]:
-    """The outcome of each, all at the same time; none needs another's patience."""
+def outcomes(netns: Netns, dials: Sequence[Dial]) -> list[str]:
+    """The outcome of each, all at the same time, so that they share the waiting time."""
 
     def all_of_them() -> list[str]:
         with concurrent.futures.ThreadPoolExecutor(max(1, len(dials))) as threads:
             return list(threads.map(lambda dial: _outcome(*dial), dials))
 
-    return place.call(all_of_them)
+    return netns.call(all_of_them)
 
 
-def ping(place: Netns, address: str, payload: bytes = b"ebpfproxy", timeout: float = 1.0) -> str:
-    """The address that answers an ICMP echo, with what it was sent; SILENT where nobody does."""
+def ping(netns: Netns, address: str, payload: bytes = b"ebpfproxy", timeout: float = 1.0) -> str:
+    """The address that answers an ICMP echo request with the same data; SILENT without a reply."""
     family, kind = family_of(address), 128 if ":" in address else 8
     protocol = socket.IPPROTO_ICMPV6 if ":" in address else socket.IPPROTO_ICMP
 
@@ -145,15 +146,16 @@ def ping(place: Netns, address: str, payload: bytes = b"ebpfproxy", timeout: flo
             assert answer[8:] == payload
             return str(peer[0])
 
-    return place.call(exchange)
+    return netns.call(exchange)
 
 
 def answers(
-    place: Netns, protocol: Protocol, address: str, port: int, count: int = 30
+    netns: Netns, protocol: Protocol, address: str, port: int, count: int = 30
 ) -> collections.Counter[str]:
-    """How often each server answered `count` new connections, or flows, of one process. Raises OSError."""
+    """The number of replies of each server to `count` new connections or flows of one process. Raises
+    OSError."""
     sources = list(itertools.islice(new_ports, count)) if protocol is UDP else [0] * count
-    return place.call(
+    return netns.call(
         lambda: collections.Counter(
             sockets.ask(protocol, address, port, source=("", source)) for source in sources
         ),
@@ -162,7 +164,7 @@ def answers(
 
 
 def first_to_answer(address: str, port: int, patience: float) -> str:
-    """Dial until somebody answers, in the calling process. Raises TimeoutError."""
+    """Connect until a server answers, in the calling process. Raises TimeoutError."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""A node in a lab, the agent on it, and Services that are changed by changing files.
+"""A node in a lab with an agent, and Services that are changed by changing files.
 
-Nothing here knows of a backend: whether a change is in force is found by dialing beacons, Services
-that come into force after it.
+This module is independent of the backend. To find out whether a change is in force, it connects to beacons:
+Services that come into force after the change.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from tests.kernel import clients
 TCP_TARGET, UDP_TARGET = 8080, 5353
 ZONE = "zone-a"
 PATIENCE = 60.0
-START_PATIENCE = 600.0  # programs are compiled and verified, perhaps by several agents, in a slow VM
+START_PATIENCE = 600.0  # in a slow VM, several agents may compile and verify programs at the same time
 _LAST = "last"
-"""Name of the file that is written after each other one."""
+"""Name of the file that is written after each other file."""
 SERVICE_NETWORKS = ("10.96.0.0/12", "fd00:10:96::/48")
 
 
 class PodEndpoint(NamedTuple):
-    """A pod as an endpoint. `node` is "" for this node; `hints` are names of zones."""
+    """A pod as an endpoint. `node`: "" for the pod's own node; `hints`: names of zones."""
 
     pod: Pod
     node: str = ""
@@ -42,7 +42,7 @@ class PodEndpoint(NamedTuple):
 
 
 def elsewhere(pod: Pod, **conditions: bool) -> PodEndpoint:
-    """A pod that counts as another node's."""
+    """A pod that the Service's EndpointSlice assigns to another node."""
     return PodEndpoint(pod, node="elsewhere", conditions=conditions)
 
 
@@ -51,9 +51,9 @@ def terminating(pod: Pod, serving: bool = True) -> PodEndpoint:
 
 
 class Exposed:
-    """A Service on TCP 80 and UDP 53 of one address in each family, the same nodePort for both.
+    """A Service with one address in each family, ports TCP 80 and UDP 53, and the same nodePort for both.
 
-    `spec` is merged into the Service's; `to` changes its endpoints.
+    `spec` is merged into the Service's spec; `to` changes its endpoints.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Exposed:
         return self.v4 if family == "v4" else self.v6
 
     def to(self, *backends: Pod | PodEndpoint, **spec: Any) -> Self:
-        """Have these endpoints; await that they are in force."""
+        """Set these endpoints and wait until they are in force."""
         self.backends = backends
         self.spec |= spec
         self.cluster.write(self.name, *self.objects())
         return self
 
     def set(self, **spec: Any) -> Self:
-        """Change the Service itself; await that it is in force."""
+        """Change the Service's spec and wait until the change is in force."""
         return self.to(*self.backends, **spec)
 
     def objects(self) -> list[Object]:
@@ -117,9 +117,9 @@ class Exposed:
 
 
 class Cluster:
-    """A lab with servers in the pods a, b and c and clients in p and q; the agent of one mode, once started.
+    """A lab with servers in the pods a, b and c, clients in the pods p and q, and an agent with one mode.
 
-    Servers answer on TCP_TARGET and UDP_TARGET with the name of their pod.
+    The servers answer on TCP_TARGET and UDP_TARGET with the name of their pod. Tests start the agent.
     """
 
     def __init__(self, lab: Lab, mode: str = "ebpf") -> None:
@@ -133,7 +133,7 @@ class Cluster:
             self.serve(pod)
         self.beacon.serve(Protocol.TCP, TCP_TARGET)
         self.route()
-        self._let_answer()
+        self._disable_icmp_rate_limit()
         self._agent: Agent | None = None
         self._names = itertools.count(1)
         self._beacons: dict[str, int] = {}
@@ -156,22 +156,22 @@ class Cluster:
         return self._agent
 
     def route(self) -> None:
-        """What is not translated goes nowhere, rather than to and fro until its TTL is used up."""
+        """Untranslated packets are dropped, instead of being forwarded in a loop until their TTL expires."""
         self.lab.ip(self.lab.outside, *(f"route add blackhole {network}" for network in SERVICE_NETWORKS))
 
-    def _let_answer(self) -> None:
-        """Have the kernel refuse whatever is to be refused: by default, six ICMP errors to one address in a
-        row, and then one each second (icmpv4_xrlim_allow, icmpv6_xrlim_allow)."""
+    def _disable_icmp_rate_limit(self) -> None:
+        """Disable the kernel's rate limit for ICMP errors, so that every rejected packet gets one. By default
+        it sends six to one address and then one each second (icmpv4_xrlim_allow, icmpv6_xrlim_allow)."""
         for node in self.lab.nodes:
             for name in ("net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"):
                 node.host.call(functools.partial(sysctl.ensure, name, "0"))
 
     def node_of(self, pod: Pod) -> str:
-        """The name of the node that the pod is on."""
+        """The name of the pod's node."""
         return self.lab.node_name
 
     def client(self, kind: str) -> Pod:
-        """A client by its class of sources: a pod of this node, or the node itself."""
+        """The client for a class of sources: "pod" for a pod of this node, "node" for the node itself."""
         return {"pod": self.p, "node": self.node}[kind]
 
     @staticmethod
@@ -182,20 +182,20 @@ class Cluster:
     # The agent
 
     def start(self, *flags: str) -> Agent:
-        """Start the agent, and await its first sync."""
+        """Start the agent and wait for its first sync."""
         agent = self.launch(*flags)
         agent.await_sync(timeout=START_PATIENCE)
         return agent
 
     def launch(self, *flags: str, before: Sequence[str] = ()) -> Agent:
-        """Start the agent, and await nothing; `before`: see `Node.agent`."""
+        """Start the agent without waiting; `before`: see `Node.agent`."""
         self.end()
         mode = f"--proxy-mode={self.mode}"
         self._agent = self.lab.agent(self.folder, mode, *flags, wait=0, before=before)
         return self._agent
 
     def end(self) -> None:
-        """End the agent if it runs, as a crash would."""
+        """Kill the agent if it runs, like a crash."""
         if self._agent:
             self._agent.kill()
             self._agent = None
@@ -203,27 +203,27 @@ class Cluster:
     def ebpfproxy(
         self, *arguments: str, before: Sequence[str] = (), check: bool = True
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a command of ours on the node, with the lab's roots; `before`: see `Node.agent`."""
+        """Run an ebpfproxy command on the node with the lab's roots; `before`: see `Node.agent`."""
         roots = [f"--bpffs-root={self.lab.bpffs}", f"--cgroup-root={self.lab.cgroup}"]
         name, *rest = arguments
         command = [*before, sys.executable, "-m", "ebpfproxy", name, *roots, *rest]
         return self.node.run(command, check=check, timeout=START_PATIENCE)
 
-    def told(self, path: str) -> str:
-        """What the agent's HTTP server of metrics says."""
+    def http_get(self, path: str) -> str:
+        """The body that the agent's metrics server returns for a path."""
         url = f"http://127.0.0.1:10249/{path}"
         return self.node.call(lambda: str(urllib.request.urlopen(url, timeout=60).read().decode()))
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels; 0 where there is none."""
-        lines = self.told("metrics").splitlines()
+        """The sum of a metric over all labels; 0 if it does not exist."""
+        lines = self.http_get("metrics").splitlines()
         found = [line.rpartition(" ") for line in lines if not line.startswith("#")]
         return sum(float(value) for key, _, value in found if key.partition("{")[0] == name)
 
     # Services
 
     def write_node(self, **labels: str) -> None:
-        """The Node object of this node, with its addresses and its zone."""
+        """Write this node's Node object with its addresses and zone."""
         known = {"topology.kubernetes.io/zone": ZONE} | labels
         addresses = [self.node.v4, self.node.v6]
         manifests.write(
@@ -231,16 +231,16 @@ class Cluster:
         )
 
     def service(self, node_port: bool = False, **spec: Any) -> Exposed:
-        """A Service with addresses of its own; it is nowhere until it is told its endpoints."""
+        """A Service with unused addresses. It is written to a file only when its endpoints are set."""
         number = next(self._names)
         v4, v6 = f"10.96.{number >> 8}.{number & 255}", f"fd00:10:96::{number:x}"
         return Exposed(self, f"svc-{number}", v4, v6, 30000 + number if node_port else 0, spec)
 
     def write(self, name: str, *objects: Object) -> None:
-        """Have one file hold these objects, and await that they are in force, and what it held no more.
+        """Write these objects to a file; wait until they are in force and its previous objects are not.
 
-        Where the beacon beside them answers, a sync is under way that may have begun with it; where another
-        one does that was written only then, that sync is over.
+        When the beacon in the same file answers, the sync that applies the file may still run. When a second
+        beacon answers that was written after that, this sync has ended.
         """
         self._write_with_beacon(name, *objects)
         if self._agent:
@@ -262,27 +262,26 @@ class Cluster:
     def await_beacon(self, address: str, port: int) -> None:
         self.node.call(lambda: clients.first_to_answer(address, port, PATIENCE))
 
-    def forget(self) -> None:
-        """Remove all files but the Node's; the agent is not awaited."""
+    def remove_files(self) -> None:
+        """Remove all files except for the Node object, without waiting for the agent."""
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         self.write_node()
 
 
 def eventually(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-    """Ask until it is so; the condition itself takes its time. Raises AssertionError."""
+    """Poll the condition until it is true. Raises AssertionError after `patience` seconds."""
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {patience} s"
-        time.sleep(0.01)  # between two looks at a condition
+        time.sleep(0.01)  # between two evaluations of the condition
 
 
 @contextlib.contextmanager
 def local_address(cluster: Cluster, address: str) -> Iterator[None]:
-    """One more address of the node, within the block."""
-    place = cluster.node
-    cluster.lab.ip(place, f"addr add {address} dev lo nodad")
+    """Within the block, the node has this additional address."""
+    cluster.lab.ip(cluster.node, f"addr add {address} dev lo nodad")
     try:
         yield
     finally:
-        cluster.lab.ip(place, f"addr del {address} dev lo")
+        cluster.lab.ip(cluster.node, f"addr del {address} dev lo")

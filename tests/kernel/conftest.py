@@ -1,8 +1,8 @@
-"""The clusters that the kernel's tests share: a lab takes a second, an agent's first start two.
+"""The clusters that kernel tests share, because a lab takes a second and an agent's first start two.
 
-A test that asks for `cluster` runs once for each backend; `@pytest.mark.backends("ebpf")` names those
-that a test is about, where it is not about all. One that asks for `two_nodes` runs once for each way of
-a backend, and `@pytest.mark.ways("ebpf-off")` names some of them.
+A test with the fixture `cluster` runs once for each backend; `@pytest.mark.backends("ebpf")` limits it to
+some. A test with the fixture `two_nodes` or `uplinks` runs once for each configuration of the agents in WAYS;
+`@pytest.mark.ways("ebpf-off")` limits it to some.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from ebpfproxy.lab import Lab, PodNetwork
 from ebpfproxy.model.address import Family
 from tests.kernel.cluster import Cluster
 from tests.kernel.ipvs_here import skip_without_ipvs
-from tests.kernel.nat_testbed import Testbed, nat_grounds
+from tests.kernel.nat_testbed import Testbed, nat_testbeds
 from tests.kernel.two_nodes import TwoNodes
 from tests.kernel.uplinks import Uplinks
 
-# Tests await each change: netfilter's modes would have each of them wait a second for the next sync.
+# Tests wait for each change: netfilter's modes would delay each sync by a second.
 _AT_ONCE = "--iptables-min-sync-period=0s"
 DATAPLANES = {
     "ebpf": ("ebpf", ()),
@@ -28,8 +28,8 @@ DATAPLANES = {
     "iptables": ("iptables", (_AT_ONCE, "--iptables-backend=legacy")),
     "ipvs": ("ipvs", ("--iptables-backend=legacy",)),
 }
-"""A mode, and flags of the agent."""
-# The size is none that the kernel gives an LRU table: it rounds it up.
+"""By backend: the mode and the agent's flags."""
+# The kernel rounds up the size of an LRU map: it never has exactly this size.
 _EBPF = "--ebpf-flows-max=300001"
 WAYS = {
     "ebpf-on": ("ebpf", (_EBPF, "--socket-lb=on")),
@@ -40,14 +40,14 @@ WAYS = {
     "iptables-nft": ("iptables", (_AT_ONCE, "--iptables-backend=nft")),
     "ipvs": ("ipvs", ("--iptables-backend=legacy",)),
 }
-"""A backend, and flags of the agents."""
+"""By configuration: the mode and the agents' flags."""
 UPLINK_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables")
 USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "backends(*names): which backends a test is about; default: all")
-    config.addinivalue_line("markers", "ways(*names): of the backends' ways, those a test is about")
+    config.addinivalue_line("markers", "backends(*names): the backends that a test runs with; default: all")
+    config.addinivalue_line("markers", "ways(*names): the configurations of WAYS that a test runs with")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -67,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One node with a running agent for all tests; each has Services of its own."""
+    """One node with a running agent for all tests. Each test has its own Services."""
     skip_without_ipvs(request.param)
     mode, flags = DATAPLANES[request.param]
     with Lab("test-shared", 1) as lab, Cluster(lab, mode) as shared:
@@ -76,32 +76,32 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def _rough() -> Iterator[Cluster]:
+def _restartable() -> Iterator[Cluster]:
     with Lab("test-rough", 2) as lab:
         yield Cluster(lab)
 
 
 @pytest.fixture
-def rough(_rough: Cluster) -> Iterator[Cluster]:
-    """A node for tests that start and end the agent; what an earlier one left pinned is still there."""
+def restartable(_restartable: Cluster) -> Iterator[Cluster]:
+    """A node for tests that start and end the agent. Pins of previous tests still exist."""
     try:
-        yield _rough
+        yield _restartable
     finally:
         with contextlib.suppress(ProcessLookupError):
-            _rough.end()
-        _rough.forget()
+            _restartable.end()
+        _restartable.remove_files()
 
 
 @pytest.fixture(scope="module")
 def testbeds() -> Iterator[dict[Family, Testbed]]:
-    """A client, a node that translates, and pods: see `nat_ground`."""
-    with nat_grounds() as made:
-        yield made
+    """A client, a node that translates, and pods, by family: see nat_testbed.py."""
+    with nat_testbeds() as created:
+        yield created
 
 
 @pytest.fixture(scope="session")
 def _pair() -> Iterator[TwoNodes]:
-    """One lab for all ways: what takes its time is to compile and load the programs, for each lab anew."""
+    """One lab for all configurations, because each lab compiles and loads the programs again."""
     with Lab("test-pair", 61, PodNetwork.ROUTED) as lab, TwoNodes(lab) as pair:
         yield pair
         assert pair.bad_checksums() == {}
@@ -109,7 +109,7 @@ def _pair() -> Iterator[TwoNodes]:
 
 @pytest.fixture(scope="session")
 def two_nodes(_pair: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
-    """Two nodes with running agents, and routed pods, for all tests; each has Services of its own."""
+    """Two nodes with running agents and routed pods, for all tests. Each test has its own Services."""
     skip_without_ipvs(request.param)
     _pair.mode, _pair.flags = WAYS[request.param]
     _pair.start()
@@ -124,7 +124,7 @@ def _uplinks() -> Iterator[Uplinks]:
 
 @pytest.fixture(scope="session")
 def uplinks(_uplinks: Uplinks, request: pytest.FixtureRequest) -> Uplinks:
-    """A node with two uplinks and a running agent, for all tests; each has Services of its own."""
+    """A node with two uplinks and a running agent, for all tests. Each test has its own Services."""
     _uplinks.mode, _uplinks.flags = WAYS[request.param]
     _uplinks.start()
     return _uplinks
@@ -132,32 +132,32 @@ def uplinks(_uplinks: Uplinks, request: pytest.FixtureRequest) -> Uplinks:
 
 @pytest.fixture
 def tunnel(two_nodes: TwoNodes, request: pytest.FixtureRequest) -> Iterator[PodNetwork]:
-    """A kind of tunnel, that the pods of the two nodes are behind within the test."""
+    """Within the test, the pods of the two nodes use this kind of tunnel."""
     kind: PodNetwork = request.param
     try:
         two_nodes.lab.backbone.join(kind)
-    except Unsupported as lack:
-        pytest.skip(f"{kind.name}: {lack.message.splitlines()[0]}")
+    except Unsupported as unsupported:
+        pytest.skip(f"{kind.name}: {unsupported.message.splitlines()[0]}")
     yield kind
     two_nodes.lab.backbone.join(PodNetwork.ROUTED)
 
 
 @pytest.fixture(scope="module")
-def _rough_pair() -> Iterator[TwoNodes]:
+def _restartable_pair() -> Iterator[TwoNodes]:
     with Lab("test-rough-pair", 65, PodNetwork.ROUTED) as lab:
         yield TwoNodes(lab)
 
 
 @pytest.fixture
-def rough_pair(_rough_pair: TwoNodes) -> Iterator[TwoNodes]:
-    """Two nodes for tests that start and end the first one's agent, as `rough`."""
+def restartable_pair(_restartable_pair: TwoNodes) -> Iterator[TwoNodes]:
+    """Two nodes for tests that start and end the first node's agent; see `restartable`."""
     try:
-        yield _rough_pair
+        yield _restartable_pair
     finally:
         with contextlib.suppress(ProcessLookupError):
-            _rough_pair.end()
-        _rough_pair.forget()
-        _rough_pair.mode = "ebpf"
+            _restartable_pair.end()
+        _restartable_pair.remove_files()
+        _restartable_pair.mode = "ebpf"
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""What each mode does otherwise than the others, and why: for the tests that run for all of them.
+"""The differences between the modes and their reasons, for tests that run with all modes.
 
-What is not here they have in common. docs/dataplanes/README.md tells users the same.
+All other behavior is the same in all modes. docs/dataplanes/README.md lists the differences for users.
 """
 
 import socket
@@ -13,73 +13,75 @@ from tests.kernel.cluster import eventually
 
 
 class Differences(NamedTuple):
-    """Those of one mode."""
+    """The differing properties of one mode."""
 
     by_packet: bool
-    """Only packets are rejected or dropped, by netfilter. REJECT and DROP where the node itself sends give a
-    datagram's sender EPERM (nf_hook_slow); a TCP client is told by an ICMP error, which a connect() that
-    has its socket locked passes over (tcp_v4_err): then it is the next SYN that is rejected, a second later;
-    and a datagram's sender without a peer is told nothing."""
+    """Packets are rejected or dropped by netfilter, not system calls by hooks. On the node itself, REJECT and
+    DROP return EPERM to a sender of datagrams (nf_hook_slow). A TCP client gets an ICMP error, which
+    connect() ignores while it holds the socket lock (tcp_v4_err): then the next SYN is rejected, a second
+    later. An unconnected datagram socket gets no error."""
 
     masquerades_here: bool
-    """With policy Cluster a client outside, and a pod that dials another address than the ClusterIP, are
-    masqueraded at this node's endpoints, too (KUBE-EXT-*, KUBE-MARK-MASQ): kube-proxy knows no better."""
+    """With policy Cluster, external clients, and pods that connect to another address than the ClusterIP, are
+    masqueraded even if the endpoint is on this node (KUBE-EXT-*, KUBE-MARK-MASQ), as with kube-proxy."""
 
     loopback: frozenset[socket.AddressFamily]
-    """The families in which the node reaches NodePorts at its loopback. route_localnet is IPv4's, and
-    kube-proxy's nftables mode has given it up (KEP-3866)."""
+    """The families in which the node reaches NodePorts at loopback addresses. route_localnet exists only for
+    IPv4, and kube-proxy's nftables mode does not use it (KEP-3866)."""
 
     other_port: str
     """The outcome at another port of a ClusterIP: kube-proxy's nftables mode rejects it (KEP-3866)."""
 
     own_external: str
-    """What the node gets over TCP at an external or load balancer IP without endpoints. The chain
-    KUBE-EXTERNAL-SERVICES hangs in INPUT and FORWARD, and not in OUTPUT."""
+    """The outcome for the node over TCP at an external or load balancer IP without endpoints. INPUT and
+    FORWARD jump to the chain KUBE-EXTERNAL-SERVICES, OUTPUT does not."""
 
     flows_end_later: bool
-    """UDP flows are ended once the rules are in force, and no sync waits for it: a moment later."""
+    """UDP flows are ended a moment after the rules are in force, because the sync does not wait for it."""
 
     leaves_terminating: bool
-    """A UDP client goes on to a ready endpoint. Netfilter's modes end flows to endpoints that do not serve
-    any more, as kube-proxy does (pkg/proxy/conntrack/cleanup.go), and a terminating one may well serve."""
+    """A UDP client of a terminating endpoint switches to a ready one. Netfilter's modes only end flows to
+    endpoints that no longer serve, as kube-proxy does (pkg/proxy/conntrack/cleanup.go), and a terminating
+    endpoint may still serve."""
 
     at_output: bool
-    """What the node itself sends is for IPVS where it is sent (ip_vs_ops[]): so a NodePort without endpoints
-    gives EPERM like other addresses."""
+    """IPVS handles host-originated packets at LOCAL_OUT (ip_vs_ops[]). So a NodePort without endpoints gives
+    EPERM like other addresses."""
 
     one_list: bool
-    """With externalTrafficPolicy Local and endpoints on this node, pods and the node are given those alone: a
-    virtual server has one list of real servers for all."""
+    """With externalTrafficPolicy Local and endpoints on this node, pods and the node also get only these: a
+    virtual server has one list of real servers for all clients."""
 
     ends_with_service: bool
-    """Open connections do when it is deleted, since they are its virtual server's; so with kube-proxy."""
+    """Open connections end when the Service is deleted, because they belong to its virtual server; also with
+    kube-proxy."""
 
     takes_answers: bool
-    """Of UDP: what comes to a NodePort is a call for the Service, be it the answer to what the node has asked
-    from that port. IPVS looks at each packet that it knows no connection of."""
+    """A UDP packet to a NodePort goes to the Service, even if it is a reply to a request of the node from
+    that port. IPVS handles every packet without a known connection."""
 
     affinity_by_address: bool
-    """A client has an endpoint for each address of a Service: IPVS knows of virtual servers, not of Services.
-    That it is the same one is chance, which holds as long as all have met the same clients in one order."""
+    """Session affinity is separate for each address of a Service, because IPVS has virtual servers, not
+    Services. The endpoints are equal only if all addresses had the same clients in the same order."""
 
     answers_pings: bool
-    """At the addresses of Services. For netfilter, no rule of kube-proxy's translates ICMP."""
+    """Service addresses answer pings. In netfilter's modes, no rule of kube-proxy translates ICMP."""
 
     def to_node(self, protocol: Protocol, outcome: str) -> str:
-        """What comes of it for a client that is the node itself."""
-        told_by_errno = self.by_packet and protocol is Protocol.UDP and outcome in (REFUSED, SILENT)
-        return DENIED if told_by_errno else outcome
+        """The outcome for a client on the node itself, given the outcome for other clients."""
+        gets_eperm = self.by_packet and protocol is Protocol.UDP and outcome in (REFUSED, SILENT)
+        return DENIED if gets_eperm else outcome
 
     def to(self, client: str, protocol: Protocol, outcome: str) -> str:
-        """As `to_node` where the client's class of sources is "node"; else the outcome as it is."""
+        """As `to_node` if the client's class of sources is "node"; otherwise the unchanged outcome."""
         return self.to_node(protocol, outcome) if client == "node" else outcome
 
     def refusal_takes(self, protocol: Protocol, at_once: float) -> float:
-        """Seconds in which a rejection comes, where the other modes need less than `at_once`."""
+        """Seconds within which a rejection arrives, if the other modes need less than `at_once`."""
         return 2.0 if self.by_packet and protocol is Protocol.TCP else at_once
 
     def await_flow(self, ask: Callable[[], str], wanted: str) -> None:
-        """Assert that this is what a client with a UDP flow gets, whose endpoint went."""
+        """Assert that a client with a UDP flow gets this outcome after its endpoint was removed."""
         if self.flows_end_later:
             eventually(lambda: ask() == wanted, f"the flow is ended, so that the outcome is {wanted}")
         else:
@@ -121,7 +123,7 @@ DIFFERENCES = {
     "iptables": _NFTABLES._replace(
         loopback=frozenset({socket.AF_INET}), other_port=SILENT, own_external=SILENT
     ),
-    # A real server of UDP that is not wanted is deleted with its flows; all addresses are the node's own.
+    # A removed UDP real server is deleted with its flows; all Service addresses are local to the node.
     "ipvs": _NFTABLES._replace(
         leaves_terminating=True,
         at_output=True,

@@ -1,4 +1,4 @@
-"""A download that lasts as long as its client wants, and an end that tells whether all of it came."""
+"""A download of any duration that the client ends; its end shows whether all data arrived."""
 
 import contextlib
 import os
@@ -12,17 +12,17 @@ from tests.kernel.clients import TCP, connected
 
 _PERIOD = bytes(range(256))
 _BLOCK = _PERIOD * 8
-_AT_ONCE = 1 << 18  # received
-_EXPECTED = _PERIOD * (_AT_ONCE // len(_PERIOD) + 2)  # as much, from anywhere in the period on
-_LENGTH = 8  # bytes at the end that tell how many there were before
-_PAUSE_MS = 50  # between two blocks: 40 KB a second show a break; with 10 ms six took half of a slow VM
+_AT_ONCE = 1 << 18  # bytes for one recv()
+_EXPECTED = _PERIOD * (_AT_ONCE // len(_PERIOD) + 2)  # enough for one recv() from any offset in the period
+_LENGTH = 8  # bytes at the end with the number of bytes before
+_PAUSE_MS = 50  # between two blocks: 40 KB/s. With 10 ms, six downloads used half of a slow VM
 _PATIENCE = 30.0
 
 
 def offer(pod: Pod, port: int) -> Call[None]:
-    """Send whoever connects one block after another, until that side is closed; then how many bytes it was.
+    """Serve downloads in a pod: blocks until the client closes its side, then the number of bytes.
 
-    Returns once clients are served; the server runs until it is killed, or the lab ends.
+    Returns once the server listens. It runs until it is killed or the lab ends.
     """
 
     def child(ready: int) -> None:
@@ -46,38 +46,38 @@ def _send(connection: socket.socket) -> None:
 
 
 class Download:
-    """One that has begun. What has come is looked at and not kept, so that one may last."""
+    """A started download. Received data is compared and not kept, so that the duration is unlimited."""
 
-    def __init__(self, place: Pod, address: str, port: int) -> None:
+    def __init__(self, netns: Pod, address: str, port: int) -> None:
         """Raises OSError."""
-        self._socket = connected(place, TCP, address, port)
+        self._socket = connected(netns, TCP, address, port)
         self._socket.settimeout(_PATIENCE)
         self._compared = 0  # bytes
         self._broken = False
-        self._tail = b""  # not compared yet: it may be the length
+        self._tail = b""  # not yet compared: may be the length
         self._error: OSError | None = None
         self._began = threading.Event()
         self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()
-        assert self._began.wait(_PATIENCE), f"nothing came from {address}"
+        assert self._began.wait(_PATIENCE), f"no data from {address}"
 
     def finish(self) -> int:
-        """Have it end; how many bytes it was. Raises OSError where it broke, AssertionError where some of it
-        is missing, or not what was sent."""
+        """End the download; the number of bytes. Raises OSError if the connection failed, AssertionError if
+        data is missing or wrong."""
         with self._socket:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
             self._thread.join(_PATIENCE)
         if self._error:
             raise self._error
-        told = int.from_bytes(self._tail)
-        assert self._compared == told, f"{self._compared} bytes of {told}"
-        assert not self._broken, f"not the {told} bytes that were sent"
-        return told
+        sent = int.from_bytes(self._tail)
+        assert self._compared == sent, f"received {self._compared} of {sent} bytes"
+        assert not self._broken, f"the {sent} received bytes differ from those sent"
+        return sent
 
     @property
     def received(self) -> int:
-        """How many bytes, so far."""
+        """The number of bytes received so far."""
         return self._compared + len(self._tail)
 
     def _receive(self) -> None:
@@ -88,9 +88,9 @@ class Download:
         except OSError as error:
             self._error = error
 
-    def _compare(self, come: bytes) -> None:
-        whole = max(0, len(come) - _LENGTH)
+    def _compare(self, received: bytes) -> None:
+        complete = max(0, len(received) - _LENGTH)
         begin = self._compared % len(_PERIOD)
-        self._broken |= come[:whole] != _EXPECTED[begin : begin + whole]
-        self._compared += whole
-        self._tail = come[whole:]
+        self._broken |= received[:complete] != _EXPECTED[begin : begin + complete]
+        self._compared += complete
+        self._tail = received[complete:]

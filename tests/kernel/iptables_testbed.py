@@ -1,4 +1,4 @@
-"""A node whose Services are served by iptables of one backend, with two pods and a client outside."""
+"""A node served by the iptables backend with one tool backend, in an empty namespace or in a lab."""
 
 import contextlib
 import subprocess
@@ -21,11 +21,11 @@ from tests.support.build import HERE, endpoint, networks, slice_of
 
 TOOL_BACKENDS = tuple(ToolBackend)
 TARGET = 8080
-"""The port that endpoints have."""
+"""The port of all endpoints."""
 
 
 class Testbed:
-    """The calling thread is on the node."""
+    """The backend on a node, in whose network namespace the calling thread is."""
 
     def __init__(self, tool_backend: ToolBackend, node: NodePlan, context: PlanContext) -> None:
         self.tool_backend = tool_backend
@@ -34,7 +34,7 @@ class Testbed:
         self.plane = self.another_run()
 
     def another_run(self) -> IptablesBackend:
-        """Of the agent, with its backend open."""
+        """A new, open backend, as after a restart of the agent."""
         plane = IptablesBackend(IptablesSettings(), self.tool_backend)
         plane.open()
         return plane
@@ -46,18 +46,18 @@ class Testbed:
         return self.plane.render([plan for each in plans for plan in each], self.node)
 
     def bring(self, wanted: Mapping[Key, Entry]) -> Mapping[Key, KernelError]:
-        """Bring it into the kernel, from whatever is there; what was rejected."""
+        """Apply the desired state to the kernel, based on what is read from it; the rejected entries."""
         return self.plane.apply(diff(self.plane.read(), wanted))
 
     def iptables(self, command: str) -> str:
-        """Run a command of iptables(8), as somebody else would; what it prints."""
+        """Run a command of iptables(8), as another program would; its output."""
         return self._run(f"iptables-{self.tool_backend} -w {command}")
 
     def restore(self, text: str) -> None:
         self._run(f"iptables-{self.tool_backend}-restore -w --noflush", text)
 
     def rules(self, table: str, chain: str) -> list[str]:
-        """Without "-A chain " before them."""
+        """The rules of a chain, without "-A chain " at the beginning."""
         lines = self.iptables(f"-t {table} -S {chain}").splitlines()
         return [line.split(" ", 2)[2] for line in lines if line.startswith("-A")]
 
@@ -71,7 +71,7 @@ class Testbed:
 
 @contextlib.contextmanager
 def empty_node(tool_backend: ToolBackend) -> Iterator[Testbed]:
-    """Within the block the calling thread is in a network namespace of its own, where nothing is."""
+    """Within the block, the calling thread is in a new, empty network namespace."""
     local = networks(("127.0.0.0/8", "192.0.2.10/32", "::1/128", "2001:db8::10/128"))
     context = _context("10.1.0.0/16", "fd01::/64")
     with netns.throw_away():
@@ -84,7 +84,7 @@ def empty_node(tool_backend: ToolBackend) -> Iterator[Testbed]:
 
 @contextlib.contextmanager
 def on_node(lab: Lab, tool_backend: ToolBackend) -> Iterator[Testbed]:
-    """Within the block the calling thread is on the lab's node, which serves; nothing of it stays."""
+    """Within the block, the calling thread is on the lab's node. All rules are removed afterwards."""
     v4, v6 = lab.addresses.pods(0)
     local = frozenset(networks(("127.0.0.0/8", f"{lab.node.v4}/32", "::1/128", f"{lab.node.v6}/128")))
     with netns.entered(lab.node.netns):

@@ -1,4 +1,4 @@
-"""Mode ipvs is the one that a kernel may lack: few of containers have it; tests/vm has others."""
+"""Whether this kernel has IPVS, which many kernels of container hosts lack; tests/vm runs other kernels."""
 
 import pytest
 
@@ -7,15 +7,15 @@ from ebpfproxy.linux.ipvs import ipvs
 
 
 def lacks_ipvs() -> str:
-    """What this kernel has not; "" where it has all."""
+    """The reason why mode ipvs cannot run; "" if it can."""
     try:
         ipvs.available()
-    except Unsupported as lack:
-        return lack.message
+    except Unsupported as unsupported:
+        return unsupported.message
     return ""
 
 
 def skip_without_ipvs(mode: str) -> None:
-    """Where the mode is that one, and the kernel lacks it."""
-    if mode == "ipvs" and (lack := lacks_ipvs()):
-        pytest.skip(lack)
+    """Skip the test if the mode is ipvs and the kernel does not support it."""
+    if mode == "ipvs" and (reason := lacks_ipvs()):
+        pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""Maps of two sizes below one bpffs root, made as an agent makes them but without programs."""
+"""Maps of two sizes below one bpffs root, created as by an agent but without programs."""
 
 import shutil
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ SIZES = MapSizes(64, 64, 64, 32, 64, 4096, 16)
 
 
 def make(pins: Pins, name: str, sizes: MapSizes = SIZES, source: Path | None = None) -> dict[str, MapShape]:
-    """Have the maps for `programs-NAME`, which are in force then; their shapes."""
+    """Create the maps for `programs-NAME` and make them current; their shapes."""
     shapes = map_shapes.read(source or abi.source_directory(), sizes.defines())
     folder = pins.root / f"programs-{name}"
     map_pins.provide(pins, folder / "maps", shapes, pins.maps_of(pins.in_force()))
@@ -23,12 +23,12 @@ def make(pins: Pins, name: str, sizes: MapSizes = SIZES, source: Path | None = N
 
 
 def opened(pins: Pins, name: str) -> Maps:
-    """To be closed."""
+    """The maps of `programs-NAME`. The caller closes them."""
     return Maps(pins.root / f"programs-{name}" / "maps")
 
 
 def ids(pins: Pins, name: str) -> Mapping[str, int]:
-    """The kernel's id of each map: one that is made again has another."""
+    """The kernel's id of each map: a recreated map has another id."""
     maps = opened(pins, name)
     try:
         return {
@@ -39,7 +39,7 @@ def ids(pins: Pins, name: str) -> Mapping[str, int]:
 
 
 def edited(folder: Path, old: str, new: str) -> Path:
-    """The C sources that say what maps are like, with a change in abi.h."""
+    """A copy of the C sources that define the maps, with a change in abi.h."""
     for name in ("abi.h", "maps.h"):
         shutil.copy(abi.source_directory() / name, folder)
     text = (folder / "abi.h").read_text()

@@ -1,5 +1,5 @@
-"""A client outside, a node that translates by rules of nft, and two pods behind it: three network namespaces
-of a test's own."""
+"""An external client, a node that translates with nftables rules, and two pods behind it, in three separate
+network namespaces."""
 
 import contextlib
 import socket
@@ -54,15 +54,15 @@ _TRACK = "ct state invalid counter"
 
 
 class Testbed:
-    """The three namespaces, as one family sees them."""
+    """The three namespaces with the addresses of one family."""
 
     def __init__(self, client: Namespace, node: Namespace, pods: Namespace, at: Addresses) -> None:
         self.client, self.node, self.pods, self.at = client, node, pods, at
 
     def rules(self, *, track: bool = True, **targets: tuple[str, int, str]) -> None:
-        """Have the node translate these and nothing else; by name: an address, "" for the node's own, a port,
-        and the address of the pod, "" for a frontend without endpoints. With `track` there is a rule that
-        asks for the state of packets, as every backend has."""
+        """Replace the node's rules. Each of `targets` has an address ("" for the node's addresses), a port,
+        and the address of a pod ("" for a frontend without endpoints). `track`: with a rule that matches on
+        the state of packets, as every backend has."""
         table = f"{self.at.nft} ebpfproxy-test"
         lines = [
             self._rule(protocol, address, number, pod)
@@ -85,7 +85,7 @@ class Testbed:
         return f"{where} {protocol} dport {number} dnat to {to}:{TARGET}"
 
     def nft(self, text: str) -> None:
-        """Have the node run a script of nft(8)."""
+        """Run a script of nft(8) on the node."""
         with self.node.entered():
             subprocess.run(["nft", "-f", "-"], input=text.encode(), check=True, timeout=PATIENCE)
 
@@ -95,7 +95,7 @@ class Testbed:
 
     @contextlib.contextmanager
     def pod(self, number: int) -> Iterator[socket.socket]:
-        """A server's socket in a pod: the first or the second."""
+        """A server's socket in the first (0) or second (1) pod."""
         with self.pods.entered():
             server = socket.socket(self.at.number, socket.SOCK_DGRAM)
         with server:
@@ -104,8 +104,8 @@ class Testbed:
             yield server
 
     @contextlib.contextmanager
-    def dialing(self, where: Namespace, address: str, number: int = DNS) -> Iterator[socket.socket]:
-        """A client's socket there, connected."""
+    def client_socket(self, where: Namespace, address: str, number: int = DNS) -> Iterator[socket.socket]:
+        """A connected client's socket in a namespace."""
         with where.entered():
             client = socket.socket(self.at.number, socket.SOCK_DGRAM)
         with client:
@@ -115,8 +115,8 @@ class Testbed:
 
 
 @contextlib.contextmanager
-def nat_grounds() -> Iterator[dict[Family, Testbed]]:
-    """Make the namespaces; the same for both families."""
+def nat_testbeds() -> Iterator[dict[Family, Testbed]]:
+    """Create the namespaces; both families share them."""
     with namespace("ct-client") as client, namespace("ct-node") as node, namespace("ct-pods") as pods:
         for each in (client, node, pods):
             each.ip("link set lo up")
@@ -143,7 +143,7 @@ def nat_grounds() -> Iterator[dict[Family, Testbed]]:
         yield {of: Testbed(client, node, pods, at) for of, at in ADDRESSES.items()}
 
 
-def forget(testbed: Testbed) -> None:
+def end_all_flows(testbed: Testbed) -> None:
     """End all flows of the node."""
     with testbed.node.entered():
         for protocol in (UDP, TCP):
@@ -152,7 +152,7 @@ def forget(testbed: Testbed) -> None:
 
 
 def answers(client: socket.socket, server: socket.socket) -> None:
-    """A question of the client reaches that server, and its answer the client."""
+    """A datagram of the client reaches that server, and its reply reaches the client."""
     client.send(b"?")
     question, sender = server.recvfrom(16)
     assert question == b"?"

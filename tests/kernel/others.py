@@ -1,6 +1,6 @@
-"""Programs of others, and the ways in which they are attached to a device.
+"""Foreign programs and the ways to attach them to a device.
 
-Everything acts in the network namespace of the calling thread.
+All functions act in the network namespace of the calling thread.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from ebpfproxy.linux.bpf.tc import Side
 NEXT, PASS, SHOT = -1, 0, 2
 """Verdicts: TCX_NEXT and TC_ACT_UNSPEC, TCX_PASS and TC_ACT_OK, TCX_DROP and TC_ACT_SHOT."""
 HEAD, TAIL = 1 << 3, 1 << 4
-"""Of a device's list of tcx links: BPF_F_BEFORE and BPF_F_AFTER without another program."""
+"""Ends of a device's list of tcx links: BPF_F_BEFORE and BPF_F_AFTER without another program."""
 
 _FIELDS = {"mark": 8, "tc_index": 44, "cb": 48}
-"""Offsets in struct __sk_buff (include/uapi/linux/bpf.h). Of `cb` it is the first word."""
+"""Offsets in struct __sk_buff (include/uapi/linux/bpf.h); for `cb`, of its first word."""
 _ATTACH_TYPES = {Side.INGRESS: 46, Side.EGRESS: 47}  # BPF_TCX_INGRESS, BPF_TCX_EGRESS
 _SCHED_CLS = 3
 _EVERYTHING = 3  # ETH_P_ALL
@@ -25,8 +25,7 @@ _EVERYTHING = 3  # ETH_P_ALL
 
 @contextlib.contextmanager
 def program(action: int = NEXT, **writes: int) -> Iterator[Program]:
-    """A classifier that returns `action` for every packet. Before that it writes the fields of the packet
-    that are named: mark, tc_index, cb."""
+    """A classifier that writes the given fields of the packet (mark, tc_index, cb) and returns `action`."""
     code = b"".join(
         _instruction(0xB7, 2, value) + _instruction(0x63, 2 << 4 | 1, 0, _FIELDS[field])
         for field, value in writes.items()
@@ -41,27 +40,27 @@ def _instruction(code: int, registers: int, immediate: int, offset: int = 0) -> 
 
 
 @contextlib.contextmanager
-def linked(ifindex: int, side: Side, theirs: Program, where: int = HEAD) -> Iterator[None]:
-    """Attached by a tcx link at one end of the list, within the block."""
-    attr = struct.pack("=IIIIIIQ", theirs.fd, ifindex, _ATTACH_TYPES[side], where, 0, 0, 0)
+def linked(ifindex: int, side: Side, foreign: Program, where: int = HEAD) -> Iterator[None]:
+    """Within the block, the program is attached by a tcx link at one end of the list."""
+    attr = struct.pack("=IIIIIIQ", foreign.fd, ifindex, _ATTACH_TYPES[side], where, 0, 0, 0)
     fd, _ = bpf.bpf(bpf.LINK_CREATE, attr, "cannot attach")
-    with contextlib.closing(Link(fd, "theirs")) as link:
+    with contextlib.closing(Link(fd, "foreign")) as link:
         try:
             yield
         finally:
-            link.detach()  # at once: the kernel may put off what close() begins
+            link.detach()  # immediately: after close(), the kernel may detach later
 
 
 def add_filter(
     ifindex: int,
     side: Side,
-    theirs: Program,
+    foreign: Program,
     *,
     handle: int = 1,
-    name: str = "theirs",
+    name: str = "foreign",
     priority: int = tc.FIRST,
 ) -> None:
-    """Attach it by a bpf filter with direct action. With priority 0 the kernel chooses one, and a handle."""
+    """Attach a bpf filter with direct action. With priority 0, the kernel chooses priority and handle."""
     from pyroute2 import IPRoute
 
     with IPRoute() as changes:
@@ -70,11 +69,11 @@ def add_filter(
         where = {"parent": int(side), "protocol": _EVERYTHING}
         if priority:
             where |= {"prio": priority, "handle": handle}
-        changes.tc("add-filter", "bpf", ifindex, fd=theirs.fd, name=name, direct_action=True, **where)
+        changes.tc("add-filter", "bpf", ifindex, fd=foreign.fd, name=name, direct_action=True, **where)
 
 
 def remove_filters(ifindex: int, side: Side, name: str = "") -> None:
-    """All bpf filters of that name; "": all of any."""
+    """Remove all bpf filters with that name; "": all bpf filters."""
     from pyroute2 import IPRoute
 
     with IPRoute() as changes:
@@ -85,10 +84,10 @@ def remove_filters(ifindex: int, side: Side, name: str = "") -> None:
 
 
 @contextlib.contextmanager
-def filtered(ifindex: int, side: Side, theirs: Program, where: int = HEAD) -> Iterator[None]:
-    """Attached by a filter within the block: at priority 1 before all others there, or at priority 9."""
-    name = f"theirs_{theirs.id}"
-    add_filter(ifindex, side, theirs, handle=9, name=name, priority=1 if where == HEAD else 9)
+def filtered(ifindex: int, side: Side, foreign: Program, where: int = HEAD) -> Iterator[None]:
+    """Within the block, the program is attached by a filter: with priority 1 before all others, or 9."""
+    name = f"foreign_{foreign.id}"
+    add_filter(ifindex, side, foreign, handle=9, name=name, priority=1 if where == HEAD else 9)
     try:
         yield
     finally:
@@ -100,6 +99,6 @@ Way = Callable[[int, Side, Program, int], contextlib.AbstractContextManager[None
 
 
 def order(ifindex: int, side: Side) -> list[int]:
-    """The ids of all programs there, in the order in which they run: tcx links, then filters."""
+    """The ids of all programs at the device in running order: tcx links, then filters."""
     links = tcx.programs(ifindex, side) if tcx.is_supported() else ()
     return [each.program_id for each in links] + [each.program_id for each in tc.filters(ifindex, side)]

@@ -1,6 +1,6 @@
-"""How network plugins attach their programs, and what those do to a packet that they let pass.
+"""How network plugins attach their programs, and what these write to packets that they accept.
 
-Everything acts in the network namespace of the calling thread. Read in November 2026.
+All functions act in the network namespace of the calling thread. Sources read in November 2026.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from tests.kernel.others import NEXT, PASS, TAIL, add_filter, linked, program, r
 
 
 class Plugin(NamedTuple):
-    """`passes` is the verdict for a packet that may pass; before that `writes` are written to it."""
+    """`passes`: the verdict for an accepted packet; `writes`: the fields that are written to it before."""
 
     filter_name: str
     passes: int
@@ -22,23 +22,23 @@ class Plugin(NamedTuple):
     priority: int = 1
     """0: the kernel chooses one."""
     by_tcx: bool = False
-    """It has a tcx link where the kernel has tcx, and then removes all filters of that side."""
+    """If the kernel has tcx, the plugin uses a tcx link and removes all filters of that side."""
 
     @contextlib.contextmanager
     def loaded(self) -> Iterator[Program]:
-        """Its program."""
-        with program(self.passes, **self.writes) as made:
-            yield made
+        """The plugin's program."""
+        with program(self.passes, **self.writes) as loaded:
+            yield loaded
 
     @contextlib.contextmanager
-    def attached(self, ifindex: int, side: Side, theirs: Program, has_tcx: bool = True) -> Iterator[None]:
-        """Attached as the plugin does it, within the block; `has_tcx`: whether it uses tcx, if it can."""
+    def attached(self, ifindex: int, side: Side, foreign: Program, has_tcx: bool = True) -> Iterator[None]:
+        """Within the block, attached in the plugin's way; `has_tcx`: whether it may use tcx."""
         if self.by_tcx and has_tcx and tcx.is_supported():
-            with linked(ifindex, side, theirs, TAIL):
+            with linked(ifindex, side, foreign, TAIL):
                 remove_filters(ifindex, side)
                 yield
             return
-        add_filter(ifindex, side, theirs, name=self.filter_name, priority=self.priority)
+        add_filter(ifindex, side, foreign, name=self.filter_name, priority=self.priority)
         try:
             yield
         finally:
@@ -48,8 +48,8 @@ class Plugin(NamedTuple):
 PLUGINS = {
     # cilium/cilium pkg/datapath/loader/tcx.go attaches at the tail, tc.go has handle 1 at
     # bpf-filter-priority (1), and removes all filters of the side once there is a link. CTX_ACT_OK is
-    # TC_ACT_OK (bpf/include/bpf/ctx/skb.h). bpf/lib/common.h: MARK_MAGIC_IDENTITY is 0x0f00, beside an
-    # identity in the bits 0xffff00ff, and tc_index and cb[0] have notes of one program to the next.
+    # TC_ACT_OK (bpf/include/bpf/ctx/skb.h). bpf/lib/common.h: MARK_MAGIC_IDENTITY is 0x0f00, together with an
+    # identity in the bits 0xffff00ff; tc_index and cb[0] pass data from one program to the next.
     "cilium": Plugin(
         "cil_from_netdev-eth0",
         PASS,
@@ -59,8 +59,8 @@ PLUGINS = {
     # aws/aws-ebpf-sdk-go pkg/tc/tc.go: handle 1 at priority 1, also where the kernel has tcx.
     # aws/aws-network-policy-agent pkg/ebpf/c/tc.v4ingress.bpf.c returns BPF_OK (0) and writes nothing.
     "aws": Plugin("handle_ingress", PASS),
-    # projectcalico/calico felix/bpf/tc/attach.go: no priority of its own, so that the kernel gives 49152 or
-    # less. felix/bpf-gpl/skb.h: CALI_SKB_MARK_BYPASS is 0x03000000; at the devices of a host what is not
-    # Calico's own goes on with TC_ACT_UNSPEC (felix/bpf-gpl/tc.c).
+    # projectcalico/calico felix/bpf/tc/attach.go: no explicit priority, so that the kernel assigns 49152 or
+    # less. felix/bpf-gpl/skb.h: CALI_SKB_MARK_BYPASS is 0x03000000; at a host's devices, other packets than
+    # Calico's get TC_ACT_UNSPEC (felix/bpf-gpl/tc.c).
     "calico": Plugin("cali_tc_preambl", NEXT, {"mark": 0x03000000}, priority=0),
 }

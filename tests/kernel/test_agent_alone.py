@@ -1,4 +1,4 @@
-"""One agent has a node: a second one, a compiler that was left behind, pins that somebody removed."""
+"""Only one agent runs on a node: locks, compiler processes left by a killed agent, and removed pins."""
 
 import os
 import shutil
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture
 def fresh() -> Iterator[Cluster]:
-    """A node that nothing was ever loaded on."""
+    """A node on which no BPF program was ever loaded."""
     with Lab("test-alone", 3) as lab, Cluster(lab) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def place() -> Iterator[BpfPlace]:
-    with bpf_place() as made:
-        yield made
+    with bpf_place() as created:
+        yield created
 
 
 @pytest.mark.parametrize(
@@ -44,31 +44,31 @@ def place() -> Iterator[BpfPlace]:
         (["--tc-devices=none"], "another ebpfproxy holds {root}"),
     ],
 )
-def test_a_second_agent_gives_way(rough: Cluster, flags: list[str], reason: str) -> None:
-    """Both would give out the same slots and endpoints, each to Services of its own; or remove, one after the
-    other, what each has in the network namespace."""
-    rough.start()
-    web = rough.service().to(rough.a)
+def test_a_second_agent_exits_with_an_error(restartable: Cluster, flags: list[str], reason: str) -> None:
+    """Two agents would assign the same slots and endpoints to different Services, or remove each other's
+    state in the network namespace."""
+    restartable.start()
+    web = restartable.service().to(restartable.a)
     ports = "--healthz-port=0", "--metrics-port=0"
-    second = rough.ebpfproxy("run", f"--manifests={rough.folder}", *ports, *flags, check=False)
+    second = restartable.ebpfproxy("run", f"--manifests={restartable.folder}", *ports, *flags, check=False)
     assert second.returncode == 4
-    assert reason.format(root=rough.lab.bpffs) in second.stderr
-    assert outcome(rough.p, TCP, web.v4, 80) == "a"
+    assert reason.format(root=restartable.lab.bpffs) in second.stderr
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
 
 
-def test_cleanup_gives_way_to_an_agent_that_runs(rough: Cluster) -> None:
-    rough.start()
-    web = rough.service().to(rough.a)
-    rejected = rough.ebpfproxy("cleanup", check=False)
+def test_cleanup_is_rejected_while_an_agent_runs(restartable: Cluster) -> None:
+    restartable.start()
+    web = restartable.service().to(restartable.a)
+    rejected = restartable.ebpfproxy("cleanup", check=False)
     assert rejected.returncode == 4
     assert "stop the agent" in rejected.stderr
-    assert outcome(rough.p, TCP, web.v4, 80) == "a"
-    rough.agent.stop()
-    done = rough.ebpfproxy("cleanup", check=False)
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    restartable.agent.stop()
+    done = restartable.ebpfproxy("cleanup", check=False)
     assert done.returncode == 0
     assert "removed link connect4" in done.stdout
     assert "removed program" not in done.stdout
-    assert outcome(rough.p, TCP, web.v4, 80, 0.2) != "a"
+    assert outcome(restartable.p, TCP, web.v4, 80, 0.2) != "a"
 
 
 def compilers_of(agent: int) -> list[int]:
@@ -85,27 +85,27 @@ def compilers_of(agent: int) -> list[int]:
 
 
 def has_ended(pid: int) -> bool:
-    """Whoever inherits a child of an agent that was killed may take its time to reap it."""
+    """Also true for a zombie: the process that inherits a killed agent's child may reap it late."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     except FileNotFoundError:
         return True
 
 
-def test_an_agent_that_is_killed_while_it_compiles_leaves_no_compiler(fresh: Cluster) -> None:
+def test_killing_the_agent_while_it_compiles_ends_the_compiler(fresh: Cluster) -> None:
     agent = fresh.launch()
-    eventually(lambda: bool(compilers_of(agent.process.pid)), "it compiles")
+    eventually(lambda: bool(compilers_of(agent.process.pid)), "the agent compiles")
     (compiler,) = compilers_of(agent.process.pid)
     agent.kill()
-    eventually(lambda: has_ended(compiler), "its compiler ends with it")
+    eventually(lambda: has_ended(compiler), "the compiler ends with the agent")
     fresh.start()
     web = fresh.service().to(fresh.a)
     assert outcome(fresh.p, TCP, web.v4, 80) == "a"
 
 
-def test_a_signal_of_the_terminal_while_it_compiles_ends_it_well(fresh: Cluster) -> None:
+def test_sigint_while_compiling_ends_the_agent_with_exit_code_0(fresh: Cluster) -> None:
     agent = fresh.launch()
-    eventually(lambda: bool(compilers_of(agent.process.pid)), "it compiles")
+    eventually(lambda: bool(compilers_of(agent.process.pid)), "the agent compiles")
     for pid in (*compilers_of(agent.process.pid), agent.process.pid):
         os.kill(pid, 2)
     assert agent.process.wait(20) == 0, agent.log()
@@ -114,24 +114,24 @@ def test_a_signal_of_the_terminal_while_it_compiles_ends_it_well(fresh: Cluster)
 @pytest.mark.parametrize(
     "what", ["programs-*/maps/services", "programs-*/maps", "programs-*", "maps/services-*", "maps"]
 )
-def test_pins_that_were_removed_are_restored(rough: Cluster, what: str) -> None:
-    rough.start("--sync-period=1s")
-    web = rough.service().to(rough.a)
-    (victim,) = rough.lab.bpffs.glob(what)
-    before = len(rough.agent.lines)
+def test_removed_pins_are_restored(restartable: Cluster, what: str) -> None:
+    restartable.start("--sync-period=1s")
+    web = restartable.service().to(restartable.a)
+    (victim,) = restartable.lab.bpffs.glob(what)
+    before = len(restartable.agent.lines)
     if victim.is_dir() and not victim.is_symlink():
         shutil.rmtree(victim)
     else:
         victim.unlink()
-    rough.agent.await_sync(before)
-    assert outcome(rough.p, TCP, web.v4, 80) == "a"
-    rough.agent.kill()
-    assert outcome(rough.p, TCP, web.v4, 80) == "a"
-    assert (rough.lab.bpffs / "current" / "maps" / "services").exists()
+    restartable.agent.await_sync(before)
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    restartable.agent.kill()
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    assert (restartable.lab.bpffs / "current" / "maps" / "services").exists()
 
 
-def test_more_local_networks_than_there_is_room_for(place: BpfPlace) -> None:
-    """A node that comes from IPVS has every ClusterIP on kube-ipvs0."""
+def test_local_networks_beyond_the_map_size_are_rejected(place: BpfPlace) -> None:
+    """A node that ran mode ipvs has every ClusterIP on kube-ipvs0."""
     backend = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, devices=False))
     backend.open()
     try:
@@ -148,7 +148,7 @@ def test_more_local_networks_than_there_is_room_for(place: BpfPlace) -> None:
         backend.close()
 
 
-def test_a_network_namespace_has_a_lock_of_its_own() -> None:
+def test_each_network_namespace_has_its_own_lock() -> None:
     with namespace("one") as one, namespace("other") as other:
         with one.entered():
             first = NamespaceLock()
@@ -162,7 +162,7 @@ def test_a_network_namespace_has_a_lock_of_its_own() -> None:
             NamespaceLock().release()
 
 
-def test_a_lock_is_free_again_when_it_is_released(tmp_path: Path) -> None:
+def test_a_released_folder_lock_can_be_taken_again(tmp_path: Path) -> None:
     first = FolderLock(tmp_path)
     with pytest.raises(AlreadyExists, match=str(tmp_path)):
         FolderLock(tmp_path)
@@ -171,13 +171,14 @@ def test_a_lock_is_free_again_when_it_is_released(tmp_path: Path) -> None:
     FolderLock(tmp_path).release()
 
 
-def test_a_lock_is_free_soon_where_its_holder_is_killed_while_it_starts_a_process(
+def test_a_lock_inherited_by_a_child_process_is_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: a mode was not drained, since the agent before held its lock, though it had ended."""
+    """Regression: a mode was not drained because a child process of the previous agent, which had ended,
+    still held its lock."""
     first = FolderLock(tmp_path)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(first.fd,)) as started:
         first.release()
         monkeypatch.setattr(time, "sleep", lambda _seconds: started.communicate())
         FolderLock(tmp_path).release()
-        assert started.returncode == 0, "until then it was held"
+        assert started.returncode == 0, "the lock was held until this process ended"

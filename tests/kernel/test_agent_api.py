@@ -1,4 +1,4 @@
-"""The agent with an API server, which forgets, vanishes and comes back."""
+"""The agent with an API server that compacts its history, becomes unreachable and returns."""
 
 import contextlib
 import socket
@@ -28,28 +28,28 @@ pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture
-def server(rough: Cluster) -> Iterator[ApiServer]:
+def server(restartable: Cluster) -> Iterator[ApiServer]:
     """An API server on the node's 127.0.0.1."""
     server = ApiServer()
-    server.put(manifests.node(rough.lab.node_name, [rough.node.v4, rough.node.v6]))
-    start(rough, server)
+    server.put(manifests.node(restartable.lab.node_name, [restartable.node.v4, restartable.node.v6]))
+    start(restartable, server)
     try:
         yield server
     finally:
-        rough.end()
+        restartable.end()
         server.stop()
 
 
-def start(rough: Cluster, server: ApiServer) -> None:
-    with netns.entered(rough.node.netns):
+def start(restartable: Cluster, server: ApiServer) -> None:
+    with netns.entered(restartable.node.netns):
         server.start()
 
 
-def run(rough: Cluster, server: ApiServer, folder: Path) -> None:
-    """Start the agent with this server, and await its first sync."""
+def run(restartable: Cluster, server: ApiServer, folder: Path) -> None:
+    """Start the agent with this server and wait for its first sync."""
     kubeconfig = folder / "kubeconfig"
     server.write_kubeconfig(kubeconfig)
-    rough.start("--manifests=", f"--kubeconfig={kubeconfig}")
+    restartable.start("--manifests=", f"--kubeconfig={kubeconfig}")
 
 
 def put(server: ApiServer, web: Exposed, *backends: Pod) -> Exposed:
@@ -59,32 +59,37 @@ def put(server: ApiServer, web: Exposed, *backends: Pod) -> Exposed:
     return web
 
 
-def answer(rough: Cluster, web: Exposed) -> str:
-    return outcome(rough.p, TCP, web.v4, 80, 1.0)
+def answer(restartable: Cluster, web: Exposed) -> str:
+    return outcome(restartable.p, TCP, web.v4, 80, 1.0)
 
 
-def test_services_of_an_api_server(rough: Cluster, server: ApiServer, tmp_path: Path) -> None:
-    before = put(server, rough.service(), rough.a)
-    run(rough, server, tmp_path)
-    assert answer(rough, before) == "a"
-    later = put(server, rough.service(node_port=True), rough.a, rough.b)
-    eventually(lambda: answer(rough, later) in ("a", "b"), "what came later")
-    eventually(lambda: set(answers(rough.p, TCP, later.v4, 80)) == {"a", "b"}, "both endpoints")
-    assert outcome(rough.node, TCP, "127.0.0.1", later.node_port) in ("a", "b")
+def test_services_from_an_api_server_are_served(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    before = put(server, restartable.service(), restartable.a)
+    run(restartable, server, tmp_path)
+    assert answer(restartable, before) == "a"
+    later = put(server, restartable.service(node_port=True), restartable.a, restartable.b)
+    eventually(lambda: answer(restartable, later) in ("a", "b"), "the later Service is served")
+    eventually(lambda: set(answers(restartable.p, TCP, later.v4, 80)) == {"a", "b"}, "both endpoints")
+    assert outcome(restartable.node, TCP, "127.0.0.1", later.node_port) in ("a", "b")
 
 
-def test_a_deletion_that_no_watch_told_of(rough: Cluster, server: ApiServer, tmp_path: Path) -> None:
-    """Regression: cilium #48050. It happened while the connection was down, and its history is compacted."""
-    gone, stays = (put(server, rough.service(), rough.a) for _ in range(2))
-    run(rough, server, tmp_path)
-    assert answer(rough, gone) == answer(rough, stays) == "a"
+def test_a_deletion_missed_by_the_watch_is_applied_after_a_new_list(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    """Regression: cilium #48050. The object was deleted while the connection was down, and the history was
+    compacted."""
+    gone, stays = (put(server, restartable.service(), restartable.a) for _ in range(2))
+    run(restartable, server, tmp_path)
+    assert answer(restartable, gone) == answer(restartable, stays) == "a"
     server.stop()
     server.delete("Service", "default", gone.name)
-    server.put(endpoints_of(stays, rough.b))
+    server.put(endpoints_of(stays, restartable.b))
     server.compact()
-    start(rough, server)
-    eventually(lambda: answer(rough, stays) == "b", "the change", patience=20)
-    eventually(lambda: answer(rough, gone) not in ("a", "b"), "the deletion", patience=20)
+    start(restartable, server)
+    eventually(lambda: answer(restartable, stays) == "b", "the change", patience=20)
+    eventually(lambda: answer(restartable, gone) not in ("a", "b"), "the deletion", patience=20)
 
 
 def endpoints_of(web: Exposed, *backends: Pod) -> manifests.Object:
@@ -92,28 +97,29 @@ def endpoints_of(web: Exposed, *backends: Pod) -> manifests.Object:
     return web.objects()[1]
 
 
-def test_a_restart_while_the_api_server_is_away_changes_nothing(
-    rough: Cluster, server: ApiServer, tmp_path: Path
+def test_restart_while_the_api_server_is_unreachable_changes_nothing(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """Regression: cilium #26912 and others, where a start deleted what it had not yet been told of."""
-    web = put(server, rough.service(node_port=True), rough.a, rough.b)
-    run(rough, server, tmp_path)
-    rough.agent.kill()
+    """Regression: cilium #26912 and others, where a starting agent deleted state that it had not listed
+    yet."""
+    web = put(server, restartable.service(node_port=True), restartable.a, restartable.b)
+    run(restartable, server, tmp_path)
+    restartable.agent.kill()
     server.stop()
     kubeconfig = f"--kubeconfig={tmp_path / 'kubeconfig'}"
-    rough.launch("--manifests=", kubeconfig)
-    rough.agent.await_line(lambda line: "WARNING" in line.text or "ERROR" in line.text)
-    assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
-    start(rough, server)
-    rough.agent.await_sync()
-    assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
-    assert outcome(rough.p, TCP, rough.node.v4, web.node_port) in ("a", "b")
+    restartable.launch("--manifests=", kubeconfig)
+    restartable.agent.await_line(lambda line: "WARNING" in line.text or "ERROR" in line.text)
+    assert set(answers(restartable.p, TCP, web.v4, 80)) == {"a", "b"}
+    start(restartable, server)
+    restartable.agent.await_sync()
+    assert set(answers(restartable.p, TCP, web.v4, 80)) == {"a", "b"}
+    assert outcome(restartable.p, TCP, restartable.node.v4, web.node_port) in ("a", "b")
 
 
-def test_who_waits_for_the_api_server_lives_is_not_ready_and_forgets_no_move(
-    rough: Cluster, server: ApiServer, tmp_path: Path
+def test_agent_waiting_for_the_api_server_is_live_not_ready_and_keeps_a_mode_switch(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    web = put(server, rough.service(), rough.a)
+    web = put(server, restartable.service(), restartable.a)
     server.stop()
     kubeconfig, configuration = tmp_path / "kubeconfig", tmp_path / "config.conf"
     server.write_kubeconfig(kubeconfig)
@@ -123,16 +129,16 @@ def test_who_waits_for_the_api_server_lives_is_not_ready_and_forgets_no_move(
         written.write_text(f"{KIND}\nmode: {mode}\nclientConnection: {{kubeconfig: {kubeconfig}}}\n")
         written.rename(configuration)
 
-    configure("nftables")  # whose section has another bit to masquerade by than iptables'
-    agent = rough.launch("--manifests=", f"--config={configuration}")
+    configure("nftables")  # its masqueradeBit differs from the one for iptables
+    agent = restartable.launch("--manifests=", f"--config={configuration}")
     agent.await_line(lambda line: UNREACHABLE in line.text)
     configure("iptables")
     agent.await_line(lambda line: SWITCH_LATER in line.text)
-    assert (health(rough, "livez"), health(rough, "readyz")) == (200, 503)
-    start(rough, server)
+    assert (health(restartable, "livez"), health(restartable, "readyz")) == (200, 503)
+    start(restartable, server)
     agent.await_line(lambda line: f" {SWITCHED} mode=iptables " in line.text)
-    assert (health(rough, "livez"), health(rough, "readyz")) == (200, 200)
-    assert answer(rough, web) == "a"
+    assert (health(restartable, "livez"), health(restartable, "readyz")) == (200, 200)
+    assert answer(restartable, web) == "a"
     assert not any("next start" in line.text for line in agent.lines)
 
 
@@ -142,8 +148,8 @@ iptables: {masqueradeBit: 14}
 nftables: {masqueradeBit: 20}"""
 
 
-def health(rough: Cluster, path: str) -> int:
-    """The status that the agent's health server answers."""
+def health(restartable: Cluster, path: str) -> int:
+    """The HTTP status that the agent's health server returns."""
 
     def ask() -> int:
         try:
@@ -151,23 +157,24 @@ def health(rough: Cluster, path: str) -> int:
         except urllib.error.HTTPError as rejection:
             return rejection.code
 
-    return rough.node.call(ask)
+    return restartable.node.call(ask)
 
 
-def test_no_connection_fails_while_the_api_server_is_away(
-    request: pytest.FixtureRequest, rough: Cluster, server: ApiServer, load: Load, tmp_path: Path
+def test_no_connection_fails_while_the_api_server_is_unreachable(
+    request: pytest.FixtureRequest, restartable: Cluster, server: ApiServer, load: Load, tmp_path: Path
 ) -> None:
-    """Away for the whole time, with an agent that is killed and started again; --connects=N for longer."""
-    web = put(server, rough.service(), rough.a, rough.b)
-    run(rough, server, tmp_path)
+    """The API server is unreachable all the time; the agent is killed and restarted. --connects=N for
+    longer."""
+    web = put(server, restartable.service(), restartable.a, restartable.b)
+    run(restartable, server, tmp_path)
     server.stop()
     targets = load.targets("away", [(web.v4, 80), (web.v6, 80)])
-    running = load.start_churn(rough.p, targets, count=request.config.getoption("--connects"))
+    running = load.start_churn(restartable.p, targets, count=request.config.getoption("--connects"))
     try:
         while running.poll() is None:
-            rough.agent.kill()
-            rough.launch("--manifests=", f"--kubeconfig={tmp_path / 'kubeconfig'}")
-            rough.agent.await_line(lambda line: UNREACHABLE in line.text)
+            restartable.agent.kill()
+            restartable.launch("--manifests=", f"--kubeconfig={tmp_path / 'kubeconfig'}")
+            restartable.agent.await_line(lambda line: UNREACHABLE in line.text)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.wait(10)
     finally:
@@ -176,13 +183,13 @@ def test_no_connection_fails_while_the_api_server_is_away(
     assert report["errors"] == {}
 
 
-def test_a_restart_while_slices_are_listed_late_loses_no_endpoint(
-    rough: Cluster, server: ApiServer, tmp_path: Path
+def test_restart_with_a_late_endpoint_slice_list_loses_no_endpoint(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """Regression: cilium #26912. Services are known at once, their EndpointSlices only after a while."""
-    web = put(server, rough.service(), rough.a, rough.b)
-    run(rough, server, tmp_path)
-    rough.agent.kill()
+    """Regression: cilium #26912. Services are listed at once, their EndpointSlices only after a while."""
+    web = put(server, restartable.service(), restartable.a, restartable.b)
+    run(restartable, server, tmp_path)
+    restartable.agent.kill()
     go = threading.Event()
 
     def hold(request: Request) -> None:
@@ -192,30 +199,30 @@ def test_a_restart_while_slices_are_listed_late_loses_no_endpoint(
     server.before = hold
     asked = len(server.requests)
     kubeconfig = f"--kubeconfig={tmp_path / 'kubeconfig'}"
-    rough.launch("--manifests=", kubeconfig)
+    restartable.launch("--manifests=", kubeconfig)
     try:
         eventually(
             lambda: any(r.watch and r.path.endswith("/services") for r in server.requests[asked:]),
-            "Services are listed, and watched",
+            "Services are listed and watched",
             patience=20,
         )
         for _ in range(3):
-            assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
+            assert set(answers(restartable.p, TCP, web.v4, 80)) == {"a", "b"}
     finally:
         go.set()
-    rough.agent.await_sync()
-    assert set(answers(rough.p, TCP, web.v4, 80)) == {"a", "b"}
+    restartable.agent.await_sync()
+    assert set(answers(restartable.p, TCP, web.v4, 80)) == {"a", "b"}
 
 
-def test_a_restart_while_our_node_is_read_late_closes_no_node_port(
-    rough: Cluster, server: ApiServer, tmp_path: Path
+def test_restart_with_a_late_node_object_closes_no_node_port(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """On primary addresses, which only the Node tells: without it there are none."""
-    web = put(server, rough.service(node_port=True), rough.a, rough.b)
+    """With --nodeport-addresses=primary: the addresses are known only from the Node object."""
+    web = put(server, restartable.service(node_port=True), restartable.a, restartable.b)
     primary = ("--nodeport-addresses=primary", "--manifests=", f"--kubeconfig={tmp_path / 'kubeconfig'}")
     server.write_kubeconfig(tmp_path / "kubeconfig")
-    rough.start(*primary)
-    rough.agent.kill()
+    restartable.start(*primary)
+    restartable.agent.kill()
     go = threading.Event()
 
     def hold(request: Request) -> None:
@@ -223,49 +230,49 @@ def test_a_restart_while_our_node_is_read_late_closes_no_node_port(
             go.wait(20)
 
     def dials() -> None:
-        assert outcome(rough.p, TCP, rough.node.v4, web.node_port) in ("a", "b")
+        assert outcome(restartable.p, TCP, restartable.node.v4, web.node_port) in ("a", "b")
 
     server.before = hold
     asked = len(server.requests)
-    rough.launch(*primary)
+    restartable.launch(*primary)
     try:
-        eventually(lambda: watched(server, asked), "Services and EndpointSlices are listed, and watched", 20)
+        eventually(lambda: watched(server, asked), "Services and EndpointSlices are listed and watched", 20)
         until = time.monotonic() + 3
         while time.monotonic() < until:
             dials()
-        assert not any(map(is_sync, rough.agent.lines))
+        assert not any(map(is_sync, restartable.agent.lines))
     finally:
         go.set()
-    rough.agent.await_sync()
+    restartable.agent.await_sync()
     dials()
 
 
 def watched(server: ApiServer, since: int) -> bool:
-    told = [request.path for request in server.requests[since:] if request.watch]
-    return all(any(path.endswith(kind) for path in told) for kind in ("/services", "/endpointslices"))
+    watches = [request.path for request in server.requests[since:] if request.watch]
+    return all(any(path.endswith(kind) for path in watches) for kind in ("/services", "/endpointslices"))
 
 
-def test_without_the_right_to_read_our_node_it_serves_after_a_while(
-    rough: Cluster, server: ApiServer, tmp_path: Path
+def test_without_permission_to_read_the_node_object_services_are_served_after_a_timeout(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    web = put(server, rough.service(), rough.a)
+    web = put(server, restartable.service(), restartable.a)
     server.fail(10_000, 403, match=lambda request: request.path.endswith("/nodes"))
-    run(rough, server, tmp_path)
-    assert any(NODE_MISSING in line.text for line in rough.agent.lines)
-    assert answer(rough, web) == "a"
+    run(restartable, server, tmp_path)
+    assert any(NODE_MISSING in line.text for line in restartable.agent.lines)
+    assert answer(restartable, web) == "a"
 
 
-# The API server as a Service of its own
+# The API server behind the Service default/kubernetes
 
 
 @contextlib.contextmanager
-def api_by_service(rough: Cluster, server: ApiServer, folder: Path) -> Iterator[Path]:
-    """A relay from the node's address, port 6443, to the server, and a kubeconfig by 10.96.240.1:443."""
-    with netns.entered(rough.node.netns):
-        listener = socket.create_server((rough.node.v4, 6443))
+def api_by_service(restartable: Cluster, server: ApiServer, folder: Path) -> Iterator[Path]:
+    """A relay from port 6443 of the node's address to the server, and a kubeconfig for 10.96.240.1:443."""
+    with netns.entered(restartable.node.netns):
+        listener = socket.create_server((restartable.node.v4, 6443))
 
         def upstream() -> socket.socket:
-            with netns.entered(rough.node.netns):
+            with netns.entered(restartable.node.netns):
                 return socket.create_connection(("127.0.0.1", server.port))
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
@@ -309,23 +316,25 @@ def kubernetes(*addresses: str) -> list[manifests.Object]:
     ]
 
 
-def test_the_api_servers_own_service_without_endpoints_does_not_cut_the_agent_off(
-    rough: Cluster, server: ApiServer, tmp_path: Path
+def test_agent_reaches_the_api_server_while_its_service_has_no_endpoints(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
-    """Regression: calico ee3dc51152. An agent that reaches the API server by its ClusterIP would reject its
-    own connections once the endpoints of default/kubernetes are empty, and never learn of new ones."""
-    with api_by_service(rough, server, tmp_path) as kubeconfig:
-        for entry in kubernetes(rough.node.v4):
+    """Regression: calico ee3dc51152. An agent that reaches the API server at its ClusterIP would reject its
+    own connections once default/kubernetes has no endpoints, and would never receive new ones."""
+    with api_by_service(restartable, server, tmp_path) as kubeconfig:
+        for entry in kubernetes(restartable.node.v4):
             server.put(entry)
-        run(rough, server, tmp_path)
-        rough.agent.kill()
-        rough.start("--manifests=", f"--kubeconfig={kubeconfig}")
-        web = put(server, rough.service(), rough.a)
-        eventually(lambda: answer(rough, web) == "a", "served by way of the ClusterIP")
+        run(restartable, server, tmp_path)
+        restartable.agent.kill()
+        restartable.start("--manifests=", f"--kubeconfig={kubeconfig}")
+        web = put(server, restartable.service(), restartable.a)
+        eventually(lambda: answer(restartable, web) == "a", "served with the API server's ClusterIP")
         for entry in kubernetes():
             server.put(entry)
         server.put(endpoints_of(web))
-        eventually(lambda: answer(rough, web) == REFUSED, "it has seen both changes")
+        eventually(lambda: answer(restartable, web) == REFUSED, "both changes are in force")
         server.drop_connections()
-        server.put(endpoints_of(web, rough.b))
-        eventually(lambda: answer(rough, web) == "b", "it still hears from the API server", patience=8)
+        server.put(endpoints_of(web, restartable.b))
+        eventually(
+            lambda: answer(restartable, web) == "b", "changes still arrive from the API server", patience=8
+        )

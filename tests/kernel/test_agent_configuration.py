@@ -1,4 +1,4 @@
-"""The agent with a configuration file that changes while it runs."""
+"""The agent with a configuration file that changes at run time."""
 
 from pathlib import Path
 
@@ -22,15 +22,15 @@ def configure(path: Path, mode: str) -> None:
     written.rename(path)
 
 
-def test_a_mode_that_is_moved_to_serves_by_its_own_section(rough: Cluster, tmp_path: Path) -> None:
+def test_a_mode_switch_uses_the_new_modes_configuration_section(restartable: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "config.conf"
     configure(path, "iptables")
-    agent = rough.start(f"--config={path}")
-    assert "--set-xmark 0x4000/0x4000" in rough.node.run(["iptables-save"]).stdout
+    agent = restartable.start(f"--config={path}")
+    assert "--set-xmark 0x4000/0x4000" in restartable.node.run(["iptables-save"]).stdout
     configure(path, "nftables")
     agent.await_line(lambda line: f" {SWITCHED} mode=nftables " in line.text)
     assert (
         "0x00100000"
-        in rough.node.run(["nft", "list", "chain", "ip", "kube-proxy", "mark-for-masquerade"]).stdout
+        in restartable.node.run(["nft", "list", "chain", "ip", "kube-proxy", "mark-for-masquerade"]).stdout
     )
     assert not any("next start" in line.text for line in agent.lines)

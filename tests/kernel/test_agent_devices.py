@@ -1,4 +1,4 @@
-"""Which devices of a node the agent puts its classifiers on, as its flags, pods and Services have it."""
+"""To which devices the agent attaches its classifiers, depending on flags, pods and Services."""
 
 import socket
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ BOTH, EGRESS = {Side.INGRESS, Side.EGRESS}, {Side.EGRESS}
 
 
 def sides(cluster: Cluster) -> dict[str, set[Side]]:
-    """The devices of the node that have a classifier of ours, and where."""
+    """The devices of the node that have a classifier of the agent, and on which sides."""
 
     def look() -> dict[str, set[Side]]:
         found = {
@@ -35,46 +35,50 @@ def pods(cluster: Cluster) -> dict[str, set[Side]]:
 
 
 @pytest.fixture
-def newcomer(rough: Cluster) -> Iterator[Pod]:
-    """Asked for last: a pod that comes while the agent runs, and goes."""
-    pod = rough.lab.pod("newcomer")
+def newcomer(restartable: Cluster) -> Iterator[Pod]:
+    """A pod that is created while the agent runs. Tests request this fixture late."""
+    pod = restartable.lab.pod("newcomer")
     try:
         yield pod
     finally:
-        rough.lab.remove_pod(pod)
+        restartable.lab.remove_pod(pod)
 
 
 @pytest.fixture
 def bypassing() -> Iterator[Cluster]:
-    """A node of its own: which pods were served is remembered as long as they exist."""
+    """A separate node: the agent remembers which pods were served as long as they exist."""
     with Lab("test-bypassing", 80) as lab, Cluster(lab) as cluster:
         yield cluster
 
 
-def test_the_devices_of_pods_are_left_alone_until_a_service_needs_them(
-    rough: Cluster, request: pytest.FixtureRequest
+def test_pod_devices_get_no_classifiers_until_a_service_needs_them(
+    restartable: Cluster, request: pytest.FixtureRequest
 ) -> None:
-    """The first with this node: its pods are served for good by any other."""
-    rough.start()
-    web = rough.service(type="LoadBalancer", loadBalancerSourceRanges=["198.51.100.0/24"]).to(rough.a)
-    assert sides(rough) == {"eth0": BOTH}, "no address is restricted"
+    """This must be the first test with this node: after any other, classifiers stay on the pods' devices."""
+    restartable.start()
+    web = restartable.service(type="LoadBalancer", loadBalancerSourceRanges=["198.51.100.0/24"]).to(
+        restartable.a
+    )
+    assert sides(restartable) == {"eth0": BOTH}, "no address is restricted"
     web.status = {"loadBalancer": {"ingress": [{"ip": "203.0.113.9"}]}}
     web.set()
-    assert sides(rough) == {"eth0": BOTH, **pods(rough)}
-    served = pods(rough)
+    assert sides(restartable) == {"eth0": BOTH, **pods(restartable)}
+    served = pods(restartable)
     web.set(loadBalancerSourceRanges=[])
     newcomer: Pod = request.getfixturevalue("newcomer")
-    rough.service().to(newcomer)
-    assert sides(rough) == {"eth0": BOTH, **served}, "what is established there goes on, what is new is not"
-    rough.start()
-    assert sides(rough) == {"eth0": BOTH, **served}, "nor does a restart forget"
+    restartable.service().to(newcomer)
+    assert sides(restartable) == {"eth0": BOTH, **served}, (
+        "existing pods keep their classifiers, new pods get none"
+    )
+    restartable.start()
+    assert sides(restartable) == {"eth0": BOTH, **served}, "a restart keeps them"
 
 
 @pytest.mark.parametrize("flags", [(), ("--ebpf-affinity-max=4096",)], ids=["same sizes", "other sizes"])
-def test_a_pod_that_bypasses_keeps_its_connection_over_a_restart(
+def test_a_pod_that_bypasses_the_socket_hooks_keeps_its_connection_over_a_restart(
     bypassing: Cluster, flags: tuple[str, ...]
 ) -> None:
-    """Before the first look at `bypassing` by the collector's thread, too, which comes after a second."""
+    """Also before the collector thread looks for bypassing pods for the first time, which takes a second."""
     cluster, pod = bypassing, bypassing.lab.bypassing(bypassing.p)
     cluster.start()
     web = cluster.service().to(cluster.a)
@@ -87,20 +91,20 @@ def test_a_pod_that_bypasses_keeps_its_connection_over_a_restart(
         assert converse(sock) == "a"
 
 
-def test_without_pods_sockets_their_devices_are_taken_as_they_come(
-    rough: Cluster, request: pytest.FixtureRequest
+def test_with_socket_lb_host_new_pod_devices_get_classifiers(
+    restartable: Cluster, request: pytest.FixtureRequest
 ) -> None:
-    rough.start("--socket-lb=host")
-    assert sides(rough) == {"eth0": BOTH, **pods(rough)}
+    restartable.start("--socket-lb=host")
+    assert sides(restartable) == {"eth0": BOTH, **pods(restartable)}
     newcomer: Pod = request.getfixturevalue("newcomer")
-    eventually(lambda: sides(rough).get(newcomer.device) == BOTH, "the newcomer's device")
+    eventually(lambda: sides(restartable).get(newcomer.device) == BOTH, "the newcomer's device")
 
 
-def test_without_any_socket_loopback_is_taken_too(rough: Cluster) -> None:
-    rough.start("--socket-lb=off")
-    assert sides(rough) == {"eth0": BOTH, "lo": EGRESS, **pods(rough)}
+def test_with_socket_lb_off_the_loopback_device_gets_a_classifier(restartable: Cluster) -> None:
+    restartable.start("--socket-lb=off")
+    assert sides(restartable) == {"eth0": BOTH, "lo": EGRESS, **pods(restartable)}
 
 
-def test_devices_that_are_named_are_taken_and_no_others(rough: Cluster) -> None:
-    rough.start("--socket-lb=host", "--tc-devices=vetha", "--tc-devices=veth[pq],nothing*")
-    assert sides(rough) == dict.fromkeys(("vetha", "vethp", "vethq"), BOTH)
+def test_only_devices_matching_tc_devices_get_classifiers(restartable: Cluster) -> None:
+    restartable.start("--socket-lb=host", "--tc-devices=vetha", "--tc-devices=veth[pq],nothing*")
+    assert sides(restartable) == dict.fromkeys(("vetha", "vethp", "vethq"), BOTH)

@@ -1,6 +1,6 @@
-"""What others do to a mode's rules, programs and devices is put right within seconds, while a client goes on.
+"""Foreign changes to a mode's rules, programs and devices are repaired within seconds under load.
 
-Everything is read and compared only once an hour here: what is found sooner is found by looking for it.
+The sync period is one hour: only the agent's frequent checks can find these changes sooner.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tests.kernel.ipvs_here import skip_without_ipvs
 pytestmark = pytest.mark.kernel
 
 SELDOM = ("--sync-period=1h", "--iptables-min-sync-period=0s")
-PATIENCE = 60.0  # seconds; five are promised, on a machine that has nothing else to do
+PATIENCE = 60.0  # seconds; the documented limit on an idle machine is 5
 TABLES = ("filter", "nat", "mangle")
 STEMS = ("iptables", "ip6tables")
 
@@ -44,7 +44,7 @@ COMMIT
 :POSTROUTING ACCEPT [0:0]
 COMMIT
 """
-"""What a firewall's reload brings into the tables, in place of all that was there."""
+"""The tables' contents after a firewall reload, which replaces everything else."""
 
 Disturbance = Callable[[Cluster, Exposed], None]
 
@@ -53,7 +53,7 @@ def run(cluster: Cluster, command: str, text: str = "") -> str:
     return str(cluster.node.run(command.split(), stdin=text).stdout)
 
 
-# iptables: each takes the backend
+# iptables: each function takes the iptables backend
 
 
 def flush_one_table(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
@@ -80,7 +80,7 @@ def delete_a_jump(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
 
 
 def edit_a_rule(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
-    """Another endpoint in it: nothing becomes longer or shorter."""
+    """Replace the endpoint in a rule: no size changes."""
     to = f"--to-destination {cluster.a.v4}:{TCP_TARGET}"
     rules = run(cluster, f"iptables-{tool_backend} -w -t nat -S").splitlines()
     rule = next(rule for rule in rules if rule.endswith(to))
@@ -158,11 +158,11 @@ def delete_a_real_server(cluster: Cluster, web: Exposed) -> None:
     run(cluster, f"ipvsadm -d -t {web.v4}:80 -r {cluster.a.v4}:{TCP_TARGET}")
 
 
-def put_a_real_server_out_of_use(cluster: Cluster, web: Exposed) -> None:
+def set_a_real_servers_weight_to_0(cluster: Cluster, web: Exposed) -> None:
     run(cluster, f"ipvsadm -e -t {cluster.node.v4}:{web.node_port} -r {cluster.a.v4}:{TCP_TARGET} -m -w 0")
 
 
-def have_another_real_server(cluster: Cluster, web: Exposed) -> None:
+def add_a_real_server(cluster: Cluster, web: Exposed) -> None:
     run(cluster, f"ipvsadm -a -t [{web.v6}]:80 -r [{cluster.b.v6}]:{TCP_TARGET} -m")
 
 
@@ -171,7 +171,7 @@ def delete_the_device(cluster: Cluster, web: Exposed) -> None:
 
 
 def empty_a_set(cluster: Cluster, web: Exposed) -> None:
-    """What clients outside are masqueraded by; the Service's endpoint answers them by another way without."""
+    """The set that masquerades external clients. Without it, the endpoint's replies take another route."""
     run(cluster, "ipset flush KUBE-NODE-PORT-TCP")
 
 
@@ -180,20 +180,20 @@ def flush_rules(cluster: Cluster, web: Exposed) -> None:
 
 
 IPVS = [delete_a_virtual_server, delete_all_virtual_servers, delete_a_real_server, empty_a_set]
-IPVS += [put_a_real_server_out_of_use, have_another_real_server, delete_the_device, flush_rules]
+IPVS += [set_a_real_servers_weight_to_0, add_a_real_server, delete_the_device, flush_rules]
 
 
 # ebpf
 
 
-def take_off_devices(cluster: Cluster, web: Exposed) -> None:
+def detach_from_devices(cluster: Cluster, web: Exposed) -> None:
     if not tcx.is_supported():
         run(cluster, "tc qdisc del dev eth0 clsact")
     for pin in (cluster.lab.bpffs / "devices").glob("*"):
         pin.unlink()
 
 
-def take_off_one_side(cluster: Cluster, web: Exposed) -> None:
+def detach_one_side(cluster: Cluster, web: Exposed) -> None:
     if not tcx.is_supported():
         run(cluster, "tc filter del dev eth0 ingress")
         return
@@ -218,7 +218,7 @@ def detach_links(cluster: Cluster, web: Exposed) -> None:
             link.detach()
 
 
-EBPF = [take_off_devices, take_off_one_side, delete_pins, unpin_links, detach_links]
+EBPF = [detach_from_devices, detach_one_side, delete_pins, unpin_links, detach_links]
 
 
 def repaired(
@@ -228,18 +228,18 @@ def repaired(
     disturb: Disturbance,
     record: Callable[[str, object], None],
 ) -> None:
-    """Disturb, and await that it is put right, counted and logged, and that clients notice no more of it."""
+    """Disturb; wait until the agent has repaired, counted and logged it; then no connection may fail."""
     agent = cluster.start(*SELDOM, *flags)
     web = cluster.service(node_port=True).to(cluster.a)
-    dialled = {
+    targets_of = {
         cluster.p: load.targets("inside", [(web.v4, 80)]),
         cluster.lab.outside: load.targets("outside", [(cluster.node.v4, web.node_port)]),
     }
-    running = [load.start_churn(place, to, rate=100.0) for place, to in dialled.items()]
+    running = [load.start_churn(client, to, rate=100.0) for client, to in targets_of.items()]
     since, counted, began = len(agent.lines), cluster.metric("ebpfproxy_repairs_total"), time.monotonic()
     disturb(cluster, web)
     repair = agent.await_line(lambda line: REPAIRED in line.text, since, PATIENCE)
-    # Not any sync since: one of a change before may have come late.
+    # Only a sync after the repair counts: one for an earlier change may be logged late.
     took = agent.await_sync(agent.lines.index(repair), PATIENCE).moment - began
     for address, port in ((cluster.node.v4, web.node_port), (cluster.node.v6, web.node_port)):
         assert set(answers(cluster.lab.outside, TCP, address, port, 10)) == {"a"}
@@ -250,73 +250,73 @@ def repaired(
     record("connections_failed", failed)
     assert took < PATIENCE
     assert cluster.metric("ebpfproxy_repairs_total") > counted
-    for place, to in dialled.items():
-        assert load.churn(place, to, count=50)["errors"] == {}
+    for client, to in targets_of.items():
+        assert load.churn(client, to, count=50)["errors"] == {}
 
 
 @pytest.mark.parametrize(("tool_backend", "disturb"), IPTABLES)
-def test_what_others_do_to_iptables_is_put_right(
-    rough: Cluster,
+def test_foreign_changes_to_iptables_rules_are_repaired(
+    restartable: Cluster,
     load: Load,
     tool_backend: str,
     disturb: Callable[[Cluster, Exposed, str], None],
     record_property: Callable[[str, object], None],
 ) -> None:
     flags = "--proxy-mode=iptables", f"--iptables-backend={tool_backend}"
-    repaired(rough, load, flags, lambda of, web: disturb(of, web, tool_backend), record_property)
+    repaired(restartable, load, flags, lambda of, web: disturb(of, web, tool_backend), record_property)
 
 
 @pytest.mark.parametrize("disturb", NFTABLES)
-def test_what_others_do_to_nftables_is_put_right(
-    rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
+def test_foreign_changes_to_nftables_rules_are_repaired(
+    restartable: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
 ) -> None:
-    repaired(rough, load, ("--proxy-mode=nftables",), disturb, record_property)
+    repaired(restartable, load, ("--proxy-mode=nftables",), disturb, record_property)
 
 
 @pytest.mark.parametrize("disturb", IPVS)
-def test_what_others_do_to_ipvs_is_put_right(
-    rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
+def test_foreign_changes_to_ipvs_state_are_repaired(
+    restartable: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
 ) -> None:
     skip_without_ipvs("ipvs")
-    repaired(rough, load, ("--proxy-mode=ipvs", "--iptables-backend=legacy"), disturb, record_property)
+    repaired(restartable, load, ("--proxy-mode=ipvs", "--iptables-backend=legacy"), disturb, record_property)
 
 
 @pytest.mark.parametrize("disturb", EBPF)
-def test_what_others_do_to_programs_and_pins_is_put_right(
-    rough: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
+def test_foreign_changes_to_bpf_programs_and_pins_are_repaired(
+    restartable: Cluster, load: Load, disturb: Disturbance, record_property: Callable[[str, object], None]
 ) -> None:
-    repaired(rough, load, ("--proxy-mode=ebpf",), disturb, record_property)
+    repaired(restartable, load, ("--proxy-mode=ebpf",), disturb, record_property)
 
 
-def test_a_pods_device_that_is_made_anew_has_its_classifiers_again(
-    rough: Cluster, load: Load, record_property: Callable[[str, object], None]
+def test_a_recreated_pod_device_gets_its_classifiers_again(
+    restartable: Cluster, load: Load, record_property: Callable[[str, object], None]
 ) -> None:
-    """As a container runtime does that starts a pod's sandbox again."""
-    rough.start(*SELDOM, "--socket-lb=off")
-    web = rough.service().to(rough.a)
-    place = rough.lab.pod("again")
+    """A container runtime does this when it restarts a pod's sandbox."""
+    restartable.start(*SELDOM, "--socket-lb=off")
+    web = restartable.service().to(restartable.a)
+    pod = restartable.lab.pod("again")
     try:
-        assert set(answers(place, TCP, web.v4, 80, 5)) == {"a"}
-        rough.lab.ip(rough.node, f"link del {place.device}")
-        devices.connect_routed(rough.node, rough.lab.addresses.gateway(0), place, place.device)
+        assert set(answers(pod, TCP, web.v4, 80, 5)) == {"a"}
+        restartable.lab.ip(restartable.node, f"link del {pod.device}")
+        devices.connect_routed(restartable.node, restartable.lab.addresses.gateway(0), pod, pod.device)
         began = time.monotonic()
         targets = load.targets("again", [(web.v4, 80)])
-        eventually(lambda: not load.churn(place, targets, count=5)["failed"], "served again", PATIENCE)
+        eventually(lambda: not load.churn(pod, targets, count=5)["failed"], "served again", PATIENCE)
         record_property("repaired_s", round(time.monotonic() - began, 2))
     finally:
-        rough.lab.remove_pod(place)
+        restartable.lab.remove_pod(pod)
 
 
 @pytest.mark.parametrize("disturb", [flush_ruleset, reload_nft_firewall])
-def test_what_becomes_of_the_firewall_is_of_no_concern_to_programs(
-    rough: Cluster, load: Load, disturb: Disturbance
+def test_mode_ebpf_serves_while_the_firewall_is_flushed_or_reloaded(
+    restartable: Cluster, load: Load, disturb: Disturbance
 ) -> None:
-    rough.start(*SELDOM)
-    web = rough.service(node_port=True).to(rough.a)
+    restartable.start(*SELDOM)
+    web = restartable.service(node_port=True).to(restartable.a)
     targets = load.targets("steady", [(web.v4, 80)])
-    running = load.start_churn(rough.p, targets, rate=200.0)
-    disturb(rough, web)
+    running = load.start_churn(restartable.p, targets, rate=200.0)
+    disturb(restartable, web)
     for tool_backend in ("legacy", "nft"):
-        reload_firewall(rough, web, tool_backend)
-    assert set(answers(rough.lab.outside, TCP, rough.node.v4, web.node_port, 20)) == {"a"}
+        reload_firewall(restartable, web, tool_backend)
+    assert set(answers(restartable.lab.outside, TCP, restartable.node.v4, web.node_port, 20)) == {"a"}
     assert load.end_churn(running)["errors"] == {}

@@ -1,4 +1,4 @@
-"""Programs of others at the node's devices, while an agent serves clients outside, in each mode."""
+"""Foreign programs at the node's devices while an agent serves external clients, in each mode."""
 
 import contextlib
 import json
@@ -21,13 +21,13 @@ from tests.kernel.cluster import START_PATIENCE, Cluster, Exposed, eventually
 from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.kernel.others import HEAD, NEXT, PASS, TAIL, Way, filtered, linked, order, program
 from tests.kernel.plugins import PLUGINS, Plugin
-from tests.kernel.two_nodes import Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import Everywhere, TwoNodes, name_and_client
 from tests.support.confined import without_tcx
 
 pytestmark = pytest.mark.kernel
 
 OVERWRITES = {"mark": 0x0F0F, "tc_index": 0xFFFF, "cb": 0xFFFFFFFF}
-"""Every field that one program may leave to the next."""
+"""Every packet field that one program may pass to the next."""
 _AT_ONCE = "--iptables-min-sync-period=0s"
 
 
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     mode: str
     flags: tuple[str, ...] = ()
     has_tcx: bool = True
-    """False: the agent does not use it, and others do not, as on a kernel that has none."""
+    """False: nothing uses tcx, as on a kernel without it."""
 
 
 AGENTS: Mapping[str, Kind] = {
@@ -54,30 +54,30 @@ SIDES = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
 
 class Serving(NamedTuple):
-    """A node whose agent runs, and a NodePort that clients outside dial."""
+    """A node with a running agent, and a NodePort for external clients."""
 
     cluster: Cluster
     kind: Kind
     web: Exposed
 
     def start(self) -> None:
-        """Start the agent again, after a crash. It has not met a program of others yet."""
+        """Start the agent again after a crash. It has not seen a foreign program yet."""
         start(self.cluster, self.kind)
 
     def lacks(self, way: Way) -> bool:
-        """Whether others cannot attach in this way."""
+        """Whether this kernel or this agent configuration excludes the way of attaching."""
         return way is linked and not (self.kind.has_tcx and tcx.is_supported())
 
     def answers(self) -> bool:
         return is_served(self.cluster, self.web)
 
     def await_first(self, ifindex: int, side: Side) -> None:
-        """Until the agent's program is the first one at the device; in the modes that have one."""
+        """Mode ebpf: wait until the agent's program is the first one at the device."""
         if self.kind.mode == "ebpf":
             eventually(lambda: is_first(ifindex, side), "the agent's program is first")
 
     def assert_all_answered(self) -> None:
-        """Of TCP and UDP, both families."""
+        """TCP and UDP, IPv4 and IPv6."""
         outside, node, port = self.cluster.lab.outside, self.cluster.node, self.web.node_port
         for protocol in (TCP, UDP):
             for address in (node.v4, node.v6):
@@ -89,39 +89,39 @@ def is_served(cluster: Cluster, web: Exposed) -> bool:
 
 
 def start(cluster: Cluster, kind: Kind) -> None:
-    """Start the agent, and await its first sync."""
+    """Start the agent and wait for its first sync."""
     cluster.mode = kind.mode
     before = () if kind.has_tcx else without_tcx()
     cluster.launch("--sync-period=1h", *kind.flags, before=before).await_sync(timeout=START_PATIENCE)
 
 
 def stop(cluster: Cluster) -> None:
-    """End the agent, with all that it has left in the kernel and in the files."""
+    """End the agent; remove its state in the kernel and its files."""
     cluster.end()
-    cluster.forget()
+    cluster.remove_files()
     cluster.ebpfproxy("cleanup")
     cluster.mode = "ebpf"
 
 
 @contextlib.contextmanager
 def at_uplink(cluster: Cluster) -> Iterator[int]:
-    """Have the calling thread on the node within the block; the index of eth0 there."""
+    """Within the block, the calling thread is in the node's network namespace; the index of eth0 there."""
     with netns.entered(cluster.node.netns):
         yield socket.if_nametoindex("eth0")
 
 
 def is_first(ifindex: int, side: Side) -> bool:
-    """Whether a program of ours is the first one there."""
+    """Whether the agent's program is the first one there."""
     return order(ifindex, side)[:1] == [attached.program_id(ifindex, side)]
 
 
 @pytest.fixture(scope="module")
-def serving(_rough: Cluster, request: pytest.FixtureRequest) -> Iterator[Serving]:
+def serving(_restartable: Cluster, request: pytest.FixtureRequest) -> Iterator[Serving]:
     kind = AGENTS[request.param]
     skip_without_ipvs(kind.mode)
-    start(_rough, kind)
-    yield Serving(_rough, kind, _rough.service(node_port=True).to(_rough.a))
-    stop(_rough)
+    start(_restartable, kind)
+    yield Serving(_restartable, kind, _restartable.service(node_port=True).to(_restartable.a))
+    stop(_restartable)
 
 
 @pytest.mark.parametrize("serving", AGENTS, indirect=True, scope="module")
@@ -129,17 +129,17 @@ def serving(_rough: Cluster, request: pytest.FixtureRequest) -> Iterator[Serving
 @SIDES
 @pytest.mark.parametrize("where", [HEAD, TAIL], ids=["head", "tail"])
 @pytest.mark.parametrize(("action", "writes"), [(PASS, {}), (NEXT, OVERWRITES)], ids=["pass", "next"])
-def test_clients_are_served_beside_any_program_at_the_uplink(
+def test_clients_are_served_with_any_foreign_program_at_the_uplink(
     serving: Serving, way: Way, side: Side, where: int, action: int, writes: dict[str, int]
 ) -> None:
-    """Within seconds, be it that ours have to get to the first place again."""
+    """Within seconds, even if the agent has to move its program back to the first position."""
     if serving.lacks(way):
         pytest.skip("this kernel has no tcx")
-    eventually(serving.answers, "served before")
+    eventually(serving.answers, "served without the foreign program")
     with contextlib.ExitStack() as stack:
         uplink = stack.enter_context(at_uplink(serving.cluster))
-        theirs = stack.enter_context(program(action, **writes))
-        stack.enter_context(way(uplink, side, theirs, where))
+        foreign = stack.enter_context(program(action, **writes))
+        stack.enter_context(way(uplink, side, foreign, where))
         serving.await_first(uplink, side)
         eventually(serving.answers, "served")
         serving.assert_all_answered()
@@ -148,9 +148,11 @@ def test_clients_are_served_beside_any_program_at_the_uplink(
 @pytest.mark.parametrize("serving", AGENTS, indirect=True, scope="module")
 @pytest.mark.parametrize("plugin", PLUGINS.values(), ids=PLUGINS)
 @pytest.mark.parametrize("comes", ["before", "after"])
-def test_clients_are_served_beside_a_network_plugin(serving: Serving, plugin: Plugin, comes: str) -> None:
-    """It has programs on both sides of the uplink and of the pod's device, and comes before or after the
-    agent."""
+def test_clients_are_served_with_a_network_plugins_programs(
+    serving: Serving, plugin: Plugin, comes: str
+) -> None:
+    """The plugin has programs on both sides of the uplink and of the pod's device; it starts before or after
+    the agent."""
     serving.cluster.end()
     if comes == "after":
         serving.start()
@@ -158,8 +160,8 @@ def test_clients_are_served_beside_a_network_plugin(serving: Serving, plugin: Pl
         uplink = stack.enter_context(at_uplink(serving.cluster))
         sides = [(device, side) for device in (uplink, pod_device(serving)) for side in Side]
         for device, side in sides:
-            theirs = stack.enter_context(plugin.loaded())
-            way = plugin.attached(device, side, theirs, serving.kind.has_tcx)
+            foreign = stack.enter_context(plugin.loaded())
+            way = plugin.attached(device, side, foreign, serving.kind.has_tcx)
             stack.enter_context(way)
         if comes == "before":
             serving.start()
@@ -170,7 +172,7 @@ def test_clients_are_served_beside_a_network_plugin(serving: Serving, plugin: Pl
 
 
 def pod_device(serving: Serving) -> int:
-    """Of the endpoint, on the node, where the calling thread is."""
+    """The index of the endpoint's device. The calling thread must be in the node's network namespace."""
     return socket.if_nametoindex(serving.cluster.a.device)
 
 
@@ -188,59 +190,64 @@ def ready(cluster: Cluster) -> tuple[int, list[dict[str, Any]]]:
     return code, json.loads(body).get("devices", [])
 
 
-def test_a_place_that_others_take_again_and_again_is_named_and_the_node_is_not_ready(rough: Cluster) -> None:
-    agent = rough.start("--sync-period=1h")
-    web = rough.service(node_port=True).to(rough.a)
-    assert ready(rough) == (200, [])
+def test_a_program_that_keeps_taking_the_first_position_makes_the_node_not_ready(
+    restartable: Cluster,
+) -> None:
+    agent = restartable.start("--sync-period=1h")
+    web = restartable.service(node_port=True).to(restartable.a)
+    assert ready(restartable) == (200, [])
     way = linked if tcx.is_supported() else filtered
     since, stop = len(agent.lines), threading.Event()
 
     def fight() -> None:
-        with at_uplink(rough) as uplink, program(PASS) as theirs:
+        with at_uplink(restartable) as uplink, program(PASS) as foreign:
 
             def regained() -> bool:
                 return stop.is_set() or is_first(uplink, Side.INGRESS)
 
             while not stop.is_set():
-                with way(uplink, Side.INGRESS, theirs, HEAD):
+                with way(uplink, Side.INGRESS, foreign, HEAD):
                     # The agent waits longer before each attempt, up to 5 minutes.
-                    eventually(regained, "ours is first", START_PATIENCE)
+                    eventually(regained, "the agent's program is first", START_PATIENCE)
 
     fighter = threading.Thread(target=fight)
     fighter.start()
     try:
         agent.await_line(lambda line: PROGRAMS_BEFORE in line.text and "device=eth0" in line.text, since, 60)
-        eventually(lambda: ready(rough)[0] == 503, "not ready")
-        (device, *_) = ready(rough)[1] or [{"device": "eth0", "side": "ingress"}]
+        eventually(lambda: ready(restartable)[0] == 503, "not ready")
+        (device, *_) = ready(restartable)[1] or [{"device": "eth0", "side": "ingress"}]
         assert (device["device"], device["side"]) == ("eth0", "ingress")
-        eventually(lambda: rough.metric("ebpfproxy_bypassed_device_sides") == 1, "the metric has it")
+        eventually(lambda: restartable.metric("ebpfproxy_bypassed_device_sides") == 1, "the metric counts it")
         eventually(
-            lambda: "first place at ingress of eth0" in doctor(rough), "doctor names it", START_PATIENCE
+            lambda: "first place at ingress of eth0" in doctor(restartable),
+            "doctor names the device",
+            START_PATIENCE,
         )
     finally:
         stop.set()
         fighter.join()
     agent.await_line(lambda line: FIRST_AGAIN in line.text, since, 60)
-    eventually(lambda: ready(rough) == (200, []), "ready again")
-    assert is_served(rough, web)
+    eventually(lambda: ready(restartable) == (200, []), "ready again")
+    assert is_served(restartable, web)
 
 
 @pytest.fixture(scope="module")
 def forwarding(
-    _rough_pair: TwoNodes, request: pytest.FixtureRequest
+    _restartable_pair: TwoNodes, request: pytest.FixtureRequest
 ) -> Iterator[tuple[TwoNodes, Kind, Everywhere]]:
-    """Two nodes, of which the first one sends a client's connections to a pod of the second, masqueraded."""
+    """Two nodes; the first one masquerades a client's connections and forwards them to a pod on the
+    second."""
     kind = AGENTS[request.param]
-    start(_rough_pair, kind)
-    yield _rough_pair, kind, _rough_pair.everywhere().to(_rough_pair.d)
-    stop(_rough_pair)
+    start(_restartable_pair, kind)
+    yield _restartable_pair, kind, _restartable_pair.everywhere().to(_restartable_pair.d)
+    stop(_restartable_pair)
 
 
 @pytest.mark.parametrize("forwarding", of_ebpf, indirect=True, scope="module")
 @WAYS
 @SIDES
 @pytest.mark.parametrize("action", [PASS, NEXT], ids=["pass", "next"])
-def test_what_is_masqueraded_to_another_node_is_served_beside_any_program_after_ours(
+def test_masqueraded_connections_work_with_a_foreign_program_after_the_agents(
     forwarding: tuple[TwoNodes, Kind, Everywhere], way: Way, side: Side, action: int
 ) -> None:
     pair, kind, web = forwarding
@@ -250,13 +257,13 @@ def test_what_is_masqueraded_to_another_node_is_served_beside_any_program_after_
     assert answers_of_d(pair, *dial, count=5)
     with contextlib.ExitStack() as stack:
         uplink = stack.enter_context(at_uplink(pair))
-        theirs = stack.enter_context(program(action, **OVERWRITES))
-        stack.enter_context(way(uplink, side, theirs, TAIL))
+        foreign = stack.enter_context(program(action, **OVERWRITES))
+        stack.enter_context(way(uplink, side, foreign, TAIL))
         assert answers_of_d(pair, *dial, count=5)
 
 
 def answers_of_d(pair: TwoNodes, address: str, port: int, count: int) -> bool:
-    return all(told(outcome(pair.x, TCP, address, port, 1.0))[0] == "d" for _ in range(count))
+    return all(name_and_client(outcome(pair.x, TCP, address, port, 1.0))[0] == "d" for _ in range(count))
 
 
 def doctor(cluster: Cluster) -> str:

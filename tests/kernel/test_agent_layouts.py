@@ -1,4 +1,4 @@
-"""The agent starts with maps of other sizes: sockets and clients are served as if nothing had happened."""
+"""The agent restarts with other map sizes: sockets and clients keep their Services and endpoints."""
 
 import socket
 
@@ -14,42 +14,44 @@ both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 
 
 @pytest.fixture
-def served(rough: Cluster) -> Exposed:
-    """A Service of the endpoints a and b, with ids that no new layout gives it: there was another before."""
-    rough.start()
-    first = rough.service().to(rough.a, rough.b, rough.c)
-    web = rough.service().to(rough.a, rough.b)
-    rough.write(first.name)
+def web(restartable: Cluster) -> Exposed:
+    """A Service with the endpoints a and b. An older Service existed, so new maps would assign other ids."""
+    restartable.start()
+    first = restartable.service().to(restartable.a, restartable.b, restartable.c)
+    web = restartable.service().to(restartable.a, restartable.b)
+    restartable.write(first.name)
     return web
 
 
 OTHER_SIZES = ("--ebpf-affinity-max=4096", "--ebpf-sockets-max=1024")
 
 
-def change_layout(rough: Cluster, *flags: str) -> None:
-    """The agent crashes, and comes back with other sizes; the previous maps are gone when this returns."""
-    previous = {path.name for path in rough.lab.bpffs.glob("programs-*")}
-    rough.agent.kill()
-    rough.start(*flags)
+def restart_with_other_sizes(restartable: Cluster, *flags: str) -> None:
+    """The agent crashes and restarts with other map sizes. Returns once the previous maps are removed."""
+    previous = {path.name for path in restartable.lab.bpffs.glob("programs-*")}
+    restartable.agent.kill()
+    restartable.start(*flags)
 
     def is_replaced() -> bool:
-        present = {path.name for path in rough.lab.bpffs.glob("programs-*")}
+        present = {path.name for path in restartable.lab.bpffs.glob("programs-*")}
         return len(present) == 1 and present.isdisjoint(previous)
 
-    eventually(is_replaced, "the previous programs go")
+    eventually(is_replaced, "the previous programs are removed")
 
 
 @both_families
-def test_connected_sockets_keep_their_service(rough: Cluster, served: Exposed, family: str) -> None:
-    address = served.address(family)
+def test_connected_sockets_keep_their_endpoint_and_peer_address(
+    restartable: Cluster, web: Exposed, family: str
+) -> None:
+    address = web.address(family)
     with (
-        connected(rough.p, TCP, address, 80) as stream,
-        connected(rough.p, UDP, address, 53) as datagrams,
-        connected(rough.node, UDP, address, 53) as of_node,
+        connected(restartable.p, TCP, address, 80) as stream,
+        connected(restartable.p, UDP, address, 53) as datagrams,
+        connected(restartable.node, UDP, address, 53) as of_node,
     ):
         sockets = ((stream, 80), (datagrams, 53), (of_node, 53))
         before = [converse(sock) for sock, _ in sockets]
-        change_layout(rough, *OTHER_SIZES)
+        restart_with_other_sizes(restartable, *OTHER_SIZES)
         assert [converse(sock) for sock, _ in sockets] == before
         for sock, port in sockets:
             assert sock.getpeername()[:2] == (address, port)
@@ -59,63 +61,67 @@ def test_connected_sockets_keep_their_service(rough: Cluster, served: Exposed, f
 
 
 @both_families
-def test_a_connected_socket_whose_endpoint_goes_later_is_reconnected(
-    rough: Cluster, served: Exposed, family: str
+def test_a_connected_socket_is_reconnected_when_its_endpoint_is_removed_later(
+    restartable: Cluster, web: Exposed, family: str
 ) -> None:
-    served.to(rough.a)
+    web.to(restartable.a)
     with (
-        connected(rough.p, UDP, served.address(family), 53) as lost,
-        connected(rough.p, TCP, served.address(family), 80) as stream,
+        connected(restartable.p, UDP, web.address(family), 53) as lost,
+        connected(restartable.p, TCP, web.address(family), 80) as stream,
     ):
         assert (converse(lost), converse(stream)) == ("a", "a")
-        change_layout(rough, *OTHER_SIZES)
+        restart_with_other_sizes(restartable, *OTHER_SIZES)
         assert converse(lost) == "a"
-        served.to(rough.a, rough.b)
-        with connected(rough.p, UDP, served.address(family), 53) as kept:
+        web.to(restartable.a, restartable.b)
+        with connected(restartable.p, UDP, web.address(family), 53) as kept:
             while converse(kept) != "b":
-                kept.connect((served.address(family), 53))
-            served.to(rough.b)
+                kept.connect((web.address(family), 53))
+            web.to(restartable.b)
             reaches(lost, "b")
             assert converse(kept) == "b"
             assert converse(stream) == "a"
 
 
-def test_a_connected_socket_whose_endpoint_went_meanwhile(rough: Cluster, served: Exposed) -> None:
-    served.to(rough.a)
-    with connected(rough.p, UDP, served.v4, 53) as sock:
+def test_a_connected_socket_is_reconnected_when_its_endpoint_was_removed_while_stopped(
+    restartable: Cluster, web: Exposed
+) -> None:
+    web.to(restartable.a)
+    with connected(restartable.p, UDP, web.v4, 53) as sock:
         assert converse(sock) == "a"
-        rough.end()
-        served.to(rough.b)
-        rough.start("--ebpf-affinity-max=2048")
+        restartable.end()
+        web.to(restartable.b)
+        restartable.start("--ebpf-affinity-max=2048")
         reaches(sock, "b")
 
 
 @both_families
-def test_an_answer_on_its_way_comes_from_the_service(rough: Cluster, served: Exposed, family: str) -> None:
-    """The question is asked before, and answered after."""
-    served.to(rough.q)
-    address = served.address(family)
+def test_a_late_reply_comes_from_the_service_address(restartable: Cluster, web: Exposed, family: str) -> None:
+    """The request is sent before the change of sizes, the reply after it."""
+    web.to(restartable.q)
+    address = web.address(family)
     kind = {"v4": socket.AF_INET, "v6": socket.AF_INET6}[family]
-    with socket_in(rough.q, UDP, kind) as server, socket_in(rough.p, UDP, kind) as client:
+    with socket_in(restartable.q, UDP, kind) as server, socket_in(restartable.p, UDP, kind) as client:
         server.bind(("", UDP_TARGET))
         client.sendto(b"?", (address, 53))
-        _, asker = server.recvfrom(1 << 16)
-        change_layout(rough, *OTHER_SIZES)
-        server.sendto(b"late", asker)
+        _, client_address = server.recvfrom(1 << 16)
+        restart_with_other_sizes(restartable, *OTHER_SIZES)
+        server.sendto(b"late", client_address)
         answer, source = client.recvfrom(1 << 16)
         assert (answer, source[:2]) == (b"late", (address, 53))
-        served.to(rough.b)
+        web.to(restartable.b)
         assert ask_from(client, address, 53) == ("b", (address, 53))
 
 
 @both_families
-def test_a_client_keeps_its_endpoint(rough: Cluster, served: Exposed, family: str) -> None:
-    """Were three clients to draw anew twice, they would do so alike once in 729 runs."""
-    served.to(rough.a, rough.b, rough.c, sessionAffinity="ClientIP")
-    clients = (rough.p, rough.q, rough.node)
-    address = served.address(family)
+def test_a_client_with_session_affinity_keeps_its_endpoint(
+    restartable: Cluster, web: Exposed, family: str
+) -> None:
+    """If three clients chose again twice, they would choose the same endpoints in one of 729 runs."""
+    web.to(restartable.a, restartable.b, restartable.c, sessionAffinity="ClientIP")
+    clients = (restartable.p, restartable.q, restartable.node)
+    address = web.address(family)
     before = [set(answers(client, TCP, address, 80, 3)) for client in clients]
     assert all(len(found) == 1 for found in before)
     for flags in (OTHER_SIZES, ()):
-        change_layout(rough, *flags)
+        restart_with_other_sizes(restartable, *flags)
         assert [set(answers(client, TCP, address, 80, 10)) for client in clients] == before

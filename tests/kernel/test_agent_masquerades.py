@@ -8,18 +8,18 @@ import pytest
 from ebpfproxy.linux.netlink import conntrack
 from tests.kernel.clients import TCP, connected, converse, socket_in
 from tests.kernel.ipvs_here import skip_without_ipvs
-from tests.kernel.two_nodes import TwoNodes, told
+from tests.kernel.two_nodes import TwoNodes, name_and_client
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("previous", ["nftables", "iptables", "ipvs"])
-def test_a_port_with_which_the_previous_mode_masquerades_is_given_to_nobody_else(
-    rough_pair: TwoNodes, previous: str
+def test_a_port_used_for_masquerading_by_the_previous_mode_is_not_reused(
+    restartable_pair: TwoNodes, previous: str
 ) -> None:
-    """A client has by chance the very port that an older connection to the same endpoint goes on with."""
+    """A new client has the port to which an older connection to the same endpoint is masqueraded."""
     skip_without_ipvs(previous)
-    pair, addresses = rough_pair, (rough_pair.node.v4, rough_pair.node.v6)
+    pair, addresses = restartable_pair, (restartable_pair.node.v4, restartable_pair.node.v6)
     pair.mode = previous
     pair.start()
     web = pair.everywhere().to(pair.d)
@@ -33,11 +33,11 @@ def test_a_port_with_which_the_previous_mode_masquerades_is_given_to_nobody_else
             new.bind(("", port))
             new.connect((address, web.node_port))
             for each in (new, old, new):
-                assert told(converse(each))[0] == "d"
+                assert name_and_client(converse(each))[0] == "d"
 
 
 def masqueraded_as(pair: TwoNodes, client: socket.socket) -> int:
-    """The port from which an endpoint sees a connection through the first node; not the client's own."""
+    """The port to which the first node masquerades a connection; it differs from the client's port."""
     own = client.getsockname()[1]
     flows = pair.node.call(lambda: list(conntrack.masqueraded()))
     (port,) = (flow.reply_destination_port for flow in flows if flow.source_port == own)

@@ -1,4 +1,4 @@
-"""An agent without tcx that looks at its devices once an hour, so that only notifications make it look."""
+"""An agent without tcx that checks its devices once an hour, so that only notifications trigger a check."""
 
 import json
 import socket
@@ -31,13 +31,13 @@ SIDES = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
 
 @pytest.fixture(scope="module")
-def serving(_rough: Cluster) -> Iterator[tuple[Cluster, Exposed]]:
-    agent = _rough.launch("--sync-period=1h", before=[sys.executable, "-c", _SELDOM])
+def serving(_restartable: Cluster) -> Iterator[tuple[Cluster, Exposed]]:
+    agent = _restartable.launch("--sync-period=1h", before=[sys.executable, "-c", _SELDOM])
     agent.await_sync(timeout=START_PATIENCE)
-    yield _rough, _rough.service(node_port=True).to(_rough.a)
-    _rough.end()
-    _rough.forget()
-    _rough.ebpfproxy("cleanup")
+    yield _restartable, _restartable.service(node_port=True).to(_restartable.a)
+    _restartable.end()
+    _restartable.remove_files()
+    _restartable.ebpfproxy("cleanup")
 
 
 def is_served(cluster: Cluster, web: Exposed) -> bool:
@@ -45,12 +45,12 @@ def is_served(cluster: Cluster, web: Exposed) -> bool:
 
 
 def names(ifindex: int, side: Side) -> list[str]:
-    """Of the filters at the device, in running order."""
+    """The names of the filters at the device, in running order."""
     return [one.name for one in tc.filters(ifindex, side)]
 
 
-def devices_named(cluster: Cluster) -> object:
-    """What the body of /readyz says of devices."""
+def not_first_devices(cluster: Cluster) -> object:
+    """The devices in the body of /readyz."""
 
     def ask() -> bytes:
         return bytes(urllib.request.urlopen("http://127.0.0.1:10256/readyz", timeout=60).read())
@@ -59,21 +59,23 @@ def devices_named(cluster: Cluster) -> object:
 
 
 @SIDES
-def test_a_filter_that_is_placed_first_is_passed(serving: tuple[Cluster, Exposed], side: Side) -> None:
+def test_the_agent_moves_before_a_foreign_filter_in_first_position(
+    serving: tuple[Cluster, Exposed], side: Side
+) -> None:
     cluster, web = serving
     eventually(lambda: is_served(cluster, web), "served before")
     since = len(cluster.agent.lines)
-    with netns.entered(cluster.node.netns), program(PASS) as theirs:
+    with netns.entered(cluster.node.netns), program(PASS) as foreign:
         index = socket.if_nametoindex("eth0")
-        with filtered(index, side, theirs):
+        with filtered(index, side, foreign):
             cluster.agent.await_line(lambda line: PROGRAMS_BEFORE in line.text, since)
             cluster.agent.await_line(lambda line: FIRST_AGAIN in line.text, since)
-            assert names(index, side) == ["ebpfproxy", f"theirs_{theirs.id}"]
+            assert names(index, side) == ["ebpfproxy", f"foreign_{foreign.id}"]
             assert set(answers(cluster.lab.outside, TCP, cluster.node.v4, web.node_port, 10)) == {"a"}
-            assert devices_named(cluster) == []
+            assert not_first_devices(cluster) == []
 
 
-def test_a_clsact_that_is_removed_is_restored(serving: tuple[Cluster, Exposed]) -> None:
+def test_a_removed_clsact_qdisc_is_restored(serving: tuple[Cluster, Exposed]) -> None:
     cluster, web = serving
     eventually(lambda: is_served(cluster, web), "served before")
     cluster.node.run(["tc", "qdisc", "del", "dev", "eth0", "clsact"])

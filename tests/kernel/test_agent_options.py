@@ -1,4 +1,4 @@
-"""Flags of kube-proxy that say where NodePorts answer."""
+"""kube-proxy flags that determine at which addresses NodePorts answer."""
 
 import errno
 
@@ -12,65 +12,68 @@ from tests.kernel.test_socket_binds import bind_errno
 pytestmark = pytest.mark.kernel
 
 
-def gateway(rough: Cluster) -> str:
-    """The node's address that pods have as their gateway."""
-    return f"10.244.{rough.lab.number}.1"
+def gateway(restartable: Cluster) -> str:
+    """The node's address that is the pods' gateway."""
+    return f"10.244.{restartable.lab.number}.1"
 
 
-def test_without_localhost_node_ports_loopback_is_the_nodes_own(rough: Cluster) -> None:
-    rough.start("--iptables-localhost-nodeports=false")
-    web = rough.service(node_port=True).to(rough.a)
+def test_without_localhost_nodeports_loopback_rejects_node_ports(restartable: Cluster) -> None:
+    restartable.start("--iptables-localhost-nodeports=false")
+    web = restartable.service(node_port=True).to(restartable.a)
     for address in ("127.0.0.1", "127.0.0.2", "0.0.0.0", "::ffff:0.0.0.0"):
-        assert outcome(rough.node, TCP, address, web.node_port) == REFUSED, address
-    assert outcome(rough.node, TCP, rough.node.v4, web.node_port) == "a"
-    assert outcome(rough.p, TCP, rough.node.v6, web.node_port) == "a"
+        assert outcome(restartable.node, TCP, address, web.node_port) == REFUSED, address
+    assert outcome(restartable.node, TCP, restartable.node.v4, web.node_port) == "a"
+    assert outcome(restartable.p, TCP, restartable.node.v6, web.node_port) == "a"
 
 
-def test_node_ports_on_addresses_of_some_networks_only(rough: Cluster) -> None:
-    rough.start(f"--nodeport-addresses={rough.node.v4}/24")
-    web = rough.service(node_port=True).to(rough.a)
-    host = rough.node.serve(TCP, web.node_port, reply="the node", address=gateway(rough))
+def test_node_ports_answer_only_in_the_networks_of_nodeport_addresses(restartable: Cluster) -> None:
+    restartable.start(f"--nodeport-addresses={restartable.node.v4}/24")
+    web = restartable.service(node_port=True).to(restartable.a)
+    host = restartable.node.serve(TCP, web.node_port, reply="the node", address=gateway(restartable))
     try:
-        for client in (rough.p, rough.node):
-            assert outcome(client, TCP, rough.node.v4, web.node_port) == "a"
-            assert outcome(client, TCP, gateway(rough), web.node_port) == "the node"
+        for client in (restartable.p, restartable.node):
+            assert outcome(client, TCP, restartable.node.v4, web.node_port) == "a"
+            assert outcome(client, TCP, gateway(restartable), web.node_port) == "the node"
         for address in ("127.0.0.1", "0.0.0.0"):
-            assert outcome(rough.node, TCP, address, web.node_port) == REFUSED, address
+            assert outcome(restartable.node, TCP, address, web.node_port) == REFUSED, address
     finally:
         host.kill()
 
 
-def test_to_dial_no_address_is_to_dial_the_loopback_of_that_family(rough: Cluster) -> None:
-    rough.start("--nodeport-addresses=127.0.0.0/8,2001:db8::/64")
-    web = rough.service(node_port=True).to(rough.a)
+def test_the_unspecified_address_behaves_as_the_loopback_of_its_family(restartable: Cluster) -> None:
+    restartable.start("--nodeport-addresses=127.0.0.0/8,2001:db8::/64")
+    web = restartable.service(node_port=True).to(restartable.a)
     for address in ("127.0.0.1", "0.0.0.0", "::ffff:0.0.0.0"):
-        assert outcome(rough.node, TCP, address, web.node_port) == "a", address
+        assert outcome(restartable.node, TCP, address, web.node_port) == "a", address
     for address in ("::1", "::"):
-        assert outcome(rough.node, TCP, address, web.node_port) == REFUSED, address
+        assert outcome(restartable.node, TCP, address, web.node_port) == REFUSED, address
 
 
-def test_what_does_not_answer_node_ports_may_be_bound(rough: Cluster) -> None:
-    rough.start(f"--nodeport-addresses={rough.node.v4}/32")
-    web = rough.service(node_port=True).to(rough.a)
-    assert bind_errno(rough.node, TCP, gateway(rough), web.node_port) == 0
-    assert bind_errno(rough.node, TCP, "127.0.0.1", web.node_port) == 0
-    assert bind_errno(rough.node, TCP, rough.node.v4, web.node_port) == errno.EADDRINUSE
+def test_a_node_port_can_be_bound_on_addresses_outside_nodeport_addresses(restartable: Cluster) -> None:
+    restartable.start(f"--nodeport-addresses={restartable.node.v4}/32")
+    web = restartable.service(node_port=True).to(restartable.a)
+    assert bind_errno(restartable.node, TCP, gateway(restartable), web.node_port) == 0
+    assert bind_errno(restartable.node, TCP, "127.0.0.1", web.node_port) == 0
+    assert bind_errno(restartable.node, TCP, restartable.node.v4, web.node_port) == errno.EADDRINUSE
 
 
-def test_node_ports_on_the_addresses_of_the_node_object(rough: Cluster) -> None:
-    rough.start("--nodeport-addresses=primary")
-    web = rough.service(node_port=True).to(rough.a, rough.b)
-    for address in (rough.node.v4, rough.node.v6):
-        assert set(answers(rough.p, TCP, address, web.node_port)) == {"a", "b"}
-    for address in (gateway(rough), f"fd00:10:244:{rough.lab.number}::1"):
-        assert outcome(rough.p, TCP, address, web.node_port) == REFUSED
+def test_with_primary_node_ports_answer_at_the_node_objects_addresses(restartable: Cluster) -> None:
+    restartable.start("--nodeport-addresses=primary")
+    web = restartable.service(node_port=True).to(restartable.a, restartable.b)
+    for address in (restartable.node.v4, restartable.node.v6):
+        assert set(answers(restartable.p, TCP, address, web.node_port)) == {"a", "b"}
+    for address in (gateway(restartable), f"fd00:10:244:{restartable.lab.number}::1"):
+        assert outcome(restartable.p, TCP, address, web.node_port) == REFUSED
 
 
-def test_a_node_whose_addresses_change(rough: Cluster) -> None:
-    """With `primary`, NodePorts follow the Node object."""
-    rough.start("--nodeport-addresses=primary")
-    web = rough.service(node_port=True).to(rough.a)
-    moved = manifests.node(rough.lab.node_name, [gateway(rough)])
-    manifests.write(rough.folder / "node.yaml", moved)
-    eventually(lambda: outcome(rough.p, TCP, gateway(rough), web.node_port, 2.0) == "a", "the new address")
-    assert outcome(rough.p, TCP, rough.node.v4, web.node_port) == REFUSED
+def test_with_primary_node_ports_follow_a_change_of_the_node_object(restartable: Cluster) -> None:
+    """With `primary`, NodePorts answer at the addresses of the Node object."""
+    restartable.start("--nodeport-addresses=primary")
+    web = restartable.service(node_port=True).to(restartable.a)
+    moved = manifests.node(restartable.lab.node_name, [gateway(restartable)])
+    manifests.write(restartable.folder / "node.yaml", moved)
+    eventually(
+        lambda: outcome(restartable.p, TCP, gateway(restartable), web.node_port, 2.0) == "a",
+        "the new address",
+    )
+    assert outcome(restartable.p, TCP, restartable.node.v4, web.node_port) == REFUSED

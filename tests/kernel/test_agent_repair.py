@@ -1,4 +1,4 @@
-"""What others do to our maps, links and cgroup is found at the next verification, and put right."""
+"""Foreign changes to the agent's maps, links and cgroup are found at the next verification and repaired."""
 
 import contextlib
 import os
@@ -26,8 +26,8 @@ OFTEN = "--sync-period=1s"
 
 
 @contextlib.contextmanager
-def pinned_map(rough: Cluster, name: str) -> Iterator[Map]:
-    layout = (rough.lab.bpffs / "current").resolve()
+def pinned_map(restartable: Cluster, name: str) -> Iterator[Map]:
+    layout = (restartable.lab.bpffs / "current").resolve()
     with contextlib.closing(Map.pinned(layout / "maps" / name)) as opened:
         yield opened
 
@@ -36,48 +36,48 @@ def service_key(web: Exposed) -> bytes:
     return abi.SERVICE_KEY.pack(parse_address(web.v4), htons(80), TCP, 0)
 
 
-def only_answers(rough: Cluster, web: Exposed, expected: set[str]) -> bool:
-    return set(answers(rough.p, TCP, web.v4, 80, 12)) == expected
+def only_answers(restartable: Cluster, web: Exposed, expected: set[str]) -> bool:
+    return set(answers(restartable.p, TCP, web.v4, 80, 12)) == expected
 
 
-def repairs(rough: Cluster) -> int:
-    return sum(REPAIRED in line.text for line in rough.agent.lines)
+def repairs(restartable: Cluster) -> int:
+    return sum(REPAIRED in line.text for line in restartable.agent.lines)
 
 
-def test_an_id_that_a_foreign_writer_used_twice(rough: Cluster) -> None:
-    """Regression: calico #13279, where two services with one id stayed mixed up until a restart."""
-    rough.start(OFTEN)
-    one, two = rough.service().to(rough.a), rough.service().to(rough.b)
-    with pinned_map(rough, "services") as services:
+def test_a_service_id_duplicated_by_a_foreign_writer_is_repaired(restartable: Cluster) -> None:
+    """Regression: calico #13279, where two Services with the same id stayed mixed up until a restart."""
+    restartable.start(OFTEN)
+    one, two = restartable.service().to(restartable.a), restartable.service().to(restartable.b)
+    with pinned_map(restartable, "services") as services:
         stolen = services.lookup(service_key(one))
         assert stolen
         services.update(service_key(two), stolen)
-    eventually(lambda: only_answers(rough, two, {"b"}), "its own endpoints again")
-    assert only_answers(rough, one, {"a"})
-    eventually(lambda: repairs(rough) > 0, "the log tells of the repair")
-    assert rough.metric("ebpfproxy_repairs_total") > 0
+    eventually(lambda: only_answers(restartable, two, {"b"}), "the Service has its own endpoints again")
+    assert only_answers(restartable, one, {"a"})
+    eventually(lambda: repairs(restartable) > 0, "the repair is logged")
+    assert restartable.metric("ebpfproxy_repairs_total") > 0
 
 
-def test_a_service_that_somebody_deleted_or_added(rough: Cluster) -> None:
-    rough.start(OFTEN)
-    web = rough.service().to(rough.a)
-    strange = abi.SERVICE_KEY.pack(parse_address("10.96.220.1"), htons(80), TCP, 0)
-    with pinned_map(rough, "services") as services:
+def test_a_foreign_service_entry_is_removed_and_a_deleted_one_restored(restartable: Cluster) -> None:
+    restartable.start(OFTEN)
+    web = restartable.service().to(restartable.a)
+    foreign = abi.SERVICE_KEY.pack(parse_address("10.96.220.1"), htons(80), TCP, 0)
+    with pinned_map(restartable, "services") as services:
         value = services.lookup(service_key(web))
         assert value
-        services.update(strange, value)
+        services.update(foreign, value)
         services.delete(service_key(web))
-        eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "it is back")
-        eventually(lambda: services.lookup(strange) is None, "what nobody asked for goes")
+        eventually(lambda: outcome(restartable.p, TCP, web.v4, 80, 0.1) == "a", "the Service is restored")
+        eventually(lambda: services.lookup(foreign) is None, "the foreign entry is remove")
 
 
-def test_an_endpoint_and_a_slot_that_somebody_overwrote(rough: Cluster) -> None:
-    rough.start(OFTEN)
-    web = rough.service().to(rough.a, rough.b)
+def test_overwritten_slots_and_endpoints_are_restored(restartable: Cluster) -> None:
+    restartable.start(OFTEN)
+    web = restartable.service().to(restartable.a, restartable.b)
     with (
-        pinned_map(rough, "services") as services,
-        pinned_map(rough, "slots") as slots,
-        pinned_map(rough, "endpoints") as endpoints,
+        pinned_map(restartable, "services") as services,
+        pinned_map(restartable, "slots") as slots,
+        pinned_map(restartable, "endpoints") as endpoints,
     ):
         value = services.lookup(service_key(web))
         assert value
@@ -85,8 +85,8 @@ def test_an_endpoint_and_a_slot_that_somebody_overwrote(rough: Cluster) -> None:
         assert count == 2
         ids = [slots.lookup(struct.pack("=I", first + i)) for i in range(count)]
         slots.update(struct.pack("=I", first), ids[1] or b"")
-        eventually(lambda: only_answers(rough, web, {"a", "b"}), "both slots again")
-        assert only_answers(rough, web, {"a", "b"})
+        eventually(lambda: only_answers(restartable, web, {"a", "b"}), "both slots are restored")
+        assert only_answers(restartable, web, {"a", "b"})
 
         value = services.lookup(service_key(web))
         assert value
@@ -94,48 +94,49 @@ def test_an_endpoint_and_a_slot_that_somebody_overwrote(rough: Cluster) -> None:
         key = slots.lookup(struct.pack("=I", first))
         assert key
         endpoint = bytearray(endpoints.lookup(key) or b"")
-        endpoint[:16] = parse_address(rough.c.v4)
+        endpoint[:16] = parse_address(restartable.c.v4)
         endpoints.update(key, bytes(endpoint))
-        eventually(lambda: only_answers(rough, web, {"a", "b"}), "c was never asked for")
+        eventually(lambda: only_answers(restartable, web, {"a", "b"}), "the endpoint c is replaced")
 
 
-def test_links_that_somebody_unpinned(rough: Cluster) -> None:
-    rough.start(OFTEN)
-    web = rough.service().to(rough.a)
-    for pin in (rough.lab.bpffs / "links").iterdir():
+def test_unpinned_links_are_attached_again(restartable: Cluster) -> None:
+    restartable.start(OFTEN)
+    web = restartable.service().to(restartable.a)
+    for pin in (restartable.lab.bpffs / "links").iterdir():
         pin.unlink()
-    # The kernel lets go of a link after a while: the first to be served may have met the previous one.
-    rough.agent.await_line(lambda line: REPAIRED in line.text)
-    eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
-    eventually(lambda: outcome(rough.p, UDP, web.v4, 53, 0.1) == "a", "for datagrams, too")
+    # The kernel releases a link after a while: until then the previous one may still serve.
+    restartable.agent.await_line(lambda line: REPAIRED in line.text)
+    eventually(lambda: outcome(restartable.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
+    eventually(lambda: outcome(restartable.p, UDP, web.v4, 53, 0.1) == "a", "attached again for datagrams")
 
 
-def test_links_that_somebody_detached(rough: Cluster) -> None:
-    """The pins are there, and do nothing: their link has lost its cgroup (ENOLINK, calico #12801)."""
-    rough.start(OFTEN)
-    web = rough.service().to(rough.a)
-    for pin in (rough.lab.bpffs / "links").iterdir():
+def test_detached_links_are_attached_again(restartable: Cluster) -> None:
+    """The pins exist and have no effect: their link has lost its cgroup (ENOLINK, calico #12801)."""
+    restartable.start(OFTEN)
+    web = restartable.service().to(restartable.a)
+    for pin in (restartable.lab.bpffs / "links").iterdir():
         with contextlib.closing(Link.pinned(pin)) as link:
             bpf.bpf(bpf.LINK_DETACH, struct.pack("=I", link.fd), "cannot detach")
-    eventually(lambda: outcome(rough.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
+    eventually(lambda: outcome(restartable.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
 
 
-def test_links_of_another_cgroup_than_the_root(rough: Cluster) -> None:
-    """Regression: cilium #48420. Links exist, and are pinned where ours were, yet catch the wrong sockets."""
-    rough.start(OFTEN)
-    web = rough.service().to(rough.a)
-    programs = rough.lab.bpffs / "current"
-    narrow = rough.q.cgroup
+def test_links_attached_to_another_cgroup_are_replaced(restartable: Cluster) -> None:
+    """Regression: cilium #48420. Links exist at the agent's pins, and are attached to the wrong cgroup."""
+    restartable.start(OFTEN)
+    web = restartable.service().to(restartable.a)
+    programs = restartable.lab.bpffs / "current"
+    narrow = restartable.q.cgroup
     with open_folder(narrow) as fd:
-        for pin in sorted((rough.lab.bpffs / "links").iterdir()):
+        for pin in sorted((restartable.lab.bpffs / "links").iterdir()):
             pin.unlink()
             with contextlib.closing(Program.pinned(programs / pin.name)) as program:
                 attach_type = next(hook.attach_type for hook in SOCKET_HOOKS if hook.name == pin.name)
                 with contextlib.closing(Link.create(program, fd, attach_type)) as link:
                     link.pin(pin)
-    # The node's own first: pods are also served once they were seen to be served by no program.
-    eventually(lambda: outcome(rough.node, TCP, web.v4, 80, 0.1) == "a", "attached at the root again")
-    assert outcome(rough.p, TCP, web.v4, 80) == "a"
+    # The node's sockets first: pods are also served by packets once the agent has found that they bypass
+    # hooks.
+    eventually(lambda: outcome(restartable.node, TCP, web.v4, 80, 0.1) == "a", "attached at the root again")
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
 
 
 @contextlib.contextmanager
@@ -147,47 +148,49 @@ def open_folder(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def test_a_cgroup_that_is_removed_and_made_again(rough: Cluster) -> None:
-    """As systemd does when a slice goes and comes; the links of the old one are dead."""
-    top = rough.lab.cgroup / "slice"
+def test_a_removed_and_recreated_cgroup_gets_its_links_again(restartable: Cluster) -> None:
+    """systemd does this when it stops and starts a slice. The links of the old cgroup have no effect."""
+    top = restartable.lab.cgroup / "slice"
 
-    def made() -> Netns:
+    def create() -> Netns:
         (top / "pod").mkdir(parents=True)
-        return Netns("in-slice", rough.p.namespace, top / "pod")
+        return Netns("in-slice", restartable.p.namespace, top / "pod")
 
-    def removed() -> None:
+    def remove() -> None:
         (top / "pod").rmdir()
         top.rmdir()
 
-    place = made()
-    web = rough.service()
-    web.backends = (rough.a,)
-    manifests.write(rough.folder / "web.yaml", *web.objects())
-    rough.start(OFTEN, f"--cgroup-root={top}")
-    eventually(lambda: outcome(place, TCP, web.v4, 80, 0.1) == "a", "served")
-    removed()
-    rough.agent.await_line(lambda line: NOT_SERVED in line.text, timeout=10)
-    place = made()
-    eventually(lambda: outcome(place, TCP, web.v4, 80, 0.1) == "a", "served in the new cgroup")
-    removed()
+    pod = create()
+    web = restartable.service()
+    web.backends = (restartable.a,)
+    manifests.write(restartable.folder / "web.yaml", *web.objects())
+    restartable.start(OFTEN, f"--cgroup-root={top}")
+    eventually(lambda: outcome(pod, TCP, web.v4, 80, 0.1) == "a", "served")
+    remove()
+    restartable.agent.await_line(lambda line: NOT_SERVED in line.text, timeout=10)
+    pod = create()
+    eventually(lambda: outcome(pod, TCP, web.v4, 80, 0.1) == "a", "served in the new cgroup")
+    remove()
 
 
 # Maps that are full
 
 
-def singles(rough: Cluster, count: int) -> list[manifests.Object]:
+def singles(restartable: Cluster, count: int) -> list[manifests.Object]:
     """`count` Services of one frontend and one endpoint each."""
     objects: list[manifests.Object] = []
     for number in range(1, count + 1):
         name = f"single-{number}"
         objects.append(manifests.service(name, [f"10.96.230.{number}"], [manifests.port(80)]))
-        objects.append(manifests.endpoint_slice(name, name, [rough.a.v4], [manifests.port(8080)]))
+        objects.append(manifests.endpoint_slice(name, name, [restartable.a.v4], [manifests.port(8080)]))
     return objects
 
 
-def served(rough: Cluster, count: int) -> int:
+def served(restartable: Cluster, count: int) -> int:
     """How many of the Services of `singles` answer."""
-    return sum(outcome(rough.p, TCP, f"10.96.230.{number}", 80, 1.0) == "a" for number in range(1, count + 1))
+    return sum(
+        outcome(restartable.p, TCP, f"10.96.230.{number}", 80, 1.0) == "a" for number in range(1, count + 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,63 +201,63 @@ def served(rough: Cluster, count: int) -> int:
         ("--ebpf-endpoints-max=5", "endpoints", 4),
     ],
 )
-def test_what_does_not_fit_is_named_and_the_rest_is_served(
-    rough: Cluster, flag: str, map_: str, fits: int
+def test_entries_beyond_a_maps_size_are_reported_and_the_rest_is_served(
+    restartable: Cluster, flag: str, map_: str, fits: int
 ) -> None:
-    """Regression: cilium #15864, whose message was E2BIG."""
-    rough.ebpfproxy("cleanup")  # maps that are copied have the Services of other tests in them
+    """Regression: cilium #15864, where the message was E2BIG."""
+    restartable.ebpfproxy("cleanup")  # migrated maps would contain Services of other tests
     option, _, size = flag.partition("=")
-    manifests.write(rough.folder / "singles.yaml", *singles(rough, 6))
-    agent = rough.start(flag, OFTEN)
-    told = agent.await_line(lambda line: NOT_SERVED in line.text).values
-    assert f"map {map_} is full" in told["reason"]
-    assert f"room for {fits} entries" in told["reason"] or f"room for {size} entries" in told["reason"]
-    assert "5 are needed" in told["reason"]
-    assert option in told["hint"]
-    assert served(rough, 6) == fits
-    assert rough.metric("ebpfproxy_rejected_entries") == 6 - fits
-    manifests.write(rough.folder / "singles.yaml", *singles(rough, fits))
-    eventually(lambda: rough.metric("ebpfproxy_rejected_entries") == 0, "all that is left fits")
-    assert served(rough, fits) == fits
+    manifests.write(restartable.folder / "singles.yaml", *singles(restartable, 6))
+    agent = restartable.start(flag, OFTEN)
+    values = agent.await_line(lambda line: NOT_SERVED in line.text).values
+    assert f"map {map_} is full" in values["reason"]
+    assert f"room for {fits} entries" in values["reason"] or f"room for {size} entries" in values["reason"]
+    assert "5 are needed" in values["reason"]
+    assert option in values["hint"]
+    assert served(restartable, 6) == fits
+    assert restartable.metric("ebpfproxy_rejected_entries") == 6 - fits
+    manifests.write(restartable.folder / "singles.yaml", *singles(restartable, fits))
+    eventually(lambda: restartable.metric("ebpfproxy_rejected_entries") == 0, "all remaining Services fit")
+    assert served(restartable, fits) == fits
 
 
-def served_one(rough: Cluster, count: int) -> tuple[int, str]:
-    """Of the Services of `singles`, one that answers: where its two objects stand, and its name."""
+def served_one(restartable: Cluster, count: int) -> tuple[int, str]:
+    """One of the Services of `singles` that answers: the index of its two objects, and its name."""
     for number in range(1, count + 1):
-        if outcome(rough.p, TCP, f"10.96.230.{number}", 80, 1.0) == "a":
+        if outcome(restartable.p, TCP, f"10.96.230.{number}", 80, 1.0) == "a":
             return 2 * (number - 1), f"single-{number}"
     raise AssertionError("none of them is served")
 
 
-def test_what_is_refused_makes_no_other_change_slow_nor_the_kernel_be_read(rough: Cluster) -> None:
-    rough.ebpfproxy("cleanup")
-    manifests.write(rough.folder / "singles.yaml", *singles(rough, 5))
-    agent = rough.start("--ebpf-services-max=4")
+def test_a_rejected_entry_does_not_delay_other_changes(restartable: Cluster) -> None:
+    restartable.ebpfproxy("cleanup")
+    manifests.write(restartable.folder / "singles.yaml", *singles(restartable, 5))
+    agent = restartable.start("--ebpf-services-max=4")
     agent.await_line(lambda line: NOT_SERVED in line.text)
-    at, name = served_one(rough, 5)
-    objects = singles(rough, 5)
+    at, name = served_one(restartable, 5)
+    objects = singles(restartable, 5)
     latencies = []
-    for endpoint in (rough.b, rough.c, rough.a, rough.b, rough.c):
-        told = len(agent.lines)
+    for endpoint in (restartable.b, restartable.c, restartable.a, restartable.b, restartable.c):
+        before = len(agent.lines)
         changed = manifests.endpoint_slice(name, name, [endpoint.v4], [manifests.port(8080)])
-        manifests.write(rough.folder / "singles.yaml", *objects[: at + 1], changed, *objects[at + 2 :])
-        synced = agent.await_line(is_sync, since=told).values
+        manifests.write(restartable.folder / "singles.yaml", *objects[: at + 1], changed, *objects[at + 2 :])
+        synced = agent.await_line(is_sync, since=before).values
         assert synced["refused"] == "1"
         latencies.append(float(synced["latency_ms"]))
-    assert min(latencies) < 1000, "a pause would take as long, each time"
-    assert rough.metric("ebpfproxy_rejected_entries") == 1
+    assert min(latencies) < 1000, "no change waits for a retry pause"
+    assert restartable.metric("ebpfproxy_rejected_entries") == 1
 
 
-def test_what_had_no_room_is_served_soon_after_there_is_some_though_nothing_changes_any_more(
-    rough: Cluster,
+def test_a_rejected_entry_is_retried_once_there_is_room(
+    restartable: Cluster,
 ) -> None:
-    """Slots that are freed rest for 3 s; no verification helps."""
-    rough.ebpfproxy("cleanup")
-    manifests.write(rough.folder / "singles.yaml", *singles(rough, 5))
-    agent = rough.start("--ebpf-slots-max=4", "--sync-period=1h")
+    """Freed slots are not reused for 3 s, and no verification runs in this test."""
+    restartable.ebpfproxy("cleanup")
+    manifests.write(restartable.folder / "singles.yaml", *singles(restartable, 5))
+    agent = restartable.start("--ebpf-slots-max=4", "--sync-period=1h")
     agent.await_line(lambda line: NOT_SERVED in line.text)
-    at, _ = served_one(rough, 5)
-    objects = singles(rough, 5)
-    manifests.write(rough.folder / "singles.yaml", *objects[:at], *objects[at + 2 :])
-    eventually(lambda: rough.metric("ebpfproxy_rejected_entries") == 0, "the retry finds room")
-    assert served(rough, 5) == 4
+    at, _ = served_one(restartable, 5)
+    objects = singles(restartable, 5)
+    manifests.write(restartable.folder / "singles.yaml", *objects[:at], *objects[at + 2 :])
+    eventually(lambda: restartable.metric("ebpfproxy_rejected_entries") == 0, "the retry finds room")
+    assert served(restartable, 5) == 4

@@ -1,4 +1,4 @@
-"""Stale UDP sockets and the agent: how many others there are, and what it is permitted to do."""
+"""Stale UDP sockets and the agent: with many other sockets, and without CAP_SYS_PTRACE."""
 
 import errno
 import resource
@@ -16,7 +16,7 @@ from tests.kernel.test_socket_stale import reaches
 pytestmark = pytest.mark.kernel
 
 WITHOUT_PTRACE = "setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"
-"""The sockets are those of the tests' process, which has more capabilities than the agent then."""
+"""The sockets belong to the test process, which has more capabilities than this agent."""
 
 
 def is_destroyed(sock: socket.socket, patience: float = PATIENCE) -> bool:
@@ -26,94 +26,97 @@ def is_destroyed(sock: socket.socket, patience: float = PATIENCE) -> bool:
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED
 
 
-def crowd_of_connections(address: str) -> int:
-    """How many TCP sockets the calling process has connected at once; it keeps them."""
+def many_open_tcp_sockets(address: str) -> int:
+    """Connect 2000 TCP sockets in the calling process and keep them open; their number."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
     held = [socket.create_connection((address, 80)) for _ in range(2000)]
     return len(held)
 
 
-def come_and_gone(address: str) -> int:
-    """How many UDP sockets the calling process connected, each closed before the next."""
+def many_closed_udp_sockets(address: str) -> int:
+    """Connect 2000 UDP sockets, each closed before the next; their number."""
     for _ in range(2000):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.connect((address, 53))
     return 2000
 
 
-@pytest.mark.parametrize("others", [crowd_of_connections, come_and_gone])
-def test_a_socket_that_was_connected_long_before_many_others(
-    rough: Cluster, others: Callable[[str], int]
+@pytest.mark.parametrize("others", [many_open_tcp_sockets, many_closed_udp_sockets])
+def test_a_stale_socket_is_reconnected_after_many_other_sockets(
+    restartable: Cluster, others: Callable[[str], int]
 ) -> None:
-    """Regression: cilium #40336, #42649 and #48096: the entry of the first had made room for later ones.
+    """Regression: cilium #40336, #42649 and #48096, where later sockets evicted the entry of the first.
 
-    Only more UDP sockets than --ebpf-sockets-max, all connected at once, displace each other; that is
-    counted (peers_full of `ebpfproxy dump all`).
+    Entries are evicted only by more than --ebpf-sockets-max UDP sockets that are connected at the same time.
+    This is counted (peers_full of `ebpfproxy dump all`).
     """
-    rough.start("--ebpf-sockets-max=256")
-    web, busy = rough.service().to(rough.a), rough.service().to(rough.c)
-    with connected(rough.p, UDP, web.v4, 53) as sock:
-        crowd = rough.q.start(lambda: others(busy.v4))
+    restartable.start("--ebpf-sockets-max=256")
+    web, busy = restartable.service().to(restartable.a), restartable.service().to(restartable.c)
+    with connected(restartable.p, UDP, web.v4, 53) as sock:
+        clients = restartable.q.start(lambda: others(busy.v4))
         try:
-            assert crowd.result() == 2000
+            assert clients.result() == 2000
         finally:
-            crowd.kill()
-        web.to(rough.b)
+            clients.kill()
+        web.to(restartable.b)
         reaches(sock, "b")
 
 
-def test_a_socket_that_waits_while_no_agent_runs(rough: Cluster) -> None:
-    rough.start()
-    dns = rough.service().to()
-    with connected(rough.p, UDP, dns.v4, 53) as sock:
-        rough.end()
-        dns.to(rough.a)
-        rough.start()
+def test_a_socket_without_endpoint_gets_one_added_while_no_agent_ran(restartable: Cluster) -> None:
+    restartable.start()
+    dns = restartable.service().to()
+    with connected(restartable.p, UDP, dns.v4, 53) as sock:
+        restartable.end()
+        dns.to(restartable.a)
+        restartable.start()
         reaches(sock, "a")
 
 
-def test_without_the_capability_sockets_of_the_node_are_reported_and_reconnected_once_it_is_there(
-    rough: Cluster,
+def test_without_sys_ptrace_stale_sockets_of_the_node_are_reported_and_reconnected_later(
+    restartable: Cluster,
 ) -> None:
-    """Those of pods are translated: test_stale_translation.py."""
-    rough.launch(before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
-    dns = rough.service().to(rough.a)
-    with connected(rough.node, UDP, dns.v4, 53) as sock:
+    """Datagrams of pods' sockets are translated instead: test_stale_translation.py."""
+    restartable.launch(before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
+    dns = restartable.service().to(restartable.a)
+    with connected(restartable.node, UDP, dns.v4, 53) as sock:
         assert converse(sock) == "a"
-        dns.to(rough.b)
-        line = rough.agent.await_line(lambda line: NOT_RECONNECTED in line.text)
+        dns.to(restartable.b)
+        line = restartable.agent.await_line(lambda line: NOT_RECONNECTED in line.text)
         assert line.values["frontend"] == f"{dns.v4}:53"
         assert line.values["service"] == f"default/{dns.name}:udp"
         assert "CAP_SYS_PTRACE" in line.values["hint"]
-        assert rough.metric("ebpfproxy_sockets_stale") == 1
-        assert converse(sock) == "a", "it is as it was"
-        agent = rough.start()
+        assert restartable.metric("ebpfproxy_sockets_stale") == 1
+        assert converse(sock) == "a", "the socket keeps its endpoint"
+        agent = restartable.start()
         reaches(sock, "b")
         agent.await_line(lambda line: RECONNECTED in line.text)
 
 
-def test_without_the_capability_sockets_are_destroyed_if_that_is_wanted(rough: Cluster) -> None:
-    rough.launch("--ebpf-stale-udp=destroy", before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
-    dns = rough.service().to(rough.a)
+def test_without_sys_ptrace_stale_udp_destroy_destroys_sockets_of_the_node(restartable: Cluster) -> None:
+    restartable.launch("--ebpf-stale-udp=destroy", before=WITHOUT_PTRACE).await_sync(timeout=PATIENCE)
+    dns = restartable.service().to(restartable.a)
     with (
-        connected(rough.node, UDP, dns.v4, 53) as sock,
-        connected(rough.node, UDP, rough.a.v4, 5353) as direct,
-        connected(rough.p, UDP, dns.v4, 53) as of_pod,
+        connected(restartable.node, UDP, dns.v4, 53) as sock,
+        connected(restartable.node, UDP, restartable.a.v4, 5353) as direct,
+        connected(restartable.p, UDP, dns.v4, 53) as of_pod,
     ):
-        dns.to(rough.b)
+        dns.to(restartable.b)
         assert is_destroyed(sock)
         assert not is_destroyed(direct, 0.0)
         reaches(of_pod, "b")
         sock.connect((dns.v4, 53))
         assert converse(sock) == "b"
-        eventually(lambda: rough.metric("ebpfproxy_sockets_destroyed_total") == 1, "it is counted")
-        assert rough.metric("ebpfproxy_sockets_stale") == 0
+        eventually(
+            lambda: restartable.metric("ebpfproxy_sockets_destroyed_total") == 1,
+            "the destroyed socket is counted",
+        )
+        assert restartable.metric("ebpfproxy_sockets_stale") == 0
 
 
-def test_a_socket_that_can_be_reconnected_is_not_destroyed(rough: Cluster) -> None:
-    rough.start("--ebpf-stale-udp=destroy")
-    dns = rough.service().to(rough.a)
-    with connected(rough.p, UDP, dns.v4, 53) as sock:
-        dns.to(rough.b)
+def test_stale_udp_destroy_keeps_sockets_that_can_be_reconnected(restartable: Cluster) -> None:
+    restartable.start("--ebpf-stale-udp=destroy")
+    dns = restartable.service().to(restartable.a)
+    with connected(restartable.p, UDP, dns.v4, 53) as sock:
+        dns.to(restartable.b)
         reaches(sock, "b")
-    assert rough.metric("ebpfproxy_sockets_destroyed_total") == 0
+    assert restartable.metric("ebpfproxy_sockets_destroyed_total") == 0

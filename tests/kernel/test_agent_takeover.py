@@ -1,4 +1,4 @@
-"""An agent starts on a node whose Services kube-proxy served until now, while clients go on."""
+"""An agent takes over a node from kube-proxy without any failed connection."""
 
 import contextlib
 import functools
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1200)]
 
 STEMS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 TABLES = ("filter", "nat", "mangle")
-CONNECTIONS_A_SECOND = 50.0  # of each client: one at least every 20 ms, and most of a slow VM for the agent
-RETIRED_WITHIN = 240.0  # seconds: twice as long as conntrack remembers a connection that was closed
+CONNECTIONS_A_SECOND = 50.0  # of each client; the agent needs most of a slow VM's CPU time
+CLEANED_UP_WITHIN = 240.0  # seconds: twice the time for which conntrack keeps a closed connection
 
 
 class Frontend(NamedTuple):
@@ -46,14 +46,14 @@ DELETED = re.compile(rf"default/(?:{'|'.join(kube_proxy.DELETED)})[:/]")
 
 
 class Node:
-    """With pods where kube-proxy's captured rules lead to. No agent runs yet."""
+    """A node with pods for the endpoints in kube-proxy's captured rules. No agent runs yet."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._instead = kube_proxy.replacements(cluster.lab, cluster.a, cluster.b, cluster.c)
         cluster.write("captured", *kube_proxy.objects(self._instead))
         offer(cluster.b, FILES_TARGET)
-        # What conntrack remembers of connections that have ended keeps the last nat chain.
+        # The last nat chain is kept while conntrack has entries of ended connections.
         for state in ("time_wait", "close"):
             name = f"net/netfilter/nf_conntrack_tcp_timeout_{state}"
             self.cluster.node.call(functools.partial(sysctl.ensure, name, "1"))
@@ -62,7 +62,7 @@ class Node:
         return str(self.cluster.node.run(command.split(), stdin=text).stdout)
 
     def have_kube_proxy(self, mechanism: str) -> None:
-        """Its rules as it wrote them; in mode ipvs, what the agent wrote."""
+        """Load rules captured from kube-proxy; for mode ipvs, the state that the agent writes."""
         if mechanism == "ipvs":
             self.cluster.start("--proxy-mode=ipvs", "--ipvs-tcpfin-timeout=1s")
             self.cluster.end()
@@ -74,22 +74,22 @@ class Node:
                 self.run(f"{stem}-{mechanism}-restore -w --noflush", text)
 
     def rules(self) -> str:
-        """Those of both backends of iptables, and of both families."""
+        """The rules of both iptables backends and both families."""
         return "".join(
             self.run(f"{stem}-{tool_backend}-save") for stem in STEMS.values() for tool_backend in ToolBackend
         )
 
     def chains(self) -> set[str]:
-        """The names of those that are kube-proxy's or the kubelet's."""
+        """The names of all chains of kube-proxy and the kubelet."""
         return set(re.findall(r"^:(KUBE-\S+)", self.rules(), re.MULTILINE))
 
     def ruleset(self) -> str:
-        """All nftables, but for what iptables shows."""
+        """The nftables tables of kube-proxy, without those that iptables shows."""
         tables = re.findall(r"^table (\w+ kube-proxy)$", self.run("nft list tables"), re.MULTILINE)
         return "".join(self.run(f"nft list table {table}") for table in tables)
 
     def reset(self) -> None:
-        """No agent, and nothing that one, or kube-proxy, has left."""
+        """End the agent; remove all state of the agent and of kube-proxy."""
         self.cluster.end()
         self.cleanup()
         self.run("nft flush ruleset")
@@ -124,53 +124,55 @@ def node(_node: Node) -> Iterator[Node]:
 
 @contextlib.contextmanager
 def clients(node: Node, load: Load) -> Iterator[None]:
-    """Within the block, connections by all addresses of the Service begin and end, of which none may fail."""
+    """Within the block, clients open and close connections to all addresses of the Service; none may fail."""
     host = node.cluster.node
     inside = load.targets("inside", [(WEB.v4, WEB.port), (WEB.v6, WEB.port)], [(host.v4, WEB.node_port)])
     outside = load.targets("outside", [(address, WEB.node_port) for address in (host.v4, host.v6)])
-    places = {node.cluster.p: inside, node.cluster.node: inside, node.cluster.lab.outside: outside}
-    running = [load.start_churn(place, to, rate=CONNECTIONS_A_SECOND) for place, to in places.items()]
+    targets_of = {node.cluster.p: inside, node.cluster.node: inside, node.cluster.lab.outside: outside}
+    running = [load.start_churn(client, to, rate=CONNECTIONS_A_SECOND) for client, to in targets_of.items()]
     try:
         yield
     finally:
         reports = [load.end_churn(each) for each in running]
-    for place, report in zip(places, reports, strict=True):
-        assert (report["failed"], report["errors"]) == (0, {}), place.name
-        assert report["attempts"] > CONNECTIONS_A_SECOND / 4, place.name
+    for client, report in zip(targets_of, reports, strict=True):
+        assert (report["failed"], report["errors"]) == (0, {}), client.name
+        assert report["attempts"] > CONNECTIONS_A_SECOND / 4, client.name
 
 
 @contextlib.contextmanager
 def downloads(node: Node) -> Iterator[None]:
-    """Within the block, a pod, the node and a client outside have some, which go on to their end."""
+    """Downloads of a pod, the node and an external client start before the block and finish after it."""
     pod, host, outside = node.cluster.p, node.cluster.node, node.cluster.lab.outside
-    dialed = [(pod, address, FILES.port) for address in (FILES.v4, FILES.v6)]
-    dialed += [(host, address, FILES.port) for address in (FILES.v4, FILES.v6)]
-    dialed += [(outside, address, FILES.node_port) for address in (host.v4, host.v6)]
-    begun = {dial: Download(*dial) for dial in dialed}
+    targets = [(pod, address, FILES.port) for address in (FILES.v4, FILES.v6)]
+    targets += [(host, address, FILES.port) for address in (FILES.v4, FILES.v6)]
+    targets += [(outside, address, FILES.node_port) for address in (host.v4, host.v6)]
+    begun = {dial: Download(*dial) for dial in targets}
     yield
     before = {dial: each.received for dial, each in begun.items()}
-    for (place, address, port), each in begun.items():
-        goes_on = functools.partial(lambda of, at: of.received > at, each, before[place, address, port])
-        eventually(goes_on, f"{place.name} hears more of {address} port {port}")
+    for (client, address, port), each in begun.items():
+        has_progress = functools.partial(lambda of, at: of.received > at, each, before[client, address, port])
+        eventually(has_progress, f"{client.name} receives more from {address} port {port}")
     for each in begun.values():
         each.finish()
 
 
 def serves_alone(node: Node, mode: str) -> bool:
-    """Nothing of the previous Services is left, and new connections meet nothing that is not this mode's."""
+    """No rule of the previous Services is left, and new connections meet only this mode's rules."""
     rules, ruleset = node.rules(), node.ruleset()
     own = {
         "nftables": "@service-ips" in ruleset,
         "iptables": "-j KUBE-SVC-" in rules,
-        # KUBE-IPVS-FILTER matches it, too, and stays as long as IPVS has connections.
+        # KUBE-IPVS-FILTER also matches this set, and is kept as long as IPVS has connections.
         "ipvs": bool(re.search("^-A KUBE-SERVICES .*--match-set KUBE-CLUSTER-IP ", rules, re.MULTILINE)),
     }
-    return not DELETED.search(rules + ruleset) and not any(of != mode and there for of, there in own.items())
+    return not DELETED.search(rules + ruleset) and not any(
+        of != mode and present for of, present in own.items()
+    )
 
 
 @pytest.mark.parametrize("mode", ["ebpf", "nftables", "iptables", "ipvs"])
 @pytest.mark.parametrize("mechanism", [*ToolBackend, "nftables", "ipvs"])
-def test_clients_of_kube_proxy_notice_nothing_and_nothing_of_it_stays(
+def test_takeover_from_kube_proxy_fails_no_connection_and_removes_its_rules(
     node: Node, load: Load, mechanism: str, mode: str
 ) -> None:
     for each in (mode, mechanism):
@@ -180,8 +182,10 @@ def test_clients_of_kube_proxy_notice_nothing_and_nothing_of_it_stays(
     with downloads(node), clients(node, load):
         agent = node.cluster.launch(f"--proxy-mode={mode}", "--iptables-min-sync-period=0s")
         agent.await_sync(timeout=START_PATIENCE)
-        eventually(lambda: serves_alone(node, mode), "what kube-proxy left acts no more", RETIRED_WITHIN)
-    agent.await_line(lambda line: ALONE in line.text, timeout=RETIRED_WITHIN)
+        eventually(
+            lambda: serves_alone(node, mode), "kube-proxy's rules no longer have an effect", CLEANED_UP_WITHIN
+        )
+    agent.await_line(lambda line: ALONE in line.text, timeout=CLEANED_UP_WITHIN)
     assert serves_alone(node, mode)
     assert mode == "nftables" or not node.ruleset()
     assert mode in ("iptables", "ipvs") or node.chains() <= kube_proxy.KUBELETS

@@ -1,4 +1,4 @@
-"""UDP clients go on with their sockets while no agent runs, in the modes that use the NAT of the kernel."""
+"""UDP flows that exist while no agent runs, in the modes that use the kernel's NAT."""
 
 import contextlib
 import functools
@@ -26,8 +26,8 @@ MODES = {
 }
 FOREIGN = "198.51.100.53"
 REMEMBERED = "600"
-"""Seconds that connection tracking keeps a UDP flow without a packet. In the default of 30 s an agent
-may not have started in a VM."""
+"""Seconds for which connection tracking keeps an idle UDP flow. An agent in a VM may take longer to start
+than the default of 30 s."""
 
 
 @pytest.fixture(params=MODES)
@@ -36,10 +36,10 @@ def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return "--iptables-min-sync-period=0s", *MODES[request.param]
 
 
-def flows(cluster: Cluster, dialled: str) -> list[Flow]:
-    """Those to an address, translated or not."""
+def flows(cluster: Cluster, destination: str) -> list[Flow]:
+    """The flows to an address, translated or not."""
     found = cluster.node.call(lambda: list(conntrack.flows(UDP)))
-    return [flow for flow in found if format_address(flow.destination) == dialled]
+    return [flow for flow in found if format_address(flow.destination) == destination]
 
 
 def remember_flows(cluster: Cluster) -> None:
@@ -49,7 +49,7 @@ def remember_flows(cluster: Cluster) -> None:
 
 @contextlib.contextmanager
 def foreign_service(cluster: Cluster, pod: Pod) -> Iterator[None]:
-    """Within the block, somebody else's rules send FOREIGN to a pod."""
+    """Within the block, foreign rules translate FOREIGN to a pod."""
     rule = f"ip daddr {FOREIGN} udp dport 53 dnat to {pod.v4}:{UDP_TARGET}"
     text = f"table ip others {{ chain pre {{ type nat hook prerouting priority -90; {rule}; }}; }}"
     cluster.node.run(["nft", "-f", "-"], stdin=text)
@@ -59,44 +59,51 @@ def foreign_service(cluster: Cluster, pod: Pod) -> Iterator[None]:
         cluster.node.run(["nft", "delete", "table", "ip", "others"])
 
 
-def test_flows_of_a_service_that_went_meanwhile_are_ended_and_nobody_elses(
-    rough: Cluster, flags: tuple[str, ...]
+def test_only_flows_of_a_service_deleted_while_stopped_are_ended(
+    restartable: Cluster, flags: tuple[str, ...]
 ) -> None:
-    """Regression: kubernetes issue 139628: a client that goes on sending keeps its flow for ever."""
-    rough.start(*flags)
-    remember_flows(rough)
-    gone, stays = rough.service(node_port=True).to(rough.a), rough.service().to(rough.a)
-    node = rough.node.v4
-    with foreign_service(rough, rough.b), contextlib.ExitStack() as stack:
+    """Regression: kubernetes issue 139628: a client that keeps sending keeps its flow for ever."""
+    restartable.start(*flags)
+    remember_flows(restartable)
+    deleted, kept = (
+        restartable.service(node_port=True).to(restartable.a),
+        restartable.service().to(restartable.a),
+    )
+    node = restartable.node.v4
+    with foreign_service(restartable, restartable.b), contextlib.ExitStack() as stack:
 
-        def dial(place: Pod, address: str, port: int = 53) -> socket.socket:
-            client = stack.enter_context(connected(place, UDP, address, port))
+        def dial(pod: Pod, address: str, port: int = 53) -> socket.socket:
+            client = stack.enter_context(connected(pod, UDP, address, port))
             assert converse(client) in ("a", "b")
             return client
 
-        dialled = {each: dial(rough.p, each) for each in (gone.v4, gone.v6, stays.v4, FOREIGN)}
-        dial(rough.lab.outside, node, gone.node_port)
-        before = {each: flows(rough, each) for each in (stays.v4, FOREIGN)}
-        rough.end()
-        rough.write(gone.name)
-        for each in dialled:
-            assert flows(rough, each), "the kernel goes on"
-        rough.start(*flags)
-        for address in (gone.v4, gone.v6, node):
-            eventually(lambda of=address: not flows(rough, of), f"flows to {address} are ended")  # type: ignore[misc]
-        assert {each: flows(rough, each) for each in before} == before
-        assert converse(dialled[FOREIGN]) == "b"
-        assert converse(dialled[stays.v4]) == "a"
-        by_agent = 0 if "--proxy-mode=ipvs" in flags else 3  # IPVS ends them along with the virtual server
-        assert rough.metric("kubeproxy_conntrack_reconciler_deleted_entries_total") == by_agent
+        clients_by_address = {
+            each: dial(restartable.p, each) for each in (deleted.v4, deleted.v6, kept.v4, FOREIGN)
+        }
+        dial(restartable.lab.outside, node, deleted.node_port)
+        before = {each: flows(restartable, each) for each in (kept.v4, FOREIGN)}
+        restartable.end()
+        restartable.write(deleted.name)
+        for each in clients_by_address:
+            assert flows(restartable, each), "the kernel keeps the flow"
+        restartable.start(*flags)
+        for address in (deleted.v4, deleted.v6, node):
+            eventually(lambda of=address: not flows(restartable, of), f"flows to {address} are ended")  # type: ignore[misc]
+        assert {each: flows(restartable, each) for each in before} == before
+        assert converse(clients_by_address[FOREIGN]) == "b"
+        assert converse(clients_by_address[kept.v4]) == "a"
+        by_agent = 0 if "--proxy-mode=ipvs" in flags else 3  # IPVS ends them together with the virtual server
+        assert restartable.metric("kubeproxy_conntrack_reconciler_deleted_entries_total") == by_agent
 
 
-def test_flows_to_an_endpoint_that_went_meanwhile_are_ended(rough: Cluster, flags: tuple[str, ...]) -> None:
-    rough.start(*flags)
-    web = rough.service().to(rough.a)
-    with connected(rough.p, UDP, web.v4, 53) as client:
+def test_flows_to_an_endpoint_removed_while_stopped_are_ended(
+    restartable: Cluster, flags: tuple[str, ...]
+) -> None:
+    restartable.start(*flags)
+    web = restartable.service().to(restartable.a)
+    with connected(restartable.p, UDP, web.v4, 53) as client:
         assert converse(client) == "a"
-        rough.end()
-        web.to(rough.b)
-        rough.start(*flags)
+        restartable.end()
+        web.to(restartable.b)
+        restartable.start(*flags)
         eventually(lambda: converse(client) == "b", "the next datagram goes to the other endpoint")

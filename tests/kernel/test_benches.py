@@ -1,4 +1,4 @@
-"""Every benchmark in its smallest form: that it measures what it says in every mode, not what comes of it."""
+"""Every benchmark with its smallest size: it measures each metric in every mode. Results are not judged."""
 
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def modes() -> list[str]:
-    """All but ipvs where the kernel lacks it."""
+    """All modes; without ipvs if the kernel does not support it."""
     return [mode.name for mode in selection.MODES if mode.name != "ipvs" or not lacks_ipvs()]
 
 
@@ -32,10 +32,10 @@ Downloading = tuple[Load, "subprocess.Popen[bytes]", "subprocess.Popen[bytes]"]
 
 
 def silent(text: str) -> None:
-    """Nobody looks at the progress."""
+    """Discard progress messages."""
 
 
-def test_connections_are_measured_in_every_mode_and_beside_none(modes: list[str]) -> None:
+def test_connections_are_measured_in_every_mode(modes: list[str]) -> None:
     found = by_key(connect.run([connect.Size(2, 1, 20, 1)], modes, silent))
     for mode in modes:
         for suffix in connect.CLIENT_SUFFIXES:
@@ -59,7 +59,7 @@ def test_a_nodeport_is_measured_on_every_path() -> None:
     assert ratio.of_first
 
 
-def test_a_packet_is_measured_in_every_mode_and_in_our_programs(modes: list[str]) -> None:
+def test_packets_are_measured_in_every_mode_and_in_the_bpf_programs(modes: list[str]) -> None:
     found = by_key(packet.run([packet.Size(10, 2, 60, 1, 1000)], modes, silent))
     for mode in modes:
         for metric in packet.METRICS.values():
@@ -71,8 +71,8 @@ def test_a_packet_is_measured_in_every_mode_and_in_our_programs(modes: list[str]
     assert found["ebpf", "ingress-v4", "new_flow_ns"].p50 > 0
 
 
-def test_a_datagram_that_is_sent_unanswered_reaches_the_pod_it_is_sent_to() -> None:
-    """Else it would be no packet's whole way that is timed."""
+def test_every_datagram_of_the_packet_benchmark_reaches_its_pod() -> None:
+    """Otherwise the benchmark would not time a packet's complete path."""
     with Lab("test-sent", 67) as lab:
         load = Load(lab.folder)
         pod = lab.pod("server")
@@ -84,20 +84,20 @@ def test_a_datagram_that_is_sent_unanswered_reaches_the_pod_it_is_sent_to() -> N
     assert after - before >= 1000
 
 
-def counted(place: Netns, protocol: str) -> dict[str, int]:
+def protocol_counters(netns: Netns, protocol: str) -> dict[str, int]:
     """The kernel's counters (proc_net_snmp)."""
-    lines = place.run(["cat", "/proc/net/snmp"]).stdout.splitlines()
+    lines = netns.run(["cat", "/proc/net/snmp"]).stdout.splitlines()
     names, figures = (line.split()[1:] for line in lines if line.startswith(f"{protocol}:"))
     return dict(zip(names, map(int, figures), strict=True))
 
 
 def received(pod: Pod) -> int:
     """Datagrams that reached a socket: delivered, or dropped by its filter."""
-    udp = counted(pod, "Udp")
+    udp = protocol_counters(pod, "Udp")
     return udp["InDatagrams"] + udp["InErrors"]
 
 
-def test_overhead_is_measured_in_every_mode_on_both_paths(modes: list[str]) -> None:
+def test_overhead_is_measured_in_every_mode_on_every_path(modes: list[str]) -> None:
     found = by_key(overhead.run(overhead.Size(10, 2, 1, 2, 320), [*modes, "ebpf-host"], silent))
     for path in overhead.PATHS:
         for metric in ("tcp_mbit_s", "udp_per_s", "rr_per_s"):
@@ -106,7 +106,7 @@ def test_overhead_is_measured_in_every_mode_on_both_paths(modes: list[str]) -> N
                 assert found[mode, path, metric].of_first
 
 
-def test_a_start_and_changes_are_measured_in_every_mode(modes: list[str]) -> None:
+def test_starts_and_changes_are_measured_in_every_mode(modes: list[str]) -> None:
     found = by_key(sync.run(sync.Size(10, 2, 3, 1), modes, silent))
     for mode in modes:
         assert found[mode, "clusterip", "change_ms"].n == 3
@@ -116,7 +116,7 @@ def test_a_start_and_changes_are_measured_in_every_mode(modes: list[str]) -> Non
         assert found[mode, "clusterip", "first_answer_s"].p50 > 0
 
 
-def test_flows_are_held_and_opened_in_every_mode_and_none_is_lost(modes: list[str]) -> None:
+def test_flows_are_measured_in_every_mode_without_losses(modes: list[str]) -> None:
     found = by_key(flows.run(flows.Size(500, 1.0, 1, 0), modes, silent))
     for mode in modes:
         assert found[mode, "nodeport", "entries"].p50 >= 500
@@ -127,19 +127,19 @@ def test_flows_are_held_and_opened_in_every_mode_and_none_is_lost(modes: list[st
     assert found["none", "direct", "entries"].p50 == 0
 
 
-def test_more_flows_than_can_be_tracked_are_refused_before_any_is_opened() -> None:
+def test_more_flows_than_conntrack_can_hold_are_rejected_at_once() -> None:
     most = report.conntrack("max") or pytest.skip("the kernel tracks no connections")
-    with pytest.raises(ConfigError, match="mode nftables has connections tracked"):
+    with pytest.raises(ConfigError, match="nf_conntrack_max is too small for mode nftables"):
         list(flows.run(flows.Size(most, 1.0, 1, 0), ["nftables"], silent))
 
 
-def test_a_table_that_is_full_is_measured() -> None:
+def test_a_full_flow_table_is_measured() -> None:
     found = by_key(flows.run(flows.Size(10, 1.0, 1, 16384), ["ebpf"], silent))
     assert found["ebpf", "full", "busy_failed"].n == 500
     assert found["ebpf", "full", "made_per_s"].p50 > 0
 
 
-def test_no_connection_from_outside_fails_while_agents_die() -> None:
+def test_no_external_connection_fails_while_agents_are_killed() -> None:
     size = churn.Size(0, 2.0, 10.0)
     found = by_key(churn.run(size, FaultSchedule(crash_s=0.5), ["ebpf"], silent, ["outside"]))
     assert found["ebpf", "nodeport", "crashes"].p50 >= 1
@@ -147,8 +147,8 @@ def test_no_connection_from_outside_fails_while_agents_die() -> None:
         assert found["ebpf", "nodeport", metric].p50 == 0
 
 
-def test_no_connection_and_no_download_fails_while_the_mode_moves_through_all() -> None:
-    """Once round: the first mode serves in the end again."""
+def test_no_connection_or_download_fails_while_the_mode_switches_through_all() -> None:
+    """One round: in the end, the first mode serves again."""
     modes = ["ebpf", "iptables-legacy", "nftables"]
     size = churn.Size(0, 2.0 * len(modes) + 3.0, 50.0)
     found = by_key(churn.run(size, FaultSchedule(switch_s=2.0), modes, silent, churn.CLIENTS))
@@ -160,7 +160,7 @@ def test_no_connection_and_no_download_fails_while_the_mode_moves_through_all() 
         assert found[label, "both", metric].p50 == 0
 
 
-def test_modes_that_do_not_move_have_a_churn_each() -> None:
+def test_modes_without_switches_have_one_churn_each() -> None:
     found = by_key(
         churn.run(churn.Size(200, 60.0, 10.0), FaultSchedule(), ["nftables", "iptables"], silent, ["pod"])
     )
@@ -168,16 +168,16 @@ def test_modes_that_do_not_move_have_a_churn_each() -> None:
         assert found[mode, "clusterip", "connects_failed"].n >= 200
 
 
-def test_clients_begin_no_more_connections_than_they_are_told() -> None:
+def test_clients_keep_to_the_given_connection_rate() -> None:
     size = churn.Size(0, 2.0, 100.0, rate=20.0)
     found = by_key(churn.run(size, FaultSchedule(), ["nftables"], silent, ["pod"]))
     made = found["nftables", "clusterip", "connects_failed"].n
-    assert 0 < made < 1000, "without a rate it is thousands in each of these seconds"
+    assert 0 < made < 1000, "without a rate, thousands in each of these seconds"
 
 
 @pytest.fixture
 def downloading() -> Iterator[Downloading]:
-    """The load, a server and a client in the middle of a download."""
+    """The load, a server and a client during a download."""
     with Lab("test-download", 68) as lab:
         load = Load(lab.folder)
         pod, client = lab.pod("server"), lab.pod("client")
@@ -188,11 +188,11 @@ def downloading() -> Iterator[Downloading]:
 
 
 def sent(pod: Pod) -> int:
-    """Segments of TCP."""
-    return counted(pod, "Tcp")["OutSegs"]
+    """The number of TCP segments."""
+    return protocol_counters(pod, "Tcp")["OutSegs"]
 
 
-def test_a_download_whose_server_ends_has_failed(downloading: Downloading) -> None:
+def test_a_download_whose_server_ends_counts_as_failed(downloading: Downloading) -> None:
     load, server, download = downloading
     server.kill()
     server.wait()
@@ -201,7 +201,7 @@ def test_a_download_whose_server_ends_has_failed(downloading: Downloading) -> No
     assert set(report["errors"]) <= {"ENODATA", "ECONNRESET", "EPIPE"}
 
 
-def test_a_download_that_is_ended_by_its_client_is_whole(downloading: Downloading) -> None:
+def test_a_download_ended_by_its_client_counts_as_complete(downloading: Downloading) -> None:
     load, _, download = downloading
     report = load.end_churn(download)
     assert (report["failed"], report["errors"]) == (0, {})

@@ -1,4 +1,4 @@
-"""Programs at cgroups: attached by links or without, replaced, and what becomes of a cgroup that goes."""
+"""Programs at cgroups: attached with and without links, replaced, and after their cgroup was removed."""
 
 import contextlib
 import errno
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture(scope="module")
 def _place() -> Iterator[BpfPlace]:
-    with bpf_place() as made:
-        yield made
+    with bpf_place() as created:
+        yield created
 
 
 @pytest.fixture
 def group(_place: BpfPlace) -> Iterator[Path]:
-    """A cgroup of the test's own, below that of the place."""
+    """An empty cgroup for one test."""
     path = _place.cgroup / "group"
     path.mkdir()
     try:
@@ -65,7 +65,7 @@ def no_descriptor_is_left(group: Path, one: Program, two: Program) -> Iterator[N
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait, for ten seconds at most."""
+    """Wait for at most ten seconds."""
     end = time.monotonic() + 10
     while not holds():
         assert time.monotonic() < end
@@ -77,7 +77,7 @@ def link_id(pin: Path) -> int:
         return int.from_bytes(link.facts(32)[4:8], "little")
 
 
-def test_a_link_attaches_until_it_is_unpinned(group: Path, pin: Path, one: Program) -> None:
+def test_a_program_is_attached_until_its_link_is_unpinned(group: Path, pin: Path, one: Program) -> None:
     assert cgroup.programs(group, CONNECT4) == []
     cgroup.attach_link(one, group, CONNECT4, pin)
     assert cgroup.programs(group, CONNECT4) == [one.id]
@@ -85,10 +85,10 @@ def test_a_link_attaches_until_it_is_unpinned(group: Path, pin: Path, one: Progr
         assert link.program_id == one.id
         assert link.cgroup_id == group.stat().st_ino
     pin.unlink()
-    until(lambda: not cgroup.programs(group, CONNECT4))  # a link is let go in the background
+    until(lambda: not cgroup.programs(group, CONNECT4))  # the kernel releases a link in the background
 
 
-def test_another_program_takes_the_place_of_the_first_in_the_same_link(
+def test_a_link_keeps_its_id_when_its_program_is_replaced(
     group: Path, pin: Path, one: Program, two: Program
 ) -> None:
     cgroup.attach_link(one, group, CONNECT4, pin)
@@ -106,12 +106,14 @@ def test_attaching_the_same_program_again_changes_nothing(group: Path, pin: Path
     assert link_id(pin) == link
 
 
-def test_a_link_whose_cgroup_is_gone_is_made_anew(group: Path, pin: Path, one: Program, two: Program) -> None:
-    """Regression, projectcalico/calico#12801: ENOLINK at each start, for good."""
+def test_a_link_whose_cgroup_was_removed_is_created_again(
+    group: Path, pin: Path, one: Program, two: Program
+) -> None:
+    """Regression, projectcalico/calico#12801: permanent ENOLINK at each start."""
     cgroup.attach_link(one, group, CONNECT4, pin)
     group.rmdir()
     with contextlib.closing(Link.pinned(pin)) as link:
-        until(lambda: link.cgroup_id == 0)  # the kernel lets go of a cgroup in the background
+        until(lambda: link.cgroup_id == 0)  # the kernel releases a cgroup in the background
         with pytest.raises(Rejected) as caught:
             link.replace(two)
         assert bpf.errno_of(caught.value) == errno.ENOLINK
@@ -122,8 +124,8 @@ def test_a_link_whose_cgroup_is_gone_is_made_anew(group: Path, pin: Path, one: P
         assert link.cgroup_id == group.stat().st_ino
 
 
-def test_a_link_at_another_cgroup_is_moved(group: Path, pin: Path, one: Program) -> None:
-    """Regression, cilium/cilium#48420: a link that exists, at a cgroup without processes."""
+def test_a_link_at_another_cgroup_is_replaced(group: Path, pin: Path, one: Program) -> None:
+    """Regression, cilium/cilium#48420: the existing link was attached to a cgroup without processes."""
     other = group / "other"
     other.mkdir()
     cgroup.attach_link(one, other, CONNECT4, pin)
@@ -132,7 +134,7 @@ def test_a_link_at_another_cgroup_is_moved(group: Path, pin: Path, one: Program)
     until(lambda: not cgroup.programs(other, CONNECT4))
 
 
-def test_a_cgroup_below_runs_the_programs_of_those_above(group: Path, pin: Path, one: Program) -> None:
+def test_a_child_cgroup_runs_its_parents_programs(group: Path, pin: Path, one: Program) -> None:
     below = group / "below"
     below.mkdir()
     cgroup.attach_link(one, group, CONNECT4, pin)
@@ -141,9 +143,7 @@ def test_a_cgroup_below_runs_the_programs_of_those_above(group: Path, pin: Path,
     assert one.id not in cgroup.programs(group.parent, CONNECT4, effective=True)
 
 
-def test_links_attach_beside_the_programs_of_others(
-    group: Path, pin: Path, one: Program, two: Program
-) -> None:
+def test_links_keep_foreign_programs_attached(group: Path, pin: Path, one: Program, two: Program) -> None:
     cgroup.attach_multi(one, group, CONNECT4, None)
     cgroup.attach_link(two, group, CONNECT4, pin)
     assert cgroup.programs(group, CONNECT4) == [one.id, two.id]
@@ -160,9 +160,7 @@ def test_without_links_a_program_is_replaced_in_place(group: Path, one: Program,
     third.close()
 
 
-def test_without_links_a_program_in_whose_place_to_go_may_be_gone(
-    group: Path, one: Program, two: Program
-) -> None:
+def test_without_links_the_program_to_replace_may_be_missing(group: Path, one: Program, two: Program) -> None:
     cgroup.attach_multi(two, group, CONNECT4, one)
     assert cgroup.programs(group, CONNECT4) == [two.id]
 
@@ -188,7 +186,7 @@ def test_a_cgroup_that_does_not_exist_is_named(group: Path, pin: Path, one: Prog
     assert not pin.exists()
 
 
-def test_a_folder_that_is_no_cgroup_is_rejected(pin: Path, tmp_path: Path, one: Program) -> None:
+def test_a_directory_that_is_not_a_cgroup_is_rejected(pin: Path, tmp_path: Path, one: Program) -> None:
     with pytest.raises((Rejected, Unsupported)):
         cgroup.attach_link(one, tmp_path, CONNECT4, pin)
     with pytest.raises(Rejected):
@@ -196,7 +194,7 @@ def test_a_folder_that_is_no_cgroup_is_rejected(pin: Path, tmp_path: Path, one: 
     assert not pin.exists()
 
 
-def test_a_program_of_another_hook_is_rejected(group: Path, pin: Path, one: Program) -> None:
+def test_a_program_for_another_hook_is_rejected(group: Path, pin: Path, one: Program) -> None:
     with pytest.raises((Rejected, Unsupported)):
         cgroup.attach_link(one, group, CONNECT4 + 1, pin)
     assert not pin.exists()

@@ -1,4 +1,4 @@
-"""bpf.Map against maps of every type that we use."""
+"""bpf.Map with maps of every type that the project uses."""
 
 import contextlib
 import errno
@@ -46,8 +46,8 @@ def u64(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[BpfPlace]:
-    with bpf_place() as made:
-        yield made
+    with bpf_place() as created:
+        yield created
 
 
 @contextlib.contextmanager
@@ -71,8 +71,9 @@ def no_descriptor_is_left(place: BpfPlace) -> Iterator[None]:
     assert len(descriptors()) == before
 
 
-def test_once_a_map_is_made_as_much_memory_is_locked_as_we_may() -> None:
-    """Regression: on Linux 5.10, where maps are locked memory, none could be made beside our pinned ones."""
+def test_creating_a_map_raises_the_memlock_limit_to_its_maximum() -> None:
+    """Regression: on Linux 5.10, where maps count as locked memory, no map could be created in addition to
+    the agent's pinned ones."""
     script = (
         "import resource as r; from ebpfproxy.linux.bpf.bpf import Map\n"
         "_, most = r.getrlimit(r.RLIMIT_MEMLOCK)\n"
@@ -83,7 +84,7 @@ def test_once_a_map_is_made_as_much_memory_is_locked_as_we_may() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_what_is_written_is_read_until_it_is_deleted() -> None:
+def test_a_written_entry_is_read_until_it_is_deleted() -> None:
     with hash_map(4) as made:
         assert made.lookup(u32(1)) is None
         made.update(u32(1), u64(7))
@@ -94,7 +95,7 @@ def test_what_is_written_is_read_until_it_is_deleted() -> None:
         assert made.lookup(u32(1)) is None
 
 
-def test_the_shape_is_what_the_map_was_made_with() -> None:
+def test_the_shape_has_the_maps_creation_parameters() -> None:
     made = create_map(HASH, 4, 8, 33, NO_PREALLOC)
     shape = made.shape
     made.close()
@@ -103,7 +104,7 @@ def test_the_shape_is_what_the_map_was_made_with() -> None:
     assert shape.id > 0
 
 
-def test_a_full_map_says_so_and_takes_changes_of_what_is_there() -> None:
+def test_a_full_map_raises_table_full_and_accepts_changes_of_its_entries() -> None:
     with hash_map(2, {u32(1): u64(1), u32(2): u64(2)}) as made:
         with pytest.raises(TableFull, match="map test"):
             made.update(u32(3), u64(3))
@@ -114,7 +115,7 @@ def test_a_full_map_says_so_and_takes_changes_of_what_is_there() -> None:
         assert dict(made.items()) == {u32(1): u64(11), u32(2): u64(22)}
 
 
-def test_flags_tell_what_must_or_must_not_be_there() -> None:
+def test_flags_require_or_forbid_an_existing_entry() -> None:
     no_exist, exist = 1, 2
     with hash_map(2) as made:
         with pytest.raises(NotFound):
@@ -125,7 +126,7 @@ def test_flags_tell_what_must_or_must_not_be_there() -> None:
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_a_walk_over_more_than_a_batch_finds_every_entry_once(
+def test_iterating_over_several_batches_yields_every_entry_once(
     one_by_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = {u32(n): u64(n * n) for n in range(MANY)}
@@ -138,10 +139,10 @@ def test_a_walk_over_more_than_a_batch_finds_every_entry_once(
 
 
 def without_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a kernel before 5.6, for reading."""
+    """Reading works as on a kernel before 5.6."""
 
     def reject(*_: object) -> int:
-        raise Unsupported("batch on map test: Invalid argument")
+        raise Unsupported("cannot access map test in batches: Invalid argument")
 
     monkeypatch.setattr(Map, "_batch", reject)
 
@@ -156,35 +157,34 @@ def test_an_empty_map_has_no_entries(kind: int, one_by_one: bool, monkeypatch: p
     made.close()
 
 
-def test_an_empty_batch_is_written_without_a_call() -> None:
+def test_writing_an_empty_batch_changes_nothing() -> None:
     with hash_map(1) as made:
         made.update_all([])
         assert list(made.items()) == []
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7])
-def test_a_bucket_longer_than_a_batch_makes_the_batch_longer(
-    chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel answers ENOSPC then (__htab_map_lookup_and_delete_batch in kernel/bpf/hashtab.c)."""
+def test_a_bucket_larger_than_a_batch_enlarges_the_batch(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For such a bucket the kernel returns ENOSPC (__htab_map_lookup_and_delete_batch in
+    kernel/bpf/hashtab.c)."""
     contents = {u32(n): u64(n) for n in range(256)}
     rejections = []
     original = bpf.error
 
-    def noted(number: int, what: str) -> KernelError:
+    def record(number: int, what: str) -> KernelError:
         rejections.append(number)
         return original(number, what)
 
     with hash_map(256, contents) as made:
         monkeypatch.setattr(bpf, "_CHUNK", chunk)
-        monkeypatch.setattr(bpf, "error", noted)
+        monkeypatch.setattr(bpf, "error", record)
         found = list(made.items())
     assert len(found) == len(contents)
     assert dict(found) == contents
     assert errno.ENOSPC in rejections or chunk > 2
 
 
-def test_an_array_is_walked_in_full() -> None:
+def test_iterating_over_an_array_yields_every_element() -> None:
     made = create_map(ARRAY, 4, 8, 5000)
     made.update_all([(u32(4999), u64(1)), (u32(0), u64(2))])
     found = dict(made.items())
@@ -194,7 +194,9 @@ def test_an_array_is_walked_in_full() -> None:
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_networks_of_every_length_are_walked(one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterating_over_a_trie_yields_networks_of_every_length(
+    one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def key(length: int, address: int) -> bytes:
         return struct.pack("=I", length) + address.to_bytes(4, "big")
 
@@ -217,7 +219,7 @@ def test_networks_of_every_length_are_walked(one_by_one: bool, monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", [PERCPU_HASH, PERCPU_ARRAY])
 @pytest.mark.parametrize("size", [4, 8, 12])
-def test_a_per_cpu_value_is_that_of_each_cpu_padded_to_eight_bytes(kind: int, size: int) -> None:
+def test_a_per_cpu_value_has_one_value_per_cpu_padded_to_eight_bytes(kind: int, size: int) -> None:
     cpus, stride = bpf.possible_cpus(), (size + 7) // 8 * 8
     made = create_map(kind, 4, size, 3)
     values = {
@@ -231,11 +233,11 @@ def test_a_per_cpu_value_is_that_of_each_cpu_padded_to_eight_bytes(kind: int, si
     made.close()
 
 
-def test_there_are_as_many_possible_cpus_as_the_kernel_counts() -> None:
+def test_possible_cpus_include_all_online_cpus() -> None:
     assert bpf.possible_cpus() >= (os.cpu_count() or 1)
 
 
-def test_entries_that_go_during_a_walk_do_no_harm() -> None:
+def test_deleting_entries_during_iteration_is_allowed() -> None:
     contents = {u32(n): u64(n) for n in range(MANY)}
     with hash_map(MANY, contents) as made:
         seen = 0
@@ -246,7 +248,7 @@ def test_entries_that_go_during_a_walk_do_no_harm() -> None:
         assert seen + len(list(made.items())) >= MANY
 
 
-def test_an_array_in_memory_is_the_map_itself_and_outlives_its_descriptor() -> None:
+def test_a_memory_mapped_array_shares_the_maps_data_and_outlives_its_descriptor() -> None:
     made = create_map(ARRAY, 4, 4, 1000, MMAPABLE)
     memory = made.mapped()
     struct.pack_into("=I", memory, 8 * 999, 42)  # elements are 8-byte aligned
@@ -258,7 +260,7 @@ def test_an_array_in_memory_is_the_map_itself_and_outlives_its_descriptor() -> N
     memory.close()
 
 
-def test_a_map_that_is_not_made_for_it_is_not_mapped_into_memory() -> None:
+def test_a_map_without_the_mmapable_flag_cannot_be_memory_mapped() -> None:
     array, table = create_map(ARRAY, 4, 4, 4), create_map(HASH, 4, 4, 4)
     with pytest.raises(KernelError, match="cannot map test into memory"):
         array.mapped()
@@ -283,37 +285,37 @@ def test_a_pinned_map_is_the_same_map(place: BpfPlace) -> None:
         Map.pinned(path)
 
 
-def test_what_is_pinned_and_is_no_map_is_rejected(place: BpfPlace) -> None:
+def test_a_pinned_program_is_rejected_as_map_and_as_link(place: BpfPlace) -> None:
     path = place.bpffs / "a_program"
     program = load_program()
     program.pin(path)
     program.close()
-    with pytest.raises(Rejected, match="a_program is no map"):
+    with pytest.raises(Rejected, match="a_program is not a map"):
         Map.pinned(path)
     with contextlib.closing(Program.pinned(path)) as again:
         assert again.id
-    with pytest.raises(Rejected, match="a_program is no link"):
+    with pytest.raises(Rejected, match="a_program is not a link"):
         Link.pinned(path)
     path.unlink()
 
 
-def test_nothing_can_be_pinned_outside_of_a_bpffs(tmp_path: Path) -> None:
+def test_pinning_outside_of_a_bpffs_is_rejected(tmp_path: Path) -> None:
     with hash_map(1) as made, pytest.raises(Rejected, match="cannot pin"):
         made.pin(tmp_path / "map")
 
 
-def test_closing_twice_closes_nobody_elses_descriptor() -> None:
+def test_closing_twice_closes_no_other_descriptor() -> None:
     made = create_map(HASH, 4, 8, 1)
     fd = made.fd
     made.close()
-    other = os.open("/dev/null", os.O_RDONLY)  # gets the number that is free again
+    other = os.open("/dev/null", os.O_RDONLY)  # gets the number of the closed descriptor
     made.close()
     assert os.fstat(other)
     os.close(other)
     assert other == fd
 
 
-def test_walks_that_are_left_early_keep_nothing_open() -> None:
+def test_an_unfinished_iteration_leaves_no_descriptor_open() -> None:
     with hash_map(MANY, {u32(n): u64(n) for n in range(MANY)}) as made:
         before = descriptors()
         for _ in range(3):
@@ -321,10 +323,10 @@ def test_walks_that_are_left_early_keep_nothing_open() -> None:
         assert descriptors() == before
 
 
-# Features
+# Probes
 
 
-def test_a_program_that_the_kernel_takes_is_told_from_those_that_it_does_not() -> None:
+def test_loads_returns_whether_the_kernel_accepts_a_program() -> None:
     assert bpf.loads(SOCK_ADDR, CONNECT4, RETURN_1)
     assert not bpf.loads(SOCK_ADDR, 255, RETURN_1)  # no such hook
     assert not bpf.loads(255, CONNECT4, RETURN_1)  # no such type
@@ -333,7 +335,7 @@ def test_a_program_that_the_kernel_takes_is_told_from_those_that_it_does_not() -
     assert not bpf.loads(SOCK_ADDR, CONNECT4, call + RETURN_1)
 
 
-def test_without_the_capabilities_probing_is_an_error_and_not_a_no() -> None:
+def test_without_capabilities_probing_raises_instead_of_returning_false() -> None:
     script = """
 import ctypes, struct
 from ebpfproxy.errors import Rejected

@@ -1,4 +1,4 @@
-"""Entries of real flows, in network namespaces of the test's own."""
+"""Conntrack entries of real flows, in separate network namespaces."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, Sysctl
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.address import Family, parse_address
-from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, UDP, Testbed, answers, forget
+from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, UDP, Testbed, answers, end_all_flows
 from tests.support.confined import as_nobody
 
 pytestmark = pytest.mark.kernel
@@ -19,15 +19,15 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)
 def testbed(request: pytest.FixtureRequest, testbeds: dict[Family, Testbed]) -> Iterator[Testbed]:
-    made = testbeds[request.param]
-    made.rules()
-    yield made
-    forget(made)
+    testbed_of_family = testbeds[request.param]
+    testbed_of_family.rules()
+    yield testbed_of_family
+    end_all_flows(testbed_of_family)
 
 
-def test_an_entry_is_told_with_both_directions(testbed: Testbed) -> None:
+def test_a_flow_has_the_addresses_of_both_directions(testbed: Testbed) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         answers(client, server)
         (flow,) = testbed.flows()
         own = parse_address(testbed.at.client), client.getsockname()[1]
@@ -38,10 +38,11 @@ def test_an_entry_is_told_with_both_directions(testbed: Testbed) -> None:
 
 
 @pytest.mark.parametrize("direction", ["", "original", "reply"])
-def test_an_entry_in_a_zone_of_one_direction_or_both_is_told_and_ended(
-    testbed: Testbed, direction: str
-) -> None:
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.pods[0], TARGET) as client:
+def test_a_flow_with_zones_per_direction_is_read_and_deleted(testbed: Testbed, direction: str) -> None:
+    with (
+        testbed.pod(0) as server,
+        testbed.client_socket(testbed.client, testbed.at.pods[0], TARGET) as client,
+    ):
         own = client.getsockname()[1]
         testbed.nft(
             f"table {testbed.at.nft} ebpfproxy-zones {{\n"
@@ -65,11 +66,11 @@ def test_an_entry_in_a_zone_of_one_direction_or_both_is_told_and_ended(
     assert testbed.flows() == []
 
 
-def test_an_entry_that_the_client_got_anew_to_another_endpoint_is_not_ended_for_the_old_one(
+def test_deleting_an_old_flow_keeps_the_clients_new_flow(
     testbed: Testbed,
 ) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0), testbed.pod(1), testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0), testbed.pod(1), testbed.client_socket(testbed.client, testbed.at.vip) as client:
         client.send(b"?")
         (old,) = testbed.flows()
         testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[1]))
@@ -81,13 +82,13 @@ def test_an_entry_that_the_client_got_anew_to_another_endpoint_is_not_ended_for_
     assert new.reply_source == parse_address(testbed.at.pods[1])
 
 
-def test_nat_is_in_use_as_long_as_a_flow_is_translated(testbed: Testbed) -> None:
+def test_nat_in_use_is_true_while_a_flow_is_translated(testbed: Testbed) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
     other = next(of for of in Family if of is not testbed.at.family)
     with (
         testbed.pod(0) as server,
-        testbed.dialing(testbed.client, testbed.at.pods[0], TARGET) as plain,
-        testbed.dialing(testbed.client, testbed.at.vip) as client,
+        testbed.client_socket(testbed.client, testbed.at.pods[0], TARGET) as plain,
+        testbed.client_socket(testbed.client, testbed.at.vip) as client,
         testbed.node.entered(),
     ):
         answers(plain, server)
@@ -101,19 +102,20 @@ def test_nat_is_in_use_as_long_as_a_flow_is_translated(testbed: Testbed) -> None
         assert conntrack.nat_in_use() is False
 
 
-def test_an_empty_nat_chain_does_not_keep_open_flows_translated_but_with_a_rule_that_asks_for_state_it_does(
+def test_flows_stay_translated_without_nat_rules_only_if_a_rule_matches_on_state(
     testbed: Testbed,
 ) -> None:
-    """What `nat_in_use` says has to stay: without such a rule the kernel tracks no packet any more."""
+    """The reason for `nat_in_use`: without a rule that matches on state, the kernel stops tracking
+    packets."""
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         answers(client, server)
         testbed.rules(track=True)
         answers(client, server)
         testbed.rules(track=False)
         client.send(b"lost")
         testbed.rules(track=True)
-        answers(client, server)  # whose first question is not the lost one
+        answers(client, server)  # the server's first datagram is not the lost one
 
 
 _AS_NOBODY = """
@@ -127,7 +129,7 @@ except Unsupported as failure:
 """
 
 
-def test_without_the_capability_the_remedy_is_named() -> None:
+def test_without_net_admin_the_hint_names_the_capability() -> None:
     done = subprocess.run(
         [*as_nobody(), sys.executable, "-c", _AS_NOBODY],
         capture_output=True,
@@ -138,7 +140,7 @@ def test_without_the_capability_the_remedy_is_named() -> None:
     assert "CAP_NET_ADMIN" in done.stdout
 
 
-def test_settings_of_the_node_are_made_and_those_of_the_machine_are_warned_of(
+def test_sysctls_of_the_namespace_are_set_and_read_only_ones_logged_as_warnings(
     testbed: Testbed, caplog: pytest.LogCaptureFixture
 ) -> None:
     established = "net/netfilter/nf_conntrack_tcp_timeout_established"

@@ -58,7 +58,7 @@ CASES = [
 PROGRAM = f"PYTHONPATH={ROOT} {sys.executable} -m ebpfproxy"
 """This checkout's, whatever the current folder is."""
 PLACEHOLDERS = {"NAMESPACE/NAME": "default/web", "FRONTEND": "10.96.0.10", "DEVICE": "eth0", "…": "*"}
-"""What a reader fills in. CLIENT is the client outside."""
+"""The values for a document's placeholders. CLIENT is the external client."""
 MAY_FAIL = re.compile(r"\bgrep |ebpfproxy doctor")
 """grep ends with status 1 if it finds nothing, doctor if the machine lacks a feature."""
 BEFORE = {
@@ -93,8 +93,8 @@ class Node:
         """Close the connections."""
         self._connections.close()
 
-    def turn_to(self, mode: str) -> None:
-        """Start the agent in this mode and open connections, unless that is done."""
+    def run_mode(self, mode: str) -> None:
+        """Start the agent in this mode and open connections, unless it already runs in it."""
         if mode == self.mode:
             return
         self.close()
@@ -206,11 +206,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.mark.parametrize(("mode", "command"), CASES)
-def test_a_command_works_and_shows_what_its_document_says(node: Node, mode: str, command: Command) -> None:
+def test_a_documented_command_prints_the_documented_result(node: Node, mode: str, command: Command) -> None:
     skip_without_ipvs(MODES[mode][0])
     if not shutil.which(program_of(command.text)) and program_of(command.text) not in ("ebpfproxy", "for"):
         pytest.skip(f"no program {program_of(command.text)}")
-    node.turn_to(mode)
+    node.run_mode(mode)
     for beginning, first in BEFORE.items():
         if command.text.startswith(beginning):
             assert node.run(first).returncode == 0
@@ -246,7 +246,7 @@ def run_as_group(command: list[str], folder: Path) -> "subprocess.CompletedProce
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def test_the_quickstart_works_from_its_first_command_to_its_last(checkout: tuple[Path, str]) -> None:
+def test_all_commands_of_the_quickstart_work_in_order(checkout: tuple[Path, str]) -> None:
     """It runs in its own network and mount namespaces, with its own bpffs."""
     folder, cgroup = checkout
     blocks = shell_blocks("docs/quickstart.md")
@@ -255,9 +255,9 @@ def test_the_quickstart_works_from_its_first_command_to_its_last(checkout: tuple
         script += (
             f"{text.replace('/tmp/', f'{folder}/').replace('try-ebpfproxy', cgroup)}\necho END {number}\n"
         )
-    with namespace("quickstart") as place:
-        place.ip("link set lo up")
-        enter = ["nsenter", f"--net={netns.path(place.name)}", "unshare", "--mount"]
+    with namespace("quickstart") as node:
+        node.ip("link set lo up")
+        enter = ["nsenter", f"--net={netns.path(node.name)}", "unshare", "--mount"]
         done = run_as_group([*enter, "bash", "-c", script], folder)
     log = (folder / "ebpfproxy.log").read_text()
     assert done.returncode == 0, done.stderr + log

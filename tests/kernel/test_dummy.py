@@ -1,4 +1,4 @@
-"""A dummy device in a namespace of the test's own, and its addresses, looked at with ip(8)."""
+"""A dummy device and its addresses in a separate namespace, compared with ip(8)."""
 
 import json
 import subprocess
@@ -25,11 +25,11 @@ def bare() -> Iterator[Namespace]:
 
 @pytest.fixture
 def node(bare: Namespace) -> Namespace:
-    """With a dummy device that is down."""
+    """A namespace with a dummy device that is down."""
     try:
         assert dummy.ensure(NAME)
-    except Unsupported as lack:
-        pytest.skip(lack.message)
+    except Unsupported as unsupported:
+        pytest.skip(unsupported.message)
     bare.ip("link set lo up")
     return bare
 
@@ -42,13 +42,13 @@ def parsed(*addresses: str) -> list[Address]:
     return [parse_address(each) for each in addresses]
 
 
-def told(*arguments: str) -> list[dict[str, object]]:
-    """What ip(8) prints about the device, in the calling thread's network namespace."""
+def ip_json(*arguments: str) -> list[dict[str, object]]:
+    """The output of ip(8) for the device, in the calling thread's network namespace."""
     done = subprocess.run(["ip", "-j", *arguments, "dev", NAME], capture_output=True, check=True)
     return [each for each in json.loads(done.stdout) if each]
 
 
-def test_a_kernel_without_dummy_devices_is_told_what_to_load(bare: Namespace) -> None:
+def test_without_dummy_devices_the_hint_names_the_module(bare: Namespace) -> None:
     if not bare.lacks("link add try type dummy"):
         pytest.skip("this kernel has dummy devices")
     with pytest.raises(Unsupported) as raised:
@@ -57,7 +57,7 @@ def test_a_kernel_without_dummy_devices_is_told_what_to_load(bare: Namespace) ->
     assert raised.value.hint == "modprobe dummy"
 
 
-def test_a_device_of_another_kind_keeps_its_name_and_stays(bare: Namespace) -> None:
+def test_a_device_of_another_kind_with_the_name_is_not_touched(bare: Namespace) -> None:
     bare.ip(f"link add {NAME} type veth peer name other")
     with pytest.raises(AlreadyExists, match=NAME):
         dummy.ensure(NAME)
@@ -68,7 +68,7 @@ def test_a_device_of_another_kind_keeps_its_name_and_stays(bare: Namespace) -> N
         dummy.addresses(NAME)
 
 
-def test_without_the_device_there_is_nothing_to_read_change_or_remove(bare: Namespace) -> None:
+def test_reading_or_changing_a_missing_device_raises_not_found(bare: Namespace) -> None:
     assert not dummy.exists(NAME)
     assert not dummy.remove(NAME)
     with pytest.raises(NotFound, match=NAME):
@@ -77,15 +77,15 @@ def test_without_the_device_there_is_nothing_to_read_change_or_remove(bare: Name
         dummy.change_addresses(NAME, parsed("10.96.0.1"))
 
 
-def test_it_is_made_once_and_stays_down(node: Namespace) -> None:
+def test_the_device_is_created_once_and_stays_down(node: Namespace) -> None:
     assert dummy.exists(NAME)
     assert not dummy.ensure(NAME)
-    (link,) = told("link", "show")
+    (link,) = ip_json("link", "show")
     assert link["operstate"] == "DOWN"
     assert dummy.addresses(NAME) == frozenset()
 
 
-def test_it_is_removed_with_its_addresses(node: Namespace) -> None:
+def test_removing_the_device_removes_its_addresses(node: Namespace) -> None:
     dummy.change_addresses(NAME, parsed(*BOTH))
     assert dummy.remove(NAME)
     assert not dummy.exists(NAME)
@@ -93,25 +93,25 @@ def test_it_is_removed_with_its_addresses(node: Namespace) -> None:
     assert dummy.addresses(NAME) == frozenset()
 
 
-def test_addresses_of_both_families_are_single_ones_without_detection(node: Namespace) -> None:
+def test_addresses_are_host_addresses_without_duplicate_address_detection(node: Namespace) -> None:
     assert dummy.change_addresses(NAME, parsed(*BOTH)) == {}
     assert texts(dummy.addresses(NAME)) == set(BOTH)
-    (device,) = told("addr", "show")
+    (device,) = ip_json("addr", "show")
     infos = device["addr_info"]
     assert isinstance(infos, list)
     assert {(info["local"], info["prefixlen"]) for info in infos} == {("10.96.0.1", 32), ("fd00:96::1", 128)}
     assert not any(info.get("tentative") or info.get("dadfailed") for info in infos)
-    assert told("-6", "route", "show", "table", "main") == []
+    assert ip_json("-6", "route", "show", "table", "main") == []
 
 
-def test_packets_to_them_are_for_the_node_though_the_device_is_down(node: Namespace) -> None:
+def test_packets_to_its_addresses_are_local_although_the_device_is_down(node: Namespace) -> None:
     dummy.change_addresses(NAME, parsed(*BOTH))
     for address in BOTH:
         done = subprocess.run(["ip", "-j", "route", "get", address], capture_output=True, check=True)
         assert json.loads(done.stdout)[0]["type"] == "local", address
 
 
-def test_they_are_none_on_which_node_ports_answer(node: Namespace) -> None:
+def test_its_addresses_are_excluded_from_node_port_addresses(node: Namespace) -> None:
     before = local_addresses.read()
     dummy.change_addresses(NAME, parsed(*BOTH))
     assert local_addresses.read() == before
@@ -119,7 +119,7 @@ def test_they_are_none_on_which_node_ports_answer(node: Namespace) -> None:
     assert f"{BOTH[0]}/32" in {format_network(each) for each in local_addresses.read()}
 
 
-def test_to_add_what_is_there_and_to_drop_what_is_not_is_fine(node: Namespace) -> None:
+def test_adding_existing_and_dropping_missing_entries_is_no_error(node: Namespace) -> None:
     dummy.change_addresses(NAME, parsed(*BOTH))
     assert dummy.change_addresses(NAME, parsed(*BOTH), parsed("10.96.0.2", "fd00:96::2")) == {}
     assert texts(dummy.addresses(NAME)) == set(BOTH)
@@ -127,7 +127,7 @@ def test_to_add_what_is_there_and_to_drop_what_is_not_is_fine(node: Namespace) -
     assert dummy.addresses(NAME) == frozenset()
 
 
-def test_an_address_that_is_none_is_refused_and_the_others_are_there(node: Namespace) -> None:
+def test_an_invalid_address_is_rejected_and_the_others_are_added(node: Namespace) -> None:
     rejections = dummy.change_addresses(NAME, parsed("ff02::1", *BOTH, "::"))
     assert texts(rejections) == {"ff02::1", "::"}
     assert all(isinstance(error, Rejected) for error in rejections.values())
@@ -135,7 +135,7 @@ def test_an_address_that_is_none_is_refused_and_the_others_are_there(node: Names
     assert texts(dummy.addresses(NAME)) == set(BOTH)
 
 
-def test_where_ipv6_is_off_its_addresses_are_refused_with_the_sysctl(node: Namespace) -> None:
+def test_with_ipv6_disabled_the_hint_names_the_sysctl(node: Namespace) -> None:
     with open(f"/proc/sys/net/ipv6/conf/{NAME}/disable_ipv6", "w") as setting:
         setting.write("1")
     rejections = dummy.change_addresses(NAME, parsed(*BOTH))
@@ -144,13 +144,13 @@ def test_where_ipv6_is_off_its_addresses_are_refused_with_the_sysctl(node: Names
     assert texts(dummy.addresses(NAME)) == {BOTH[0]}
 
 
-def test_what_others_gave_it_is_told_if_it_is_a_single_address(node: Namespace) -> None:
+def test_foreign_addresses_are_read_if_they_are_host_addresses(node: Namespace) -> None:
     node.ip(f"addr add 10.96.0.7/32 dev {NAME}", f"addr add 10.97.0.7/24 dev {NAME}", f"link set {NAME} up")
     node.ip("addr add 10.98.0.1/32 dev lo")
     assert texts(dummy.addresses(NAME)) == {"10.96.0.7"}
 
 
-def test_thousands_of_addresses_come_and_go_at_once(node: Namespace) -> None:
+def test_thousands_of_addresses_are_added_and_removed_at_once(node: Namespace) -> None:
     wanted = [f"10.96.{number >> 8}.{number & 255}" for number in range(2000)]
     wanted += [f"fd00:96::{number:x}" for number in range(1, 2001)]
     assert dummy.change_addresses(NAME, parsed(*wanted)) == {}

@@ -1,4 +1,4 @@
-"""What others do to hooks is not forgotten over changes of ours."""
+"""A foreign change of the hooks is detected although the agent itself changed them in between."""
 
 from collections.abc import Iterator
 
@@ -21,8 +21,8 @@ def place() -> Iterator[BpfPlace]:
         yield made
 
 
-def test_a_disturbance_just_before_our_own_change_is_not_forgotten(place: BpfPlace) -> None:
-    """A proxier remembers the generation after its sync: it must not be that of hooks that were not read."""
+def test_a_foreign_change_just_before_the_agents_own_change_is_detected(place: BpfPlace) -> None:
+    """A proxier records the generation after its sync. It must not be the generation of unread hooks."""
     plane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, devices=False))
     plane.open()
     try:

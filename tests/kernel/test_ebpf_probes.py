@@ -1,4 +1,4 @@
-"""What the eBPF backend finds out about a machine: this one, and with something of it taken away."""
+"""The eBPF backend's probes: on this machine, and with some features taken away."""
 
 import ctypes
 import errno
@@ -44,7 +44,7 @@ print(json.dumps([probe(Path(root), Path(cgroup) if cgroup else None, devices), 
 def look(
     *before: str, prelude: str = "", root: str | Path = BPFFS, cgroup: str = "", devices: bool = True
 ) -> dict[str, Finding]:
-    """By feature, what a process of its own finds; `before`: a command that starts it in another state."""
+    """The findings of a new process by feature; `before`: a command prefix that restricts it."""
     arguments = json.dumps([str(root), cgroup, devices])
     script = SCRIPT.format(prelude=prelude)
     done = subprocess.run(
@@ -56,12 +56,12 @@ def look(
     )
     assert done.returncode == 0, done.stderr
     found, modules = json.loads(done.stdout)
-    assert not {"bcc", "pyroute2"} & set(modules), "neither is worth its time here"
+    assert not {"bcc", "pyroute2"} & set(modules), "importing them would take too long"
     return {finding.feature: finding for finding in (Finding(*each) for each in found)}
 
 
 def apart(*commands: str) -> list[str]:
-    """What starts a process with mounts of its own, in which it is process 1, after these commands."""
+    """A command prefix: new mount and PID namespaces, in which these commands run first."""
     return [
         *("unshare", "--mount", "--pid", "--fork", "--mount-proc"),
         *("sh", "-ec", "; ".join((*commands, 'exec "$0" "$@"'))),
@@ -72,8 +72,8 @@ def missing(found: dict[str, Finding]) -> set[str]:
     return {name for name, finding in found.items() if not finding.present}
 
 
-def test_this_machine_has_what_is_needed() -> None:
-    """Otherwise no test of this level ran here."""
+def test_all_needed_features_are_found_on_this_machine() -> None:
+    """Otherwise no test of this level would run."""
     found = look()
     assert [name for name in missing(found) if found[name].needed] == []
     assert all(not finding.missing and not finding.remedy for finding in found.values() if finding.present)
@@ -83,11 +83,11 @@ def test_this_machine_has_what_is_needed() -> None:
     assert found[CLSACT].needed is not found[TCX].present
 
 
-def test_without_devices_to_look_after_clsact_is_of_no_matter() -> None:
+def test_without_devices_clsact_is_not_needed() -> None:
     assert CLSACT not in look(devices=False)
 
 
-def test_nothing_stays_of_it(tmp_path: Path) -> None:
+def test_probes_leave_nothing_behind(tmp_path: Path) -> None:
     with bpf_place() as place:
         descriptors, namespace = sorted(os.listdir("/proc/self/fd")), netns.cookie()  # noqa: PTH208
         for root in (place.bpffs / "agent", tmp_path / "agent"):
@@ -106,27 +106,28 @@ def test_nothing_stays_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("capability", "number"), [("bpf", errno.EPERM), ("net_admin", errno.EPERM), ("perfmon", errno.EACCES)]
 )
-def test_a_capability_that_is_missing_is_named(capability: str, number: int) -> None:
+def test_a_missing_capability_is_named(capability: str, number: int) -> None:
     found = look(*without(capability, "sys_admin"))
     assert found[BPF].failure == number
     assert f"without CAP_{capability.upper()} it" in found[BPF].missing
     assert found[BPF].remedy
-    assert "cgroup hook connect4" not in found, "that cannot be tried"
-    assert found["cgroup v2"].present, "and this can"
+    assert "cgroup hook connect4" not in found, "without bpf(2), hooks cannot be tried"
+    assert found["cgroup v2"].present, "cgroup v2 does not need bpf(2)"
 
 
-def test_without_any_capability_all_of_them_are_named() -> None:
+def test_without_any_capability_all_missing_ones_are_named() -> None:
     found = look(*without("all"))
     assert "CAP_BPF and CAP_NET_ADMIN and CAP_PERFMON" in found[BPF].missing
 
 
-def test_without_sys_admin_it_works_where_a_bpffs_is_mounted(tmp_path: Path) -> None:
-    """No network namespace can be made to try clsact in, which therefore is not said to be missing."""
+def test_without_sys_admin_a_mounted_bpffs_is_sufficient(tmp_path: Path) -> None:
+    """clsact needs a network namespace for a trial, which cannot be created. So it is not reported
+    missing."""
     with bpf_place() as place:
         found = look(*without("sys_admin"), root=place.bpffs / "agent")
         assert missing(found) == {CLSACT}
         assert not found[CLSACT].needed
-        assert "cannot be tried" in found[CLSACT].missing
+        assert "cannot be tested" in found[CLSACT].missing
     found = look(*without("sys_admin"), root=tmp_path / "agent")
     assert missing(found) == {CLSACT, "bpffs"}
     assert found["bpffs"].failure == errno.EPERM
@@ -134,32 +135,32 @@ def test_without_sys_admin_it_works_where_a_bpffs_is_mounted(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
-def test_a_seccomp_filter_is_told_from_a_lack_of_capabilities(number: int) -> None:
+def test_a_seccomp_filter_is_distinguished_from_missing_capabilities(number: int) -> None:
     found = look(*rejecting(Rejections(bpf.syscall_number(), number)))
     assert found[BPF].failure == number
     assert "seccomp" in found[BPF].missing
     assert "privileged" in found[BPF].remedy
 
 
-def test_who_is_in_a_user_namespace_is_told_so() -> None:
-    """All capabilities, and none that is worth anything here."""
+def test_a_process_in_a_user_namespace_gets_a_specific_remedy() -> None:
+    """In a user namespace the process has all capabilities, but none in the initial namespace."""
     found = look("unshare", "--user", "--map-root-user")
     assert found[BPF].failure == errno.EPERM
-    assert "in spite of our capabilities" in found[BPF].missing
+    assert "in spite of the required capabilities" in found[BPF].missing
     assert "user namespaces" in found[BPF].remedy
 
 
-def test_who_is_nobody_is_told_to_be_root() -> None:
+def test_an_unprivileged_user_is_advised_to_run_as_root() -> None:
     with bpf_place() as place:
         found = look(*as_nobody(), root=place.bpffs / "agent")
     assert found["bpffs"].failure == errno.EACCES
     assert found["bpffs"].remedy == "run as root"
 
 
-# What else has to be there
+# Other requirements
 
 
-def test_without_cgroup_v2_it_is_said_where_to_get_it() -> None:
+def test_without_cgroup_v2_the_remedy_is_named() -> None:
     found = look(*apart("umount -a -t cgroup2"))
     assert missing(found) - {RECONNECTING} == {"cgroup v2"}
     assert found["cgroup v2"].failure == errno.ENOENT
@@ -167,7 +168,7 @@ def test_without_cgroup_v2_it_is_said_where_to_get_it() -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), [("", errno.EBADF), ("missing", errno.ENOENT)])
-def test_a_folder_that_is_no_cgroup_is_told_from_one(tmp_path: Path, name: str, number: int) -> None:
+def test_a_directory_that_is_not_a_cgroup_is_reported(tmp_path: Path, name: str, number: int) -> None:
     folder = str(tmp_path / name)
     found = look(cgroup=folder)
     assert missing(found) == {"cgroup v2"}
@@ -178,37 +179,37 @@ def test_a_folder_that_is_no_cgroup_is_told_from_one(tmp_path: Path, name: str, 
     assert without_bpf["cgroup v2"].failure == errno.ENOENT
 
 
-def test_a_kernel_without_fsopen_is_asked_in_another_way(tmp_path: Path) -> None:
-    """It came with Linux 5.2."""
+def test_without_fsopen_bpffs_is_probed_in_another_way(tmp_path: Path) -> None:
+    """fsopen was added in Linux 5.2."""
     hidden = rejecting(Rejections(FSOPEN, errno.ENOSYS))
     assert look(*hidden, root=tmp_path / "agent")["bpffs"].present
     found = look(*without("sys_admin"), *hidden, root=tmp_path / "agent")
     assert found["bpffs"].failure == errno.EPERM
 
 
-def test_without_bcc_on_the_path_it_is_said_how_to_get_it() -> None:
+def test_without_bcc_the_remedy_is_named() -> None:
     found = look(prelude="sys.path = [path for path in sys.path if not os.path.exists(f'{path}/bcc')]")
     assert missing(found) == {"bcc"}
     assert "python3-bpfcc" in found["bcc"].remedy
 
 
-def test_the_bcc_of_pypi_is_told_from_the_real_one(tmp_path: Path) -> None:
+def test_the_unrelated_bcc_package_of_pypi_is_detected(tmp_path: Path) -> None:
     (tmp_path / "bcc").mkdir()
-    (tmp_path / "bcc" / "__init__.py").write_text("raise AssertionError('nobody has to import it')")
+    (tmp_path / "bcc" / "__init__.py").write_text("raise AssertionError('must not be imported')")
     found = look(prelude=f"sys.path.insert(0, {str(tmp_path)!r})")
     assert missing(found) == {"bcc"}
     assert "PyPI" in found["bcc"].missing
     assert "pip uninstall bcc" in found["bcc"].remedy
 
 
-def test_a_c_header_that_is_missing_is_named() -> None:
+def test_a_missing_c_header_is_named() -> None:
     found = look(*apart("mount -t tmpfs none /usr/include"))
     assert missing(found) - {RECONNECTING} == {"C headers"}
     assert found["C headers"].missing.startswith("/usr/include/linux/")
     assert "linux-libc-dev" in found["C headers"].remedy
 
 
-# What a kernel may lack; the rest of it is real
+# Features that a kernel may lack, simulated by rejected calls
 
 Refuses = Callable[[int, bytes], bool]
 
@@ -216,7 +217,7 @@ Refuses = Callable[[int, bytes], bool]
 def lacking(
     monkeypatch: pytest.MonkeyPatch, rejects: Refuses, number: int = errno.EINVAL
 ) -> dict[str, Finding]:
-    """What is found of a kernel that rejects these calls of bpf(2), by command and attributes."""
+    """The findings on a kernel that rejects these bpf(2) calls, by command and attributes."""
     real = bpf.bpf
 
     def answer(command: int, attr: bytes, what: str) -> tuple[int, bytes]:
@@ -226,16 +227,16 @@ def lacking(
 
     for module in (bpf, cgroup):
         monkeypatch.setattr(module, "bpf", answer)
-    return here()
+    return probe_here()
 
 
-def here() -> dict[str, Finding]:
+def probe_here() -> dict[str, Finding]:
     found = probes.probe(Path(BPFFS), None, True)
     return {finding.feature: finding for finding in found}
 
 
 @pytest.mark.parametrize("hook", SOCKET_HOOKS, ids=lambda hook: hook.name)
-def test_a_hook_that_the_kernel_has_not_is_named(monkeypatch: pytest.MonkeyPatch, hook: Any) -> None:
+def test_a_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch, hook: Any) -> None:
     def rejects(command: int, attr: bytes) -> bool:
         (type_,), (attach_type,) = (
             struct.unpack_from("=I", attr),
@@ -258,7 +259,7 @@ def test_a_hook_that_the_kernel_has_not_is_named(monkeypatch: pytest.MonkeyPatch
         ("maps that are written through memory", 2, 1 << 10),
     ],
 )
-def test_a_map_that_the_kernel_does_not_make_is_named(
+def test_an_unsupported_map_type_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, type_: int, flags: int
 ) -> None:
     def rejects(command: int, attr: bytes) -> bool:
@@ -282,7 +283,7 @@ def test_a_map_that_the_kernel_does_not_make_is_named(
         (COOKIE, 122, True),
     ],
 )
-def test_a_helper_that_the_kernel_has_not_is_named_with_what_one_loses(
+def test_a_missing_helper_is_named_with_the_consequence(
     monkeypatch: pytest.MonkeyPatch, name: str, helper: int, needed: bool
 ) -> None:
     call = bytes((0x85, 0, 0, 0)) + helper.to_bytes(4, "little")
@@ -300,14 +301,16 @@ def test_a_helper_that_the_kernel_has_not_is_named_with_what_one_loses(
     assert "Linux" in found[name].remedy
 
 
-def test_a_kernel_without_links_is_served_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cgroup_links_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     found = lacking(monkeypatch, lambda command, attr: command == bpf.LINK_CREATE)
     assert missing(found) == {"links to cgroups"}
     assert not found["links to cgroups"].needed
 
 
-def test_a_cgroup_that_takes_no_programs_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without CONFIG_CGROUP_BPF; ours is asked with its own root, and nothing is attached."""
+def test_a_cgroup_that_accepts_no_programs_is_distinguished_from_a_missing_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Like a kernel without CONFIG_CGROUP_BPF. Nothing is attached to this machine's cgroup root."""
     found = lacking(monkeypatch, lambda command, attr: command == bpf.PROG_QUERY)
     assert missing(found) == {"cgroup v2"}
     assert found["cgroup v2"].failure == errno.EINVAL
@@ -322,7 +325,7 @@ def test_a_cgroup_that_takes_no_programs_is_told_from_none(monkeypatch: pytest.M
         (21, errno.EOPNOTSUPP, "destroying other processes' sockets", False),
     ],
 )
-def test_a_part_of_the_network_that_the_kernel_has_not_is_named(
+def test_a_missing_netlink_feature_is_named(
     monkeypatch: pytest.MonkeyPatch, kind: int, number: int, name: str, needed: bool
 ) -> None:
     real = netlink.change
@@ -334,20 +337,20 @@ def test_a_part_of_the_network_that_the_kernel_has_not_is_named(
 
     monkeypatch.setattr(netlink, "change", change)
     monkeypatch.setattr(tcx, "is_supported", lambda: False)
-    found = here()
+    found = probe_here()
     assert missing(found) == {name, TCX}
     assert (found[name].failure, found[name].needed) == (number, needed)
 
 
-def test_with_tcx_clsact_is_of_no_matter_and_without_it_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clsact_is_needed_only_without_tcx(monkeypatch: pytest.MonkeyPatch) -> None:
     for supported in (True, False):
         monkeypatch.setattr(tcx, "is_supported", lambda value=supported: value)
-        found = here()
+        found = probe_here()
         assert (found[TCX].present, found[TCX].needed) == (supported, False)
         assert found[CLSACT].needed is not supported
 
 
-def test_reconnecting_sockets_needs_a_capability_and_the_hosts_processes() -> None:
+def test_reconnecting_sockets_needs_sys_ptrace_and_the_hosts_processes() -> None:
     found = look("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
     assert missing(found) == {RECONNECTING}
     assert found[RECONNECTING].remedy == "grant CAP_SYS_PTRACE"
@@ -361,13 +364,13 @@ def test_reconnecting_sockets_needs_system_calls() -> None:
     assert "5.6" in found[RECONNECTING].remedy
 
 
-def test_a_kernel_without_batches_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_map_batch_operations_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     def reject(*_: object) -> None:
-        raise Rejected("batch on map unnamed: Invalid argument") from OSError(
+        raise Rejected("cannot access map unnamed in batches: Invalid argument") from OSError(
             errno.EINVAL, "Invalid argument"
         )
 
     monkeypatch.setattr(bpf.Map, "update_all", reject)
-    found = here()
+    found = probe_here()
     assert missing(found) == {"batches of map entries"}
     assert found["batches of map entries"].needed

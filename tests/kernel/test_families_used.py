@@ -1,4 +1,4 @@
-"""Which families a node is found to use."""
+"""Detection of the IP families that a node uses."""
 
 import subprocess
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ def used() -> set[Family]:
     return set(families_used.used(Config(hostname_override="here")))
 
 
-def test_addresses_of_the_node_count_and_link_local_ones_do_not() -> None:
-    assert used() == set(), "loopback is up"
+def test_global_addresses_count_and_link_local_ones_do_not() -> None:
+    assert used() == set(), "loopback addresses do not count"
     ip("link add node type veth peer name other")
     for device in ("node", "other"):
         ip(f"link set {device} up")
@@ -43,9 +43,9 @@ def test_addresses_of_the_node_count_and_link_local_ones_do_not() -> None:
     assert used() == {V4}
     ip("addr add 2001:db8::1/64 dev node nodad")
     # The kernel adds the local route in a work item, also without DAD (addrconf_dad_work()).
-    eventually(lambda: used() == {V4, V6}, "an address of IPv6 counts")
+    eventually(lambda: used() == {V4, V6}, "a global IPv6 address counts")
 
 
-def test_networks_of_pods_count() -> None:
+def test_pod_networks_count() -> None:
     config = Config(hostname_override="here", cluster_cidr=(parse_network("fd00:10:244::/56"),))
     assert families_used.used(config) == {V6}

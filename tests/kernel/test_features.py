@@ -1,4 +1,4 @@
-"""What the kernel has is found by trying; here it is compared with what the kernel's own symbols say."""
+"""Helper probes compared with the kernel's symbols."""
 
 from pathlib import Path
 
@@ -22,8 +22,8 @@ SYMBOLS = {
 CALL, NO_HELPER = 0x85, (30_000).to_bytes(4, "little")
 
 
-def test_a_helper_is_found_where_the_kernel_has_its_function() -> None:
-    """A probe with arguments that the verifier rejects would never find it."""
+def test_a_helper_is_found_if_the_kernel_has_its_function() -> None:
+    """A probe with arguments that the verifier rejects would never find the helper."""
     lines = Path("/proc/kallsyms").read_text().splitlines()
     present = {line.split()[2] for line in lines}
     if "bpf_prog_load" not in present:
@@ -32,7 +32,7 @@ def test_a_helper_is_found_where_the_kernel_has_its_function() -> None:
 
 
 @pytest.mark.parametrize("probe", features.PROBES, ids=lambda probe: probe.define)
-def test_a_helper_that_no_kernel_has_is_not_found(probe: features.Probe) -> None:
+def test_an_unknown_helper_is_not_found(probe: features.Probe) -> None:
     instructions = [probe.code[at : at + 8] for at in range(0, len(probe.code), 8)]
     first = next(i for i, each in enumerate(instructions) if each[0] == CALL)
     instructions[first] = instructions[first][:4] + NO_HELPER

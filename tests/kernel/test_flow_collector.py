@@ -1,4 +1,4 @@
-"""The collector's thread on real maps."""
+"""The flow collector's thread with real maps."""
 
 import contextlib
 import logging
@@ -37,16 +37,16 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def maps(folder: Path) -> Iterator[Maps]:
-    """Empty, but for the endpoint of `a_flow`."""
+    """Maps that are empty except for the endpoint of `a_flow`."""
     with contextlib.closing(Maps(folder)) as opened:
         for name in (*FLOWS, "bypassing", "netfilter_flows"):
             for key, _ in list(opened[name].items()):
                 opened[name].delete(key)
-        listed(opened, abi.ENDPOINT_LISTED)
+        set_endpoint_flags(opened, abi.ENDPOINT_LISTED)
         yield opened
 
 
-def listed(maps: Maps, flags: int) -> None:
+def set_endpoint_flags(maps: Maps, flags: int) -> None:
     at = ENDPOINT * abi.ENDPOINT.size
     packed = bytes(endpoints(flags)[at : at + abi.ENDPOINT.size])
     maps["endpoints"].update(_U32.pack(ENDPOINT), packed)
@@ -56,7 +56,7 @@ def listed(maps: Maps, flags: int) -> None:
 def started(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Callable[[frozenset[int]], object]], FlowCollector]]:
-    """A collector that looks all the time, for which a closed TCP connection is over in a second."""
+    """Starts collectors that poll continuously, with a timeout of one second for closed TCP connections."""
     monkeypatch.setattr(flow_collector, "_POLL", 0.01)
     monkeypatch.setattr(flow_collector, "_SHORTEST", 0.01)
     monkeypatch.setattr(flow_collector, "_LONGEST", 0.01)
@@ -80,7 +80,7 @@ Start = Callable[..., FlowCollector]
 def eventually(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "the condition did not become true within 20 s"
         time.sleep(0.005)
 
 
@@ -88,7 +88,7 @@ def contents(of: Map) -> dict[bytes, bytes]:
     return dict(of.items())
 
 
-def test_flows_that_are_over_are_removed_and_the_others_are_not(maps: Maps, started: Start) -> None:
+def test_only_expired_flows_are_removed(maps: Maps, started: Start) -> None:
     long_ago = time.monotonic_ns() - 4 * NS
     over = [a_flow(n, flags=abi.FLOW_RESET, last_seen=long_ago, masquerade="10.0.0.1") for n in range(500)]
     alive = [a_flow(n, last_seen=long_ago) for n in range(1000, 1500)]
@@ -104,7 +104,7 @@ def test_flows_that_are_over_are_removed_and_the_others_are_not(maps: Maps, star
     assert maps["established_flows"].lookup(_U32.pack(0)) == _U32.pack(len(alive))
 
 
-def test_a_reply_whose_flow_is_gone_is_removed_when_it_is_over(maps: Maps, started: Start) -> None:
+def test_an_expired_reply_entry_without_flow_is_removed(maps: Maps, started: Start) -> None:
     alive, over = a_flow(1, last_seen=time.monotonic_ns()), a_flow(2, flags=abi.FLOW_RESET)
     maps["replies"].update_all(list(reply_entries(alive, over).items()))
     collector = started()
@@ -112,17 +112,17 @@ def test_a_reply_whose_flow_is_gone_is_removed_when_it_is_over(maps: Maps, start
     assert contents(maps["replies"]) == reply_entries(alive)
 
 
-def test_udp_flows_go_when_their_endpoint_is_retired(maps: Maps, started: Start) -> None:
+def test_udp_flows_are_removed_with_their_endpoint(maps: Maps, started: Start) -> None:
     write(maps, a_flow(1, IPPROTO_UDP, abi.FLOW_REPLIED, time.monotonic_ns()))
     collector = started()
     eventually(lambda: collector.collected().entries == 1)
-    listed(maps, abi.ENDPOINT_ON_NODE)
+    set_endpoint_flags(maps, abi.ENDPOINT_ON_NODE)
     eventually(lambda: collector.collected().retired == 1)
     assert [contents(maps[name]) for name in ("flows", "replies")] == [{}, {}]
 
 
-def test_when_netfilters_last_flow_is_gone_that_is_noted(maps: Maps, started: Start) -> None:
-    """Conntrack has none with these addresses."""
+def test_the_end_of_the_last_netfilter_flow_is_reported(maps: Maps, started: Start) -> None:
+    """Conntrack has no flow with these addresses."""
     a, b = parse_address("192.0.2.1"), parse_address("192.0.2.2")
     key = abi.FLOW_KEY.pack(a, b, htons(80), htons(4000), IPPROTO_UDP, abi.AT_INGRESS, 0)
     maps["netfilter_flows"].update(key, bytes(4))
@@ -132,40 +132,40 @@ def test_when_netfilters_last_flow_is_gone_that_is_noted(maps: Maps, started: St
     assert contents(maps["netfilter_flows"]) == {}
 
 
-def test_pods_that_bypass_are_told_of_once_and_again_when_there_are_more(maps: Maps, started: Start) -> None:
-    told: list[frozenset[int]] = []
+def test_bypassing_pods_are_reported_once_and_again_when_one_is_added(maps: Maps, started: Start) -> None:
+    reports: list[frozenset[int]] = []
     maps["bypassing"].update(_U32.pack(17), bytes(8))
-    collector = started(told.append)
-    eventually(lambda: told)
+    collector = started(reports.append)
+    eventually(lambda: reports)
     maps["bypassing"].update(_U32.pack(23), bytes(8))
-    eventually(lambda: len(told) > 1)
+    eventually(lambda: len(reports) > 1)
     collector.close()
-    assert told == [{17}, {17, 23}]
+    assert reports == [{17}, {17, 23}]
 
 
-def test_an_error_of_the_listener_does_not_end_the_thread(
+def test_an_exception_of_the_listener_does_not_end_the_thread(
     maps: Maps, started: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And it is told again, as it has not taken in what it was told."""
-    asked = threading.Semaphore(0)
+    """The listener is called again with the same pods, because it failed."""
+    called = threading.Semaphore(0)
 
     def reject(seen: frozenset[int]) -> None:
-        asked.release()
-        raise ValueError("what was not foreseen")
+        called.release()
+        raise ValueError("unexpected")
 
     maps["bypassing"].update(_U32.pack(17), bytes(8))
     with caplog.at_level(logging.ERROR):
         started(reject)
-        assert asked.acquire(timeout=20)
-        assert asked.acquire(timeout=20)
+        assert called.acquire(timeout=20)
+        assert called.acquire(timeout=20)
     assert PODS_UNREAD in caplog.messages
 
 
-def test_an_error_of_a_walk_does_not_end_the_thread(
+def test_an_exception_of_a_walk_does_not_end_the_thread(
     maps: Maps, started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = sweep.FlowSweep.run
-    failures = [OSError(24, "too many files"), ValueError("what was not foreseen")]
+    failures = [OSError(24, "too many files"), ValueError("unexpected")]
 
     def failing(sweep: sweep.FlowSweep, rest: Callable[[float], bool]) -> sweep.Swept:
         if failures:
@@ -180,11 +180,11 @@ def test_an_error_of_a_walk_does_not_end_the_thread(
     assert caplog.messages.count(COLLECT_FAILED) == 2
 
 
-def test_an_end_does_not_wait_for_the_walk(
+def test_close_does_not_wait_for_the_walk(
     maps: Maps, started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It rests after every batch: all of them together would take hours here."""
-    monkeypatch.setattr(flow_collector, "_SHARE", 10**9)
+    """The collector rests after every batch; in this test the complete walk would take hours."""
+    monkeypatch.setattr(flow_collector, "_REST_FACTOR", 10**9)
     monkeypatch.setattr(flow_collector, "_LONGEST_REST", 60.0)
     monkeypatch.setattr(flow_collector, "_PATIENCE", 50.0)
     now = time.monotonic_ns()
@@ -192,11 +192,11 @@ def test_an_end_does_not_wait_for_the_walk(
     resting = threading.Event()
     rest = FlowCollector._rest
 
-    def noted(collector: FlowCollector, worked: float) -> bool:
+    def record(collector: FlowCollector, worked: float) -> bool:
         resting.set()
         return rest(collector, worked)
 
-    monkeypatch.setattr(FlowCollector, "_rest", noted)
+    monkeypatch.setattr(FlowCollector, "_rest", record)
     collector = started()
     assert resting.wait(20)
     collector.close()

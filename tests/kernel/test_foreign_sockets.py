@@ -1,4 +1,4 @@
-"""Sockets of another process: who holds them, and what a connect() on a duplicate does to them."""
+"""Sockets of another process: finding their holder, and connect() on a duplicated descriptor."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from ebpfproxy.errors import NotFound, Rejected
 from ebpfproxy.linux.netns import namespaces
-from ebpfproxy.linux.sockets import duplicates, holders, pidfd, sockets
+from ebpfproxy.linux.sockets import duplicates, holders, sockets
 from ebpfproxy.linux.sockets.sockets import DiagSocket
 from ebpfproxy.model.address import Family, loopback
 
@@ -34,7 +34,7 @@ for _ in sys.stdin:
 
 
 class Child:
-    """A process with a UDP socket that is connected to a server of the test's own."""
+    """A process with a UDP socket that is connected to a server of the test."""
 
     def __init__(self, process: "subprocess.Popen[str]", server: socket.socket) -> None:
         self.process = process
@@ -61,12 +61,12 @@ class Child:
 
     @contextlib.contextmanager
     def duplicated(self, found: DiagSocket | None = None) -> Iterator[socket.socket]:
-        process = pidfd.open_process(self.process.pid)
+        process = duplicates.open_process(self.process.pid)
         try:
             with duplicates.duplicated(process, self.fd, found or self.found) as sock:
                 yield sock
         finally:
-            pidfd.close(process)
+            duplicates.close(process)
 
 
 def server() -> socket.socket:
@@ -86,15 +86,17 @@ def child() -> Iterator[Child]:
                 process.kill()
 
 
-def test_its_holder_is_found_by_its_inode(child: Child) -> None:
+def test_the_holder_is_found_by_the_sockets_inode(child: Child) -> None:
     near = namespaces.identity_of("/proc/self/ns/net")
     assert near
     held = [each for (each,) in holders.holders("/proc", {child.inode}, {near})]
     assert held == [(child.process.pid, child.fd, child.inode)]
-    assert [each for (each,) in holders.holders("/proc", {child.inode}, ())] == held, "far away"
+    assert [each for (each,) in holders.holders("/proc", {child.inode}, ())] == held, (
+        "for a process in another network namespace"
+    )
 
 
-def test_the_walk_ends_when_nothing_more_is_wanted(child: Child) -> None:
+def test_the_walk_ends_once_all_sockets_are_found(child: Child) -> None:
     wanted = {child.inode, 1}
     walk = holders.holders("/proc", wanted, ())
     assert next(walk)[0].inode == child.inode
@@ -102,7 +104,7 @@ def test_the_walk_ends_when_nothing_more_is_wanted(child: Child) -> None:
     assert list(walk) == []
 
 
-def test_its_process_sees_the_new_peer_and_keeps_its_port(child: Child) -> None:
+def test_connecting_a_duplicate_changes_the_peer_and_keeps_the_port(child: Child) -> None:
     _, local = child.ports()
     with server() as other, child.duplicated() as sock:
         port = other.getsockname()[1]
@@ -114,7 +116,7 @@ def test_its_process_sees_the_new_peer_and_keeps_its_port(child: Child) -> None:
         assert other.recvfrom(10) == (b"?", ("127.0.0.1", local))
 
 
-def test_its_source_can_be_chosen_again_and_its_port_stays(child: Child) -> None:
+def test_the_source_address_can_be_reselected_and_the_port_is_kept(child: Child) -> None:
     _, local = child.ports()
     with child.duplicated() as sock:
         duplicates.choose_source_again(sock)
@@ -124,7 +126,7 @@ def test_its_source_can_be_chosen_again_and_its_port_stays(child: Child) -> None
         assert child.ports() == (9, local)
 
 
-def test_where_there_is_no_way_it_keeps_its_peer(child: Child) -> None:
+def test_a_failed_connect_keeps_the_peer(child: Child) -> None:
     before = child.ports()
     nowhere = loopback(Family.IPV4)[:12] + bytes((255, 255, 255, 255))
     with (
@@ -135,7 +137,7 @@ def test_where_there_is_no_way_it_keeps_its_peer(child: Child) -> None:
     assert child.ports() == before
 
 
-def test_another_socket_in_its_place_is_not_taken_for_it(child: Child) -> None:
+def test_a_descriptor_with_another_socket_is_not_used(child: Child) -> None:
     with pytest.raises(NotFound), child.duplicated(child.found._replace(cookie=child.found.cookie + 1)):
         pass
     fd, child.fd = child.fd, 0  # its standard input, a pipe
@@ -144,25 +146,26 @@ def test_another_socket_in_its_place_is_not_taken_for_it(child: Child) -> None:
     child.fd = fd
 
 
-def test_a_descriptor_or_a_process_that_is_gone(child: Child) -> None:
+def test_a_missing_descriptor_or_process_raises_not_found(child: Child) -> None:
     child.fd = 999
     with pytest.raises(NotFound), child.duplicated():
         pass
     with pytest.raises(NotFound):
-        pidfd.open_process(NO_PROCESS)
+        duplicates.open_process(NO_PROCESS)
 
 
-def test_the_calls_are_there() -> None:
+def test_the_pidfd_system_calls_work_and_leak_no_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    pidfd.try_out()
+    duplicates.try_out()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_without_the_capability_it_is_not_permitted(child: Child) -> None:
+def test_without_sys_ptrace_the_hint_names_the_capability(child: Child) -> None:
     code = (
-        "import sys\nfrom ebpfproxy.linux.sockets import pidfd\nfrom ebpfproxy.errors import Unsupported\n"
-        "process = pidfd.open_process(int(sys.argv[1]))\n"
-        "try:\n    pidfd.duplicate(process, int(sys.argv[2]))\n"
+        "import sys\nfrom ebpfproxy.linux.sockets import duplicates\n"
+        "from ebpfproxy.errors import Unsupported\n"
+        "process = duplicates.open_process(int(sys.argv[1]))\n"
+        "try:\n    duplicates.duplicate(process, int(sys.argv[2]))\n"
         "except Unsupported as failure:\n    print(failure.hint)\n"
     )
     drop = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", sys.executable, "-c", code]

@@ -1,4 +1,4 @@
-"""Sets made, filled and read in a namespace of the test's own, and looked at with ipset(8)."""
+"""Sets created, filled and read in a separate namespace, compared with ipset(8)."""
 
 import subprocess
 from collections.abc import Iterator
@@ -24,16 +24,16 @@ PORTS = IpSet("PORTS", "bitmap:port", None, 0)
 
 @pytest.fixture
 def node() -> Iterator[Namespace]:
-    with namespace("ipset") as made, made.entered():
+    with namespace("ipset") as ip_set, ip_set.entered():
         try:
             ipset.available()
-        except Unsupported as lack:
-            pytest.skip(lack.message)
-        yield made
+        except Unsupported as unsupported:
+            pytest.skip(unsupported.message)
+        yield ip_set
 
 
 def tool(*arguments: str) -> list[str]:
-    """What ipset(8) prints, in the calling thread's network namespace."""
+    """The lines that ipset(8) prints in the calling thread's network namespace."""
     done = subprocess.run(["ipset", *arguments], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -63,38 +63,38 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("made", CONTENTS, ids=lambda made: made.name)
-def test_members_read_back_as_written_and_as_ipset_shows_them(node: Namespace, made: IpSet) -> None:
-    wanted = CONTENTS[made]
-    assert ipset.replace({made: wanted}) == {}
-    assert ipset.members(made.name) == shown(made.name) == wanted
-    assert ipset.sets() == {made.name: Listed(made, len(wanted), 0)}
+@pytest.mark.parametrize("ip_set", CONTENTS, ids=lambda ip_set: ip_set.name)
+def test_written_members_are_read_back_and_shown_by_ipset(node: Namespace, ip_set: IpSet) -> None:
+    wanted = CONTENTS[ip_set]
+    assert ipset.replace({ip_set: wanted}) == {}
+    assert ipset.members(ip_set.name) == shown(ip_set.name) == wanted
+    assert ipset.sets() == {ip_set.name: Listed(ip_set, len(wanted), 0)}
 
 
-@pytest.mark.parametrize("made", CONTENTS, ids=lambda made: made.name)
-def test_members_that_ipset_adds_are_read_and_can_be_dropped(node: Namespace, made: IpSet) -> None:
-    wanted = CONTENTS[made]
-    ipset.create(made)
+@pytest.mark.parametrize("ip_set", CONTENTS, ids=lambda ip_set: ip_set.name)
+def test_members_added_by_ipset_are_read_and_dropped(node: Namespace, ip_set: IpSet) -> None:
+    wanted = CONTENTS[ip_set]
+    ipset.create(ip_set)
     for member in wanted:
-        tool("add", made.name, member)
-    assert ipset.members(made.name) == wanted
-    assert ipset.change([Change(made, drop=wanted)]) == {}
-    assert ipset.members(made.name) == frozenset()
+        tool("add", ip_set.name, member)
+    assert ipset.members(ip_set.name) == wanted
+    assert ipset.change([Change(ip_set, drop=wanted)]) == {}
+    assert ipset.members(ip_set.name) == frozenset()
 
 
 def test_a_namespace_without_sets_lists_none(node: Namespace) -> None:
     assert ipset.sets() == {}
 
 
-def test_many_sets_are_filled_at_once_and_nothing_temporary_stays(node: Namespace) -> None:
+def test_many_sets_are_replaced_at_once_without_temporary_sets(node: Namespace) -> None:
     assert ipset.replace(CONTENTS) == {}
-    assert set(ipset.sets()) == {made.name for made in CONTENTS}
-    assert {made.name: ipset.members(made.name) for made in CONTENTS} == {
-        made.name: members for made, members in CONTENTS.items()
+    assert set(ipset.sets()) == {ip_set.name for ip_set in CONTENTS}
+    assert {ip_set.name: ipset.members(ip_set.name) for ip_set in CONTENTS} == {
+        ip_set.name: members for ip_set, members in CONTENTS.items()
     }
 
 
-def test_a_set_is_replaced_as_a_whole_while_a_rule_refers_to_it(node: Namespace) -> None:
+def test_a_set_is_replaced_atomically_while_a_rule_refers_to_it(node: Namespace) -> None:
     ipset.replace({WEB: ["10.0.0.1,tcp:80", "10.0.0.2,tcp:80"]})
     rule = ["-m", "set", "--match-set", "WEB", "dst,dst", "-j", "DROP"]
     subprocess.run(["iptables-legacy", "-w", "-A", "OUTPUT", *rule], check=True)
@@ -109,13 +109,13 @@ def test_a_set_is_replaced_as_a_whole_while_a_rule_refers_to_it(node: Namespace)
     assert ipset.sets() == {}
 
 
-def test_what_a_killed_run_left_does_not_hinder_the_next(node: Namespace) -> None:
+def test_a_temporary_set_of_a_killed_run_is_replaced(node: Namespace) -> None:
     tool("create", ipset.TEMPORARY, "hash:ip")
     assert ipset.replace({WEB: ["10.0.0.1,tcp:80"]}) == {}
     assert set(ipset.sets()) == {"WEB"}
 
 
-def test_to_add_what_is_there_and_to_drop_what_is_not_is_fine(node: Namespace) -> None:
+def test_adding_existing_and_dropping_missing_entries_is_no_error(node: Namespace) -> None:
     ipset.replace({WEB: ["10.0.0.1,tcp:80"], PORTS: ["1"]})
     changes = [Change(WEB, ["10.0.0.1,tcp:80"], ["10.0.0.9,tcp:80"]), Change(PORTS, ["1"], ["2"])]
     assert ipset.change(changes) == {}
@@ -123,7 +123,7 @@ def test_to_add_what_is_there_and_to_drop_what_is_not_is_fine(node: Namespace) -
     assert ipset.members("PORTS") == {"1"}
 
 
-def test_a_member_that_is_none_is_refused_by_name_and_the_others_are_in(node: Namespace) -> None:
+def test_invalid_members_are_rejected_by_name_and_the_others_added(node: Namespace) -> None:
     bad = ["10.0.0.1", "10.0.0.1,tcp:99999", "fd00::1,tcp:80", "10.0.0.1,pigeon:80", "10.0.0.300,tcp:80", ""]
     rejections = ipset.replace({WEB: [*bad, "10.0.0.1,tcp:80"], PORTS: ["65536", "a", "8"]})
     assert set(rejections) == {("WEB", member) for member in bad} | {("PORTS", "65536"), ("PORTS", "a")}
@@ -132,17 +132,17 @@ def test_a_member_that_is_none_is_refused_by_name_and_the_others_are_in(node: Na
     assert ipset.members("PORTS") == {"8"}
 
 
-def test_the_network_of_all_addresses_is_refused_by_the_kernel(node: Namespace) -> None:
-    """hash:net cannot hold a /0; whoever wants one gives its two halves."""
-    made = IpSet("FROM", "hash:ip,port,net", Family.IPV4)
+def test_a_network_of_length_0_is_rejected_by_the_kernel(node: Namespace) -> None:
+    """hash:net cannot hold a /0. Callers add the two /1 networks."""
+    ip_set = IpSet("FROM", "hash:ip,port,net", Family.IPV4)
     whole = "10.0.0.1,tcp:80,0.0.0.0/0"
-    rejections = ipset.replace({made: [whole, "10.0.0.1,tcp:80,0.0.0.0/1"]})
+    rejections = ipset.replace({ip_set: [whole, "10.0.0.1,tcp:80,0.0.0.0/1"]})
     assert set(rejections) == {("FROM", whole)}
-    assert "0 bits" in rejections["FROM", whole].message
+    assert "prefix length of 0" in rejections["FROM", whole].message
     assert ipset.members("FROM") == {"10.0.0.1,tcp:80,0.0.0.0/1"}
 
 
-def test_members_beyond_the_maximum_are_refused_one_by_one(node: Namespace) -> None:
+def test_members_beyond_the_maximum_are_rejected_individually(node: Namespace) -> None:
     wanted = [f"10.0.{number // 256}.{number % 256},tcp:80" for number in range(300)]
     rejections = ipset.replace({WEB._replace(max_elements=100): wanted})
     assert len(rejections) == 200
@@ -155,7 +155,7 @@ def test_members_beyond_the_maximum_are_refused_one_by_one(node: Namespace) -> N
     assert ipset.change([Change(WEB, add=[rejected], drop=some)]) == {}
 
 
-def test_a_set_of_another_type_stays_as_it_is_and_is_refused_as_a_whole(node: Namespace) -> None:
+def test_an_existing_set_of_another_type_is_rejected_and_not_changed(node: Namespace) -> None:
     ipset.replace({WEB._replace(type="hash:ip"): ["10.0.0.7"]})
     rejections = ipset.replace({WEB: ["10.0.0.1,tcp:80", "nonsense"], PORTS: ["1"]})
     assert isinstance(rejections["WEB", ""], AlreadyExists)
@@ -164,12 +164,12 @@ def test_a_set_of_another_type_stays_as_it_is_and_is_refused_as_a_whole(node: Na
     assert set(ipset.sets()) == {"WEB", "PORTS"}
 
 
-def test_members_of_a_set_that_there_is_not_are_refused_as_not_found(node: Namespace) -> None:
+def test_members_of_a_missing_set_are_rejected_with_not_found(node: Namespace) -> None:
     rejections = ipset.change([Change(WEB, ["10.0.0.1,tcp:80"])])
     assert isinstance(rejections["WEB", "10.0.0.1,tcp:80"], NotFound)
 
 
-def test_what_is_missing_or_there_already_is_told(node: Namespace) -> None:
+def test_a_missing_or_existing_set_raises_the_specific_error(node: Namespace) -> None:
     ipset.create(WEB)
     with pytest.raises(AlreadyExists, match="WEB"):
         ipset.create(WEB)
@@ -179,15 +179,15 @@ def test_what_is_missing_or_there_already_is_told(node: Namespace) -> None:
         ipset.destroy("GONE")
 
 
-def test_no_name_destroys_nothing(node: Namespace) -> None:
-    """To the kernel it means all sets."""
+def test_destroying_the_empty_name_destroys_nothing(node: Namespace) -> None:
+    """For the kernel, an empty name means all sets."""
     ipset.create(WEB)
     with pytest.raises(Rejected):
         ipset.destroy("")
     assert set(ipset.sets()) == {"WEB"}
 
 
-def test_a_strangers_set_is_listed_and_its_members_are_not_guessed(node: Namespace) -> None:
+def test_a_foreign_set_of_an_unknown_type_is_listed_but_not_read(node: Namespace) -> None:
     tool("create", "nets", "hash:net")
     tool("add", "nets", "10.0.0.0/8")
     assert ipset.sets()["nets"].set.type == "hash:net"
@@ -195,13 +195,13 @@ def test_a_strangers_set_is_listed_and_its_members_are_not_guessed(node: Namespa
         ipset.members("nets")
 
 
-def test_a_strangers_set_with_comments_and_timeouts_is_read(node: Namespace) -> None:
+def test_a_foreign_set_with_comments_and_timeouts_is_read(node: Namespace) -> None:
     tool("create", "WEB", "hash:ip,port", "comment", "timeout", "1000", "counters")
-    tool("add", "WEB", "10.0.0.1,tcp:80", "comment", "mine")
+    tool("add", "WEB", "10.0.0.1,tcp:80", "comment", "foreign")
     assert ipset.members("WEB") == {"10.0.0.1,tcp:80"}
 
 
-def test_the_fingerprint_changes_with_members_and_with_nothing_else(node: Namespace) -> None:
+def test_the_fingerprint_changes_only_with_members_and_sets(node: Namespace) -> None:
     ipset.replace({WEB: ["10.0.0.1,tcp:80"], PORTS: ["1"]})
     names = ["WEB", "PORTS", "GONE"]
     first = ipset.fingerprint(names)
@@ -220,7 +220,7 @@ def test_the_fingerprint_changes_with_members_and_with_nothing_else(node: Namesp
     assert len({first, second, third, fourth, ipset.fingerprint(names)}) == 5
 
 
-def test_tens_of_thousands_of_members_are_all_written_and_read(node: Namespace) -> None:
+def test_tens_of_thousands_of_members_are_written_and_read(node: Namespace) -> None:
     wanted = {f"10.{number >> 8}.{number & 255}.1,tcp:80" for number in range(30_000)}
     assert ipset.replace({WEB: wanted}) == {}
     assert ipset.members("WEB") == wanted
@@ -228,11 +228,11 @@ def test_tens_of_thousands_of_members_are_all_written_and_read(node: Namespace) 
     assert ipset.members("WEB") == frozenset()
 
 
-# What the mode ipvs makes of them
+# The sets of mode ipvs
 
 
 @pytest.mark.parametrize(
-    ("command", "member", "there"),
+    ("command", "member", "existing"),
     [
         ("hash:ip,port,ip family inet", "10.0.0.1,tcp:80,10.0.0.1", "hash:ip,port,ip of IPv4"),
         ("hash:ip,port family inet6", "fd00::1,tcp:80", "hash:ip,port of IPv6"),
@@ -240,20 +240,20 @@ def test_tens_of_thousands_of_members_are_all_written_and_read(node: Namespace) 
         ("hash:net family inet", "10.0.0.0/8", "hash:net of IPv4"),
     ],
 )
-def test_a_set_of_another_sort_is_refused_with_a_remedy_and_its_members_are_nobodys(
-    node: Namespace, command: str, member: str, there: str
+def test_a_kube_set_of_another_type_is_rejected_with_a_hint(
+    node: Namespace, command: str, member: str, existing: str
 ) -> None:
     tool("create", "KUBE-CLUSTER-IP", *command.split())
     tool("add", "KUBE-CLUSTER-IP", member)
     sets, key = IpSets(), Set(Family.IPV4, "KUBE-CLUSTER-IP")
     assert sets.read(Family) == {key: False}
     rejection = sets.create([key])[key]
-    assert rejection.message.endswith(f"it exists as {there}, not hash:ip,port of IPv4")
+    assert rejection.message.endswith(f"it exists as {existing}, not hash:ip,port of IPv4")
     assert "ipset destroy KUBE-CLUSTER-IP" in rejection.hint
     assert sets.change([Member(*key, "10.0.0.2,tcp:80")], ())
 
 
-def test_a_member_of_a_protocol_that_no_service_has_goes_as_any_other(node: Namespace) -> None:
+def test_a_member_with_a_protocol_that_services_cannot_have_is_removed(node: Namespace) -> None:
     sets, key = IpSets(), Set(Family.IPV4, "KUBE-CLUSTER-IP")
     assert not sets.create([key])
     tool("add", "KUBE-CLUSTER-IP", "10.0.0.1,udplite:80")

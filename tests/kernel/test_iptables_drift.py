@@ -1,4 +1,4 @@
-"""What others do to our chains and rules, and to theirs beside them: what is noticed, and what is mended."""
+"""Foreign changes to the agent's chains and rules are detected and repaired; foreign rules are kept."""
 
 import subprocess
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def cluster(testbed: Testbed) -> dict[Key, Entry]:
         "-t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA",
     ],
 )
-def test_what_others_change_is_noticed_and_mended(command: str, testbed: Testbed) -> None:
+def test_foreign_changes_are_detected_and_repaired(command: str, testbed: Testbed) -> None:
     wanted = cluster(testbed)
     assert not testbed.bring(wanted)
     before = testbed.plane.generation()
@@ -69,7 +69,7 @@ def test_what_others_change_is_noticed_and_mended(command: str, testbed: Testbed
     assert testbed.plane.read() == wanted
 
 
-def test_a_rule_edited_to_one_of_equal_size_is_noticed_and_mended(testbed: Testbed) -> None:
+def test_a_foreign_edit_of_equal_size_is_detected_and_repaired(testbed: Testbed) -> None:
     wanted = cluster(testbed)
     assert not testbed.bring(wanted)
     before = testbed.plane.generation()
@@ -80,8 +80,8 @@ def test_a_rule_edited_to_one_of_equal_size_is_noticed_and_mended(testbed: Testb
     assert testbed.plane.read() == wanted
 
 
-def test_a_disturbance_just_before_our_own_change_is_not_forgotten(testbed: Testbed) -> None:
-    """A proxier remembers the generation after its sync: it must not be that of unread tables."""
+def test_a_foreign_change_just_before_the_agents_own_change_is_detected(testbed: Testbed) -> None:
+    """A proxier records the generation after its sync. It must not be the generation of unread tables."""
     wanted = cluster(testbed)
     assert not testbed.bring(wanted)
     testbed.iptables("-t nat -F PREROUTING")
@@ -94,7 +94,7 @@ def test_a_disturbance_just_before_our_own_change_is_not_forgotten(testbed: Test
     assert testbed.plane.generation() == before
 
 
-def test_all_chains_that_others_removed_are_made_anew(testbed: Testbed) -> None:
+def test_removed_chains_are_created_again(testbed: Testbed) -> None:
     wanted = cluster(testbed)
     assert not testbed.bring(wanted)
     before = testbed.plane.generation()
@@ -106,10 +106,11 @@ def test_all_chains_that_others_removed_are_made_anew(testbed: Testbed) -> None:
     assert testbed.plane.read() == wanted
 
 
-def test_a_change_finds_out_that_what_it_replaces_is_gone(testbed: Testbed) -> None:
-    """The backend is told of one Service that goes and others that come, and nothing is as it read it."""
-    gone = testbed.plans(service("gone", ips=("10.96.0.99",)), endpoints("gone", "10.1.0.9"))
-    before = testbed.wanted(gone)
+def test_a_delta_is_applied_although_the_chains_it_replaces_were_flushed(testbed: Testbed) -> None:
+    """The delta removes one Service and adds others, while all chains have been flushed since the last
+    read."""
+    deleted = testbed.plans(service("deleted", ips=("10.96.0.99",)), endpoints("deleted", "10.1.0.9"))
+    before = testbed.wanted(deleted)
     assert not testbed.bring(before)
     for table in ("filter", "nat"):
         testbed.iptables(f"-t {table} -F")
@@ -118,7 +119,7 @@ def test_a_change_finds_out_that_what_it_replaces_is_gone(testbed: Testbed) -> N
     assert testbed.plane.read().items() >= delta.puts.items()
 
 
-def test_a_rule_that_went_before_it_was_moved_is_put_all_the_same(testbed: Testbed) -> None:
+def test_a_rule_removed_before_its_move_is_added(testbed: Testbed) -> None:
     wanted = cluster(testbed)
     assert not testbed.bring(wanted)
     last = testbed.rules("nat", "KUBE-SERVICES")[-1]
@@ -129,7 +130,7 @@ def test_a_rule_that_went_before_it_was_moved_is_put_all_the_same(testbed: Testb
     assert testbed.plane.read() == wanted
 
 
-def test_a_shared_chain_that_the_kubelet_made_meanwhile_keeps_its_rules(testbed: Testbed) -> None:
+def test_a_shared_chain_created_by_the_kubelet_keeps_its_rules(testbed: Testbed) -> None:
     wanted = cluster(testbed)
     delta = diff(testbed.plane.read(), wanted)
     kubelets = "-m mark --mark 0x8000/0x8000 -j DROP"
@@ -139,7 +140,7 @@ def test_a_shared_chain_that_the_kubelet_made_meanwhile_keeps_its_rules(testbed:
     assert kubelets in testbed.rules("filter", "KUBE-FIREWALL")
 
 
-def test_a_rule_that_is_there_twice_comes_to_be_there_once(testbed: Testbed) -> None:
+def test_duplicate_rules_are_reduced_to_one(testbed: Testbed) -> None:
     wanted = cluster(testbed)
     assert not testbed.bring(wanted)
     rule, jump = testbed.rules("nat", "KUBE-SERVICES")[0], testbed.rules("nat", "PREROUTING")[0]
@@ -151,8 +152,8 @@ def test_a_rule_that_is_there_twice_comes_to_be_there_once(testbed: Testbed) -> 
     assert len(testbed.rules("nat", "PREROUTING")) == 1
 
 
-def test_the_last_rule_stays_the_last(testbed: Testbed) -> None:
-    """Whatever comes and goes, and also if somebody else's came behind it."""
+def test_the_node_port_jump_stays_the_last_rule(testbed: Testbed) -> None:
+    """KUBE-NODEPORTS stays last when Services are added, and is moved back to the end."""
     last = "-j KUBE-NODEPORTS"
     assert not testbed.bring(testbed.wanted(testbed.plans(service("web"), endpoints("web", "10.1.0.1"))))
     assert testbed.rules("nat", "KUBE-SERVICES")[-1].endswith(last)
@@ -167,7 +168,7 @@ def test_the_last_rule_stays_the_last(testbed: Testbed) -> None:
     assert testbed.rules("nat", "KUBE-SERVICES")[-1] == moved
 
 
-def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(testbed: Testbed) -> None:
+def test_jumps_precede_all_other_rules_in_kube_proxys_order(testbed: Testbed) -> None:
     testbed.restore(f"*filter\n-A INPUT {SSH}\n-A FORWARD {SSH}\nCOMMIT\n")
     assert not testbed.bring(cluster(testbed))
     targets = [rule.rpartition(" ")[2] for rule in testbed.rules("filter", "INPUT")]
@@ -188,7 +189,7 @@ def test_jumps_stand_before_all_others_in_the_order_of_kube_proxy(testbed: Testb
     ]
 
 
-def test_what_others_have_is_left_alone(testbed: Testbed) -> None:
+def test_foreign_chains_and_rules_are_kept(testbed: Testbed) -> None:
     testbed.restore(
         "*filter\n:KUBE-FIREWALL - [0:0]\n:DOCKER - [0:0]\n"
         "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n-A INPUT -j KUBE-FIREWALL\n"
@@ -207,20 +208,20 @@ def test_what_others_have_is_left_alone(testbed: Testbed) -> None:
     assert testbed.iptables("-t nat -S KUBE-KUBELET-CANARY")
 
 
-def test_reading_and_what_is_of_no_concern_is_no_disturbance(testbed: Testbed) -> None:
+def test_reading_and_unrelated_changes_keep_the_generation(testbed: Testbed) -> None:
     assert not testbed.bring(cluster(testbed))
     before = testbed.plane.generation()
     testbed.plane.read()
     testbed.iptables("-t nat -L")
-    if testbed.tool_backend is ToolBackend.NFT:  # in iptables-legacy it is the same table
+    if testbed.tool_backend is ToolBackend.NFT:  # in iptables-legacy this changes the same table
         testbed.iptables(f"-A INPUT {SSH}")
         testbed.iptables("-t nat -N DOCKER")
         subprocess.run(["nft", "add", "table", "ip", "others"], check=True, timeout=60)
     assert testbed.plane.generation() == before
 
 
-def test_what_stays_is_not_written_anew(testbed: Testbed) -> None:
-    """Its counters go on, as they are of the same rules."""
+def test_unchanged_rules_are_not_rewritten(testbed: Testbed) -> None:
+    """The packet counters of unchanged rules are kept."""
     wanted = cluster(testbed)
     assert not testbed.bring(wanted)
     counted = "".join(f"-A {SVC} -c 7 700 {rule}\n" for rule in testbed.rules("nat", SVC))

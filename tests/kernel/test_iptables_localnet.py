@@ -1,6 +1,6 @@
-"""route_localnet opens 127.0.0.0/8 to neighbors (CVE-2020-8558): it is set after its guard, never without.
+"""route_localnet opens 127.0.0.0/8 to neighbors (CVE-2020-8558): it is set only after its guard rule.
 
-The mode is as the agent has it, in a network namespace of its own.
+The mode runs with the agent's configuration in a separate network namespace.
 """
 
 import subprocess
@@ -27,7 +27,7 @@ STATES = "RELATED,ESTABLISHED,DNAT"
 
 
 class Agent:
-    """A mode at work, as it is at the start of an agent."""
+    """An open mode, as at the start of an agent."""
 
     def __init__(self, tool_backend: ToolBackend, **options: str) -> None:
         self.tool_backend = tool_backend
@@ -46,7 +46,7 @@ class Agent:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     def is_guarded(self) -> bool:
-        """Whether each packet for the node, or from it, passes the rule."""
+        """Whether the guard rule applies to all packets to and from the node."""
         jumps = all("-j KUBE-FIREWALL" in self.rules(chain) for chain in ("INPUT", "OUTPUT"))
         return jumps and GUARD in self.rules("KUBE-FIREWALL")
 
@@ -64,7 +64,7 @@ def agent(request: pytest.FixtureRequest) -> Iterator[Agent]:
 
 @pytest.fixture
 def guarded(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Each time that route_localnet is set: whether the guard was in force then."""
+    """For each time that route_localnet was set: whether the guard was in force."""
     seen: list[bool] = []
     ensure = sysctl.ensure
 
@@ -77,8 +77,8 @@ def guarded(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
-def test_it_is_set_once_its_guard_is_in_force(agent: Agent, guarded: list[bool]) -> None:
-    assert sysctl.read(LOCALNET) == "0", "the agent is open, and no rule is in force"
+def test_route_localnet_is_set_after_its_guard_is_in_force(agent: Agent, guarded: list[bool]) -> None:
+    assert sysctl.read(LOCALNET) == "0", "the agent is open, but no rule is in force"
     assert not guarded
     for _ in range(2):
         assert agent.sync().rejected == 0
@@ -87,10 +87,10 @@ def test_it_is_set_once_its_guard_is_in_force(agent: Agent, guarded: list[bool])
 
 
 @pytest.mark.parametrize("what", ["the rule", "a jump"])
-def test_a_guard_that_the_kernel_does_not_take_leaves_it_off(
+def test_a_rejected_guard_rule_leaves_route_localnet_off(
     what: str, agent: Agent, guarded: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every other rule is in force, so that Services are served."""
+    """All other rules are in force, so that Services are served."""
     restore = Iptables.restore
     found, bad = {
         "the rule": (f"--ctstate {STATES}", "--ctstate NO_SUCH_STATE"),
@@ -110,7 +110,7 @@ def test_a_guard_that_the_kernel_does_not_take_leaves_it_off(
     assert (sysctl.read(LOCALNET), guarded) == ("1", [True])
 
 
-def test_a_sync_that_fails_leaves_it_off(
+def test_a_failed_sync_leaves_route_localnet_off(
     agent: Agent, guarded: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(tool: Iptables, text: str) -> None:
@@ -123,7 +123,7 @@ def test_a_sync_that_fails_leaves_it_off(
     assert (sysctl.read(LOCALNET), guarded) == ("0", [])
 
 
-def test_without_node_ports_on_loopback_it_is_left_alone() -> None:
+def test_without_localhost_nodeports_route_localnet_is_not_changed() -> None:
     with netns.throw_away():
         agent = Agent(ToolBackend.LEGACY, iptables_localhost_nodeports="false")
         try:

@@ -1,4 +1,4 @@
-"""How the iptables backend begins: what it finds out, and what it leaves as it is."""
+"""Opening the iptables backend: detected features, and the state that it does not change."""
 
 import subprocess
 from collections.abc import Iterator
@@ -30,14 +30,14 @@ def _nowhere() -> Iterator[None]:
 
 @pytest.fixture(params=ToolBackend)
 def plane(request: pytest.FixtureRequest) -> Iterator[IptablesBackend]:
-    """Not open yet."""
+    """A backend that is not open."""
     made = IptablesBackend(IptablesSettings(), request.param)
     yield made
     made.close()
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *families: Family) -> None:
-    """As on a machine that has no tools for these."""
+    """Simulate a machine without tools for these families."""
     find = iptables.find
 
     def found(family: Family, tool_backend: ToolBackend) -> Iptables:
@@ -52,7 +52,7 @@ def node(plane: IptablesBackend) -> dict[Key, Entry]:
     return plane.render((), NodePlan())
 
 
-def test_opening_writes_no_rule_and_may_be_done_again(plane: IptablesBackend) -> None:
+def test_opening_writes_no_rule_and_may_be_repeated(plane: IptablesBackend) -> None:
     for _ in range(2):
         plane.open()
         assert plane.read() == {}
@@ -60,7 +60,7 @@ def test_opening_writes_no_rule_and_may_be_done_again(plane: IptablesBackend) ->
 
 
 @pytest.mark.parametrize("missing", Family)
-def test_a_family_that_this_machine_lacks_is_left_out_and_told_of(
+def test_a_family_without_tools_is_omitted_and_logged(
     missing: Family,
     plane: IptablesBackend,
     monkeypatch: pytest.MonkeyPatch,
@@ -75,7 +75,7 @@ def test_a_family_that_this_machine_lacks_is_left_out_and_told_of(
     assert plane.read() == node(plane)
 
 
-def test_a_machine_that_lacks_both_cannot_be_served(
+def test_without_tools_for_any_family_opening_fails(
     plane: IptablesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(monkeypatch, *Family)
@@ -84,7 +84,7 @@ def test_a_machine_that_lacks_both_cannot_be_served(
 
 
 @pytest.mark.parametrize(("value", "rules"), [("0", 3), ("1", 2)])
-def test_nothing_is_dropped_as_invalid_where_conntrack_is_liberal(
+def test_invalid_packets_are_not_dropped_if_conntrack_is_liberal(
     value: str, rules: int, plane: IptablesBackend
 ) -> None:
     sysctl.ensure("net/netfilter/nf_conntrack_tcp_be_liberal", value)
@@ -95,7 +95,7 @@ def test_nothing_is_dropped_as_invalid_where_conntrack_is_liberal(
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_ports_are_random_where_the_tool_can_do_that(
+def test_random_fully_is_used_if_the_tool_supports_it(
     has: bool, plane: IptablesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Iptables, "has_random_fully", lambda tool: has)
@@ -105,7 +105,7 @@ def test_ports_are_random_where_the_tool_can_do_that(
     assert ("--random-fully" in rules[-1]) is has
 
 
-def test_without_a_wish_the_tool_backend_of_the_node_is_taken() -> None:
+def test_by_default_the_nodes_tool_backend_is_used() -> None:
     iptables.find(Family.IPV4, ToolBackend.LEGACY).restore("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
     plane = IptablesBackend(IptablesSettings(), tool_backends.AUTO)
     plane.open()

@@ -1,4 +1,4 @@
-"""Rules that the kernel or the tool does not take: which those are, and that everything else is in force."""
+"""Rules that the kernel or the tool rejects: they are identified, and all other rules are in force."""
 
 import fcntl
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ V4 = Family.IPV4
 UNKNOWN = "-m no-such-match -j RETURN"
 DNAT = "-p tcp -m tcp -j DNAT --to-destination 10.1.0.1:80"
 NOT_IN_NAT = "-p tcp -m tcp -j REJECT --reject-with icmp-port-unreachable"
-REFUSED = {"by the tool": UNKNOWN, "by the kernel": NOT_IN_NAT}
+REJECTED_RULES = {"by the tool": UNKNOWN, "by the kernel": NOT_IN_NAT}
 
 
 @pytest.fixture(params=TOOL_BACKENDS)
@@ -31,14 +31,14 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
         yield made
 
 
-@pytest.fixture(params=REFUSED)
+@pytest.fixture(params=REJECTED_RULES)
 def bad(request: pytest.FixtureRequest) -> str:
-    return REFUSED[request.param]
+    return REJECTED_RULES[request.param]
 
 
 @pytest.fixture
 def restores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What iptables-restore is given, from now on, by the node and by what is tried elsewhere."""
+    """The input of each run of iptables-restore, including trial runs in other namespaces."""
     given: list[str] = []
     restore = Iptables.restore
 
@@ -51,7 +51,7 @@ def restores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def good(testbed: Testbed, *names: str) -> dict[Key, Entry]:
-    """The node, and Services that are served."""
+    """The desired state of the node and of valid Services."""
     return testbed.wanted(
         *(
             testbed.plans(service(name, ips=(f"10.96.1.{i}",)), endpoints(name, f"10.1.1.{i}"))
@@ -63,17 +63,15 @@ def good(testbed: Testbed, *names: str) -> dict[Key, Entry]:
 def crafted(label: str, rule: str, number: int = 1) -> dict[Key, Entry]:
     """A Service whose only endpoint's chain has this rule."""
     sep, svc = (f"KUBE-{kind}-{label:A<16}" for kind in ("SEP", "SVC"))
-    dialled = f"-d 10.96.9.{number}/32 -p tcp -m tcp --dport 80"
+    match = f"-d 10.96.9.{number}/32 -p tcp -m tcp --dport 80"
     return {
-        Rule(V4, NAT, "KUBE-SERVICES", f"{dialled} -j {svc}"): RulePosition.ANYWHERE,
+        Rule(V4, NAT, "KUBE-SERVICES", f"{match} -j {svc}"): RulePosition.ANYWHERE,
         Chain(V4, NAT, svc): (f"-j {sep}",),
         Chain(V4, NAT, sep): (rule,),
     }
 
 
-def test_one_service_that_is_refused_does_not_keep_the_others_from_being_served(
-    bad: str, testbed: Testbed
-) -> None:
+def test_a_rejected_service_does_not_affect_others(bad: str, testbed: Testbed) -> None:
     rest, broken = good(testbed, "one", "two"), crafted("BAD", bad)
     rejected = testbed.bring(rest | broken)
     assert rejected.keys() == broken.keys()
@@ -82,7 +80,7 @@ def test_one_service_that_is_refused_does_not_keep_the_others_from_being_served(
     assert str(chain) in rejected[chain].message
 
 
-def test_many_services_that_are_refused_alike_are_found_in_a_few_tries(
+def test_many_rejected_services_are_found_with_few_restores(
     bad: str, testbed: Testbed, restores: list[str]
 ) -> None:
     rest = good(testbed, "one")
@@ -94,21 +92,21 @@ def test_many_services_that_are_refused_alike_are_found_in_a_few_tries(
     assert len(restores) < 60
 
 
-def test_a_chain_whose_new_rules_are_refused_keeps_those_it_had(bad: str, testbed: Testbed) -> None:
-    """And so do all that it leads to, which were to go."""
-    was = crafted("ONE", DNAT)
-    svc, sep = (key for key in was if isinstance(key, Chain))
-    assert not testbed.bring(good(testbed) | was)
-    wanted = {key: entry for key, entry in was.items() if key != sep} | {svc: (bad,)}
+def test_a_chain_whose_new_rules_are_rejected_keeps_the_previous_ones(bad: str, testbed: Testbed) -> None:
+    """The chains that it jumps to and that should be removed are kept, too."""
+    previous = crafted("ONE", DNAT)
+    svc, sep = (key for key in previous if isinstance(key, Chain))
+    assert not testbed.bring(good(testbed) | previous)
+    wanted = {key: entry for key, entry in previous.items() if key != sep} | {svc: (bad,)}
     rejected = testbed.bring(good(testbed, "other") | wanted)
     assert rejected.keys() == {svc, sep}
-    assert testbed.plane.read() == good(testbed, "other") | was
+    assert testbed.plane.read() == good(testbed, "other") | previous
 
 
-def test_what_was_refused_is_put_again_without_a_try_until_all_is_read(
+def test_a_rejected_service_is_not_retried_until_the_next_read(
     bad: str, testbed: Testbed, restores: list[str]
 ) -> None:
-    """As a proxier does at each sync: one that fails, and looks for whose fault it is, takes long."""
+    """A proxier retries at each sync. A failing restore with a search for the rejected rule takes long."""
     broken = crafted("BAD", bad)
     first = good(testbed)
     assert testbed.bring(first | broken)
@@ -121,32 +119,30 @@ def test_what_was_refused_is_put_again_without_a_try_until_all_is_read(
     assert testbed.plane.read() == second
 
 
-def test_what_was_refused_is_served_once_it_is_otherwise(bad: str, testbed: Testbed) -> None:
+def test_a_rejected_service_is_served_after_a_change(bad: str, testbed: Testbed) -> None:
     rest, broken = good(testbed, "one"), crafted("BAD", bad)
     assert testbed.bring(rest | broken)
-    mended = crafted("BAD", DNAT)
-    assert not testbed.plane.apply(diff(rest, rest | mended))
-    assert testbed.plane.read() == rest | mended
+    repaired = crafted("BAD", DNAT)
+    assert not testbed.plane.apply(diff(rest, rest | repaired))
+    assert testbed.plane.read() == rest | repaired
 
 
-def test_a_chain_that_a_rule_of_somebody_else_leads_to_is_emptied_and_told_of(testbed: Testbed) -> None:
-    was = crafted("ONE", DNAT)
-    svc, _ = (key for key in was if isinstance(key, Chain))
-    assert not testbed.bring(good(testbed) | was)
-    testbed.restore(f"*nat\n:MINE - [0:0]\n-A MINE -j {svc.name}\nCOMMIT\n")
+def test_an_obsolete_chain_with_a_foreign_jump_is_emptied_and_reported(testbed: Testbed) -> None:
+    previous = crafted("ONE", DNAT)
+    svc, _ = (key for key in previous if isinstance(key, Chain))
+    assert not testbed.bring(good(testbed) | previous)
+    testbed.restore(f"*nat\n:USER - [0:0]\n-A USER -j {svc.name}\nCOMMIT\n")
     rejected = testbed.bring(good(testbed, "other"))
     assert rejected.keys() == {svc}
-    assert "-A MINE" in rejected[svc].message
+    assert "-A USER" in rejected[svc].message
     assert testbed.plane.read() == good(testbed, "other") | {svc: ()}
-    testbed.iptables("-t nat -F MINE")
+    testbed.iptables("-t nat -F USER")
     assert not testbed.bring(good(testbed, "other"))
 
 
-def test_a_lock_that_another_process_holds_is_an_error_that_passes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_held_xtables_lock_is_a_temporary_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "lock"
-    monkeypatch.setenv("XTABLES_LOCKFILE", str(file))  # of iptables itself, since 1.8.3
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(file))  # read by iptables since 1.8.3
     monkeypatch.setattr(iptables, "LOCK_PATIENCE", 1)
     with empty_node(ToolBackend.LEGACY) as testbed:
         wanted = good(testbed, "one")

@@ -1,4 +1,4 @@
-"""Taking away all that the mode iptables, or kube-proxy, ever left, and the backend that a node goes by."""
+"""Removal of all state of mode iptables and of kube-proxy; detection of a node's iptables backend."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
 
 @pytest.fixture
 def nowhere() -> Iterator[None]:
-    """The calling thread is in a network namespace of its own."""
+    """The calling thread is in a new network namespace."""
     with netns.throw_away():
         yield
 
@@ -50,13 +50,13 @@ def restore(tool_backend: ToolBackend, text: str) -> None:
 
 
 def everything(*of: ToolBackend) -> str:
-    """What iptables-save prints, without dates and counters."""
+    """The output of iptables-save, without dates and counters."""
     tools = [tool for tool_backend in of or ToolBackend for tool in tool_backends.installed()[tool_backend]]
     lines = (line for tool in tools for line in tool.save().splitlines())
     return "\n".join(line.partition(" [")[0] for line in lines if not line.startswith("#"))
 
 
-def test_all_of_ours_goes_and_all_of_others_stays(testbed: Testbed) -> None:
+def test_removal_deletes_only_the_modes_own_rules(testbed: Testbed) -> None:
     foreign = (
         "*filter\n:DOCKER - [0:0]\n:KUBE-FIREWALL - [0:0]\n"
         "-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n"
@@ -64,7 +64,7 @@ def test_all_of_ours_goes_and_all_of_others_stays(testbed: Testbed) -> None:
         '-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet '
         'connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\nCOMMIT\n'
         "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n"
-        "*nat\n:MINE - [0:0]\n-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE\n-A PREROUTING -j MINE\nCOMMIT\n"
+        "*nat\n:USER - [0:0]\n-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE\n-A PREROUTING -j USER\nCOMMIT\n"
     )
     testbed.restore(foreign)
     others = testbed.iptables("-S"), testbed.iptables("-t nat -S"), testbed.iptables("-t mangle -S")
@@ -75,18 +75,18 @@ def test_all_of_ours_goes_and_all_of_others_stays(testbed: Testbed) -> None:
     assert cleanup.remove() == []
 
 
-def test_a_dry_run_says_what_would_go_and_leaves_it(testbed: Testbed) -> None:
+def test_a_dry_run_lists_what_removal_deletes(testbed: Testbed) -> None:
     serve(testbed, "one", "two")
     before = everything(testbed.tool_backend)
-    told = cleanup.remove(dry_run=True)
+    listed = cleanup.remove(dry_run=True)
     assert everything(testbed.tool_backend) == before
-    assert cleanup.remove() == told
-    assert f"iptables-{testbed.tool_backend} nat: chains of Services: 4" in told
-    assert f"ip6tables-{testbed.tool_backend} filter: chain KUBE-SERVICES" in told
-    assert sum("rule in PREROUTING: " in line for line in told) == 2
+    assert cleanup.remove() == listed
+    assert f"iptables-{testbed.tool_backend} nat: chains of Services: 4" in listed
+    assert f"ip6tables-{testbed.tool_backend} filter: chain KUBE-SERVICES" in listed
+    assert sum("rule in PREROUTING: " in line for line in listed) == 2
 
 
-def test_what_other_versions_and_modes_of_kube_proxy_left_goes(testbed: Testbed) -> None:
+def test_state_of_other_kube_proxy_versions_and_modes_is_removed(testbed: Testbed) -> None:
     testbed.restore(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-XLB-AAAAAAAAAAAAAAAA - [0:0]\n:KUBE-LOAD-BALANCER - [0:0]\n"
         ":KUBE-MARK-MASQ - [0:0]\n:KUBE-NODE-PORT - [0:0]\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n"
@@ -103,7 +103,7 @@ def test_what_other_versions_and_modes_of_kube_proxy_left_goes(testbed: Testbed)
     assert "KUBE" not in everything(testbed.tool_backend)
 
 
-def test_a_chain_that_somebody_elses_leads_to_stays_with_all_it_needs(testbed: Testbed) -> None:
+def test_a_chain_with_a_foreign_jump_is_kept_with_the_chains_it_needs(testbed: Testbed) -> None:
     serve(testbed, "one")
     svc = next(line for line in testbed.iptables("-t nat -S").split() if line.startswith("KUBE-SVC-"))
     testbed.restore(f"*nat\n:CNI-SETMARK - [0:0]\n-A CNI-SETMARK -j {svc}\nCOMMIT\n")
@@ -114,7 +114,7 @@ def test_a_chain_that_somebody_elses_leads_to_stays_with_all_it_needs(testbed: T
     assert "KUBE-SERVICES" not in testbed.iptables("-t nat -S")
 
 
-def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(testbed: Testbed) -> None:
+def test_a_drain_keeps_one_conntrack_rule_until_the_last_connection_ends(testbed: Testbed) -> None:
     serve(testbed, "one", "two")
     translated = True
     removed, left = cleanup.drain(lambda of: translated)
@@ -122,7 +122,7 @@ def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(
     assert f"iptables-{testbed.tool_backend} nat: chains of Services: 4" in removed
     saved = everything(testbed.tool_backend)
     assert set(re.findall("KUBE-[A-Z-]+", saved)) == {"KUBE-FIREWALL", "KUBE-FORWARD"}
-    assert saved.count("-A KUBE-FORWARD") == 2, "one of each family"
+    assert saved.count("-A KUBE-FORWARD") == 2, "one rule for each family"
     assert cleanup.drain(lambda of: translated) == ([], True)
     assert everything(testbed.tool_backend) == saved
     translated = False
@@ -132,8 +132,8 @@ def test_what_open_connections_need_is_one_rule_that_goes_with_the_last_of_them(
     assert cleanup.drain(lambda of: translated) == ([], False)
 
 
-def test_what_open_connections_need_after_mode_ipvs_goes_with_the_last_of_them(testbed: Testbed) -> None:
-    """It stands in a chain that is not of that mode alone, and with rules that are of none."""
+def test_a_drain_of_mode_ipvs_removes_the_conntrack_rule_with_the_last_connection(testbed: Testbed) -> None:
+    """The rule is in a chain that other modes also use, next to foreign rules."""
     testbed.restore(
         "*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\nCOMMIT\n"
         "*nat\n:KUBE-LOAD-BALANCER - [0:0]\nCOMMIT\n"
@@ -148,15 +148,15 @@ def test_what_open_connections_need_after_mode_ipvs_goes_with_the_last_of_them(t
     assert removal_of_ipvs.drain((), lambda of: False) == ([], False)
 
 
-def test_rules_of_a_mode_iptables_that_serves_are_none_of_mode_ipvs(testbed: Testbed) -> None:
+def test_draining_mode_ipvs_keeps_the_rules_of_active_mode_iptables(testbed: Testbed) -> None:
     serve(testbed, "one")
     before = everything()
     assert removal_of_ipvs.drain((), lambda of: True) == ([], False)
     assert everything() == before
 
 
-def test_a_mode_iptables_that_serves_needs_no_rule_to_hold_connection_tracking(testbed: Testbed) -> None:
-    """Its own KUBE-FORWARD asks for that, and stays as it is."""
+def test_active_mode_iptables_needs_no_extra_conntrack_rule(testbed: Testbed) -> None:
+    """Its own KUBE-FORWARD already matches on conntrack state, and is kept."""
     serve(testbed, "one")
     before = everything()
     testbed.restore("*filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -j KUBE-IPVS-FILTER\nCOMMIT\n")
@@ -165,14 +165,14 @@ def test_a_mode_iptables_that_serves_needs_no_rule_to_hold_connection_tracking(t
     assert everything() == before
 
 
-def test_each_family_waits_for_its_own_connections(testbed: Testbed) -> None:
+def test_each_family_is_drained_separately(testbed: Testbed) -> None:
     serve(testbed, "one")
     assert cleanup.drain(lambda of: of is Family.IPV6)[1]
     assert "KUBE-FORWARD" not in testbed.iptables("-S")
     assert "KUBE-FORWARD" in everything(testbed.tool_backend)
 
 
-def test_the_mode_begins_again_where_it_was_being_retired(testbed: Testbed) -> None:
+def test_mode_iptables_can_start_again_during_its_drain(testbed: Testbed) -> None:
     serve(testbed, "one")
     before = everything(testbed.tool_backend).splitlines()
     cleanup.drain(lambda of: True)
@@ -180,27 +180,27 @@ def test_the_mode_begins_again_where_it_was_being_retired(testbed: Testbed) -> N
     assert sorted(everything(testbed.tool_backend).splitlines()) == sorted(before)
 
 
-def test_more_chains_than_go_at_once_go(testbed: Testbed) -> None:
+def test_more_chains_than_fit_in_one_batch_are_removed(testbed: Testbed) -> None:
     serve(testbed, *(f"service-{number}" for number in range(250)))
     cleanup.remove()
     assert "KUBE-S" not in everything(testbed.tool_backend)
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_where_nothing_is_nothing_is_removed_nor_made() -> None:
+def test_removal_without_state_deletes_and_creates_nothing() -> None:
     assert cleanup.remove() == []
     assert not any(legacy.tables(family) for family in Family)
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_without_any_tool_nothing_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_removal_without_tools_deletes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(iptables, "_FOLDERS", str(tmp_path))
     assert cleanup.remove() == []
 
 
-def test_what_the_other_tool_backend_had_goes_once_all_is_in_force(testbed: Testbed) -> None:
-    """Both would translate, and the one that comes first would win."""
+def test_rules_of_the_other_tool_backend_are_removed_after_the_sync(testbed: Testbed) -> None:
+    """Otherwise both would translate, and the first one would take precedence."""
     other = OTHER[testbed.tool_backend]
     with_other = Testbed(other, testbed.node, testbed.context)
     serve(with_other, "one")
@@ -216,15 +216,13 @@ def test_what_the_other_tool_backend_had_goes_once_all_is_in_force(testbed: Test
     assert SharedChain(Family.IPV4, NAT, "KUBE-SERVICES") in testbed.plane.read()
 
 
-# Which backend
+# Detection of the backend
 
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("hint", ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-PROXY-CANARY"])
 @pytest.mark.parametrize("tool_backend", ToolBackend)
-def test_a_hint_tells_the_tool_backend_however_many_rules_the_other_has(
-    tool_backend: ToolBackend, hint: str
-) -> None:
+def test_a_hint_chain_takes_precedence_over_the_number_of_rules(tool_backend: ToolBackend, hint: str) -> None:
     restore(OTHER[tool_backend], "*filter\n-A INPUT -p tcp -j ACCEPT\n-A INPUT -p udp -j ACCEPT\nCOMMIT\n")
     restore(tool_backend, f"*mangle\n:{hint} - [0:0]\nCOMMIT\n")
     assert tool_backends.choose(tool_backends.AUTO) is tool_backend
@@ -232,7 +230,7 @@ def test_a_hint_tells_the_tool_backend_however_many_rules_the_other_has(
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("tool_backend", ToolBackend)
-def test_the_kubelets_hint_counts_more_than_that_of_a_proxy(tool_backend: ToolBackend) -> None:
+def test_the_kubelets_hint_takes_precedence_over_a_proxys(tool_backend: ToolBackend) -> None:
     restore(OTHER[tool_backend], "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
     restore(tool_backend, "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
     assert tool_backends.choose(tool_backends.AUTO) is tool_backend
@@ -240,14 +238,14 @@ def test_the_kubelets_hint_counts_more_than_that_of_a_proxy(tool_backend: ToolBa
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("tool_backend", ToolBackend)
-def test_without_a_hint_the_tool_backend_with_more_rules_is_taken(tool_backend: ToolBackend) -> None:
+def test_without_a_hint_the_tool_backend_with_more_rules_is_used(tool_backend: ToolBackend) -> None:
     restore(OTHER[tool_backend], "*filter\n-A INPUT -p tcp -j ACCEPT\nCOMMIT\n")
     restore(tool_backend, "*nat\n-A OUTPUT -p tcp -j ACCEPT\n-A OUTPUT -p udp -j ACCEPT\nCOMMIT\n")
     assert tool_backends.choose(tool_backends.AUTO) is tool_backend
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_without_any_rule_what_is_called_iptables_is_taken_and_no_table_is_made() -> None:
+def test_without_rules_the_default_iptables_is_used_and_no_table_created() -> None:
     assert tool_backends.choose(tool_backends.AUTO) is iptables.plain_tool_backend(Family.IPV4)
     assert not any(legacy.tables(family) for family in Family)
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
@@ -255,16 +253,16 @@ def test_without_any_rule_what_is_called_iptables_is_taken_and_no_table_is_made(
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("tool_backend", ToolBackend)
-def test_the_tool_backend_that_is_asked_for_is_taken(tool_backend: ToolBackend) -> None:
+def test_the_requested_tool_backend_is_used(tool_backend: ToolBackend) -> None:
     assert tool_backends.choose(str(tool_backend)) is tool_backend
 
 
-# What this machine has
+# Features of this machine
 
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("tool_backend", [tool_backends.AUTO, *ToolBackend])
-def test_this_machine_has_all_that_is_tried_and_nothing_of_it_stays(tool_backend: str) -> None:
+def test_probes_succeed_on_this_machine_and_leave_nothing_behind(tool_backend: str) -> None:
     found = probes.probe(tool_backend)
     assert len(found) > 20
     assert [str(finding) for finding in found if not finding.present] == []

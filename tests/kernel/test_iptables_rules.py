@@ -1,5 +1,6 @@
-"""The rules of every golden case, through the real tools of both backends and back: what is printed is what
-was rendered, so that what is read back can be compared with what is wanted.
+"""The rules of every golden case, written and read with the tools of both backends.
+
+The tools print exactly the rendered rules, so that the agent can compare them with the desired state.
 """
 
 import re
@@ -39,20 +40,20 @@ PREFIX = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 TABLES = (FILTER, NAT, MANGLE)
 
 Rules = Mapping[tuple[str, str], list[str]]
-"""By table and chain; of built-in chains only what is ours."""
+"""Rules by table and chain; of built-in chains only the agent's rules."""
 
 _SAVED = re.compile(r"\*(?P<table>\S+)|:(?P<chain>\S+) .*|-A (?P<of>\S+) ?(?P<text>.*)")
 
 
 @pytest.fixture(params=TOOL_BACKENDS)
 def tool_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The calling thread is in a namespace of its own: what one backend wrote is not there for the other."""
+    """The calling thread is in a new namespace, so that each backend starts without rules."""
     with namespace("rules") as made, made.entered():
         yield str(request.param)
 
 
 def tool(tool_backend: str, family: Family, action: str, text: str = "") -> str:
-    """Run the tool's save or restore; what it prints."""
+    """Run the tool's save or restore; its output."""
     options = ["-w", "--noflush"] if action == "restore" else []
     command = [f"{PREFIX[family]}-{tool_backend}-{action}", *options]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
@@ -61,13 +62,13 @@ def tool(tool_backend: str, family: Family, action: str, text: str = "") -> str:
 
 
 def written(entries: Mapping[Key, Entry]) -> str:
-    """What restore is given: all chains first, jumps prepended in their order."""
+    """The input of restore: all chains first, jumps prepended in their order."""
     lines = []
     for table in TABLES:
         keys = [key for key in entries if key.table == table]
         lines.append(f"*{table}")
         lines += [f":{key.name} - [0:0]" for key in keys if isinstance(key, Chain | SharedChain)]
-        rules = sorted((key for key in keys if isinstance(key, Rule)), key=lambda key: place(entries[key]))
+        rules = sorted((key for key in keys if isinstance(key, Rule)), key=lambda key: position(entries[key]))
         jumps = [key for key in rules if entries[key] is RulePosition.FIRST]
         lines += [f"-I {jump.chain} {jump.text}" for jump in sorted(jumps, key=LAYOUT.prepend_order)]
         lines += [f"-A {rule.chain} {rule.text}" for rule in rules if entries[rule] is not RulePosition.FIRST]
@@ -79,7 +80,7 @@ def written(entries: Mapping[Key, Entry]) -> str:
 
 
 def saved(printed: str, family: Family) -> tuple[set[Key], Rules]:
-    """The chains that are ours, and the rules that are."""
+    """The agent's chains and rules."""
     chains: set[Key] = set()
     rules: dict[tuple[str, str], list[str]] = {}
     table = ""
@@ -98,11 +99,11 @@ def saved(printed: str, family: Family) -> tuple[set[Key], Rules]:
 
 
 def wanted(entries: Mapping[Key, Entry]) -> Rules:
-    """What of the entries is rules, in the order in which they come to stand."""
+    """The rules among the entries, in their resulting order."""
     return {chain: rules for chain, rules in ruleset(entries).items() if rules}
 
 
-def place(entry: Entry) -> RulePosition:
+def position(entry: Entry) -> RulePosition:
     assert isinstance(entry, RulePosition)
     return entry
 
@@ -118,7 +119,7 @@ def round_trip(tool_backend: str, family: Family, entries: Mapping[Key, Entry]) 
 
 
 @pytest.mark.parametrize("case", situations())
-def test_what_is_printed_is_what_was_rendered(case: str, tool_backend: str) -> None:
+def test_the_tools_print_the_rendered_rules(case: str, tool_backend: str) -> None:
     situation = load(case)
     for family in Family:
         entries = entries_of(situation, family)
@@ -137,13 +138,15 @@ def test_what_is_printed_is_what_was_rendered(case: str, tool_backend: str) -> N
     ],
     ids=["random", "bit 0", "bit 31", "liberal"],
 )
-def test_settings_are_printed_as_rendered(settings: IptablesSettings, tool_backend: str) -> None:
+def test_the_tools_print_the_rendered_rules_with_other_settings(
+    settings: IptablesSettings, tool_backend: str
+) -> None:
     for family in Family:
         entries = node_entries(NodePlan(), family, settings)
         assert round_trip(tool_backend, family, entries)[1] == wanted(entries)
 
 
-def test_chances_are_printed_as_rendered(tool_backend: str) -> None:
+def test_the_tools_print_the_rendered_probabilities(tool_backend: str) -> None:
     chain = Chain(V4, NAT, "KUBE-SVC-XPGD46QRK7WJZT7O")
     entries: dict[Key, Entry] = {
         chain: tuple(one_of(count) for count in (*range(2, 300), 1000, 5000, 100001))
@@ -151,7 +154,7 @@ def test_chances_are_printed_as_rendered(tool_backend: str) -> None:
     assert round_trip(tool_backend, V4, entries)[1] == wanted(entries)
 
 
-KUBE_PROXYS_WORDS = """\
+KUBE_PROXYS_SPELLING = """\
 *filter
 :KUBE-FIREWALL - [0:0]
 -A KUBE-FIREWALL -m comment --comment "block incoming localnet connections" -d 127.0.0.0/8 ! -s 127.0.0.0/8 \
@@ -185,24 +188,24 @@ COMMIT
 --set -m tcp -p tcp -j DNAT --to-destination 10.1.0.1:8080
 COMMIT
 """
-"""What it writes for the Service default/web of the case session_affinity, option for option in its order."""
+"""kube-proxy's rules for the Service default/web of the case session_affinity, with its order of options."""
 
 
-def test_what_kube_proxy_wrote_is_what_we_would_have_written(tool_backend: str) -> None:
-    """So nothing of it is written anew when we take over."""
-    tool(tool_backend, V4, "restore", KUBE_PROXYS_WORDS)
-    _, theirs = saved(tool(tool_backend, V4, "save"), V4)
-    ours = wanted(entries_of(load("session_affinity"), V4))
-    assert len(theirs) == 6
-    for (table, chain), rules in theirs.items():
+def test_kube_proxys_rules_equal_the_rendered_rules(tool_backend: str) -> None:
+    """So none of them is rewritten at a takeover."""
+    tool(tool_backend, V4, "restore", KUBE_PROXYS_SPELLING)
+    _, captured = saved(tool(tool_backend, V4, "save"), V4)
+    rendered = wanted(entries_of(load("session_affinity"), V4))
+    assert len(captured) == 6
+    for (table, chain), rules in captured.items():
         if chain == "KUBE-SERVICES":
-            assert set(rules) <= set(ours[table, chain])
+            assert set(rules) <= set(rendered[table, chain])
         else:
-            assert rules == ours[table, chain]
+            assert rules == rendered[table, chain]
 
 
-def test_what_others_have_there_is_not_ours(tool_backend: str) -> None:
-    """The kubelet's, a container runtime's, an administrator's."""
+def test_foreign_rules_are_not_attributed_to_the_agent(tool_backend: str) -> None:
+    """Rules of the kubelet, of a container runtime, of an administrator."""
     foreign = (
         "*filter\n:KUBE-FIREWALL - [0:0]\n:DOCKER - [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n"
         "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\n-A FORWARD -j DOCKER\nCOMMIT\n"

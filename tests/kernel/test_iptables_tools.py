@@ -1,4 +1,4 @@
-"""The thin layer over iptables' tools and tables, against the kernel."""
+"""The interface to the iptables tools and tables, tested with the kernel."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from tests.support.confined import as_nobody
 
 pytestmark = pytest.mark.kernel
 
-REFUSED = "-p tcp -j REJECT"  # in the table nat
+NOT_IN_NAT = "-p tcp -j REJECT"  # in the table nat
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def run(command: str) -> None:
     subprocess.run(command.split(), check=True, timeout=60)
 
 
-def test_what_is_restored_is_saved(tool: Iptables) -> None:
+def test_restored_rules_are_saved(tool: Iptables) -> None:
     tool.restore('*nat\n:ONE - [0:0]\n-A ONE -p tcp -m comment --comment "a  b" -j ACCEPT\nCOMMIT\n')
     assert '\n-A ONE -p tcp -m comment --comment "a  b" -j ACCEPT\n' in tool.save()
     assert tool.show("nat", "ONE")
@@ -60,56 +60,58 @@ for tool_backend in iptables.ToolBackend:
 """
 
 
-def test_a_tool_that_cannot_look_for_a_chain_does_not_say_that_there_is_none() -> None:
+def test_show_without_permission_raises_instead_of_reporting_no_chain() -> None:
     command = [*as_nobody(), sys.executable, "-c", _AS_NOBODY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    told = done.stdout.splitlines()
-    assert [line.split(":")[0] for line in told] == [f"iptables-{of} cannot show ONE" for of in ToolBackend]
+    messages = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in messages] == [
+        f"iptables-{of} cannot show ONE" for of in ToolBackend
+    ]
 
 
-def test_a_comment_that_is_no_utf_8_is_saved_as_it_is(tool: Iptables) -> None:
+def test_a_comment_that_is_not_utf_8_is_preserved(tool: Iptables) -> None:
     tool.restore("*filter\n-A INPUT -m comment --comment \udcff -j ACCEPT\nCOMMIT\n")
     assert "\udcff" in tool.save()
 
 
-def test_what_is_not_named_is_not_emptied(tool: Iptables) -> None:
+def test_restore_keeps_chains_that_it_does_not_name(tool: Iptables) -> None:
     tool.restore("*nat\n:ONE - [0:0]\n-A ONE -j ACCEPT\n-A OUTPUT -j ONE\nCOMMIT\n")
     tool.restore("*nat\n:TWO - [0:0]\nCOMMIT\n")
     assert {"-A ONE -j ACCEPT", "-A OUTPUT -j ONE", ":TWO - [0:0]"} <= set(tool.save().splitlines())
 
 
-def test_saving_makes_no_table(tool: Iptables) -> None:
+def test_saving_creates_no_table(tool: Iptables) -> None:
     tool.save()
     assert not tool.show("mangle", "ONE")
     assert legacy.tables(tool.family) == frozenset()
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
 
 
-def test_a_line_that_the_tool_refuses_is_named(tool: Iptables) -> None:
+def test_a_line_rejected_by_the_tool_is_named(tool: Iptables) -> None:
     with pytest.raises(LinesRejected, match="rejected line 4, -A ONE -m no-such") as failure:
         tool.restore("*nat\n:ONE - [0:0]\n-A ONE -j ACCEPT\n-A ONE -m no-such -j ACCEPT\nCOMMIT\n")
     assert list(failure.value.lines) == [4]
     assert not tool.show("nat", "ONE")
 
 
-def test_lines_that_the_kernel_refuses_are_named_or_the_table_they_are_in(tool: Iptables) -> None:
+def test_lines_rejected_by_the_kernel_are_named_by_line_or_table(tool: Iptables) -> None:
     with pytest.raises(LinesRejected) as failure:
         tool.restore(
             "*filter\n:ONE - [0:0]\nCOMMIT\n"
-            f"*nat\n:ONE - [0:0]\n-A ONE {REFUSED}\n-A ONE -j ACCEPT\n-A ONE {REFUSED}\nCOMMIT\n"
+            f"*nat\n:ONE - [0:0]\n-A ONE {NOT_IN_NAT}\n-A ONE -j ACCEPT\n-A ONE {NOT_IN_NAT}\nCOMMIT\n"
         )
     assert list(failure.value.lines) == ([9] if tool.tool_backend is ToolBackend.LEGACY else [6, 8])
     assert tool.show("filter", "ONE")
     assert not tool.show("nat", "ONE")
 
 
-def test_a_table_that_the_kernel_has_not_got_is_not_supported(tool: Iptables) -> None:
+def test_a_missing_table_raises_unsupported(tool: Iptables) -> None:
     if tool.tool_backend is ToolBackend.LEGACY:
         with pytest.raises(Unsupported, match="unable to initialize"):
             tool.restore("*no-such\nCOMMIT\n")
 
 
-def test_the_tool_of_this_machine_chooses_ports_at_random(tool: Iptables) -> None:
+def test_this_machines_tools_support_random_fully(tool: Iptables) -> None:
     assert tool.has_random_fully()
     assert tool.version[0].isdigit()
 
@@ -117,12 +119,12 @@ def test_the_tool_of_this_machine_chooses_ports_at_random(tool: Iptables) -> Non
 # Fingerprints of iptables-legacy
 
 
-def test_a_table_that_is_not_in_use_is_not_by_a_look_at_it(family: Family) -> None:
+def test_a_fingerprint_of_an_unused_table_does_not_create_it(family: Family) -> None:
     assert legacy.fingerprint(family, "nat") == b""
     assert legacy.tables(family) == frozenset()
 
 
-def test_a_fingerprint_changes_with_the_rules_and_comes_back_with_them(family: Family) -> None:
+def test_equal_rules_have_equal_fingerprints_and_changes_other_ones(family: Family) -> None:
     tool = iptables.find(family, ToolBackend.LEGACY)
     seen = []
     for line in (":A - [0:0]", "-A A -j ACCEPT", "-A OUTPUT -j A", "-D OUTPUT -j A", "-F A", "-X A"):
@@ -161,7 +163,7 @@ def changes() -> Iterator[Changes]:
         "-D OUTPUT -p udp -j RETURN",
     ],
 )
-def test_changes_of_ours_count(line: str, family: Family, changes: Changes) -> None:
+def test_changes_of_the_agents_chains_are_counted(line: str, family: Family, changes: Changes) -> None:
     tool = iptables.find(family, ToolBackend.NFT)
     tool.restore(
         "*nat\n:OURS - [0:0]\n:UNUSED - [0:0]\n-A OURS -j ACCEPT\n-A OUTPUT -p udp -j RETURN\nCOMMIT\n"
@@ -172,14 +174,14 @@ def test_changes_of_ours_count(line: str, family: Family, changes: Changes) -> N
     assert (changes.count() > before) is ("UNUSED" not in line)
 
 
-def test_a_table_that_is_deleted_counts(changes: Changes) -> None:
+def test_a_deleted_table_is_counted(changes: Changes) -> None:
     iptables.find(Family.IPV4, ToolBackend.NFT).restore("*nat\n:THEIRS - [0:0]\nCOMMIT\n")
     before = changes.count()
     run("nft flush ruleset")
     assert changes.count() > before
 
 
-def test_changes_of_others_do_not_count(family: Family, changes: Changes) -> None:
+def test_foreign_changes_are_not_counted(family: Family, changes: Changes) -> None:
     tool = iptables.find(family, ToolBackend.NFT)
     tool.restore("*nat\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A OUTPUT -j THEIRS\nCOMMIT\n")
     tool.restore("*filter\n:OURS - [0:0]\n-A OURS -j ACCEPT\nCOMMIT\n*filter\n-F OURS\n-X OURS\nCOMMIT\n")
@@ -189,8 +191,8 @@ def test_changes_of_others_do_not_count(family: Family, changes: Changes) -> Non
     assert changes.count() == 0
 
 
-def test_more_changes_than_there_is_room_for_count(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
-    monkeypatch.setattr(nft_changes, "_ROOM", 4096)
+def test_lost_notifications_are_counted(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
+    monkeypatch.setattr(nft_changes, "_BUFFER_BYTES", 4096)
     changes = Changes(frozenset({"nat"}), own_change)
     try:
         rules = "".join(f"-A THEIRS -p tcp -m tcp --dport {port} -j ACCEPT\n" for port in range(1, 2000))

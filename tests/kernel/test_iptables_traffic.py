@@ -1,4 +1,4 @@
-"""Real connections through the iptables backend, of both backends."""
+"""Real connections through the iptables backend, with both tool backends."""
 
 import threading
 from collections.abc import Iterator
@@ -43,17 +43,17 @@ def web(*ips: str, node_port: int = 0) -> Service:
     return service("web", port(80, node_port=node_port), ips=ips or (VIP,), type_=type_)
 
 
-def led_to(testbed: Testbed, *pods: Pod) -> tuple[ServicePortPlan, ...]:
-    """The Service web with these endpoints."""
+def plans_of_web(testbed: Testbed, *pods: Pod) -> tuple[ServicePortPlan, ...]:
+    """The plans of the Service web with these endpoints."""
     return testbed.plans(web(), endpoints("web", *(pod.v4 for pod in pods)))
 
 
 def answer(client: Pod, address: str, number: int = 80, protocol: Protocol = TCP) -> list[str]:
-    """Who answers there, and whom that server takes the client for."""
+    """The name of the server that answers, and the client address that it sees."""
     return client.ask(protocol, address, number, PATIENCE).split()
 
 
-def test_a_cluster_ip_leads_to_the_endpoint_and_keeps_the_pods_address(lab: Lab, testbed: Testbed) -> None:
+def test_a_cluster_ip_reaches_its_endpoint_with_the_clients_address(lab: Lab, testbed: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
     plans = testbed.plans(web(VIP, VIP6), endpoints("web", one.v4), endpoints("web", one.v6))
     dns = service("dns", port(53, protocol=UDP), ips=("10.96.0.53",))
@@ -64,9 +64,7 @@ def test_a_cluster_ip_leads_to_the_endpoint_and_keeps_the_pods_address(lab: Lab,
     assert answer(two, "10.96.0.53", 53, UDP) == ["one", two.v4]
 
 
-def test_a_node_port_is_answered_to_clients_outside_and_on_the_node_itself(
-    lab: Lab, testbed: Testbed
-) -> None:
+def test_a_node_port_answers_external_clients_and_the_node_itself(lab: Lab, testbed: Testbed) -> None:
     one = lab.pods["one"]
     both = web(VIP, VIP6, node_port=NODE_PORT)
     plans = testbed.plans(both, endpoints("web", one.v4), endpoints("web", one.v6))
@@ -77,26 +75,26 @@ def test_a_node_port_is_answered_to_clients_outside_and_on_the_node_itself(
     assert answer(lab.node, lab.node.v4, NODE_PORT)[0] == "one"
 
 
-def test_a_pod_that_reaches_itself_is_masqueraded(lab: Lab, testbed: Testbed) -> None:
+def test_a_pod_that_connects_to_itself_is_masqueraded(lab: Lab, testbed: Testbed) -> None:
     one = lab.pods["one"]
-    assert not testbed.bring(testbed.wanted(led_to(testbed, one)))
+    assert not testbed.bring(testbed.wanted(plans_of_web(testbed, one)))
     assert answer(one, VIP) == ["one", lab.addresses.gateway(0).v4]
 
 
-def test_a_service_is_refused_as_long_as_it_has_no_endpoint(lab: Lab, testbed: Testbed) -> None:
+def test_connections_are_refused_while_a_service_has_no_endpoint(lab: Lab, testbed: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
     for _ in range(2):
-        assert not testbed.bring(testbed.wanted(led_to(testbed)))
+        assert not testbed.bring(testbed.wanted(plans_of_web(testbed)))
         with pytest.raises(ConnectionRefusedError):
             answer(two, VIP)
-        assert not testbed.bring(testbed.wanted(led_to(testbed, one)))
+        assert not testbed.bring(testbed.wanted(plans_of_web(testbed, one)))
         assert answer(two, VIP)[0] == "one"
 
 
-def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, testbed: Testbed) -> None:
-    """No packet meets half of a Service."""
+def test_no_connection_fails_while_endpoints_change(lab: Lab, testbed: Testbed) -> None:
+    """No packet sees an incomplete Service."""
     one, two = lab.pods["one"], lab.pods["two"]
-    assert not testbed.bring(testbed.wanted(led_to(testbed, one)))
+    assert not testbed.bring(testbed.wanted(plans_of_web(testbed, one)))
     over, answers = threading.Event(), []
 
     def dial() -> None:
@@ -117,7 +115,7 @@ def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, testbed: Test
     try:
         for _ in range(10):
             for pods in ((two,), (one, two), (one,)):
-                assert not testbed.bring(testbed.wanted(led_to(testbed, *pods)))
+                assert not testbed.bring(testbed.wanted(plans_of_web(testbed, *pods)))
     finally:
         over.set()
         thread.join(PATIENCE)
@@ -125,7 +123,7 @@ def test_no_connection_fails_while_endpoints_come_and_go(lab: Lab, testbed: Test
     assert set(answers) == {"one", "two"}
 
 
-def test_connections_outlive_the_removal_of_all_rules(lab: Lab, testbed: Testbed) -> None:
+def test_open_connections_survive_the_removal_of_all_rules(lab: Lab, testbed: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
     assert not testbed.bring(
         testbed.wanted(testbed.plans(web(node_port=NODE_PORT), endpoints("web", one.v4)))
@@ -139,13 +137,13 @@ def test_connections_outlive_the_removal_of_all_rules(lab: Lab, testbed: Testbed
         for client in (inside, outside):
             client.sendall(b"still there")
             assert client.recv(64) == b"still there"
-    with pytest.raises(ConnectionRefusedError):  # nobody listens on the node
+    with pytest.raises(ConnectionRefusedError):  # no process listens on the node
         answer(lab.outside, lab.node.v4, NODE_PORT)
 
 
-def test_what_a_previous_run_left_serves_on_while_another_one_takes_over(lab: Lab, testbed: Testbed) -> None:
+def test_rules_of_a_previous_run_serve_during_the_takeover(lab: Lab, testbed: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
-    wanted = testbed.wanted(led_to(testbed, one))
+    wanted = testbed.wanted(plans_of_web(testbed, one))
     assert not testbed.bring(wanted)
     with netns.entered(two.netns):
         client = sockets.dial(TCP, VIP, 80, PATIENCE)

@@ -1,4 +1,4 @@
-"""Virtual and real servers in a namespace of the test's own, looked at with ipvsadm(8), and used."""
+"""Virtual and real servers in a separate namespace, compared with ipvsadm(8), and used by connections."""
 
 import socket
 import subprocess
@@ -31,8 +31,8 @@ SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq"
 def missing() -> Unsupported | None:
     try:
         ipvs.available()
-    except Unsupported as lack:
-        return lack
+    except Unsupported as unsupported:
+        return unsupported
     return None
 
 
@@ -44,9 +44,9 @@ def bare() -> Iterator[Namespace]:
 
 @pytest.fixture
 def node(bare: Namespace) -> Namespace:
-    lack = missing()
-    if lack is not None:
-        pytest.skip(lack.message)
+    unsupported = missing()
+    if unsupported is not None:
+        pytest.skip(unsupported.message)
     bare.ip("link set lo up")
     return bare
 
@@ -62,7 +62,7 @@ def protocol(request: pytest.FixtureRequest) -> Protocol:
 
 
 def key(of: Family = Family.IPV4, protocol: Protocol = Protocol.TCP, port: int = 258) -> ServerKey:
-    """The port's two bytes differ, so that their order does matter."""
+    """The default port's two bytes differ, so that a wrong byte order is found."""
     return ServerKey(parse_address(VIRTUAL[of]), port, protocol)
 
 
@@ -70,7 +70,7 @@ def real(number: int, of: Family = Family.IPV4, port: int = 8081, weight: int = 
     return RealServer(parse_address(REAL[of].format(number)), port, weight)
 
 
-def done(*operations: ipvs.Operation) -> None:
+def apply(*operations: ipvs.Operation) -> None:
     assert ipvs.apply(operations) == []
 
 
@@ -81,9 +81,9 @@ def rejected(operation: ipvs.Operation) -> KernelError:
 
 
 def saved() -> set[str]:
-    """What ipvsadm(8) would restore, in the calling thread's network namespace."""
-    told = subprocess.run(["ipvsadm", "--save", "--numeric"], capture_output=True, text=True, check=True)
-    return {" ".join(line.split()) for line in told.stdout.splitlines()}
+    """The lines of ipvsadm(8) --save in the calling thread's network namespace."""
+    output = subprocess.run(["ipvsadm", "--save", "--numeric"], capture_output=True, text=True, check=True)
+    return {" ".join(line.split()) for line in output.stdout.splitlines()}
 
 
 def tool(*arguments: str) -> None:
@@ -93,16 +93,16 @@ def tool(*arguments: str) -> None:
 OPTIONS = {Protocol.TCP: "-t", Protocol.UDP: "-u", Protocol.SCTP: "--sctp-service"}
 
 
-def place(address: str, port: int) -> str:
+def address_and_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def test_a_kernel_without_ipvs_is_told_what_to_load(bare: Namespace) -> None:
-    lack = missing()
-    if lack is None:
+def test_without_ipvs_the_hint_names_the_module(bare: Namespace) -> None:
+    unsupported = missing()
+    if unsupported is None:
         pytest.skip("this kernel has IPVS")
-    assert "IPVS" in lack.message
-    assert lack.hint == "modprobe ip_vs"
+    assert "IPVS" in unsupported.message
+    assert unsupported.hint == "modprobe ip_vs"
     with pytest.raises(Unsupported):
         ipvs.read()
     with pytest.raises(Unsupported):
@@ -114,14 +114,14 @@ def test_a_kernel_without_ipvs_is_told_what_to_load(bare: Namespace) -> None:
 
 def test_a_new_namespace_has_no_virtual_servers(node: Namespace) -> None:
     assert ipvs.read() == {}
-    done()
+    apply()
 
 
-def test_a_virtual_server_and_its_real_ones_are_as_ipvsadm_shows_them(
+def test_written_servers_are_read_back_and_listed_by_ipvsadm(
     node: Namespace, of: Family, protocol: Protocol
 ) -> None:
     name, virtual = key(of, protocol), VirtualServer(key(of, protocol), "rr")
-    done(
+    apply(
         ipvs.add_server(virtual),
         ipvs.add_real(name, real(1, of)),
         ipvs.add_real(name, real(2, of, weight=0)),
@@ -129,24 +129,24 @@ def test_a_virtual_server_and_its_real_ones_are_as_ipvsadm_shows_them(
     wanted = Listed(virtual, {real(1, of): NONE, real(2, of, weight=0): NONE})
     assert ipvs.read() == {name: wanted}
     assert ipvs.read_one(name) == wanted
-    at = f"{OPTIONS[protocol]} {place(VIRTUAL[of], 258)}"
+    at = f"{OPTIONS[protocol]} {address_and_port(VIRTUAL[of], 258)}"
     assert saved() == {
         f"-A {at} -s rr",
-        f"-a {at} -r {place(REAL[of].format(1), 8081)} -m -w 1",
-        f"-a {at} -r {place(REAL[of].format(2), 8081)} -m -w 0",
+        f"-a {at} -r {address_and_port(REAL[of].format(1), 8081)} -m -w 1",
+        f"-a {at} -r {address_and_port(REAL[of].format(2), 8081)} -m -w 0",
     }
 
 
-def test_what_ipvsadm_made_is_read(node: Namespace, of: Family) -> None:
-    at = ["-t", place(VIRTUAL[of], 258)]
+def test_servers_created_by_ipvsadm_are_read(node: Namespace, of: Family) -> None:
+    at = ["-t", address_and_port(VIRTUAL[of], 258)]
     netmask = {Family.IPV4: "255.255.255.0", Family.IPV6: "64"}[of]
     tool("-A", *at, "-s", "mh", "-p", "1234", "-M", netmask, "-b", "mh-port,mh-fallback")
-    tool("-a", *at, "-r", place(REAL[of].format(1), 8081), "-w", "7", "-g")
-    tool("-a", *at, "-r", place(REAL[of].format(2), 9), "-w", "65535", "-i")
+    tool("-a", *at, "-r", address_and_port(REAL[of].format(1), 8081), "-w", "7", "-g")
+    tool("-a", *at, "-r", address_and_port(REAL[of].format(2), 9), "-w", "65535", "-i")
     flags = Flag.PORT | Flag.FALLBACK
     virtual = VirtualServer(key(of), "mh", flags, 1234, 24 if of is Family.IPV4 else 64)
     reals = {
-        real(1, of, 258, 7)._replace(forwarding=Forwarding.DIRECT): NONE,  # which cannot change the port
+        real(1, of, 258, 7)._replace(forwarding=Forwarding.DIRECT): NONE,  # direct routing keeps the port
         real(2, of, 258, 65535)._replace(forwarding=Forwarding.TUNNEL): NONE,
     }
     assert ipvs.read() == {key(of): Listed(virtual, reals)}
@@ -165,15 +165,15 @@ VIRTUALS = {
 
 
 @pytest.mark.parametrize("kind", VIRTUALS)
-def test_flags_and_persistence_read_back_and_change_to_and_fro(node: Namespace, kind: str) -> None:
+def test_flags_and_persistence_are_read_back_and_can_be_changed(node: Namespace, kind: str) -> None:
     virtual = VIRTUALS[kind]
     plain = VirtualServer(virtual.key, "wrr")
-    done(ipvs.add_server(virtual), ipvs.add_real(virtual.key, real(1, of_key(virtual.key))))
+    apply(ipvs.add_server(virtual), ipvs.add_real(virtual.key, real(1, of_key(virtual.key))))
     before = ipvs.read()[virtual.key]
     assert before.server == virtual
-    done(ipvs.change_server(plain))
+    apply(ipvs.change_server(plain))
     assert ipvs.read()[virtual.key] == Listed(plain, before.reals)
-    done(ipvs.change_server(virtual))
+    apply(ipvs.change_server(virtual))
     assert ipvs.read() == {virtual.key: before}
 
 
@@ -181,56 +181,56 @@ def of_key(name: ServerKey) -> Family:
     return next(of for of, address in VIRTUAL.items() if parse_address(address) == name.address)
 
 
-def test_to_change_a_real_server_changes_its_weight_and_nothing_else(node: Namespace, of: Family) -> None:
-    done(
+def test_changing_a_real_server_changes_only_its_weight(node: Namespace, of: Family) -> None:
+    apply(
         ipvs.add_server(VirtualServer(key(of), "rr")),
         *(ipvs.add_real(key(of), real(each, of)) for each in (1, 2)),
     )
-    done(ipvs.change_real(key(of), real(1, of, weight=0)))
+    apply(ipvs.change_real(key(of), real(1, of, weight=0)))
     assert set(ipvs.read()[key(of)].reals) == {real(1, of, weight=0), real(2, of)}
-    done(ipvs.change_real(key(of), real(1, of, weight=3)))
+    apply(ipvs.change_real(key(of), real(1, of, weight=3)))
     assert set(ipvs.read()[key(of)].reals) == {real(1, of, weight=3), real(2, of)}
 
 
-def test_to_delete_takes_the_one_that_is_named(node: Namespace, of: Family) -> None:
+def test_only_the_named_server_is_deleted(node: Namespace, of: Family) -> None:
     other = key(of, Protocol.UDP)
-    done(
+    apply(
         ipvs.add_server(VirtualServer(key(of), "rr")),
         ipvs.add_server(VirtualServer(other, "rr")),
         *(ipvs.add_real(key(of), real(1, of, port)) for port in (80, 81)),
     )
-    done(ipvs.delete_real(key(of), real(1, of).address, 80))
+    apply(ipvs.delete_real(key(of), real(1, of).address, 80))
     assert set(ipvs.read()[key(of)].reals) == {real(1, of, 81)}
-    done(ipvs.delete_server(key(of)))
+    apply(ipvs.delete_server(key(of)))
     assert set(ipvs.read()) == {other}
-    done(ipvs.delete_server(other))
+    apply(ipvs.delete_server(other))
     assert ipvs.read() == {}
 
 
-def test_what_is_there_already_or_is_not_is_told_by_its_name(node: Namespace, of: Family) -> None:
-    virtual, gone = VirtualServer(key(of), "rr"), VirtualServer(key(of, Protocol.UDP), "rr")
-    done(ipvs.add_server(virtual), ipvs.add_real(key(of), real(1, of)))
+def test_errors_for_existing_and_missing_servers_name_the_operation(node: Namespace, of: Family) -> None:
+    virtual, missing_server = VirtualServer(key(of), "rr"), VirtualServer(key(of, Protocol.UDP), "rr")
+    apply(ipvs.add_server(virtual), ipvs.add_real(key(of), real(1, of)))
     rejections = {
         ipvs.add_server(virtual): AlreadyExists,
         ipvs.add_real(key(of), real(1, of)): AlreadyExists,
-        ipvs.change_server(gone): NotFound,
-        ipvs.delete_server(gone.key): NotFound,
-        ipvs.add_real(gone.key, real(1, of)): NotFound,
+        ipvs.change_server(missing_server): NotFound,
+        ipvs.delete_server(missing_server.key): NotFound,
+        ipvs.add_real(missing_server.key, real(1, of)): NotFound,
         ipvs.change_real(key(of), real(2, of)): NotFound,
         ipvs.delete_real(key(of), real(2, of).address, 8081): NotFound,
-        ipvs.delete_real(gone.key, real(1, of).address, 8081): NotFound,
+        ipvs.delete_real(missing_server.key, real(1, of).address, 8081): NotFound,
     }
     for operation, kind in rejections.items():
         error = rejected(operation)
         assert type(error) is kind, operation
         assert str(operation) in error.message
     with pytest.raises(NotFound, match="UDP"):
-        ipvs.read_one(gone.key)
+        ipvs.read_one(missing_server.key)
     assert ipvs.read() == {key(of): Listed(virtual, {real(1, of): NONE})}
 
 
-def test_one_that_is_refused_stops_none_of_the_others(node: Namespace) -> None:
-    """More than one datagram of requests. For each scheduler that it has not, the kernel runs modprobe."""
+def test_a_rejected_operation_does_not_stop_the_others(node: Namespace) -> None:
+    """The requests need more than one datagram. The kernel runs modprobe for each unknown scheduler."""
     names = [key(port=port) for port in range(1, 301)]
     bad = [each.port % 7 == 0 for each in names]
     servers = map(VirtualServer, names, ["nosuch" if wrong else "rr" for wrong in bad])
@@ -242,31 +242,33 @@ def test_one_that_is_refused_stops_none_of_the_others(node: Namespace) -> None:
     assert set(ipvs.read()) == {each for each, wrong in zip(names, bad, strict=True) if not wrong}
 
 
-def test_what_the_kernel_will_not_have_is_rejected(node: Namespace) -> None:
-    done(ipvs.add_server(VirtualServer(key(), "rr")))
+def test_invalid_weights_and_prefixes_are_rejected(node: Namespace) -> None:
+    apply(ipvs.add_server(VirtualServer(key(), "rr")))
     heavy = ipvs.add_real(key(), real(1, weight=1 << 31))
-    everybody = ipvs.add_server(VirtualServer(key(Family.IPV6), "rr", Flag(0), 60, 0))
-    rejections = ipvs.apply([heavy, everybody])
+    prefix_0 = ipvs.add_server(VirtualServer(key(Family.IPV6), "rr", Flag(0), 60, 0))
+    rejections = ipvs.apply([heavy, prefix_0])
     assert [type(error) for _, error in rejections] == [Rejected, Rejected]
     assert set(ipvs.read()) == {key()}
 
 
-def test_servers_by_firewall_mark_are_left_out(node: Namespace) -> None:
+def test_virtual_servers_by_firewall_mark_are_ignored(node: Namespace) -> None:
     tool("-A", "-f", "7", "-s", "rr", "-p", "60")
     tool("-a", "-f", "7", "-r", "10.1.0.1", "-g")
     assert ipvs.read() == {}
-    done(ipvs.add_server(VirtualServer(key(), "rr")), ipvs.add_real(key(), real(2)))
+    apply(ipvs.add_server(VirtualServer(key(), "rr")), ipvs.add_real(key(), real(2)))
     assert ipvs.read() == {key(): Listed(VirtualServer(key(), "rr"), {real(2): NONE})}
 
 
-def test_a_virtual_server_with_hundreds_of_real_ones_is_read_whole(node: Namespace, of: Family) -> None:
+def test_a_virtual_server_with_hundreds_of_real_servers_is_read_completely(
+    node: Namespace, of: Family
+) -> None:
     wanted = [real(each, of, port) for port in (80, 81, 82) for each in range(1, 100)]
-    done(ipvs.add_server(VirtualServer(key(of), "rr")), *(ipvs.add_real(key(of), each) for each in wanted))
+    apply(ipvs.add_server(VirtualServer(key(of), "rr")), *(ipvs.add_real(key(of), each) for each in wanted))
     assert set(ipvs.read()[key(of)].reals) == set(wanted)
     assert ipvs.read_one(key(of)) == ipvs.read()[key(of)]
 
 
-def test_timeouts_are_set_one_by_one(node: Namespace) -> None:
+def test_timeouts_of_0_keep_the_current_value(node: Namespace) -> None:
     assert ipvs.timeouts() == (900, 120, 300)
     ipvs.set_timeouts(ipvs.Timeouts(1000, 0, 0))
     assert ipvs.timeouts() == (1000, 120, 300)
@@ -277,19 +279,19 @@ def test_timeouts_are_set_one_by_one(node: Namespace) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_scheduler_of_the_kernels_passes_its_probe_and_leaves_nothing(node: Namespace, name: str) -> None:
+def test_probing_a_kernel_scheduler_succeeds_and_leaves_no_server(node: Namespace, name: str) -> None:
     ipvs.probe_scheduler(name)
     assert ipvs.read() == {}
 
 
-def test_a_scheduler_that_there_is_not_fails_its_probe(node: Namespace) -> None:
+def test_probing_an_unknown_scheduler_raises_unsupported(node: Namespace) -> None:
     with pytest.raises(Unsupported, match="no scheduler nosuch") as raised:
         ipvs.probe_scheduler("nosuch")
     assert raised.value.hint == "modprobe ip_vs_nosuch"
     assert ipvs.read() == {}
 
 
-def test_what_an_earlier_probe_left_does_not_hinder_the_next(node: Namespace) -> None:
+def test_a_server_left_by_a_previous_probe_is_removed(node: Namespace) -> None:
     tool("-A", "-t", "198.51.100.0:20000", "-s", "wlc")
     ipvs.probe_scheduler("rr")
     assert ipvs.read() == {}
@@ -309,7 +311,7 @@ def test_every_change_changes_the_fingerprint(node: Namespace, of: Family) -> No
     )
     seen = {ipvs.fingerprint()}
     for step in steps:
-        done(step)
+        apply(step)
         seen.add(ipvs.fingerprint())
         assert ipvs.fingerprint() in seen
     assert len(seen) == len(steps) + 1
@@ -321,20 +323,20 @@ NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
 @pytest.fixture
 def serving(node: Namespace, of: Family) -> Iterator[RealServer]:
-    """A real server that listens, and a virtual one for it, on this very node."""
+    """A listening real server on this node, with a virtual server for it."""
     suffix = 32 if of is Family.IPV4 else 128
     node.ip(f"addr add {VIRTUAL[of]}/{suffix} dev lo" + (" nodad" if suffix == 128 else ""))
     with socket.create_server((LOOPBACK[of], 0), family=NUMBERS[of]) as listening:
-        there = RealServer(parse_address(LOOPBACK[of]), listening.getsockname()[1])
-        done(ipvs.add_server(VirtualServer(key(of), "rr")), ipvs.add_real(key(of), there))
-        yield there
+        real_server = RealServer(parse_address(LOOPBACK[of]), listening.getsockname()[1])
+        apply(ipvs.add_server(VirtualServer(key(of), "rr")), ipvs.add_real(key(of), real_server))
+        yield real_server
 
 
 def dial(of: Family) -> socket.socket:
     return socket.create_connection((VIRTUAL[of], 258), timeout=10)
 
 
-def test_open_connections_are_counted_and_are_none_of_the_fingerprint(
+def test_connections_are_counted_and_do_not_change_the_fingerprint(
     node: Namespace, of: Family, serving: RealServer
 ) -> None:
     before = ipvs.fingerprint()
@@ -347,21 +349,21 @@ def test_open_connections_are_counted_and_are_none_of_the_fingerprint(
         assert proc_table.read() != b""
 
 
-def test_a_change_keeps_connections_and_weight_0_takes_no_new_ones(
+def test_changes_keep_connections_and_weight_0_accepts_no_new_ones(
     node: Namespace, of: Family, serving: RealServer
 ) -> None:
     with dial(of) as client:
-        done(ipvs.change_real(key(of), serving._replace(weight=0)))
-        done(ipvs.change_server(VirtualServer(key(of), "wrr")))
+        apply(ipvs.change_real(key(of), serving._replace(weight=0)))
+        apply(ipvs.change_server(VirtualServer(key(of), "wrr")))
         assert ipvs.read()[key(of)].reals == {serving._replace(weight=0): Connections(1, 0)}
         client.sendall(b"still there")
         with pytest.raises(OSError):
             dial(of)
 
 
-def test_two_namespaces_do_not_see_each_others_servers(node: Namespace) -> None:
-    done(ipvs.add_server(VirtualServer(key(), "rr")), ipvs.add_real(key(), real(1)))
-    there = ipvs.fingerprint()
+def test_namespaces_have_separate_servers(node: Namespace) -> None:
+    apply(ipvs.add_server(VirtualServer(key(), "rr")), ipvs.add_real(key(), real(1)))
+    first = ipvs.fingerprint()
     with namespace("ipvs-other") as other, other.entered():
         assert ipvs.read() == {}
-        assert ipvs.fingerprint() != there
+        assert ipvs.fingerprint() != first

@@ -1,4 +1,4 @@
-"""What the IPVS backend writes by iptables is what the tools of both backends print; it takes no IPVS."""
+"""iptables rules and sets of the IPVS backend are read back as written. The tests need no IPVS."""
 
 import contextlib
 import socket
@@ -38,7 +38,7 @@ from tests.support.build import service
 pytestmark = pytest.mark.kernel
 
 PODS = {
-    "nothing tells pods": {},
+    "no local traffic detection": {},
     "by addresses": {
         Family.IPV4: LocalTraffic(parse_network("10.1.0.0/16")),
         Family.IPV6: LocalTraffic(parse_network("fd01::/64")),
@@ -75,9 +75,7 @@ def opened(tool_backend: ToolBackend) -> TwoFamilies:
 @pytest.mark.parametrize("masquerade_all", [False, True])
 @pytest.mark.parametrize("pods", PODS)
 @pytest.mark.parametrize("tool_backend", ToolBackend)
-def test_what_is_written_is_read_back_as_it_was(
-    tool_backend: ToolBackend, pods: str, masquerade_all: bool
-) -> None:
+def test_written_rules_are_read_back(tool_backend: ToolBackend, pods: str, masquerade_all: bool) -> None:
     for of in Family:
         create_all(of)
     wanted = rules(NodePlan(local_traffic=PODS[pods]), IpvsSettings(masquerade_all=masquerade_all))
@@ -89,7 +87,7 @@ def test_what_is_written_is_read_back_as_it_was(
 
 @pytest.mark.usefixtures("_nowhere")
 @pytest.mark.parametrize("tool_backend", ToolBackend)
-def test_a_rule_for_each_load_balancer_that_kube_proxy_has_in_the_table_filter_goes(
+def test_kube_proxys_rules_per_load_balancer_in_table_filter_are_removed(
     tool_backend: ToolBackend,
 ) -> None:
     for of in Family:
@@ -109,8 +107,8 @@ def test_a_rule_for_each_load_balancer_that_kube_proxy_has_in_the_table_filter_g
 @pytest.mark.usefixtures("_nowhere")
 @pytest.mark.parametrize("tool_backend", ToolBackend)
 @pytest.mark.parametrize("of", Family)
-def test_source_ranges_keep_the_nodes_own_connections_out(tool_backend: ToolBackend, of: Family) -> None:
-    """Here without IPVS: somebody on the node listens at the load balancer's address."""
+def test_source_ranges_apply_to_host_originated_connections(tool_backend: ToolBackend, of: Family) -> None:
+    """Without IPVS: a server on the node listens at the load balancer's address."""
     vip, own = {Family.IPV4: ("203.0.113.5", "192.0.2.1"), Family.IPV6: ("2001:db8::5", "2001:db8:1::1")}[of]
     for each in Family:
         create_all(each)
@@ -145,20 +143,20 @@ def test_source_ranges_keep_the_nodes_own_connections_out(tool_backend: ToolBack
 
 
 @pytest.mark.usefixtures("_nowhere")
-def test_all_sets_are_made_and_read_back_and_those_of_others_are_left_alone() -> None:
-    ipset.create(IpSet("mine", "hash:ip", Family.IPV4))
+def test_all_sets_are_created_and_read_back_and_foreign_sets_kept() -> None:
+    ipset.create(IpSet("foreign", "hash:ip", Family.IPV4))
     for of in Family:
         create_all(of)
     sets = IpSets()
     assert {key.name for key in sets.read(Family)} == set(NAMES)  # type: ignore[union-attr]
     assert cleanup.remove(()) == ["ipsets: 40"]
-    assert set(ipset.sets()) == {"mine"}
+    assert set(ipset.sets()) == {"foreign"}
     assert cleanup.remove(()) == []
 
 
 @pytest.mark.parametrize("tool_backend", ToolBackend)
-def test_the_modes_iptables_and_ipvs_take_each_others_common_chains_over(tool_backend: ToolBackend) -> None:
-    """And each takes away only what is left of itself, whichever comes to do so first."""
+def test_modes_iptables_and_ipvs_reuse_each_others_common_chains(tool_backend: ToolBackend) -> None:
+    """The cleanup of each mode removes only its own remaining chains, in either order."""
     with empty_node(tool_backend) as testbed:
         served = testbed.wanted(
             testbed.plans(service("web", ips=("10.96.1.1",)), endpoints("web", "10.1.1.1"))

@@ -1,6 +1,6 @@
-"""What an operator's tools show of a few Services in mode ipvs, all of it, as text under ipvs_shown/.
+"""The complete output of an operator's tools for a few Services in mode ipvs, as text under ipvs_shown/.
 
-After a change that is meant to change it: ``--update-goldens``, on a kernel that has IPVS.
+After an intended change, run with ``--update-goldens`` on a kernel with IPVS.
 """
 
 import re
@@ -39,7 +39,8 @@ TOOLS = {
 
 
 def services() -> list[Object]:
-    """Both families; affinity; a NodePort; a load balancer's, local and for some alone; none to answer."""
+    """Both families; session affinity; a NodePort; load balancers with policy Local and with source ranges;
+    no endpoints."""
     port = manifests.port
     balanced: Object = {
         "type": "LoadBalancer",
@@ -72,7 +73,7 @@ def _served() -> Iterator[None]:
         skip_without_ipvs("ipvs")
         subprocess.run(
             ["ip", "link", "set", "lo", "up"], check=True
-        )  # without routes IPVS takes no real server
+        )  # without routes IPVS rejects real servers
         plane = IpvsBackend(IpvsSettings(), "nft")
         plane.open()
         plans = kube_proxy.plans_of(services(), HERE, list(PODS.values()))
@@ -83,7 +84,7 @@ def _served() -> Iterator[None]:
 
 
 def _blocks(text: str, begins: str) -> list[str]:
-    """The parts that begin with a line like this, sorted, and so is what is indented in them."""
+    """The blocks that begin with such a line, sorted; the indented lines in them, too."""
     blocks: list[list[str]] = []
     for line in text.splitlines():
         if re.match(begins, line):
@@ -98,7 +99,7 @@ def of_ipvsadm(text: str) -> list[str]:
 
 
 def of_ipset(text: str) -> list[str]:
-    """Without what each kernel says of its memory, and how it hashes."""
+    """The sets without memory size and hash parameters, which depend on the kernel."""
     found = []
     for block in text.split("\n\n"):
         lines = [line for line in block.splitlines() if not line.startswith(("Size in memory", "Revision"))]
@@ -107,7 +108,7 @@ def of_ipset(text: str) -> list[str]:
 
 
 def of_iptables(text: str) -> list[str]:
-    """Chains by their names; the rules of each in their order. Counters are 0, or what the machine sent."""
+    """Chains sorted by name, rules in their order. Counters are set to 0."""
     found = []
     for table in re.split(r"^\*", text, flags=re.MULTILINE)[1:]:
         name, *lines = table.splitlines()
@@ -127,9 +128,9 @@ PARTS = {
 
 @pytest.mark.usefixtures("_served")
 @pytest.mark.parametrize("tool", TOOLS)
-def test_an_operator_sees_what_kube_proxys_mode_ipvs_has(tool: str, request: pytest.FixtureRequest) -> None:
-    told = subprocess.run(TOOLS[tool].split(), capture_output=True, text=True, check=True).stdout
-    text = "\n".join(PARTS[tool](told)) + "\n"
+def test_tools_show_the_expected_state_of_mode_ipvs(tool: str, request: pytest.FixtureRequest) -> None:
+    output = subprocess.run(TOOLS[tool].split(), capture_output=True, text=True, check=True).stdout
+    text = "\n".join(PARTS[tool](output)) + "\n"
     path = EXPECTED / f"{tool}.txt"
     if request.config.getoption("--update-goldens"):
         EXPECTED.mkdir(exist_ok=True)

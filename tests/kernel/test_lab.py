@@ -1,4 +1,4 @@
-"""The lab stands on its own feet: what the kernel's tests rely on is tested here, without the agent."""
+"""The lab without the agent: the features on which kernel tests rely."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def _traces(identity: str) -> list[Path]:
 
 @pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
 @pytest.mark.parametrize("family", ["v4", "v6"])
-def test_a_pod_reaches_another_and_is_seen_by_its_own_address(
+def test_pods_of_a_node_reach_each_other_with_their_own_addresses(
     lab: Lab, protocol: Protocol, family: str
 ) -> None:
     client, server = lab.pods["client"], lab.pods["server"]
@@ -48,20 +48,20 @@ def test_a_pod_reaches_another_and_is_seen_by_its_own_address(
     assert client.ask(protocol, getattr(server, family), port) == f"server to {getattr(client, family)}"
 
 
-def test_the_host_and_a_client_outside_reach_a_pod(lab: Lab) -> None:
+def test_the_host_and_an_external_client_reach_a_pod(lab: Lab) -> None:
     server = lab.pods["server"]
     assert lab.node.ask(Protocol.TCP, server.v4, 80) == "server to 10.244.1.1"
     assert lab.outside.ask(Protocol.TCP, server.v4, 80) == f"server to {lab.outside.v4}"
     assert lab.outside.ask(Protocol.TCP, server.v6, 80) == f"server to {lab.outside.v6}"
 
 
-def test_an_unconnected_socket_learns_who_answered(lab: Lab) -> None:
+def test_ask_unconnected_returns_the_replys_source_address(lab: Lab) -> None:
     client, server = lab.pods["client"], lab.pods["server"]
     answer, peer = client.call(lambda: sockets.ask_unconnected(server.v6, 53))
     assert (answer, peer) == (f"server to {client.v6}", (server.v6, 53))
 
 
-def test_a_command_runs_in_the_namespace_and_the_cgroup_of_its_place(lab: Lab) -> None:
+def test_a_command_runs_in_its_pods_namespace_and_cgroup(lab: Lab) -> None:
     client = lab.pods["client"]
     script = "readlink /proc/self/ns/net; cat /proc/self/cgroup"
     namespace, *cgroups = client.run(["sh", "-c", script]).stdout.splitlines()
@@ -69,19 +69,19 @@ def test_a_command_runs_in_the_namespace_and_the_cgroup_of_its_place(lab: Lab) -
     assert f"0::/{lab.identity}/node/client" in cgroups
 
 
-def test_a_command_that_fails_says_what_it_wrote(lab: Lab) -> None:
+def test_a_failed_command_raises_with_its_stderr(lab: Lab) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         lab.node.run(["sh", "-c", "echo no good >&2; exit 3"])
     assert (caught.value.returncode, caught.value.__notes__) == (3, ["no good\n"])
 
 
-def test_an_exception_comes_back_from_the_place_with_its_traceback(lab: Lab) -> None:
+def test_an_exception_in_a_netns_is_raised_with_its_traceback(lab: Lab) -> None:
     with pytest.raises(ConnectionRefusedError) as caught:
         lab.pods["client"].ask(Protocol.TCP, lab.pods["server"].v4, 81)
     assert "sockets.py" in caught.value.__notes__[0]
 
 
-def test_a_call_that_hangs_is_ended(lab: Lab) -> None:
+def test_a_hanging_call_is_killed_after_its_timeout(lab: Lab) -> None:
     reading, _writing = socket.socketpair()
     call = lab.node.start(lambda: reading.recv(1))
     with pytest.raises(TimeoutError):
@@ -102,7 +102,7 @@ def test_a_second_pod_of_the_same_name_is_rejected(lab: Lab) -> None:
         lab.pod("a-name-too-long")
 
 
-def test_a_pod_that_is_forgotten_leaves_nothing(lab: Lab) -> None:
+def test_a_removed_pod_leaves_nothing(lab: Lab) -> None:
     pod = lab.pod("brief")
     server = pod.serve_http(80)
     lab.remove_pod(pod)
@@ -113,7 +113,7 @@ def test_a_pod_that_is_forgotten_leaves_nothing(lab: Lab) -> None:
     assert "vethbrief" not in lab.node.run(["ip", "-o", "link"]).stdout
 
 
-def test_two_labs_stand_side_by_side(lab: Lab) -> None:
+def test_two_labs_are_separate(lab: Lab) -> None:
     with Lab("test-other", number=2) as other:
         pod = other.pod("client")
         pod.serve(Protocol.TCP, 80)
@@ -152,7 +152,7 @@ _VICTIM = textwrap.dedent(
 
 
 def _victim(name: str) -> "tuple[subprocess.Popen[str], str]":
-    """Another process with a lab, and the lab's identity."""
+    """A process with a lab, and the lab's identity."""
     process = subprocess.Popen([sys.executable, "-c", _VICTIM, name], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     with process.stdout as out:
@@ -168,7 +168,7 @@ def test_a_lab_leaves_nothing_after_a_signal(number: signal.Signals) -> None:
     assert _traces(identity) == []
 
 
-def test_what_a_killed_lab_left_goes_when_the_next_one_starts() -> None:
+def test_the_state_of_a_killed_lab_is_removed_by_the_next_lab() -> None:
     process, identity = _victim("test-killed")
     process.kill()
     process.wait()
@@ -177,7 +177,7 @@ def test_what_a_killed_lab_left_goes_when_the_next_one_starts() -> None:
         assert _traces(identity) == []
 
 
-def test_a_lab_whose_process_lives_is_not_swept() -> None:
+def test_a_lab_with_a_live_process_is_not_removed() -> None:
     with Lab("test-alive") as lab:
         testbed.remove_stale_labs("test-alive")
         assert _traces(lab.identity)
@@ -185,7 +185,7 @@ def test_a_lab_whose_process_lives_is_not_swept() -> None:
 
 @pytest.fixture(scope="module", params=PodNetwork)
 def pair(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """Two nodes, with a pod on each; the second one's answers."""
+    """Two nodes with a pod on each; the pod on the second node is a server."""
     try:
         with Lab("test-two", 60, request.param) as lab:
             lab.pod("client")
@@ -193,21 +193,21 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Lab]:
             for protocol in (Protocol.TCP, Protocol.UDP):
                 server.serve_echo(protocol, 80)
             yield lab
-    except Unsupported as lack:
-        pytest.skip(f"{request.param.name}: {lack.message.splitlines()[0]}")
+    except Unsupported as unsupported:
+        pytest.skip(f"{request.param.name}: {unsupported.message.splitlines()[0]}")
 
 
 @pytest.mark.parametrize("family", ["v4", "v6"])
-def test_pods_of_two_nodes_reach_each_other_and_see_their_own_addresses(pair: Lab, family: str) -> None:
+def test_pods_of_two_nodes_reach_each_other_with_their_own_addresses(pair: Lab, family: str) -> None:
     client, server = pair.pods["client"], pair.nodes[1].pods["server"]
-    for place in (client, pair.bypassing(client)):
+    for each in (client, pair.bypassing(client)):
         for protocol in (Protocol.TCP, Protocol.UDP):
-            answer = place.ask(protocol, getattr(server, family), 80)
+            answer = each.ask(protocol, getattr(server, family), 80)
             assert answer == f"server {getattr(client, family)}"
 
 
 @pytest.mark.parametrize("family", ["v4", "v6"])
-def test_what_is_larger_than_a_packet_reaches_a_pod_of_another_node(pair: Lab, family: str) -> None:
+def test_data_larger_than_a_packet_reaches_a_pod_on_another_node(pair: Lab, family: str) -> None:
     address = getattr(pair.nodes[1].pods["server"], family)
     payload = os.urandom(9000)
 
@@ -222,7 +222,7 @@ def test_what_is_larger_than_a_packet_reaches_a_pod_of_another_node(pair: Lab, f
 
 
 @pytest.mark.parametrize("family", ["v4", "v6"])
-def test_a_client_outside_reaches_both_nodes_through_the_router(pair: Lab, family: str) -> None:
+def test_an_external_client_reaches_both_nodes_through_the_router(pair: Lab, family: str) -> None:
     for node in pair.nodes:
         server = node.host.serve_echo(Protocol.TCP, 81)
         assert pair.outside.ask(Protocol.TCP, getattr(node.host, family), 81) == (
@@ -231,13 +231,13 @@ def test_a_client_outside_reaches_both_nodes_through_the_router(pair: Lab, famil
         server.kill()
 
 
-def test_the_backbone_can_be_changed_for_another_one(pair: Lab) -> None:
+def test_the_kind_of_pod_network_can_be_changed(pair: Lab) -> None:
     address = pair.nodes[1].pods["server"].v6
     for kind in (PodNetwork.VXLAN, PodNetwork.USER, PodNetwork.ROUTED):
         pair.backbone.join(kind)
         assert pair.pods["client"].ask(Protocol.TCP, address, 80).startswith("server ")
-        way = pair.node.run(["ip", "route", "get", address]).stdout
-        assert {"vxlan0": "vxlan", "flannel0": "user", "eth0": "routed"}[_device(way)] == kind.value
+        route = pair.node.run(["ip", "route", "get", address]).stdout
+        assert {"vxlan0": "vxlan", "flannel0": "user", "eth0": "routed"}[_device(route)] == kind.value
 
 
 def _device(route: str) -> str:
@@ -245,7 +245,7 @@ def _device(route: str) -> str:
     return words[words.index("dev") + 1]
 
 
-def test_offloads_can_be_taken_away_and_given_back(pair: Lab) -> None:
+def test_offloads_can_be_disabled_and_enabled(pair: Lab) -> None:
     seen = []
     for on in (False, True):
         devices.set_offloads(pair.node, "eth0", on)
@@ -253,16 +253,16 @@ def test_offloads_can_be_taken_away_and_given_back(pair: Lab) -> None:
     assert seen == [set(), set(devices.OFFLOADS)]
 
 
-def test_every_namespace_has_a_cookie_of_its_own(lab: Lab) -> None:
-    here = netns.cookie()
+def test_every_namespace_has_its_own_cookie(lab: Lab) -> None:
+    own = netns.cookie()
     with netns.entered(lab.node.netns):
-        there = netns.cookie()
-    assert 0 not in (here, there)
-    assert here != there
-    assert netns.cookie() == here
+        of_node = netns.cookie()
+    assert 0 not in (own, of_node)
+    assert own != of_node
+    assert netns.cookie() == own
 
 
-def test_a_namespace_that_does_not_exist_cannot_be_entered_or_deleted() -> None:
+def test_a_missing_namespace_cannot_be_entered_or_deleted() -> None:
     with pytest.raises(NotFound):
         netns.delete("ebpfproxy-test-nowhere")
     with pytest.raises(NotFound), netns.entered(netns.path("ebpfproxy-test-nowhere")):
@@ -286,14 +286,14 @@ def test_a_load_measures_each_connection(lab: Lab, load: Load, mode: str, connec
     assert 0 < min(samples) < 1_000_000_000
 
 
-def test_two_lists_of_targets_take_turns(lab: Lab, load: Load) -> None:
+def test_two_lists_of_targets_are_used_alternately(lab: Lab, load: Load) -> None:
     server, client = lab.pods["server"], lab.pods["client"]
     targets = load.targets("turns", [(server.v4, 8080)], [(server.v6, 8080)])
     v4, v6 = load.measure(client, "connect", targets, 201)
     assert (len(v4), len(v6)) == (101, 100)
 
 
-def test_a_load_stops_at_an_error_and_churn_counts_it(lab: Lab, load: Load) -> None:
+def test_measure_raises_at_an_error_and_churn_counts_it(lab: Lab, load: Load) -> None:
     server, client = lab.pods["server"], lab.pods["client"]
     targets = load.targets("half", [(server.v4, 8080), (server.v4, 9)])
     with pytest.raises(LoadFailed, match="port 9: Connection refused"):
@@ -304,7 +304,7 @@ def test_a_load_stops_at_an_error_and_churn_counts_it(lab: Lab, load: Load) -> N
     assert 40 < report["failed"] < 160
 
 
-def test_a_churn_goes_on_until_it_is_ended(lab: Lab, load: Load) -> None:
+def test_a_churn_runs_until_it_is_ended(lab: Lab, load: Load) -> None:
     targets = load.targets("one", [(lab.pods["server"].v4, 8080)])
     running = load.start_churn(lab.pods["client"], targets)
     load.churn(lab.pods["client"], targets, count=200)
@@ -313,7 +313,7 @@ def test_a_churn_goes_on_until_it_is_ended(lab: Lab, load: Load) -> None:
     assert report["failed"] == 0
 
 
-def test_the_server_tells_at_which_address_it_was_reached(lab: Lab, load: Load) -> None:
+def test_the_load_server_returns_the_address_it_was_reached_at(lab: Lab, load: Load) -> None:
     server = lab.pods["server"]
 
     def who() -> str:

@@ -1,4 +1,4 @@
-"""The devices of a namespace of the test's own, read and watched."""
+"""Devices of a separate namespace, read and watched."""
 
 import queue
 import threading
@@ -20,14 +20,14 @@ Devices = dict[str, Device]
 
 @pytest.fixture
 def bare() -> Iterator[Namespace]:
-    """A namespace as the kernel makes it."""
+    """A new namespace without changes."""
     with namespace("links") as made:
         yield made
 
 
 @pytest.fixture
 def node(bare: Namespace) -> Namespace:
-    """A namespace with loopback up, and a veth pair n0, n1, both up and without addresses."""
+    """A namespace with loopback up, and a veth pair n0 and n1, both up and without addresses."""
     bare.ip("link set lo up", "link add n0 type veth peer name n1")
     bare.ip("link set n0 addrgenmode none", "link set n1 addrgenmode none")
     bare.ip("link set n0 up", "link set n1 up")
@@ -51,13 +51,13 @@ def leading(devices: Devices) -> set[str]:
     return {name for name, device in devices.items() if device.default_route}
 
 
-def test_a_new_namespace_has_loopback_and_that_is_down(bare: Namespace) -> None:
-    """Behind it may come tunl0 and such, which a kernel with those modules puts into each namespace."""
+def test_in_a_new_namespace_loopback_is_down(bare: Namespace) -> None:
+    """Other devices such as tunl0 may follow: with these modules, the kernel adds them to each namespace."""
     with bare.entered():
         assert links.read()[0] == Device(ifindex=1, name="lo", kind="", link_type=LOOPBACK, up=False)
 
 
-def test_devices_come_sorted_by_ifindex_whatever_the_order_they_were_made_in(node: Namespace) -> None:
+def test_devices_are_sorted_by_ifindex(node: Namespace) -> None:
     node.ip("link add late index 900 type bridge", "link add early index 500 type bridge")
     with node.entered():
         found = [device.ifindex for device in links.read()]
@@ -65,7 +65,7 @@ def test_devices_come_sorted_by_ifindex_whatever_the_order_they_were_made_in(nod
     assert found[-2:] == [500, 900]
 
 
-def test_ports_of_a_bridge_name_it_and_its_kind(node: Namespace) -> None:
+def test_bridge_ports_have_their_bridge_as_master(node: Namespace) -> None:
     node.ip("link add br0 type bridge", "link set n1 master br0", "link set n1 down")
     found = read(node)
     assert (found["n1"].master, found["n1"].master_kind) == (found["br0"].ifindex, "bridge")
@@ -88,7 +88,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_device_is_told_by_its_kind_and_its_header(node: Namespace, kind: str) -> None:
+def test_every_kind_of_device_has_its_kind_and_link_type(node: Namespace, kind: str) -> None:
     command, reported, link_type = KINDS[kind]
     if node.lacks(command):
         pytest.skip(f"this kernel has no {kind}")
@@ -96,8 +96,8 @@ def test_every_kind_of_device_is_told_by_its_kind_and_its_header(node: Namespace
     assert (made.kind, made.link_type, made.up) == (reported, link_type, False)
 
 
-def test_addresses_of_global_scope_come_in_the_kernels_order_secondary_ones_last(node: Namespace) -> None:
-    """10.0.0.2 is the kernel's secondary, being of the network of 10.0.0.1."""
+def test_global_addresses_are_in_kernel_order_with_secondary_ones_last(node: Namespace) -> None:
+    """10.0.0.2 is a secondary address, because it is in the network of 10.0.0.1."""
     node.ip(
         "addr add 10.0.0.1/24 dev n0",
         "addr add 10.0.0.2/24 dev n0",
@@ -111,14 +111,14 @@ def test_addresses_of_global_scope_come_in_the_kernels_order_secondary_ones_last
     assert addresses(found["lo"]) == addresses(found["n1"]) == []
 
 
-def test_of_a_point_to_point_address_ours_counts_and_not_the_peers(node: Namespace) -> None:
+def test_a_point_to_point_device_has_its_local_address(node: Namespace) -> None:
     node.ip("addr add 10.0.0.1 peer 10.0.0.9 dev n0", "addr add fd00:20::1 peer fd00:20::9 dev n0 nodad")
     assert addresses(read(node)["n0"]) == ["10.0.0.1", "fd00:20::1"]
 
 
-def test_a_tentative_address_does_not_count_and_a_deprecated_one_comes_last(node: Namespace) -> None:
-    """One that duplicate address detection has not passed may not be a source (RFC 4862 5.4)."""
-    node.ip("link set n1 down")  # without a carrier, so that detection does not begin
+def test_tentative_addresses_are_omitted_and_deprecated_ones_last(node: Namespace) -> None:
+    """An address is no source address before it passes duplicate address detection (RFC 4862 5.4)."""
+    node.ip("link set n1 down")  # without a carrier, detection does not start
     node.ip(
         "addr add fd00:20::7/64 dev n0",
         "addr add fd00:20::1/64 dev n0 nodad",
@@ -127,13 +127,13 @@ def test_a_tentative_address_does_not_count_and_a_deprecated_one_comes_last(node
     assert addresses(read(node)["n0"]) == ["fd00:20::1", "fd00:20::2"]
 
 
-def test_default_routes_of_either_family_mark_their_device(node: Namespace) -> None:
+def test_a_default_route_of_either_family_marks_its_device(node: Namespace) -> None:
     node.ip("addr add 10.0.0.1/24 dev n0", "route add default via 10.0.0.254")
     node.ip("addr add fd00:20::1/64 dev n1 nodad", "route add default via fd00:20::fe")
     assert leading(read(node)) == {"n0", "n1"}
 
 
-def test_every_hop_of_a_multipath_default_route_counts(node: Namespace) -> None:
+def test_a_multipath_default_route_marks_all_its_devices(node: Namespace) -> None:
     node.ip("addr add 10.0.0.1/24 dev n0", "addr add 10.0.1.1/24 dev n1")
     node.ip("route add default nexthop via 10.0.0.254 nexthop via 10.0.1.254")
     assert leading(read(node)) == {"n0", "n1"}
@@ -144,13 +144,13 @@ def test_every_hop_of_a_multipath_default_route_counts(node: Namespace) -> None:
     assert leading(read(node)) == {"n0", "n1"}
 
 
-def test_a_default_route_by_a_nexthop_object_counts(node: Namespace) -> None:
+def test_a_default_route_with_a_nexthop_object_marks_its_device(node: Namespace) -> None:
     node.ip("addr add 10.0.0.1/24 dev n0", "nexthop add id 7 via 10.0.0.254 dev n0")
     node.ip("route add default nhid 7")
     assert leading(read(node)) == {"n0"}
 
 
-def test_default_routes_of_other_tables_unreachable_ones_and_other_routes_mark_nothing(
+def test_other_tables_unreachable_and_other_routes_mark_no_device(
     node: Namespace,
 ) -> None:
     node.ip(
@@ -163,7 +163,7 @@ def test_default_routes_of_other_tables_unreachable_ones_and_other_routes_mark_n
 
 
 def test_a_thousand_devices_are_all_read(node: Namespace) -> None:
-    """More than one datagram of a dump; addresses too."""
+    """Devices and addresses need more than one datagram of a dump."""
     before = read(node)
     node.ip(*(f"link add v{number} type veth peer name w{number}" for number in range(500)))
     node.ip(*(f"addr add 10.1.{number // 250}.{number % 250}/32 dev v{number}" for number in range(500)))
@@ -173,7 +173,7 @@ def test_a_thousand_devices_are_all_read(node: Namespace) -> None:
 
 
 class Watch:
-    """`watch` in a thread of its own; `until` goes through what it reports."""
+    """`watch` in a thread; `next` returns the next report."""
 
     def __init__(self, node: Namespace) -> None:
         self.reports: queue.Queue[Devices] = queue.Queue()
@@ -198,7 +198,7 @@ class Watch:
         assert not self._thread.is_alive()
 
 
-def test_the_first_report_comes_at_once_and_later_ones_upon_changes(node: Namespace) -> None:
+def test_the_first_report_is_immediate_and_later_ones_follow_changes(node: Namespace) -> None:
     with Watch(node) as watch:
         assert watch.next() == read(node)
         node.ip("tuntap add tap0 mode tap")
@@ -213,7 +213,7 @@ def test_the_first_report_comes_at_once_and_later_ones_upon_changes(node: Namesp
         assert "tap0" not in watch.next()
 
 
-def test_a_device_that_is_deleted_and_made_anew_is_reported_with_its_new_index(node: Namespace) -> None:
+def test_a_recreated_device_is_reported_with_its_new_index(node: Namespace) -> None:
     with Watch(node) as watch:
         before = watch.next()["n0"]
         node.ip("link del n0", "link add n0 type veth peer name n1")
@@ -222,10 +222,8 @@ def test_a_device_that_is_deleted_and_made_anew_is_reported_with_its_new_index(n
         assert now.ifindex != before.ifindex
 
 
-def test_routes_that_come_and_go_make_nobody_read_again(
-    node: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A router's come and go by the thousand."""
+def test_changes_of_other_routes_trigger_no_read(node: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router may add and delete thousands of routes."""
     reads = threading.Semaphore(0)
     real = links.read
 

@@ -1,4 +1,4 @@
-"""The local table of a namespace of the test's own, read and watched."""
+"""The local routing table of a separate namespace, read and watched."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ LOOPBACK = {"127.0.0.0/8", "127.0.0.1/32", "::1/128"}
 
 
 class Node:
-    """A network namespace of that name."""
+    """A network namespace with this name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Node:
 
 @pytest.fixture
 def bare() -> Iterator[Node]:
-    """A namespace as the kernel makes it: loopback was never up."""
+    """A new namespace without changes: loopback was never up."""
     name = f"ebpfproxy-test-{os.getpid()}-local"
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
@@ -52,7 +52,7 @@ def bare() -> Iterator[Node]:
 
 @pytest.fixture
 def node(bare: Node) -> Node:
-    """A namespace with loopback up, and a veth pair n0, n1 that is down and has no addresses."""
+    """A namespace with loopback up, and a veth pair n0 and n1 that is down and has no addresses."""
     bare.ip("link set lo up", "link add n0 type veth peer name n1")
     bare.ip("link set n0 addrgenmode none", "link set n1 addrgenmode none")
     return bare
@@ -63,7 +63,7 @@ def texts(networks: frozenset[Network]) -> set[str]:
 
 
 class Watch:
-    """`watch` in a thread of its own; what it reports comes out of `next`."""
+    """`watch` in a thread; `next` returns the next report."""
 
     def __init__(self, node: Node) -> None:
         self.reports: queue.Queue[set[str]] = queue.Queue()
@@ -99,7 +99,7 @@ class Watch:
         assert not self._thread.is_alive()
 
 
-def test_addresses_of_every_device_and_loopback_are_local(node: Node) -> None:
+def test_addresses_of_all_devices_and_of_loopback_are_local(node: Node) -> None:
     node.ip(
         "addr add 10.255.77.5/24 dev n0",
         "addr add fd00:77::5/64 dev n0 nodad",
@@ -118,31 +118,32 @@ def test_broadcast_anycast_and_multicast_routes_are_not_local(node: Node) -> Non
     assert node.read() == LOOPBACK | {"10.255.77.5/32"}
 
 
-def test_a_prefix_made_local_by_hand_is_local_as_a_whole(node: Node) -> None:
+def test_a_local_route_for_a_prefix_makes_the_prefix_local(node: Node) -> None:
     node.ip("route add local 10.255.79.0/24 dev lo", "route add local fd00:79::/64 dev lo")
     assert node.read() == LOOPBACK | {"10.255.79.0/24", "fd00:79::/64"}
 
 
-def test_local_routes_of_another_table_do_not_make_an_address_local(node: Node) -> None:
+def test_local_routes_of_other_tables_are_ignored(node: Node) -> None:
     node.ip("route add local 10.255.79.0/24 dev lo table 100", "route add blackhole 10.255.80.0/24")
     assert node.read() == LOOPBACK
 
 
-def test_a_namespace_whose_loopback_was_never_up_has_nothing_local(bare: Node) -> None:
+def test_a_namespace_whose_loopback_was_never_up_has_no_local_addresses(bare: Node) -> None:
     assert bare.read() == set()
 
 
-def test_thousands_of_addresses_are_all_read(node: Node) -> None:
-    """As many as IPVS mode has on kube-ipvs0; several datagrams of a dump."""
+def test_thousands_of_local_addresses_are_read(node: Node) -> None:
+    """As many as mode ipvs has on kube-ipvs0; they need several datagrams of a dump."""
     wanted = [f"10.1.{number // 256}.{number % 256}/32" for number in range(3000)]
     node.ip(*(f"addr add {one} dev lo" for one in wanted))
     assert node.read() == LOOPBACK | set(wanted)
 
 
-def test_addresses_of_services_on_kube_ipvs0_are_not_local_unless_another_device_has_them(
+def test_addresses_on_kube_ipvs0_are_local_only_if_another_device_has_them(
     node: Node,
 ) -> None:
-    """Only the name counts, as not every kernel has dummy devices. Up, else its IPv6 has no local routes."""
+    """A veth device gets the name, because not every kernel has dummy devices. It is up: otherwise its IPv6
+    addresses would have no local routes."""
     node.ip(
         "link set n1 name kube-ipvs0",
         "link set n0 up",
@@ -160,7 +161,7 @@ def test_addresses_of_services_on_kube_ipvs0_are_not_local_unless_another_device
         watch.until(LOOPBACK | {"10.255.77.5/32", "fd00:77::5/128", "10.96.0.1/32"})
 
 
-def test_the_first_report_comes_at_once_and_later_ones_upon_changes(node: Node) -> None:
+def test_the_first_report_is_immediate_and_later_ones_follow_changes(node: Node) -> None:
     with Watch(node) as watch:
         assert watch.next() == LOOPBACK
         node.ip("addr add 10.255.77.5/32 dev lo")
@@ -171,8 +172,8 @@ def test_the_first_report_comes_at_once_and_later_ones_upon_changes(node: Node) 
         watch.until(LOOPBACK)
 
 
-def test_a_device_that_goes_down_keeps_its_ipv4_addresses_and_one_that_is_deleted_none(node: Node) -> None:
-    """As the kernel has it: an IPv4 address is the node's, whatever its device does."""
+def test_a_down_device_keeps_ipv4_addresses_and_a_deleted_one_none(node: Node) -> None:
+    """As in the kernel: an IPv4 address stays local while its device is down."""
     four, six = "10.255.77.5/32", "fd00:77::5/128"
     node.ip("addr add 10.255.77.5/24 dev n0", "addr add fd00:77::5/64 dev n0 nodad")
     node.ip("link set n0 up", "link set n1 up")
@@ -184,7 +185,7 @@ def test_a_device_that_goes_down_keeps_its_ipv4_addresses_and_one_that_is_delete
         watch.until(LOOPBACK)
 
 
-def test_changes_that_come_together_are_one_report(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_changes_are_one_report(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rtnetlink_watch, "COALESCE_SECONDS", 0.5)
     wanted = [f"10.255.77.{number}/32" for number in range(100)]
     with Watch(node) as watch:
@@ -193,7 +194,7 @@ def test_changes_that_come_together_are_one_report(node: Node, monkeypatch: pyte
         assert watch.next() == LOOPBACK | set(wanted)
 
 
-def test_changes_that_leave_the_set_as_it_was_are_not_reported(
+def test_changes_without_effect_on_the_set_are_not_reported(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = threading.Semaphore(0)
@@ -215,11 +216,11 @@ def test_changes_that_leave_the_set_as_it_was_are_not_reported(
         assert watch.reports.empty()
 
 
-def test_reports_that_the_kernel_had_to_drop_lose_nothing(
+def test_after_dropped_notifications_the_table_is_read_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ENOBUFS: the reader is held up while more comes than its buffer holds."""
-    monkeypatch.setattr(rtnetlink_watch, "_RECEIVE_BUFFER_BYTES", 1)  # the kernel's least
+    """ENOBUFS: the reader is blocked while more notifications arrive than fit in its buffer."""
+    monkeypatch.setattr(rtnetlink_watch, "_RECEIVE_BUFFER_BYTES", 1)  # the kernel's minimum
     wanted = [f"10.1.{number // 256}.{number % 256}/32" for number in range(300)]
     with Watch(node) as watch:
         watch.go_on.clear()
@@ -233,13 +234,13 @@ def test_reports_that_the_kernel_had_to_drop_lose_nothing(
 
 
 def dropped(node: Node) -> int:
-    """How many reports the watcher's socket has lost: /proc/net/netlink, found by its groups."""
+    """The number of notifications that the watcher's socket lost: /proc/net/netlink, found by its groups."""
     with node.entered(), open("/proc/thread-self/net/netlink") as table:
         rows = [line.split() for line in table.readlines()[1:]]
     return sum(int(row[8]) for row in rows if int(row[3], 16) == rtnetlink_watch.GROUPS)
 
 
-def test_the_table_is_read_again_in_time_though_nothing_was_reported(
+def test_the_table_is_read_periodically_without_notifications(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rtnetlink_watch, "REREAD_SECONDS", 0.3)
@@ -250,14 +251,14 @@ def test_the_table_is_read_again_in_time_though_nothing_was_reported(
         assert watch.next() == LOOPBACK | {"10.255.77.5/32"}
 
 
-def test_a_read_that_fails_once_does_not_end_the_watch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_read_does_not_end_the_watch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     real, armed = local_addresses.read, threading.Event()
     failures: list[int] = []
 
     def failing_once() -> frozenset[Network]:
         if armed.is_set() and not failures:
             failures.append(1)
-            raise Rejected("the table changed during each of the dumps")
+            raise Rejected("the table changed during each of 10 dumps")
         return real()
 
     monkeypatch.setattr(local_addresses, "read", failing_once)
@@ -270,7 +271,7 @@ def test_a_read_that_fails_once_does_not_end_the_watch(node: Node, monkeypatch: 
     assert failures == [1]
 
 
-def test_a_stop_is_prompt_and_leaves_nothing_open(node: Node) -> None:
+def test_stopping_is_prompt_and_leaves_no_descriptor_open(node: Node) -> None:
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(3):
         with Watch(node) as watch:

@@ -1,4 +1,4 @@
-"""Contents that only programs write, from maps of one size into maps of another."""
+"""Migration of contents that only BPF programs write into maps of another size."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ def pins() -> Iterator[Pins]:
 
 
 class Both:
-    """The maps of previous programs, and those of the present ones."""
+    """The maps of the previous programs and of the present programs."""
 
     def __init__(self, pins: Pins, previous: MapSizes = SIZES, present: MapSizes = PRESENT) -> None:
         self.pins = pins
@@ -66,25 +66,25 @@ def both(pins: Pins) -> Iterator[Both]:
         yield made
 
 
-def peer(cookie: int, place: bytes = ONE, protocol: Protocol = UDP) -> bytes:
-    return abi.SOCKET_PEER.pack(cookie, place, htons(5353), protocol, 0, 7, VIP, htons(53), 0, 9, 0)
+def peer(cookie: int, endpoint: bytes = ONE, protocol: Protocol = UDP) -> bytes:
+    return abi.SOCKET_PEER.pack(cookie, endpoint, htons(5353), protocol, 0, 7, VIP, htons(53), 0, 9, 0)
 
 
-def connect(maps: Maps, cookie: int, place: bytes = ONE, protocol: Protocol = UDP, way: int = 0) -> None:
-    """As peer_write() of socket.h."""
+def connect(maps: Maps, cookie: int, endpoint: bytes = ONE, protocol: Protocol = UDP, way: int = 0) -> None:
+    """Like peer_write() of socket.h."""
     at = (cookie + way) % maps["socket_peers"].shape.max_entries
-    maps["socket_peers"].update(U32.pack(at), peer(cookie, place, protocol))
+    maps["socket_peers"].update(U32.pack(at), peer(cookie, endpoint, protocol))
 
 
-def forget(maps: Maps, cookie: int) -> None:
-    """As peer_remove() of socket.h."""
+def disconnect(maps: Maps, cookie: int) -> None:
+    """Like peer_remove() of socket.h."""
     for key, value in list(maps["socket_peers"].items()):
         if U64.unpack_from(value)[0] == cookie:
             maps["socket_peers"].update(key, bytes(U64.size) + value[U64.size :])
 
 
 def peers(maps: Maps) -> dict[int, bytes]:
-    """By cookie. Each is where the programs look for it, and once."""
+    """The entries by cookie. Each must be at an index where programs look for it, and only once."""
     found: dict[int, bytes] = {}
     size = maps["socket_peers"].shape.max_entries
     for key, value in maps["socket_peers"].items():
@@ -96,12 +96,12 @@ def peers(maps: Maps) -> dict[int, bytes]:
     return found
 
 
-def datagrams(cookie: int, place: bytes = ONE) -> Entries:
+def datagrams(cookie: int, endpoint: bytes = ONE) -> Entries:
     """Both entries of an unconnected socket."""
     found = {}
     for direction, key, value in (
-        (abi.TO_ENDPOINT, (VIP, htons(53)), (place, htons(5353))),
-        (abi.TO_FRONTEND, (place, htons(5353)), (VIP, htons(53))),
+        (abi.TO_ENDPOINT, (VIP, htons(53)), (endpoint, htons(5353))),
+        (abi.TO_FRONTEND, (endpoint, htons(5353)), (VIP, htons(53))),
     ):
         packed = abi.SOCKET_FLOW_KEY.pack(cookie, *key, UDP, direction, 0)
         found[packed] = abi.SOCKET_FLOW.pack(*value, 0, 7, 9)
@@ -124,9 +124,9 @@ def read(of: Map) -> Entries:
 # Sockets and clients
 
 
-def test_sockets_and_clients_are_copied_as_they_are(both: Both) -> None:
-    for cookie, place, protocol in ((1000, ONE, UDP), (1001, TWO, TCP)):
-        connect(both.previous, cookie, place, protocol)
+def test_sockets_and_affinity_are_copied_unchanged(both: Both) -> None:
+    for cookie, endpoint, protocol in ((1000, ONE, UDP), (1001, TWO, TCP)):
+        connect(both.previous, cookie, endpoint, protocol)
     write(both.previous["socket_flows"], datagrams(1002))
     write(both.previous["affinity"], client(1))
     with both.migration() as migration:
@@ -137,7 +137,7 @@ def test_sockets_and_clients_are_copied_as_they_are(both: Both) -> None:
     assert read(both.present["affinity"]) == client(1)
 
 
-def test_what_new_programs_have_written_stays(both: Both) -> None:
+def test_entries_written_by_the_new_programs_are_kept(both: Both) -> None:
     connect(both.present, 1000, TWO, way=3)
     write(both.present["affinity"], client(1, 500))
     connect(both.previous, 1000)
@@ -148,32 +148,32 @@ def test_what_new_programs_have_written_stays(both: Both) -> None:
     assert read(both.present["affinity"]) == client(1, 500)
 
 
-def test_a_second_copy_brings_what_changed(both: Both) -> None:
+def test_a_second_copy_applies_changes_since_the_first(both: Both) -> None:
     with both.migration() as migration:
         for cookie in (1000, 1001, 1002):
             connect(both.previous, cookie)
         migration.copy()
         connect(both.previous, 1000, TWO)
-        forget(both.previous, 1001)
+        disconnect(both.previous, 1001)
         connect(both.previous, 1003)
-        forget(both.present, 1002)  # closed, and only the new programs saw it
+        disconnect(both.present, 1002)  # closed, and only the new programs saw it
         write(both.previous["socket_flows"], datagrams(1004))
         migration.copy()
     assert peers(both.present) == {1000: peer(1000, TWO), 1003: peer(1003)}
     assert read(both.present["socket_flows"]) == datagrams(1004)
 
 
-def test_a_socket_that_new_programs_connected_again_is_theirs(both: Both) -> None:
+def test_a_socket_reconnected_by_the_new_programs_keeps_their_entry(both: Both) -> None:
     with both.migration() as migration:
         connect(both.previous, 1000)
         migration.copy()
         connect(both.present, 1000, TWO)
-        forget(both.previous, 1000)
+        disconnect(both.previous, 1000)
         migration.copy()
     assert peers(both.present) == {1000: peer(1000, TWO)}
 
 
-def test_what_new_programs_removed_is_not_copied_again(both: Both) -> None:
+def test_an_entry_removed_by_the_new_programs_is_not_copied_again(both: Both) -> None:
     write(both.previous["socket_flows"], datagrams(1000))
     with both.migration() as migration:
         migration.copy()
@@ -183,8 +183,8 @@ def test_what_new_programs_removed_is_not_copied_again(both: Both) -> None:
     assert first not in read(both.present["socket_flows"])
 
 
-def test_a_smaller_array_keeps_udp_before_tcp(both: Both) -> None:
-    """Stale UDP sockets have to be found; of a TCP socket only getpeername() needs the entry."""
+def test_a_smaller_array_prefers_udp_sockets_to_tcp_sockets(both: Both) -> None:
+    """UDP entries are needed to find stale sockets; a TCP entry only serves getpeername()."""
     size = both.present["socket_peers"].shape.max_entries
     for cookie in range(1000, 1000 + size):
         connect(both.present, cookie, protocol=TCP)
@@ -196,7 +196,7 @@ def test_a_smaller_array_keeps_udp_before_tcp(both: Both) -> None:
     assert peers(both.present).keys() == set(range(2001, 2001 + size))
 
 
-def test_sockets_that_new_programs_connected_make_no_room(both: Both) -> None:
+def test_sockets_connected_by_the_new_programs_are_not_evicted(both: Both) -> None:
     size = both.present["socket_peers"].shape.max_entries
     for cookie in range(1000, 1000 + size):
         connect(both.present, cookie)
@@ -231,7 +231,8 @@ def test_a_smaller_map_is_not_overfilled(pins: Pins) -> None:
 
 
 def test_65536_connected_sockets_take_few_system_calls(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are copied in memory: one call for each would take seconds, in which previous programs run."""
+    """The entries are copied in memory. One system call for each would take seconds, while the previous
+    programs run."""
     sizes = (dataclasses.replace(SIZES, sockets=number) for number in (131_072, 262_144))
     with contextlib.closing(Both(pins, *sizes)) as both:
         cookies = range(10_000, 10_000 + 65_536)
@@ -260,7 +261,7 @@ def test_new_programs_look_up_flows_until_all_are_copied(both: Both) -> None:
     assert read(both.present["flows"]) == flows
 
 
-def test_a_flow_that_new_programs_have_met_stays_as_they_know_it(both: Both) -> None:
+def test_a_flow_updated_by_the_new_programs_is_kept(both: Both) -> None:
     previous, newer = entries(a_flow(1, last_seen=5)), entries(a_flow(1, last_seen=6))
     write(both.previous["flows"], previous | entries(a_flow(2)))
     with both.migration() as migration:
@@ -271,7 +272,7 @@ def test_a_flow_that_new_programs_have_met_stays_as_they_know_it(both: Both) -> 
 
 
 def test_flows_are_copied_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sync comes at each change, and there may be hundreds of thousands."""
+    """Every change triggers a sync, and there may be hundreds of thousands of flows."""
     write(both.previous["flows"], entries(a_flow(1)))
     with both.migration() as migration:
         migration.start()
@@ -281,10 +282,10 @@ def test_flows_are_copied_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> N
         assert calls() == 0
 
 
-def test_where_the_kernel_refuses_the_fallback_flows_are_copied_at_once(
+def test_if_the_kernel_rejects_the_fallback_map_flows_are_copied_at_once(
     both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As before Linux 5.10, where both maps must have the same size."""
+    """Before Linux 5.10, both maps must have the same size."""
     write(both.previous["flows"], entries(a_flow(1)))
     real = Map.update
 
@@ -300,7 +301,7 @@ def test_where_the_kernel_refuses_the_fallback_flows_are_copied_at_once(
     assert read(both.present["flows"]) == entries(a_flow(1))
 
 
-def test_a_locked_bucket_is_tried_again(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_to_a_locked_bucket_is_retried(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     flows = entries(a_flow(1))
     write(both.previous["flows"], flows)
     real, attempts = Map.update, itertools.count()
@@ -326,13 +327,13 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, obje
 def test_maps_of_another_layout_are_discarded_by_name(
     both: Both, pins: Pins, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those that the plan writes are not named."""
+    """Maps that the service plan writes are not named."""
     links = pins.root / "programs-a" / "maps"
     for name in ("flows", "affinity", "devices", "services"):
         pin = links / name
-        there = pins.maps / pin.readlink().name
-        other = pins.maps / f"{name}-00000000-{there.name.rpartition('-')[2]}"
-        there.rename(other)
+        target = pins.maps / pin.readlink().name
+        other = pins.maps / f"{name}-00000000-{target.name.rpartition('-')[2]}"
+        target.rename(other)
         pin.unlink()
         pin.symlink_to(f"../../maps/{other.name}")
     write(both.previous["affinity"], client(1))
@@ -346,7 +347,7 @@ def test_maps_of_another_layout_are_discarded_by_name(
 
 
 def test_maps_of_version_0_1_are_discarded(both: Both, pins: Pins, caplog: pytest.LogCaptureFixture) -> None:
-    """Their pins say nothing of their layout."""
+    """Their pins do not contain the layout."""
     folder = pins.root / "v2-0123456789" / "maps"
     folder.mkdir(parents=True)
     for name in ("flows", "affinity", "socket_flows", "socket_peers", "services"):
@@ -374,7 +375,7 @@ def test_maps_of_the_same_shape_need_no_migration(pins: Pins, monkeypatch: pytes
         assert read(both.present["flows"]) == entries(a_flow(1))
 
 
-def test_after_the_end_nothing_is_copied(both: Both) -> None:
+def test_nothing_is_copied_after_the_migration_is_closed(both: Both) -> None:
     with both.migration() as migration:
         pass
     connect(both.previous, 1000)

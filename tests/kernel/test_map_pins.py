@@ -1,4 +1,4 @@
-"""Which maps are made, which stay, and what new maps of Services begin with."""
+"""Creation and reuse of pinned maps, and the initial contents of new Service maps."""
 
 import contextlib
 import dataclasses
@@ -43,7 +43,7 @@ def table(pins: Pins, name: str) -> Iterator[ServiceTable]:
         yield found
 
 
-def test_each_map_is_made_as_maps_h_declares_it(pins: Pins) -> None:
+def test_each_map_is_created_as_declared_in_maps_h(pins: Pins) -> None:
     for name, shape in make(pins, "a").items():
         with contextlib.closing(Map.pinned(pins.maps / shape.pin)) as made:
             known = made.shape
@@ -55,14 +55,14 @@ def test_each_map_is_made_as_maps_h_declares_it(pins: Pins) -> None:
         assert (known.max_entries, known.flags, known.name) == (shape.entries, shape.flags, name[:15])
 
 
-def test_programs_of_other_code_use_the_same_maps(pins: Pins, tmp_path: Path) -> None:
+def test_programs_with_other_code_use_the_same_maps(pins: Pins, tmp_path: Path) -> None:
     make(pins, "a")
     make(pins, "b", source=edited(tmp_path, "/* Key of `services`:", "/* The key of `services`:"))
     assert ids(pins, "a") == ids(pins, "b")
 
 
 def other_maps(pins: Pins, sizes: MapSizes) -> set[str]:
-    """Which maps are made again for these sizes."""
+    """The maps that are created again for these sizes."""
     make(pins, "a")
     make(pins, "b", sizes)
     before, after = ids(pins, "a"), ids(pins, "b")
@@ -73,7 +73,7 @@ def other_maps(pins: Pins, sizes: MapSizes) -> set[str]:
     ("size", "maps"),
     [("flows", {"flows", "replies"}), ("affinity", {"affinity"}), ("slots", set(SERVICE_MAPS))],
 )
-def test_another_size_makes_its_maps_again_and_no_other(pins: Pins, size: str, maps: set[str]) -> None:
+def test_another_size_recreates_only_its_maps(pins: Pins, size: str, maps: set[str]) -> None:
     assert other_maps(pins, dataclasses.replace(SIZES, **{size: 128})) == maps
 
 
@@ -85,7 +85,7 @@ def test_another_size_makes_its_maps_again_and_no_other(pins: Pins, size: str, m
     ],
     ids=["larger", "smaller"],
 )
-def test_services_and_endpoints_keep_their_ids(pins: Pins, sizes: MapSizes) -> None:
+def test_services_and_endpoints_keep_their_ids_in_maps_of_other_sizes(pins: Pins, sizes: MapSizes) -> None:
     make(pins, "a")
     with table(pins, "a") as before:
         bring(before, before.read(), {})
@@ -105,9 +105,9 @@ def single(number: int) -> ServicePortEntry:
     return entry([frontend(f"10.96.1.{number}")], [endpoint(f"10.2.0.{number}")])
 
 
-def test_what_does_not_fit_is_left_out_and_written_by_the_plan(pins: Pins) -> None:
-    """Endpoints whose ids are too high, and lists of slots that begin too far behind. The hash map decides
-    which Services are copied; those that are not wanted may leave no room until what they had is free."""
+def test_entries_that_do_not_fit_are_omitted_and_written_by_the_next_sync(pins: Pins) -> None:
+    """Endpoints with too high ids and slot lists with too high indexes are omitted. The hash map determines
+    which Services are copied; unwanted ones may take up the room until they are removed."""
     make(pins, "a")
     many = [endpoint(f"10.1.0.{number}") for number in range(1, 33)]
     with table(pins, "a") as before:
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_left_out_and_written_by_the_plan(pins: Pins) -> No
         assert after.read() == WANTED
 
 
-def test_endpoints_of_another_layout_begin_empty(pins: Pins, tmp_path: Path) -> None:
+def test_maps_with_another_endpoint_layout_start_empty(pins: Pins, tmp_path: Path) -> None:
     make(pins, "a")
     with table(pins, "a") as before:
         bring(before, before.read(), WANTED)
@@ -145,7 +145,7 @@ def test_endpoints_of_another_layout_begin_empty(pins: Pins, tmp_path: Path) -> 
         opened(pins, "b")
 
 
-def test_maps_whose_copy_was_interrupted_are_not_pinned(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_with_an_interrupted_copy_are_not_pinned(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
     make(pins, "a")
     with table(pins, "a") as before:
         bring(before, before.read(), WANTED)
@@ -165,7 +165,7 @@ def test_maps_whose_copy_was_interrupted_are_not_pinned(pins: Pins, monkeypatch:
         assert after.read() == WANTED
 
 
-def test_a_pin_of_another_layout_is_rejected(pins: Pins) -> None:
+def test_a_pinned_map_with_another_layout_is_rejected(pins: Pins) -> None:
     shape = make(pins, "a")["node"]
     links = pins.root / "programs-a" / "maps"
     (pins.maps / shape.pin).rename(pins.maps / "node-00000000-00000000")

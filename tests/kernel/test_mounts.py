@@ -1,4 +1,4 @@
-"""cgroup v2 and bpffs for real. What mounts does so in a process with a mount namespace of its own."""
+"""Real cgroup v2 and bpffs mounts. Tests that mount do so in a process with its own mount namespace."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ folder, parent = Path(sys.argv[1]), Path(sys.argv[2])
 
 
 def apart(script: str, folder: Path, *unshared: str) -> None:
-    """Run `script` with mounts of its own (and what else is to be unshared); its asserts are ours."""
+    """Run `script` in a new mount namespace (and others, by `unshared`); its failed asserts fail the test."""
     command = ["unshare", "--mount", *unshared, sys.executable, "-c", PRELUDE + script]
     done = subprocess.run(
         [*command, str(folder), f"/proc/{os.getpid()}"],
@@ -45,19 +45,19 @@ def cgroup() -> Iterator[Path]:
         path.rmdir()
 
 
-def test_the_root_is_told_from_a_cgroup_below(cgroup: Path) -> None:
+def test_the_root_cgroup_is_distinguished_from_a_child(cgroup: Path) -> None:
     assert mounts.is_true_cgroup_root(cgroup.parent)
     assert not mounts.is_true_cgroup_root(cgroup)
 
 
-def test_the_machines_own_root_is_taken_where_it_is_mounted() -> None:
+def test_the_machines_cgroup_root_is_found_at_its_mount() -> None:
     root = mounts.host_cgroup2_root()
     assert root == mounts.cgroup2_root()
     assert mounts.is_true_cgroup_root(root)
 
 
-def test_the_root_of_a_v1_hierarchy_is_not_taken_for_it(tmp_path: Path) -> None:
-    """It has inode number 1 as well."""
+def test_the_root_of_a_v1_hierarchy_is_not_accepted(tmp_path: Path) -> None:
+    """It also has inode number 1."""
     apart(
         """
 subprocess.run(["mount", "-t", "cgroup", "-o", "none,name=ebpfproxy-test", "none", folder], check=True)
@@ -71,7 +71,7 @@ finally:
     )
 
 
-def test_a_bind_mount_of_a_subfolder_gives_way_to_the_true_root(cgroup: Path, tmp_path: Path) -> None:
+def test_the_true_root_is_preferred_to_a_bind_mounted_child(cgroup: Path, tmp_path: Path) -> None:
     apart(
         f"""
 subprocess.run(["mount", "--bind", {str(cgroup)!r}, folder], check=True)
@@ -85,7 +85,7 @@ assert mounts.cgroup2_root(str(order)) == Path({str(cgroup.parent)!r})
 
 
 CONTAINER = """
-# What a container's runtime does: a cgroup, a namespace that begins there, and only that one mounted.
+# Like a container runtime: a cgroup, a cgroup namespace with it as root, and only this one mounted.
 cgroup = Path({cgroup!r})
 (cgroup / "cgroup.procs").write_text(str(os.getpid()))
 import ctypes
@@ -100,8 +100,9 @@ def in_container(cgroup: Path, folder: Path, body: str) -> None:
     apart(CONTAINER.format(cgroup=str(cgroup)) + body, folder)
 
 
-def test_an_agent_in_a_container_takes_the_hosts_root_and_not_its_own(cgroup: Path, tmp_path: Path) -> None:
-    """Regression, cilium/cilium#48420: programs attached to a bootstrap cgroup, seen by no other process."""
+def test_an_agent_in_a_container_uses_the_hosts_root(cgroup: Path, tmp_path: Path) -> None:
+    """Regression, cilium/cilium#48420: programs were attached to a bootstrap cgroup without other
+    processes."""
     in_container(
         cgroup,
         tmp_path,
@@ -115,7 +116,7 @@ assert mounts.is_true_cgroup_root(found)
     )
 
 
-def test_an_agent_that_sees_only_its_own_cgroup_refuses_it(cgroup: Path, tmp_path: Path) -> None:
+def test_without_host_pid_the_containers_cgroup_is_rejected(cgroup: Path, tmp_path: Path) -> None:
     """Regression, cilium/cilium#48420: without hostPID, process 1 is the container's."""
     in_container(
         cgroup,
@@ -131,7 +132,7 @@ else:
     )
 
 
-def test_a_process_that_is_gone_has_no_root(cgroup: Path, tmp_path: Path) -> None:
+def test_the_root_of_an_ended_process_is_not_found(cgroup: Path, tmp_path: Path) -> None:
     in_container(
         cgroup,
         tmp_path,
@@ -146,7 +147,7 @@ else:
     )
 
 
-def test_bpffs_is_mounted_once_and_folders_below_are_made(tmp_path: Path) -> None:
+def test_bpffs_is_mounted_once_and_directories_below_are_created(tmp_path: Path) -> None:
     apart(
         """
 root = folder / "a" / "bpf"
@@ -170,9 +171,7 @@ else:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_mount_of_one_process_is_anothers_where_they_share_what_it_is_below(
-    tmp_path: Path, shared: bool
-) -> None:
+def test_is_mounted_for_another_process_depends_on_mount_propagation(tmp_path: Path, shared: bool) -> None:
     subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
     try:
         subprocess.run(["mount", "--make-shared", tmp_path], check=True)
@@ -189,8 +188,8 @@ assert mounts.is_mounted_for(parent, root) is {shared}
         subprocess.run(["umount", "--recursive", tmp_path], check=True)
 
 
-def test_below_the_kernels_own_place_bpffs_is_mounted_there(tmp_path: Path) -> None:
-    """sysfs lets nobody make a folder, so it has to be mounted first."""
+def test_for_a_path_below_sys_fs_bpf_bpffs_is_mounted_at_sys_fs_bpf(tmp_path: Path) -> None:
+    """Directories cannot be created in sysfs, so bpffs must be mounted first."""
     apart(
         """
 while mounts.is_bpffs(mounts.BPFFS):
@@ -202,7 +201,7 @@ assert mounts.is_bpffs(mounts.BPFFS) and (mounts.BPFFS / "ebpfproxy" / "v1").is_
     )
 
 
-def test_without_the_capability_mounting_is_unsupported(tmp_path: Path) -> None:
+def test_without_sys_admin_mounting_raises_unsupported(tmp_path: Path) -> None:
     apart(
         """
 import ctypes, struct
@@ -218,7 +217,7 @@ else:
     )
 
 
-def test_a_mount_in_use_is_not_taken_away(tmp_path: Path) -> None:
+def test_a_mount_in_use_is_not_unmounted(tmp_path: Path) -> None:
     apart(
         """
 assert mounts.ensure_bpffs(folder) is True

@@ -25,7 +25,7 @@ def own() -> int:
 
 @pytest.fixture
 def named() -> Iterator[str]:
-    """A namespace that no process is in, mounted under /run/netns."""
+    """The path of a network namespace that no process uses, mounted under /run/netns."""
     name = f"ebpfproxy-test-{os.getpid()}-namespaces"
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
@@ -36,7 +36,7 @@ def named() -> Iterator[str]:
 
 @pytest.fixture
 def process() -> Iterator[int]:
-    """A process in a namespace of its own that is mounted nowhere; its id."""
+    """The PID of a process in its own network namespace, which is not mounted anywhere."""
     with subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
         stdin=subprocess.PIPE,
@@ -56,7 +56,9 @@ def test_every_namespace_is_listed_once(named: str, process: int) -> None:
     assert {own(), inode(named), inode(f"/proc/{process}/ns/net")} <= set(found)
 
 
-def test_open_descriptors_are_of_the_same_namespaces_and_closed_afterwards(named: str, process: int) -> None:
+def test_opened_descriptors_cover_the_same_namespaces_and_are_closed_afterwards(
+    named: str, process: int
+) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with contextlib.closing(namespaces.opened_network_namespaces()) as opened:
         found = [inode(descriptor) for descriptor in opened]
@@ -72,7 +74,7 @@ def test_an_iterator_left_early_leaves_no_descriptor_open(named: str) -> None:
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_a_namespace_stays_usable_when_its_process_ends_meanwhile(process: int) -> None:
+def test_an_opened_namespace_stays_usable_after_its_process_ends(process: int) -> None:
     wanted = inode(f"/proc/{process}/ns/net")
     with contextlib.closing(namespaces.opened_network_namespaces()) as opened:
         descriptor = next(one for one in opened if inode(one) == wanted)
@@ -83,7 +85,7 @@ def test_a_namespace_stays_usable_when_its_process_ends_meanwhile(process: int) 
     assert wanted not in {inode(path) for path in namespaces.network_namespaces()}
 
 
-def test_a_process_that_is_gone_or_a_zombie_is_skipped(tmp_path: Path) -> None:
+def test_exited_and_zombie_processes_are_skipped(tmp_path: Path) -> None:
     for name in ("self", "17"):
         (tmp_path / name / "ns").mkdir(parents=True)
     (tmp_path / "self/ns/net").symlink_to("/proc/self/ns/net")
@@ -93,7 +95,7 @@ def test_a_process_that_is_gone_or_a_zombie_is_skipped(tmp_path: Path) -> None:
     assert namespaces.network_namespaces(str(tmp_path), []) == [f"{tmp_path}/17/ns/net"]
 
 
-def test_a_leftover_file_without_a_mount_is_no_namespace(tmp_path: Path) -> None:
+def test_a_leftover_file_without_a_mount_is_not_listed(tmp_path: Path) -> None:
     (tmp_path / "left-over").touch()
     (tmp_path / "linked").symlink_to("/proc/self/ns/net")
     listed = namespaces.network_namespaces(run_netns=[str(tmp_path), str(tmp_path / "missing")])
@@ -101,12 +103,12 @@ def test_a_leftover_file_without_a_mount_is_no_namespace(tmp_path: Path) -> None
     assert f"{tmp_path}/linked" in listed
 
 
-def test_a_proc_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_procfs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         namespaces.network_namespaces(str(tmp_path))
 
 
-def test_a_thread_goes_there_and_comes_back_and_others_stay(named: str) -> None:
+def test_only_the_calling_thread_enters_the_namespace_and_returns(named: str) -> None:
     home, seen = own(), []
     inside, looked = threading.Event(), threading.Event()
 
@@ -126,7 +128,7 @@ def test_a_thread_goes_there_and_comes_back_and_others_stay(named: str) -> None:
     assert seen == [home]
 
 
-def test_an_error_inside_brings_the_thread_back(named: str) -> None:
+def test_the_thread_returns_after_an_error_inside_the_namespace(named: str) -> None:
     home = own()
     with (
         open(named, "rb") as opened,
@@ -137,7 +139,7 @@ def test_an_error_inside_brings_the_thread_back(named: str) -> None:
     assert own() == home
 
 
-def test_a_descriptor_of_something_else_is_rejected() -> None:
+def test_a_descriptor_of_another_kind_of_namespace_is_rejected() -> None:
     home = own()
     with (
         open("/proc/self/ns/uts", "rb") as other,

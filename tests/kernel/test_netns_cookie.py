@@ -1,4 +1,4 @@
-"""Which network namespace is the agent's, on kernels that tell it and on those where a program has to."""
+"""The cookie of the agent's network namespace: from the kernel, or from a BPF program on older kernels."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +21,8 @@ def group() -> Iterator[Path]:
 
 
 @pytest.fixture
-def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel from before 5.14."""
+def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel before Linux 5.14."""
 
     def cookie() -> int:
         raise Unsupported("this kernel has no SO_NETNS_COOKIE (Linux 5.14)")
@@ -30,23 +30,23 @@ def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netns, "cookie", cookie)
 
 
-def test_a_kernel_that_tells_it_is_believed(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cookie_that_the_kernel_reports_is_used(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netns, "cookie", lambda: 4711)
     assert netns_cookie.own(group) == 4711
 
 
-@pytest.mark.usefixtures("untold")
-def test_on_an_older_kernel_each_namespace_has_one_of_its_own(group: Path) -> None:
-    here = netns_cookie.own(group)
+@pytest.mark.usefixtures("old_kernel")
+def test_on_an_older_kernel_each_namespace_has_its_own_cookie(group: Path) -> None:
+    first = netns_cookie.own(group)
     with netns.throw_away():
-        there = netns_cookie.own(group)
-        assert netns_cookie.own(group) == there
-    assert netns_cookie.own(group) == here
-    assert 0 not in (here, there)
-    assert here != there
+        second = netns_cookie.own(group)
+        assert netns_cookie.own(group) == second
+    assert netns_cookie.own(group) == first
+    assert 0 not in (first, second)
+    assert first != second
 
 
-def test_a_program_tells_what_the_kernel_tells(group: Path) -> None:
+def test_the_program_reads_the_cookie_that_the_kernel_reports(group: Path) -> None:
     try:
         expected = netns.cookie()
     except Unsupported as lack:
@@ -54,13 +54,13 @@ def test_a_program_tells_what_the_kernel_tells(group: Path) -> None:
     assert netns_cookie.read_by_program(group) == expected
 
 
-@pytest.mark.usefixtures("untold")
-def test_nothing_stays_of_the_cgroup_that_it_takes(group: Path) -> None:
+@pytest.mark.usefixtures("old_kernel")
+def test_the_temporary_cgroup_is_removed(group: Path) -> None:
     netns_cookie.own(group)
     assert [entry.name for entry in group.iterdir() if entry.is_dir()] == []
 
 
-def test_what_an_agent_left_that_was_killed_meanwhile_is_cleaned_up(group: Path) -> None:
+def test_cleanup_removes_the_temporary_cgroup_of_a_killed_agent(group: Path) -> None:
     left = group / "ebpfproxy-temporary-left"
     left.mkdir()
     with netns.throw_away():
@@ -70,18 +70,18 @@ def test_what_an_agent_left_that_was_killed_meanwhile_is_cleaned_up(group: Path)
     assert not left.exists()
 
 
-@pytest.mark.usefixtures("untold")
-def test_a_cgroup_root_that_is_not_there_is_named(group: Path) -> None:
-    with pytest.raises(Rejected, match=f"no cgroup can be made below {group}/none") as caught:
+@pytest.mark.usefixtures("old_kernel")
+def test_a_missing_cgroup_root_is_named_in_the_error(group: Path) -> None:
+    with pytest.raises(Rejected, match=f"cannot create a cgroup below {group}/none") as caught:
         netns_cookie.own(group / "none")
     assert "--cgroup-root" in caught.value.hint
 
 
-def test_an_error_of_another_kind_is_not_taken_for_an_older_kernel(
+def test_other_errors_are_not_mistaken_for_an_older_kernel(
     group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cookie() -> int:
-        raise Rejected("SO_NETNS_COOKIE: Operation not permitted")
+        raise Rejected("cannot read SO_NETNS_COOKIE: Operation not permitted")
 
     monkeypatch.setattr(netns, "cookie", cookie)
     with pytest.raises(Rejected):

@@ -1,4 +1,4 @@
-"""The text of entries is what `nft` itself prints of them, and the kernel does with it what they are for."""
+"""`nft` lists each entry with the same text as it was written, and the kernel applies it as intended."""
 
 import collections
 import contextlib
@@ -60,12 +60,12 @@ LABEL = "a" * 63
 EMPTIED = "\n".join(
     f"{verb} table {nft_family(of)} {TABLE}" for of in Family for verb in ("add", "delete", "add")
 )
-"""Commands that leave both tables without anything in them, whatever they had."""
+"""Commands that empty both tables."""
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Namespace]:
-    """A node with a way out that leads nowhere, and with the pods' addresses for its own."""
+def node() -> Iterator[Namespace]:
+    """A node with a default route that leads nowhere. It has the pods' addresses itself."""
     with namespace("nftables-objects") as made:
         made.ip("link set lo up", "addr add 192.0.2.10/32 dev lo", "route add local 10.1.0.0/16 dev lo")
         made.ip("link add uplink type veth peer name nowhere", "link set uplink up", "link set nowhere up")
@@ -85,7 +85,7 @@ def nft(*words: str, given: str = "") -> str:
 
 
 def written(entries: Mapping[Key, Entry]) -> str:
-    """Commands, each behind those that it refers to."""
+    """The commands that create the entries; each one follows those that it refers to."""
     declared, ruled, filled = [], [], []
     for key, entry in entries.items():
         at = f"{nft_family(key.family)} {TABLE}"
@@ -102,7 +102,7 @@ def written(entries: Mapping[Key, Entry]) -> str:
 
 
 def load_into_kernel(entries: Mapping[Key, Entry]) -> None:
-    """In place of whatever the tables had, in the network namespace of the calling thread."""
+    """Replaces the tables' content, in the network namespace of the calling thread."""
     nft("-f", "-", given=f"{EMPTIED}\n{written(entries)}")
 
 
@@ -113,21 +113,21 @@ def listed(*flags: str) -> dict[Key, Entry]:
     return found
 
 
-def check(place: Namespace, entries: Mapping[Key, Entry]) -> None:
-    with place.entered():
+def check(node: Namespace, entries: Mapping[Key, Entry]) -> None:
+    with node.entered():
         load_into_kernel(entries)
         for flags in ((), ("-y", "-T"), ("-y", "-T", "-p")):
             assert listed(*flags) == entries
 
 
 @pytest.mark.parametrize("case", situations())
-def test_what_a_situation_becomes_is_listed_as_it_was_written(place: Namespace, case: str) -> None:
-    check(place, entries_of(load(case)))
+def test_the_entries_of_each_situation_are_listed_as_written(node: Namespace, case: str) -> None:
+    check(node, entries_of(load(case)))
 
 
 @pytest.mark.parametrize("bit", range(32))
-def test_any_bit_of_the_mark_is_listed_as_it_was_written(place: Namespace, bit: int) -> None:
-    check(place, render((), NodePlan(), NftablesSettings(bit)))
+def test_every_masquerade_bit_is_listed_as_written(node: Namespace, bit: int) -> None:
+    check(node, render((), NodePlan(), NftablesSettings(bit)))
 
 
 RANGES = {
@@ -155,7 +155,7 @@ RANGES = {
 
 
 @pytest.mark.parametrize("of", Family)
-def test_any_source_ranges_are_listed_as_they_were_written(place: Namespace, of: Family) -> None:
+def test_source_ranges_are_listed_as_written(node: Namespace, of: Family) -> None:
     networks = list(map(parse_network, RANGES[of]))
     some = [
         port_plan(of, number, ranges=chosen)
@@ -163,13 +163,13 @@ def test_any_source_ranges_are_listed_as_they_were_written(place: Namespace, of:
             itertools.chain(*(itertools.combinations(networks, size) for size in (1, 2, 3)))
         )
     ]
-    check(place, render(some, NodePlan(), SETTINGS))
+    check(node, render(some, NodePlan(), SETTINGS))
 
 
 @pytest.mark.parametrize("of", Family)
 @pytest.mark.parametrize("affinity", [0, 86399])
-def test_many_endpoints_are_listed_as_they_were_written(place: Namespace, of: Family, affinity: int) -> None:
-    check(place, render([port_plan(of, 0, endpoints=600, affinity=affinity)], NodePlan(), SETTINGS))
+def test_many_endpoints_are_listed_as_written(node: Namespace, of: Family, affinity: int) -> None:
+    check(node, render([port_plan(of, 0, endpoints=600, affinity=affinity)], NodePlan(), SETTINGS))
 
 
 @pytest.mark.parametrize(
@@ -183,33 +183,33 @@ def test_many_endpoints_are_listed_as_they_were_written(place: Namespace, of: Fa
     ],
     ids=str,
 )
-def test_what_tells_pods_is_listed_as_it_was_written(place: Namespace, traffic: LocalTraffic) -> None:
+def test_local_traffic_detection_is_listed_as_written(node: Namespace, traffic: LocalTraffic) -> None:
     plan = dataclasses.replace(port_plan(Family.IPV4, 0), local_traffic=traffic)
-    check(place, render([plan], NodePlan(), SETTINGS))
+    check(node, render([plan], NodePlan(), SETTINGS))
 
 
 @pytest.mark.parametrize("of", Family)
 @pytest.mark.parametrize("affinity", [0, 1])
 @pytest.mark.parametrize("protocol", Protocol)
-def test_any_protocol_is_listed_as_it_was_written(
-    place: Namespace, of: Family, affinity: int, protocol: Protocol
+def test_every_protocol_is_listed_as_written(
+    node: Namespace, of: Family, affinity: int, protocol: Protocol
 ) -> None:
     name = ServicePortName("default", "web", "http", protocol)
-    check(place, render([port_plan(of, 0, name, endpoints=3, affinity=affinity)], NodePlan(), SETTINGS))
+    check(node, render([port_plan(of, 0, name, endpoints=3, affinity=affinity)], NodePlan(), SETTINGS))
 
 
-def test_the_longest_names_are_listed_as_they_were_written(place: Namespace) -> None:
+def test_the_longest_names_are_listed_as_written(node: Namespace) -> None:
     name = ServicePortName(LABEL, LABEL, LABEL, Protocol.SCTP)
     plans = [port_plan(Family.IPV6, 0, name, affinity=1), port_plan(Family.IPV4, 0, name, endpoints=0)]
-    check(place, render(plans, NodePlan(), SETTINGS))
+    check(node, render(plans, NodePlan(), SETTINGS))
 
 
-def test_networks_that_node_ports_answer_on_are_listed_as_they_were_written(place: Namespace) -> None:
+def test_node_port_networks_are_listed_as_written(node: Namespace) -> None:
     texts = (
         "192.0.2.10/32 198.51.100.0/24 198.51.101.0/24 203.0.113.0/25 2001:db8::1/128 fd00::/8 255.0.0.0/8"
     )
     networks = frozenset(map(parse_network, texts.split()))
-    check(place, render((), NodePlan(networks, networks, (), frozenset()), SETTINGS))
+    check(node, render((), NodePlan(networks, networks, (), frozenset()), SETTINGS))
 
 
 def port_plan(
@@ -249,14 +249,14 @@ def frontend(address: str, port: int, kind: FrontendKind) -> FrontendPlan:
     return FrontendPlan(Frontend(parse_address(address), port, Protocol.TCP), kind, KEPT, KEPT, KEPT)
 
 
-# --- what the kernel makes of it ---
+# --- behavior in the kernel ---
 
 
 @pytest.fixture
-def served(place: Namespace) -> Iterator[ServicePortPlan]:
-    """A Service of three endpoints, with affinity of ten minutes, that are served by one listener each."""
+def served(node: Namespace) -> Iterator[ServicePortPlan]:
+    """A Service with three endpoints, each with a listener, and with session affinity of ten minutes."""
     plan = port_plan(Family.IPV4, 0, endpoints=3, affinity=600)
-    with place.entered():
+    with node.entered():
         load_into_kernel(render([plan], NodePlan(), SETTINGS, [Family.IPV4]))
         listeners = [socket.create_server((f"10.1.0.{number}", 8080)) for number in (1, 2, 3)]
         try:
@@ -272,12 +272,12 @@ def dial(address: str, port: int) -> socket.socket:
 
 def remembered() -> dict[str, list[Any]]:
     """The elements of each affinity set, by its name."""
-    told = json.loads(nft("-j", "list", "table", "ip", TABLE))["nftables"]
-    sets = [each["set"] for each in told if "set" in each]
+    objects = json.loads(nft("-j", "list", "table", "ip", TABLE))["nftables"]
+    sets = [each["set"] for each in objects if "set" in each]
     return {each["name"]: each.get("elem", []) for each in sets if each["name"].startswith("affinity-")}
 
 
-def test_a_client_is_remembered_for_as_long_as_the_rule_says(served: ServicePortPlan) -> None:
+def test_session_affinity_has_the_timeout_of_the_service(served: ServicePortPlan) -> None:
     with dial("10.96.0.10", 1000):
         pass
     sets = remembered()
@@ -291,8 +291,8 @@ def test_a_client_is_remembered_for_as_long_as_the_rule_says(served: ServicePort
     assert len(list(itertools.chain.from_iterable(remembered().values()))) == 1
 
 
-def test_a_client_that_kube_proxy_remembers_is_remembered(served: ServicePortPlan) -> None:
-    """Its affinity sets have a timeout of their own, and are taken over all the same."""
+def test_session_affinity_of_kube_proxy_is_adopted(served: ServicePortPlan) -> None:
+    """Its affinity sets have a default timeout. They are adopted nevertheless."""
     entries = render([served], NodePlan(), SETTINGS, [Family.IPV4])
     _, chosen, _ = (key.name for key in entries if isinstance(key, Set) and "/" in key.name)
     commands = written(entries).replace("flags dynamic,timeout;", "flags dynamic,timeout; timeout 3h;")
@@ -307,10 +307,10 @@ def test_a_client_that_kube_proxy_remembers_is_remembered(served: ServicePortPla
 
 
 @pytest.mark.parametrize("of", Family)
-def test_each_endpoint_gets_as_many_connections_as_another(place: Namespace, of: Family) -> None:
-    """600 to three: more than 80 to either side of 200 is 7 standard deviations."""
+def test_connections_are_spread_evenly_over_the_endpoints(node: Namespace, of: Family) -> None:
+    """600 connections to three endpoints: a deviation of more than 80 from 200 is 7 standard deviations."""
     plan = port_plan(of, 0, endpoints=3)
-    with place.entered(), contextlib.ExitStack() as opened:
+    with node.entered(), contextlib.ExitStack() as opened:
         load_into_kernel(render([plan], NodePlan(), SETTINGS))
         family = socket.AF_INET if of is Family.IPV4 else socket.AF_INET6
         listeners = [
@@ -319,12 +319,12 @@ def test_each_endpoint_gets_as_many_connections_as_another(place: Namespace, of:
             )
             for each in plan.endpoints
         ]
-        counts = collections.Counter(who_is_reached(plan, listeners) for _ in range(600))
+        counts = collections.Counter(reached_endpoint(plan, listeners) for _ in range(600))
     assert counts.keys() == {0, 1, 2}
     assert all(120 < count < 280 for count in counts.values()), counts
 
 
-def who_is_reached(plan: ServicePortPlan, listeners: Sequence[socket.socket]) -> int:
+def reached_endpoint(plan: ServicePortPlan, listeners: Sequence[socket.socket]) -> int:
     address, port, _ = plan.frontends[0].frontend
     with dial(format_address(address), port):
         (reached,), _, _ = select.select(listeners, [], [], 10)
@@ -337,20 +337,20 @@ def test_an_unused_port_of_a_cluster_ip_is_rejected(served: ServicePortPlan) -> 
         dial("10.96.0.10", 999)
 
 
-def test_a_service_without_endpoints_is_rejected(place: Namespace) -> None:
+def test_connections_to_a_service_without_endpoints_are_rejected(node: Namespace) -> None:
     plan = dataclasses.replace(
         port_plan(Family.IPV4, 0, endpoints=0), no_endpoint_action=NoEndpointAction.REJECT
     )
-    with place.entered():
+    with node.entered():
         load_into_kernel(render([plan], NodePlan(), SETTINGS))
         for address in ("10.96.0.10", "203.0.113.5"):
             with pytest.raises(ConnectionRefusedError):
                 dial(address, 1000)
 
 
-def test_a_source_outside_the_ranges_is_dropped(place: Namespace) -> None:
+def test_packets_of_a_source_outside_the_source_ranges_are_dropped(node: Namespace) -> None:
     plan = port_plan(Family.IPV4, 0, ranges=(parse_network("198.51.100.0/24"),))
-    with place.entered(), socket.create_server(("10.1.0.1", 8080)):
+    with node.entered(), socket.create_server(("10.1.0.1", 8080)):
         load_into_kernel(render([plan], NodePlan(), SETTINGS))
         with pytest.raises(TimeoutError):
             socket.create_connection(("203.0.113.5", 1000), timeout=0.3)

@@ -1,4 +1,4 @@
-"""Connections through the nftables backend, and what its removal leaves them."""
+"""Connections through the nftables backend, and how its removal affects them."""
 
 import contextlib
 import socket
@@ -45,13 +45,13 @@ pytestmark = pytest.mark.kernel
 
 VIP = {Family.IPV4: "10.96.0.1", Family.IPV6: "fd00:10:96::1"}
 IPS = ("ip", "ip6")
-PORT, TARGET, TELLING, NODE_PORT = 80, 8080, 8081, 30080
+PORT, TARGET, REPORTING, NODE_PORT = 80, 8080, 8081, 30080
 KEPT, MASQUERADED = PolicyResult(Scope.CLUSTER, False), PolicyResult(Scope.CLUSTER, True)
 
 
 class Testbed:
-    """A node with a server in the pod a and a client in p, which both say who asks at TELLING. What `within`
-    does is done on the node."""
+    """A node with a server in the pod a and a client in the pod p. Both pods report the client's address on
+    port REPORTING."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -59,14 +59,15 @@ class Testbed:
         self.a.serve(Protocol.TCP, TARGET)
         for pod in (self.a, self.p):
             for protocol in (TCP, UDP):
-                pod.serve_echo(protocol, TELLING)
+                pod.serve_echo(protocol, REPORTING)
         lab.ip(lab.outside, *(f"route add blackhole {network}" for network in SERVICE_NETWORKS))
 
-    def within(self) -> contextlib.AbstractContextManager[None]:
+    def on_node(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block the calling thread is in the node's network namespace."""
         return netns.entered(self.lab.node.netns)
 
-    def address(self, place: Pod, of: Family) -> str:
-        return place.v4 if of is Family.IPV4 else place.v6
+    def address(self, pod: Pod, of: Family) -> str:
+        return pod.v4 if of is Family.IPV4 else pod.v6
 
     def plans(
         self, *endpoints: Pod, protocol: Protocol = TCP, target: int = TARGET, affinity: int = 0
@@ -93,24 +94,24 @@ class Testbed:
         )
 
     def serve(self, *endpoints: Pod, **options: Any) -> None:
-        """Bring it into the kernel; `options` as of `plans`."""
-        with self.within(), contextlib.closing(NftablesBackend()) as plane:
+        """Program the Service; `options` as of `plans`."""
+        with self.on_node(), contextlib.closing(NftablesBackend()) as plane:
             plane.open()
             wanted = plane.render(self.plans(*endpoints, **options), NodePlan())
             assert not plane.apply(diff(plane.read(), wanted))
             assert plane.read() == wanted
 
     def nft(self, commands: str) -> str:
-        with self.within():
+        with self.on_node():
             done = subprocess.run(
                 ["nft", "-f", "-"], input=commands, capture_output=True, text=True, check=True, timeout=60
             )
         return done.stdout
 
     def reset(self) -> None:
-        """Nothing is translated any more, and nothing remembered."""
+        """Remove all rules and all conntrack entries."""
         self.nft("flush ruleset")
-        with self.within():
+        with self.on_node():
             for protocol in (TCP, UDP):
                 for flow in conntrack.flows(protocol):
                     conntrack.delete(flow)
@@ -133,7 +134,7 @@ def of(request: pytest.FixtureRequest) -> Family:
     return Family(request.param)
 
 
-def test_a_service_is_reached_at_its_cluster_ip_and_its_node_port(testbed: Testbed, of: Family) -> None:
+def test_a_service_is_reachable_at_its_cluster_ip_and_its_node_port(testbed: Testbed, of: Family) -> None:
     testbed.serve(testbed.a)
     assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
     assert outcome(testbed.lab.node, TCP, VIP[of], PORT) == "a"
@@ -147,17 +148,17 @@ def test_a_service_is_reached_at_its_cluster_ip_and_its_node_port(testbed: Testb
 def test_an_endpoint_reaches_itself_through_its_service(
     testbed: Testbed, of: Family, protocol: Protocol, affinity: int
 ) -> None:
-    testbed.serve(testbed.a, protocol=protocol, target=TELLING, affinity=affinity)
+    testbed.serve(testbed.a, protocol=protocol, target=REPORTING, affinity=affinity)
     name, _, client = outcome(testbed.a, protocol, VIP[of], PORT).partition(" ")
     assert name == "a"
-    assert client != testbed.address(testbed.a, of), "it would answer itself past the node"
+    assert client != testbed.address(testbed.a, of), "without a masquerade the reply would not pass the node"
 
 
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=lambda protocol: protocol.name)
-def test_an_endpoint_that_reaches_another_one_is_seen_at_its_address(
+def test_an_endpoint_is_masqueraded_only_toward_itself(
     testbed: Testbed, of: Family, protocol: Protocol
 ) -> None:
-    testbed.serve(testbed.a, testbed.p, protocol=protocol, target=TELLING)
+    testbed.serve(testbed.a, testbed.p, protocol=protocol, target=REPORTING)
     answers = {outcome(testbed.p, protocol, VIP[of], PORT) for _ in range(40)}
     own = testbed.address(testbed.p, of)
     assert f"a {own}" in answers
@@ -167,11 +168,11 @@ def test_an_endpoint_that_reaches_another_one_is_seen_at_its_address(
 
 
 @pytest.mark.parametrize("part", [1000, 0], ids=["at once", "by parts"])
-def test_another_layout_is_taken_over_while_all_is_reached(
+def test_an_older_table_layout_is_replaced_without_an_interruption(
     testbed: Testbed, of: Family, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    """One with a chain for each endpoint, as older kube-proxies have, and we had. After each transaction
-    there are new connections, of which one comes back to where it came from."""
+    """The older layout has a chain for each endpoint, as in older versions of kube-proxy and of ebpfproxy.
+    New connections work after each transaction, also one of the endpoint to itself."""
     monkeypatch.setattr(table, "_LARGE", part)
     monkeypatch.setattr(table, "_SETS_IN_A_PART", part)
     commit, commits = Session.commit, 0
@@ -234,7 +235,7 @@ def previous(testbed: Testbed, of: Family) -> str:
         """
 
 
-def test_endpoints_come_and_go(testbed: Testbed, of: Family) -> None:
+def test_a_service_is_reachable_once_it_has_an_endpoint(testbed: Testbed, of: Family) -> None:
     testbed.serve()
     assert outcome(testbed.p, TCP, VIP[of], PORT, 0.5) == (REFUSED if of is Family.IPV4 else SILENT)
     testbed.serve(testbed.a)
@@ -243,8 +244,8 @@ def test_endpoints_come_and_go(testbed: Testbed, of: Family) -> None:
 
 @contextlib.contextmanager
 def conversing(testbed: Testbed, of: Family) -> Iterator[list[socket.socket]]:
-    """Two connections through the Service that are open, one of a pod and one of the node itself; also one of
-    outside through the NodePort, which is masqueraded."""
+    """Three open connections through the Service: of a pod, of the node itself, and of an external client
+    through the NodePort, which is masqueraded."""
     node = testbed.address(testbed.lab.node, of)
     dials = (
         (testbed.p, VIP[of], PORT),
@@ -252,73 +253,75 @@ def conversing(testbed: Testbed, of: Family) -> Iterator[list[socket.socket]]:
         (testbed.lab.outside, node, NODE_PORT),
     )
     with contextlib.ExitStack() as opened:
-        clients = [opened.enter_context(connected(place, TCP, to, port)) for place, to, port in dials]
+        clients = [opened.enter_context(connected(source, TCP, to, port)) for source, to, port in dials]
         assert [converse(client) for client in clients] == ["a"] * 3
         yield clients
 
 
-def test_open_connections_go_on_when_the_mode_is_retired(testbed: Testbed, of: Family) -> None:
+def test_open_connections_survive_the_drain_of_the_mode(testbed: Testbed, of: Family) -> None:
     testbed.serve(testbed.a)
     with conversing(testbed, of) as clients:
-        with testbed.within():
+        with testbed.on_node():
             removed, left = cleanup.drain(conntrack.nat_in_use)
         assert (len(removed), left) == (2, True)
         assert [converse(client) for client in clients] == ["a"] * 3
-        assert outcome(testbed.p, TCP, VIP[of], PORT, 0.5) == SILENT, "a new one is nobody's"
-        with testbed.within():
-            assert cleanup.drain(conntrack.nat_in_use) == ([], True), "as long as they are open"
+        assert outcome(testbed.p, TCP, VIP[of], PORT, 0.5) == SILENT, "new connections are not translated"
+        with testbed.on_node():
+            assert cleanup.drain(conntrack.nat_in_use) == ([], True), (
+                "the tables stay while connections are open"
+            )
         assert [converse(client) for client in clients] == ["a"] * 3
 
 
-def test_what_open_connections_needed_goes_when_nothing_is_translated(testbed: Testbed) -> None:
+def test_the_drained_tables_are_removed_once_no_connection_is_translated(testbed: Testbed) -> None:
     translated = True
     testbed.serve(testbed.a)
-    with testbed.within():
+    with testbed.on_node():
         assert cleanup.drain(lambda of: translated)[1] is True
         assert "nat" in testbed.nft("list ruleset")
         translated = False
         removed, left = cleanup.drain(lambda of: translated)
     assert (len(removed), left) == (2, False)
     assert testbed.nft("list ruleset") == ""
-    with testbed.within():
+    with testbed.on_node():
         assert cleanup.drain(conntrack.nat_in_use) == ([], False)
 
 
-def test_one_family_waits_for_its_own_connections_alone(testbed: Testbed) -> None:
+def test_the_drain_of_a_family_waits_only_for_connections_of_that_family(testbed: Testbed) -> None:
     testbed.serve(testbed.a)
-    with testbed.within():
+    with testbed.on_node():
         assert cleanup.drain(lambda of: of is Family.IPV6)[1] is True
     assert f"table ip {TABLE}" not in testbed.nft("list ruleset")
     assert f"table ip6 {TABLE}" in testbed.nft("list ruleset")
 
 
-def test_the_mode_begins_again_where_it_was_being_retired(testbed: Testbed, of: Family) -> None:
+def test_the_mode_can_start_again_while_it_is_drained(testbed: Testbed, of: Family) -> None:
     testbed.serve(testbed.a)
     with conversing(testbed, of) as clients:
-        with testbed.within():
+        with testbed.on_node():
             cleanup.drain(conntrack.nat_in_use)
         testbed.serve(testbed.a)
         assert [converse(client) for client in clients] == ["a"] * 3
         assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
 
 
-def test_removal_takes_our_tables_and_nothing_else(testbed: Testbed) -> None:
-    testbed.nft("table ip theirs { chain one { }; }; table inet kube-proxy { chain two { }; }")
+def test_removal_deletes_only_the_tables_of_this_mode(testbed: Testbed) -> None:
+    testbed.nft("table ip foreign { chain one { }; }; table inet kube-proxy { chain two { }; }")
     others = testbed.nft("list ruleset")
     testbed.serve(testbed.a)
-    whole = testbed.nft("list ruleset")
-    with testbed.within():
-        told = cleanup.remove(dry_run=True)
-        assert testbed.nft("list ruleset") == whole
-        assert cleanup.remove() == told
+    complete = testbed.nft("list ruleset")
+    with testbed.on_node():
+        reported = cleanup.remove(dry_run=True)
+        assert testbed.nft("list ruleset") == complete
+        assert cleanup.remove() == reported
         assert cleanup.remove() == []
-    assert [line.partition(":")[0] for line in told] == [
+    assert [line.partition(":")[0] for line in reported] == [
         f"nftables table {ip} {TABLE}" for ip in ("ip", "ip6")
     ]
     assert testbed.nft("list ruleset") == others
 
 
-def test_kube_proxys_own_table_is_removed_whatever_is_in_it(testbed: Testbed) -> None:
+def test_the_table_of_kube_proxy_is_removed_regardless_of_its_content(testbed: Testbed) -> None:
     testbed.nft(
         f"""
         table ip {TABLE} {{
@@ -329,7 +332,7 @@ def test_kube_proxys_own_table_is_removed_whatever_is_in_it(testbed: Testbed) ->
         }}
         """
     )
-    with testbed.within():
+    with testbed.on_node():
         assert cleanup.drain(lambda of: True) == (
             [f"nftables table ip {TABLE}: 1 sets and maps, 2 chains, 1 of them base chains"],
             False,

@@ -1,7 +1,7 @@
 """Processes of the node that are bound to a load balancer address of the node, and connect to that address.
 
-An endpoint on another node cannot reply to that address: what is sent there goes to the load balancer, or
-nowhere. kube-proxy masquerades such connections.
+An endpoint on another node cannot reply to that address: the network routes it to the load balancer, or
+drops it. kube-proxy masquerades such connections.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 
 from ebpfproxy.lab import sockets
 from tests.kernel.clients import FAMILIES, SILENT, TCP, UDP, Dial, outcomes
-from tests.kernel.two_nodes import PORTS, Everywhere, told
+from tests.kernel.two_nodes import PORTS, Everywhere, name_and_client
 from tests.kernel.uplinks import PROTOCOLS, Uplinks
 
 pytestmark = [
@@ -25,7 +25,7 @@ by_policy = pytest.mark.parametrize("policy", ["Cluster", "Local"])
 
 @contextlib.contextmanager
 def held(uplinks: Uplinks, web: Everywhere) -> Iterator[None]:
-    """The node has the Service's load balancer addresses, within the block."""
+    """Within the block the node has the Service's load balancer addresses."""
     four, six = web.balancer_ips
     commands = [
         (f"addr add {four}/32 dev lo", f"addr del {four}/32 dev lo"),
@@ -36,7 +36,7 @@ def held(uplinks: Uplinks, web: Everywhere) -> Iterator[None]:
 
 
 @by_policy
-def test_an_endpoint_on_this_node(uplinks: Uplinks, policy: str) -> None:
+def test_a_bound_process_reaches_an_endpoint_on_its_node(uplinks: Uplinks, policy: str) -> None:
     web = uplinks.everywhere(externalTrafficPolicy=policy).to(uplinks.a)
     dials = [
         Dial(protocol, address, PORTS[protocol], source=(address, 0))
@@ -44,14 +44,16 @@ def test_an_endpoint_on_this_node(uplinks: Uplinks, policy: str) -> None:
         for protocol in PROTOCOLS
     ]
     with held(uplinks, web):
-        names = {told(answer)[0] for answer in outcomes(uplinks.node, dials)}
+        names = {name_and_client(answer)[0] for answer in outcomes(uplinks.node, dials)}
     assert names == {"a"}
 
 
 @by_policy
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_endpoint_on_another_node(uplinks: Uplinks, family: str, policy: str) -> None:
-    """It sees the address of the uplink, which it can reply to."""
+def test_a_bound_process_reaches_an_endpoint_on_another_node_masqueraded(
+    uplinks: Uplinks, family: str, policy: str
+) -> None:
+    """The endpoint sees the address of the uplink, which it can reply to."""
     web = uplinks.everywhere(externalTrafficPolicy=policy).to(uplinks.d)
     address = web.balancer_ips[family == "v6"]
     dials = [Dial(protocol, address, PORTS[protocol], source=(address, 0)) for protocol in PROTOCOLS]
@@ -60,7 +62,9 @@ def test_an_endpoint_on_another_node(uplinks: Uplinks, family: str, policy: str)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_endpoint_on_another_node_with_an_unresolved_next_hop(uplinks: Uplinks, family: str) -> None:
+def test_a_bound_process_reaches_another_node_before_the_next_hop_is_resolved(
+    uplinks: Uplinks, family: str
+) -> None:
     """The router does not reply to ARP requests that carry the load balancer address."""
     web = uplinks.everywhere().to(uplinks.d)
     address = web.balancer_ips[family == "v6"]
@@ -71,7 +75,7 @@ def test_an_endpoint_on_another_node_with_an_unresolved_next_hop(uplinks: Uplink
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_datagrams_of_an_unconnected_socket(uplinks: Uplinks, family: str) -> None:
+def test_datagrams_of_a_bound_unconnected_socket_are_answered(uplinks: Uplinks, family: str) -> None:
     web = uplinks.everywhere().to(uplinks.d)
     address = web.balancer_ips[family == "v6"]
 

@@ -1,4 +1,4 @@
-"""What `ebpfproxy doctor` says of a node with two uplinks."""
+"""The report of `ebpfproxy doctor` about a node with two uplinks."""
 
 import itertools
 import re
@@ -17,21 +17,21 @@ def doctor(uplinks: Uplinks) -> str:
 
 
 def state(text: str, feature: str) -> str:
-    """What stands in the row of the feature behind its name, which the table may have wrapped."""
+    """The state in the feature's row, which the table may have wrapped."""
     first, *others = re.split(rf"^.*{feature} +", text, flags=re.MULTILINE)[1].splitlines()
     further = itertools.takewhile(lambda line: line.startswith(" " * 30), others)
     return " ".join(" ".join([first, *further]).split())
 
 
-def test_a_strict_reverse_path_filter_is_explained(uplinks: Uplinks) -> None:
+def test_a_strict_reverse_path_filter_is_reported_with_a_remedy(uplinks: Uplinks) -> None:
     with uplinks.reverse_path_filter(uplinks.node, STRICT):
-        said = doctor(uplinks)
-    assert state(said, REQUESTS) == (
+        report = doctor(uplinks)
+    assert state(report, REQUESTS) == (
         "no the reverse path filter drops IPv4 clients whose replies leave by eth0; "
         "route these clients by eth1, or sysctl -w net.ipv4.conf.eth1.rp_filter=2"
     )
-    assert "requests by eth0" not in said
-    assert "requests by veth" not in said
+    assert "requests by eth0" not in report
+    assert "requests by veth" not in report
 
 
 def test_a_loose_reverse_path_filter_accepts_all_uplinks(uplinks: Uplinks) -> None:
@@ -40,7 +40,7 @@ def test_a_loose_reverse_path_filter_accepts_all_uplinks(uplinks: Uplinks) -> No
 
 
 def test_a_strict_reverse_path_filter_accepts_equal_cost_routes(uplinks: Uplinks) -> None:
-    """The route to a client is by one of them at a time; the other one is named, and accepted."""
+    """The route to a client uses one uplink at a time. The report names the other one as accepted."""
     with uplinks.reverse_path_filter(uplinks.node, STRICT), uplinks.multipath():
-        said = doctor(uplinks)
-    assert re.findall(r"requests by eth\d +(\w+)", said) == ["yes"]
+        report = doctor(uplinks)
+    assert re.findall(r"requests by eth\d +(\w+)", report) == ["yes"]

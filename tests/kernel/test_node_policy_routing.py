@@ -1,6 +1,6 @@
-"""Clients outside of a node whose replies are routed by marks and by source addresses.
+"""External clients of a node that routes replies by marks and by source addresses.
 
-The router drops what an uplink sends from an address that is not its own.
+The router drops packets whose source address is not an address of the uplink that sent them.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ TABLE = 101
 
 @contextlib.contextmanager
 def aws(uplinks: Uplinks) -> Iterator[None]:
-    """The first node as the Amazon VPC CNI sets it up, with the first uplink as the primary interface (ENI),
-    and with pods that have addresses of the second one. It does so for IPv4 alone.
+    """The first node as the Amazon VPC CNI configures it, for IPv4 only. The first uplink is the primary
+    interface (ENI), and the pods have addresses of the second uplink.
 
-    Connections that come in by the primary interface to a local address are marked, and their replies are
+    Connections that arrive on the primary interface for a local address are marked, and their replies are
     routed by the mark. Source: amazon-vpc-cni-k8s, pkg/networkutils/network.go (`toPodRulePriority` 512,
     `hostRulePriority` 1024, `fromPodRulePriority` 1536, `mainENIMark` 0x80, "AWS, primary ENI").
     """
@@ -66,18 +66,22 @@ def aws(uplinks: Uplinks) -> Iterator[None]:
 
 
 @by_case
-def test_the_amazon_vpc_cni(uplinks: Uplinks, policy: str, place: str) -> None:
-    """In mode ebpf no connection to an endpoint of this node gets the mark: its destination is the endpoint
-    before the mark's rule sees it."""
+def test_node_ports_answer_with_the_routes_of_the_amazon_vpc_cni(
+    uplinks: Uplinks, policy: str, place: str
+) -> None:
+    """In mode ebpf no connection to an endpoint of this node gets the mark: its destination is already the
+    endpoint when the mark's rule sees it."""
     rows = every([("NodePort", FIRST)], families=["v4"])
     with aws(uplinks):
         assert answers(uplinks, policy, place, rows, sockets.ANSWERED) == wanted(place, rows)
 
 
 @by_case
-def test_marks_by_uplink(uplinks: Uplinks, policy: str, place: str) -> None:
-    """A connection's mark says by which uplink it came in, whatever its destination, and its replies leave by
-    that one."""
+def test_node_ports_answer_when_replies_are_routed_by_the_mark_of_their_uplink(
+    uplinks: Uplinks, policy: str, place: str
+) -> None:
+    """A connection's mark identifies the uplink that it arrived on, for every destination. Its replies leave
+    by that uplink."""
     rows = every([("NodePort", FIRST), ("NodePort", SECOND)], families=["v4"])
     gateway = uplinks.second_gateway.v4
     marks = f"""
@@ -106,10 +110,10 @@ def test_marks_by_uplink(uplinks: Uplinks, policy: str, place: str) -> None:
 
 @by_case
 @pytest.mark.ways("nftables", "iptables")
-def test_a_rule_by_the_dialed_address_does_not_route_replies(
+def test_a_routing_rule_for_the_frontend_address_does_not_apply_to_replies(
     uplinks: Uplinks, policy: str, place: str
 ) -> None:
-    """A reply has that address only once it is routed: `ip rule add from ADDRESS` has no effect on it."""
+    """A reply gets that source address only after routing: `ip rule add from ADDRESS` has no effect on it."""
     rows = every([("NodePort", SECOND)], families=["v4"])
     gateway, address = uplinks.second_gateway.v4, uplinks.second_address.v4
     with (

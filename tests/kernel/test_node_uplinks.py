@@ -1,13 +1,13 @@
-"""Clients outside of a node with two uplinks: which frontends answer, by each uplink.
+"""External clients of a node with two uplinks: which frontends answer, by each uplink.
 
-The modes nftables and iptables are the reference: what answers there answers in the mode ebpf.
+The modes nftables and iptables are the reference: frontends that answer there answer in mode ebpf, too.
 """
 
 import pytest
 
 from ebpfproxy.lab import sockets
 from tests.kernel.clients import SILENT, outcomes
-from tests.kernel.two_nodes import told
+from tests.kernel.two_nodes import name_and_client
 from tests.kernel.uplinks import (
     CASES,
     FAMILIES,
@@ -35,7 +35,7 @@ by_case = pytest.mark.parametrize(("policy", "place"), CASES)
 
 @by_case
 def test_replies_may_leave_by_another_uplink(uplinks: Uplinks, policy: str, place: str) -> None:
-    """Requests arrive by the second uplink; the client's route is by the first one."""
+    """Requests arrive by the second uplink. The route to the client is by the first one."""
     rows = every([("NodePort", SECOND), ("LoadBalancer", SECOND)])
     with uplinks.asymmetric(), uplinks.balance_to(SECOND):
         before = uplinks.sent()
@@ -46,10 +46,10 @@ def test_replies_may_leave_by_another_uplink(uplinks: Uplinks, policy: str, plac
 
 
 @by_case
-def test_a_strict_reverse_path_filter_admits_requests_by_the_uplink_of_the_replies(
+def test_a_strict_reverse_path_filter_accepts_requests_by_the_uplink_of_the_replies(
     uplinks: Uplinks, policy: str, place: str
 ) -> None:
-    """It is strict on all devices, those of pods included."""
+    """The filter is strict on all devices, those of pods included."""
     rows = every([("NodePort", FIRST), ("LoadBalancer", FIRST)])
     with uplinks.reverse_path_filter(uplinks.node, STRICT):
         assert answers(uplinks, policy, place, rows) == wanted(place, rows)
@@ -59,7 +59,7 @@ def test_a_strict_reverse_path_filter_admits_requests_by_the_uplink_of_the_repli
 def test_a_strict_reverse_path_filter_drops_requests_by_another_uplink(
     uplinks: Uplinks, policy: str, place: str
 ) -> None:
-    """IPv6 has no such filter. With a loose filter on the node these requests are answered: see above."""
+    """IPv6 has no such filter. With a loose filter these requests are answered: see above."""
     rows = every([("NodePort", SECOND)])
     expected = {row: SILENT if row.family == "v4" else name for row, name in wanted(place, rows).items()}
     with uplinks.asymmetric(), uplinks.reverse_path_filter(uplinks.node, STRICT):
@@ -71,9 +71,11 @@ def test_a_strict_reverse_path_filter_drops_requests_by_another_uplink(
 
 @by_case
 @pytest.mark.parametrize("hash_policy", ["0", "1"])
-def test_equal_cost_routes(uplinks: Uplinks, policy: str, place: str, hash_policy: str) -> None:
-    """To the client, to load balancer addresses, and to the other node. The node's reverse path filter is
-    strict: it accepts each of the routes."""
+def test_frontends_answer_over_equal_cost_routes(
+    uplinks: Uplinks, policy: str, place: str, hash_policy: str
+) -> None:
+    """The client, load balancer addresses and the other node have equal-cost routes. The node's reverse path
+    filter is strict: it accepts each of the routes."""
     web = uplinks.everywhere(externalTrafficPolicy=policy).to(endpoint(uplinks, place))
     sources = uplinks.lab.addresses.further(16)
     rows = every([("NodePort", FIRST), ("NodePort", SECOND), ("LoadBalancer", FIRST)])
@@ -84,15 +86,15 @@ def test_equal_cost_routes(uplinks: Uplinks, policy: str, place: str, hash_polic
     ]
     with uplinks.equal_cost_routes(hash_policy):
         before = uplinks.sent()
-        found = {told(answer)[0] for answer in outcomes(uplinks.x, dials)}
+        found = {name_and_client(answer)[0] for answer in outcomes(uplinks.x, dials)}
         sent = more(uplinks.sent(), before)
     assert found == {NAMES[place]}
     assert min(sent.values()) > 2 * len(sources), sent
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equal_cost_routes_from_the_node_itself(uplinks: Uplinks, family: str) -> None:
-    """The path is chosen by ports, too, so that each connection may take another one."""
+def test_host_originated_connections_work_over_equal_cost_routes(uplinks: Uplinks, family: str) -> None:
+    """The hash includes the ports, so that each connection may take another path."""
     web = uplinks.everywhere().to(uplinks.d)
     frontends = ("ClusterIP", "LoadBalancer", "ExternalIP")
     dials = [
@@ -102,21 +104,21 @@ def test_equal_cost_routes_from_the_node_itself(uplinks: Uplinks, family: str) -
         for _ in range(16)
     ]
     with uplinks.equal_cost_routes("1"):
-        found = {told(answer)[0] for answer in outcomes(uplinks.node, dials)}
+        found = {name_and_client(answer)[0] for answer in outcomes(uplinks.node, dials)}
     assert found == {"d"}
 
 
 @pytest.mark.ways("ebpf-on")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equal_cost_routes_past_the_nodes_stack(uplinks: Uplinks, family: str) -> None:
-    """With --ebpf-redirect, which concerns clients outside of endpoints on another node."""
+def test_redirected_packets_work_over_equal_cost_routes(uplinks: Uplinks, family: str) -> None:
+    """With --ebpf-redirect, for external clients of endpoints on another node."""
     uplinks.restart("--ebpf-redirect")
     try:
         web = uplinks.everywhere().to(uplinks.d)
         rows = every([("NodePort", FIRST), ("NodePort", SECOND), ("LoadBalancer", FIRST)], [family])
         dials = [uplinks.dial(web, row, sockets.ANSWERED) for row in rows for _ in range(16)]
         with uplinks.equal_cost_routes("1"):
-            assert {told(answer)[0] for answer in outcomes(uplinks.x, dials)} == {"d"}
+            assert {name_and_client(answer)[0] for answer in outcomes(uplinks.x, dials)} == {"d"}
     finally:
         uplinks.restart()
 
@@ -125,12 +127,14 @@ def test_equal_cost_routes_past_the_nodes_stack(uplinks: Uplinks, family: str) -
 
 
 @by_case
-def test_a_load_balancer_address_that_is_local_to_the_node(uplinks: Uplinks, policy: str, place: str) -> None:
-    """A local route to it, and no address, as agents of clouds with direct server return make."""
+def test_a_load_balancer_address_with_a_local_route_on_the_node_answers(
+    uplinks: Uplinks, policy: str, place: str
+) -> None:
+    """Some cloud agents add a local route to the address, without the address, for direct server return."""
     web = uplinks.everywhere(externalTrafficPolicy=policy).to(endpoint(uplinks, place))
     rows = every([("LoadBalancer", SECOND)])
     local = [f"local {address} dev {FIRST} table local" for address in web.balancer_ips]
     dials = [uplinks.dial(web, row, sockets.ANSWERED) for row in rows]
     with uplinks.asymmetric(), uplinks.balance_to(SECOND), uplinks.routes(uplinks.node, *local):
-        names = {told(answer)[0] for answer in outcomes(uplinks.x, dials)}
+        names = {name_and_client(answer)[0] for answer in outcomes(uplinks.x, dials)}
     assert names == {NAMES[place]}

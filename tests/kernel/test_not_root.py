@@ -1,4 +1,4 @@
-"""What the commands say to somebody who is not root."""
+"""Errors of the commands for users other than root."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def python_as_nobody(*arguments: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize(
     "command", ["dump", "cleanup", "run --cleanup", "run --healthz-port=0 --metrics-port=0"]
 )
-def test_a_bpffs_that_only_root_may_look_into_asks_for_root(command: str) -> None:
+def test_an_unreadable_bpffs_is_reported_with_the_hint_to_run_as_root(command: str) -> None:
     with bpf_place() as place, tempfile.TemporaryDirectory() as manifests:
         Path(manifests).chmod(0o755)
         flags = [f"--bpffs-root={place.bpffs}/agent"]
@@ -53,7 +53,7 @@ except Rejected as failure:
 """
 
 
-def test_a_pin_that_may_be_seen_but_not_opened_asks_for_root() -> None:
+def test_a_pin_that_cannot_be_opened_is_reported_with_the_hint_to_run_as_root() -> None:
     with bpf_place() as place:
         place.bpffs.chmod(0o755)
         pinned = create_map(ARRAY, 4, 4, 1)

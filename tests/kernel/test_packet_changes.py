@@ -1,4 +1,4 @@
-"""Flows from outside while Services change, and while the agent is killed, restarted and replaced."""
+"""Flows of external clients while Services change, and while the agent is killed or restarted."""
 
 import contextlib
 import time
@@ -11,22 +11,22 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome, outcomes
 from tests.kernel.cluster import eventually, terminating
 from tests.kernel.differences import DIFFERENCES
-from tests.kernel.two_nodes import TwoNodes, told
+from tests.kernel.two_nodes import TwoNodes, name_and_client
 
 pytestmark = pytest.mark.kernel
 
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 AT_ONCE = 0.9
-"""Seconds in which a rejection comes, of a client that would wait a second before it says it again."""
+"""Seconds within which a client is rejected. A SYN that was dropped would be sent again after one second."""
 
 
 def name_of(answer: str) -> str:
-    return told(answer)[0]
+    return name_and_client(answer)[0]
 
 
 @both_families
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-def test_without_endpoints_a_client_outside_is_refused_at_once(
+def test_without_endpoints_an_external_client_is_rejected_at_once(
     two_nodes: TwoNodes, family: str, protocol: Protocol
 ) -> None:
     web = two_nodes.everywhere().to()
@@ -38,7 +38,9 @@ def test_without_endpoints_a_client_outside_is_refused_at_once(
 
 
 @both_families
-def test_a_datagrams_endpoint_that_goes_is_replaced_by_another(two_nodes: TwoNodes, family: str) -> None:
+def test_a_udp_flow_moves_to_another_endpoint_when_its_endpoint_is_removed(
+    two_nodes: TwoNodes, family: str
+) -> None:
     web = two_nodes.everywhere().to(two_nodes.a)
     with connected(two_nodes.x, UDP, getattr(two_nodes.node, family), web.node_port) as sock:
         for pod in (two_nodes.a, two_nodes.d, two_nodes.b):
@@ -48,7 +50,9 @@ def test_a_datagrams_endpoint_that_goes_is_replaced_by_another(two_nodes: TwoNod
 
 @both_families
 @pytest.mark.parametrize("place", ["here", "there"])
-def test_a_connection_outlives_its_endpoints_removal(two_nodes: TwoNodes, family: str, place: str) -> None:
+def test_a_tcp_connection_survives_the_removal_of_its_endpoint(
+    two_nodes: TwoNodes, family: str, place: str
+) -> None:
     pod = two_nodes.a if place == "here" else two_nodes.d
     web = two_nodes.everywhere().to(pod)
     address = getattr(two_nodes.node, family)
@@ -62,8 +66,8 @@ def test_a_connection_outlives_its_endpoints_removal(two_nodes: TwoNodes, family
             assert name_of(converse(sock)) == pod.name
 
 
-def test_a_connection_from_a_port_that_was_used_before_chooses_anew(two_nodes: TwoNodes) -> None:
-    """The previous one is over, so its endpoint does not count, nor its being gone."""
+def test_a_new_connection_from_a_reused_port_selects_an_endpoint_again(two_nodes: TwoNodes) -> None:
+    """The previous connection has ended, so neither its endpoint nor the removal of that endpoint matters."""
     web = two_nodes.everywhere().to(two_nodes.a)
     source = (two_nodes.x.v4, 33333)
     for pod in (two_nodes.a, two_nodes.d, two_nodes.b):
@@ -73,7 +77,7 @@ def test_a_connection_from_a_port_that_was_used_before_chooses_anew(two_nodes: T
         assert name_of(answer) == pod.name
 
 
-def test_a_terminating_endpoint_serves_clients_outside_where_there_is_no_other(two_nodes: TwoNodes) -> None:
+def test_a_terminating_endpoint_serves_external_clients_if_there_is_no_other(two_nodes: TwoNodes) -> None:
     web = two_nodes.everywhere(externalTrafficPolicy="Local").to(terminating(two_nodes.a))
     assert name_of(outcome(two_nodes.x, TCP, two_nodes.node.v4, web.node_port)) == "a"
     web.to(terminating(two_nodes.a), two_nodes.b)
@@ -85,7 +89,7 @@ def test_a_terminating_endpoint_serves_clients_outside_where_there_is_no_other(t
 
 @contextlib.contextmanager
 def steady_load(pair: TwoNodes, load: Load, *ports: int) -> Iterator[None]:
-    """Within the block connections from outside go on, new ones and old ones; none of them may fail."""
+    """Within the block external clients open connections and use existing ones. None of them may fail."""
     addresses = (pair.node.v4, pair.node.v6)
     targets = load.targets("outside", [(address, port) for address in addresses for port in ports])
     with contextlib.ExitStack() as stack:
@@ -105,11 +109,11 @@ def steady_load(pair: TwoNodes, load: Load, *ports: int) -> Iterator[None]:
         assert [converse(sock) for sock in old] == answers
     report = load.end_churn(running)
     assert (report["failed"], report["errors"]) == (0, {})
-    assert report["attempts"] > 20  # that there was a load; how fast it was is the machine's affair
+    assert report["attempts"] > 20  # there was a load; its rate depends on the machine
 
 
 @pytest.mark.ways("ebpf-on", "ebpf-off")
-def test_a_crash_and_a_restart_fail_no_connection_from_outside(two_nodes: TwoNodes, load: Load) -> None:
+def test_a_crash_and_a_restart_fail_no_external_connection(two_nodes: TwoNodes, load: Load) -> None:
     here, there = two_nodes.everywhere().to(two_nodes.a), two_nodes.everywhere().to(two_nodes.d)
     with steady_load(two_nodes, load, here.node_port, there.node_port):
         for _ in range(3):
@@ -117,12 +121,20 @@ def test_a_crash_and_a_restart_fail_no_connection_from_outside(two_nodes: TwoNod
 
 
 @pytest.mark.backends("ebpf")
-def test_maps_of_other_sizes_fail_no_connection_from_outside(rough_pair: TwoNodes, load: Load) -> None:
-    """New maps are filled, programs are replaced, and flows are migrated."""
-    rough_pair.restart()
-    here, there = rough_pair.everywhere().to(rough_pair.a), rough_pair.everywhere().to(rough_pair.d)
-    previous = {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}
-    with steady_load(rough_pair, load, here.node_port, there.node_port):
-        rough_pair.restart("--ebpf-services-max=4096", "--ebpf-flows-max=600000")
-        eventually(lambda: len(list(rough_pair.lab.bpffs.glob("programs-*"))) == 1, "others are removed")
-    assert {path.name for path in rough_pair.lab.bpffs.glob("programs-*")}.isdisjoint(previous)
+def test_a_restart_with_other_map_sizes_fails_no_external_connection(
+    restartable_pair: TwoNodes, load: Load
+) -> None:
+    """The agent fills new maps, replaces the programs and migrates the flows."""
+    restartable_pair.restart()
+    here, there = (
+        restartable_pair.everywhere().to(restartable_pair.a),
+        restartable_pair.everywhere().to(restartable_pair.d),
+    )
+    previous = {path.name for path in restartable_pair.lab.bpffs.glob("programs-*")}
+    with steady_load(restartable_pair, load, here.node_port, there.node_port):
+        restartable_pair.restart("--ebpf-services-max=4096", "--ebpf-flows-max=600000")
+        eventually(
+            lambda: len(list(restartable_pair.lab.bpffs.glob("programs-*"))) == 1,
+            "the previous programs are removed",
+        )
+    assert {path.name for path in restartable_pair.lab.bpffs.glob("programs-*")}.isdisjoint(previous)

@@ -1,4 +1,4 @@
-"""Special clients and endpoints: those that are the same, the nodes themselves, those of other nodes."""
+"""Special clients and endpoints: an endpoint as its own client, the nodes, and pods of the other node."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcome, outcomes, ping
 from tests.kernel.cluster import TCP_TARGET
 from tests.kernel.differences import DIFFERENCES
-from tests.kernel.two_nodes import FRONTENDS, PORTS, Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import FRONTENDS, PORTS, Everywhere, TwoNodes, name_and_client
 
 pytestmark = pytest.mark.kernel
 
@@ -15,34 +15,37 @@ both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 PROTOCOLS = (TCP, UDP)
 
 
-def everybody(web: Everywhere, place: Pod, family: str, timeout: float = sockets.ANSWERED) -> set[str]:
-    """What all frontends answer over both protocols."""
+def answers_of_all_frontends(
+    web: Everywhere, netns: Pod, family: str, timeout: float = sockets.ANSWERED
+) -> set[str]:
+    """The answers of all frontends over both protocols."""
     dials = [web.dial(kind, family, protocol, timeout) for kind in FRONTENDS for protocol in PROTOCOLS]
-    return set(outcomes(place, dials))
+    return set(outcomes(netns, dials))
 
 
-# An endpoint that dials its own Service
+# An endpoint that is a client of its own Service
 
 
 @both_families
 @pytest.mark.parametrize("by_socket", [True, False], ids=["socket", "bypassing"])
 def test_an_endpoint_reaches_itself(two_nodes: TwoNodes, family: str, by_socket: bool) -> None:
-    """Where packets are translated it sees the node, since it would answer itself otherwise."""
+    """Where packets are translated the endpoint sees the node, since the reply would not pass the node
+    otherwise."""
     web = two_nodes.everywhere().to(two_nodes.a)
-    place = two_nodes.a if by_socket else two_nodes.lab.bypassing(two_nodes.a)
+    netns = two_nodes.a if by_socket else two_nodes.lab.bypassing(two_nodes.a)
     if not by_socket:
-        two_nodes.await_packets_of(place, web)
+        two_nodes.await_packets_of(netns, web)
     gateway = getattr(two_nodes.lab.addresses.gateway(0), family)
     if by_socket and two_nodes.by_socket:
-        assert everybody(web, place, family) == {f"a {getattr(two_nodes.a, family)}"}
+        assert answers_of_all_frontends(web, netns, family) == {f"a {getattr(two_nodes.a, family)}"}
     else:
-        assert everybody(web, place, family) == {f"a {gateway}"}
+        assert answers_of_all_frontends(web, netns, family) == {f"a {gateway}"}
 
 
 @both_families
-def test_the_node_reaches_an_endpoint_that_is_itself(two_nodes: TwoNodes, family: str) -> None:
+def test_the_node_reaches_an_endpoint_in_its_own_network(two_nodes: TwoNodes, family: str) -> None:
     web = two_nodes.everywhere().to(two_nodes.node)
-    answers = {told(answer)[0] for answer in everybody(web, two_nodes.node, family)}
+    answers = {name_and_client(answer)[0] for answer in answers_of_all_frontends(web, two_nodes.node, family)}
     assert answers == {"host"}
 
 
@@ -51,20 +54,20 @@ def test_the_node_reaches_an_endpoint_that_is_itself(two_nodes: TwoNodes, family
 
 @both_families
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
-def test_an_endpoint_in_this_nodes_network_sees_the_client(
+def test_a_host_network_endpoint_on_this_node_sees_the_client(
     two_nodes: TwoNodes, family: str, policy: str
 ) -> None:
     web = two_nodes.everywhere(externalTrafficPolicy=policy).to(two_nodes.node)
     for client in (two_nodes.x, two_nodes.p):
-        assert everybody(web, client, family) == {f"host {getattr(client, family)}"}
+        assert answers_of_all_frontends(web, client, family) == {f"host {getattr(client, family)}"}
 
 
 @both_families
-def test_an_endpoint_in_another_nodes_network_sees_this_node(two_nodes: TwoNodes, family: str) -> None:
+def test_a_host_network_endpoint_on_another_node_sees_this_node(two_nodes: TwoNodes, family: str) -> None:
     web = two_nodes.everywhere().to(two_nodes.second.host)
-    assert everybody(web, two_nodes.x, family) == {f"host-2 {getattr(two_nodes.node, family)}"}
+    assert answers_of_all_frontends(web, two_nodes.x, family) == {f"host-2 {getattr(two_nodes.node, family)}"}
     for client in (two_nodes.p, two_nodes.node):
-        answers = {told(answer)[0] for answer in everybody(web, client, family)}
+        answers = {name_and_client(answer)[0] for answer in answers_of_all_frontends(web, client, family)}
         assert answers == {"host-2"}
 
 
@@ -72,17 +75,19 @@ def test_an_endpoint_in_another_nodes_network_sees_this_node(two_nodes: TwoNodes
 
 
 @both_families
-def test_a_pod_of_another_node_at_this_nodes_port(two_nodes: TwoNodes, family: str) -> None:
-    """By its packets it is a client outside: policy Local keeps its address, and so does a local endpoint."""
+def test_a_pod_of_another_node_is_an_external_client_at_this_nodes_node_port(
+    two_nodes: TwoNodes, family: str
+) -> None:
+    """Its packets are those of an external client: policy Local and local endpoints preserve its address."""
     here, there = two_nodes.everywhere().to(two_nodes.a), two_nodes.everywhere().to(two_nodes.d)
     local = two_nodes.everywhere(externalTrafficPolicy="Local").to(two_nodes.d)
     two_nodes.await_second()
     address, seen = getattr(two_nodes.node, family), two_nodes.seen_here(two_nodes.r, family)
-    place = two_nodes.lab.bypassing(two_nodes.r)
+    netns = two_nodes.lab.bypassing(two_nodes.r)
     for protocol in PROTOCOLS:
-        assert outcome(place, protocol, address, here.node_port) == f"a {seen}"
-        assert outcome(place, protocol, address, there.node_port) == f"d {address}"
-        assert outcome(place, protocol, address, local.node_port, 0.3) == SILENT
+        assert outcome(netns, protocol, address, here.node_port) == f"a {seen}"
+        assert outcome(netns, protocol, address, there.node_port) == f"d {address}"
+        assert outcome(netns, protocol, address, local.node_port, 0.3) == SILENT
 
 
 @both_families
@@ -101,40 +106,44 @@ def test_each_node_serves_its_own_node_port(two_nodes: TwoNodes, family: str) ->
 
 
 @both_families
-def test_source_ranges_admit_those_that_they_hold(two_nodes: TwoNodes, family: str) -> None:
-    """Outside, on the node, and in pods; only the load balancer's address is restricted."""
+def test_source_ranges_admit_only_the_clients_that_they_contain(two_nodes: TwoNodes, family: str) -> None:
+    """For external clients, the node and pods. Only the load balancer's address is restricted."""
     pair, bits = two_nodes, {"v4": 32, "v6": 128}
     further = pair.lab.addresses.further(2)
     admitted = (pair.x, pair.p, pair.node)
-    ranges = [f"{getattr(place, each)}/{bits[each]}" for place in admitted for each in bits]
+    ranges = [f"{getattr(netns, each)}/{bits[each]}" for netns in admitted for each in bits]
     ranges += [f"{getattr(further[0], each)}/{bits[each]}" for each in bits]
     web = pair.everywhere(loadBalancerSourceRanges=ranges).to(pair.a, pair.d)
     vip, names = web.balancer_ips[family == "v6"], {"a", "d"}
     for protocol in PROTOCOLS:
-        for place in admitted:
-            assert told(outcome(place, protocol, vip, PORTS[protocol]))[0] in names, place.name
+        for netns in admitted:
+            assert name_and_client(outcome(netns, protocol, vip, PORTS[protocol]))[0] in names, netns.name
         inside, beyond = ((getattr(each, family), 0) for each in further)
         at_vip = protocol, vip, PORTS[protocol]
         first, second = outcomes(pair.x, [Dial(*at_vip, source=inside), Dial(*at_vip, 0.3, beyond)])
-        assert told(first)[0] in names
+        assert name_and_client(first)[0] in names
         assert second == SILENT
         assert outcome(pair.q, protocol, vip, PORTS[protocol], 0.3) == SILENT
         for kind in ("ClusterIP", "NodePort", "ExternalIP"):
-            assert told(outcome(pair.q, protocol, *web.frontend(kind, family, protocol)))[0] in names
+            assert (
+                name_and_client(outcome(pair.q, protocol, *web.frontend(kind, family, protocol)))[0] in names
+            )
 
 
 @both_families
-def test_the_node_is_refused_where_no_range_holds_it(two_nodes: TwoNodes, family: str) -> None:
+def test_the_nodes_packets_are_dropped_if_no_source_range_contains_it(
+    two_nodes: TwoNodes, family: str
+) -> None:
     ranges = [f"{two_nodes.x.v4}/32", f"{two_nodes.x.v6}/128"]
     web = two_nodes.everywhere(loadBalancerSourceRanges=ranges).to(two_nodes.a)
     dials = [web.dial("LoadBalancer", family, protocol, 0.3) for protocol in PROTOCOLS]
-    told = [DIFFERENCES[two_nodes.mode].to_node(each, SILENT) for each in PROTOCOLS]
-    assert outcomes(two_nodes.node, dials) == told
+    expected = [DIFFERENCES[two_nodes.mode].to_node(each, SILENT) for each in PROTOCOLS]
+    assert outcomes(two_nodes.node, dials) == expected
     patient = [web.dial("LoadBalancer", family, protocol) for protocol in PROTOCOLS]
     assert set(outcomes(two_nodes.x, patient)) == {f"a {two_nodes.seen_here(two_nodes.x, family)}"}
 
 
-def test_a_source_range_that_is_added_is_in_force_at_once(two_nodes: TwoNodes) -> None:
+def test_an_added_source_range_takes_effect_at_once(two_nodes: TwoNodes) -> None:
     web = two_nodes.everywhere(loadBalancerSourceRanges=["192.0.2.0/24"]).to(two_nodes.a)
     vip = web.balancer_ips[0]
     assert outcome(two_nodes.x, TCP, vip, 80, 0.3) == SILENT
@@ -146,8 +155,10 @@ def test_a_source_range_that_is_added_is_in_force_at_once(two_nodes: TwoNodes) -
 
 
 @both_families
-def test_a_client_outside_keeps_its_endpoint(two_nodes: TwoNodes, family: str) -> None:
-    """Over all frontends, or at each; and clients are told apart, so that all endpoints get some of them."""
+def test_an_external_client_keeps_its_endpoint_with_session_affinity(
+    two_nodes: TwoNodes, family: str
+) -> None:
+    """For all frontends together, or for each of them. The clients are spread over the endpoints."""
     web = two_nodes.everywhere(
         sessionAffinity="ClientIP", sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}}
     )
@@ -156,22 +167,22 @@ def test_a_client_outside_keeps_its_endpoint(two_nodes: TwoNodes, family: str) -
     by_address = DIFFERENCES[two_nodes.mode].affinity_by_address
     chosen: dict[tuple[str, str], set[str]] = {}
     for source in sources:
-        # One by one what is new: of two at the same time neither finds what the other one has chosen.
+        # The first connections one by one: two concurrent ones do not see each other's choice.
         for kinds in (FRONTENDS[:1], FRONTENDS, 3 * FRONTENDS):
             dials = [web.dial(kind, family, TCP)._replace(source=(source, 0)) for kind in kinds]
             for kind, answer in zip(kinds, outcomes(two_nodes.x, dials), strict=True):
-                chosen.setdefault((source, kind if by_address else ""), set()).add(told(answer)[0])
+                chosen.setdefault((source, kind if by_address else ""), set()).add(name_and_client(answer)[0])
     assert {client: names for client, names in chosen.items() if len(names) > 1} == {}
-    everybody_chosen = set().union(*chosen.values())
-    assert everybody_chosen <= {"a", "b", "d"}
-    assert len(everybody_chosen) > 1
+    all_chosen = set().union(*chosen.values())
+    assert all_chosen <= {"a", "b", "d"}
+    assert len(all_chosen) > 1
 
 
 # Node ports
 
 
-def test_node_ports_answer_at_the_chosen_addresses_only(two_nodes: TwoNodes) -> None:
-    """--nodeport-addresses as CIDRs, and as "primary": those of the Node object."""
+def test_node_ports_answer_only_at_the_addresses_of_nodeport_addresses(two_nodes: TwoNodes) -> None:
+    """--nodeport-addresses as CIDRs, and as "primary", which means the addresses of the Node object."""
     pair, extra = two_nodes, "192.0.2.60"
     pair.lab.ip(pair.node, f"addr add {extra}/32 dev lo")
     pair.lab.ip(pair.lab.router, f"route add {extra} via {pair.node.v4}")
@@ -179,7 +190,7 @@ def test_node_ports_answer_at_the_chosen_addresses_only(two_nodes: TwoNodes) -> 
 
     def answering() -> list[str]:
         dials = [Dial(TCP, address, web.node_port) for address in (pair.node.v4, extra)]
-        return [told(answer)[0] for answer in outcomes(pair.x, dials)]
+        return [name_and_client(answer)[0] for answer in outcomes(pair.x, dials)]
 
     try:
         assert answering() == ["a", "a"]
@@ -205,9 +216,9 @@ def test_a_node_port_leaves_the_nodes_other_ports_alone(two_nodes: TwoNodes) -> 
 
 
 @both_families
-def test_an_address_with_a_frontend_answers_a_ping(two_nodes: TwoNodes, family: str) -> None:
+def test_frontend_addresses_answer_pings(two_nodes: TwoNodes, family: str) -> None:
     web = two_nodes.everywhere().to(two_nodes.d)
-    seen = not two_nodes.by_socket  # else nobody looks at the packets of pods
+    seen = not two_nodes.by_socket  # else no program sees the packets of pods
     answers = DIFFERENCES[two_nodes.mode].answers_pings
     for kind in ("ClusterIP", "ExternalIP", "LoadBalancer"):
         address, _ = web.frontend(kind, family, Protocol.TCP)
@@ -221,9 +232,9 @@ def test_an_address_with_a_frontend_answers_a_ping(two_nodes: TwoNodes, family: 
 
 @both_families
 @pytest.mark.ways("ebpf-on", "ebpf-off")
-def test_a_ping_is_answered_where_the_node_serves_the_client(two_nodes: TwoNodes, family: str) -> None:
-    """With externalTrafficPolicy Local a client outside gets an answer while an endpoint is on the node, also
-    when the endpoint returns. Pods and the node itself get one as long as there is an endpoint anywhere."""
+def test_a_ping_is_answered_only_if_the_node_serves_the_client(two_nodes: TwoNodes, family: str) -> None:
+    """With externalTrafficPolicy Local an external client gets a reply while an endpoint is on the node, also
+    when the endpoint returns. Pods and the node itself get one while there is any endpoint."""
     clients = {"outside": two_nodes.x, "pod": two_nodes.q, "node": two_nodes.node}
     web = two_nodes.everywhere(externalTrafficPolicy="Local")
     for endpoint, answering in (

@@ -1,4 +1,4 @@
-"""What is shown of the packet path: flows, translations, devices, counters and traffic, from real maps."""
+"""`ebpfproxy dump` of the packet path from real maps: flows, translations, devices, counters, traffic."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ def made() -> Iterator[BpfPlace]:
 
 @pytest.fixture
 def maps(made: BpfPlace) -> Iterator[Maps]:
-    """Empty, but for the name of the service of `a_flow`."""
+    """Empty except for the name of the Service of `a_flow`."""
     with contextlib.closing(Maps(made.bpffs / "v1-view" / "maps")) as opened:
         for name in (*_FLOWS, "devices"):
             for key, _ in list(opened[name].items()):
@@ -83,12 +83,12 @@ def test_a_flow_is_one_row_for_both_entries(maps: Maps, view: View) -> None:
     assert row.flags == []
 
 
-def test_the_timeouts_are_those_that_the_programs_go_by(maps: Maps, view: View) -> None:
+def test_the_timeouts_shown_are_those_that_the_programs_use(maps: Maps, view: View) -> None:
     maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 400, 1, 2, 3, 4, 5, 1000, 50))
     write(maps, a_flow(1, last_seen=ago(100)), a_flow(2, IPPROTO_UDP, 0, ago(100)))
     tcp, udp = sorted(view.conntrack(), key=lambda row: row.protocol)
     assert tcp.left == pytest.approx(300, abs=5)
-    assert (udp.state, udp.left) == ("REPLIED", 0)  # over, and not collected yet
+    assert (udp.state, udp.left) == ("REPLIED", 0)  # expired, and not collected yet
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_timeouts_are_those_that_the_programs_go_by(maps: Maps, view: View) 
         (IPPROTO_UDP, abi.FLOW_REPLIED, "REPLIED"),
     ],
 )
-def test_half_open_flows_are_shown_until_they_are_over(
+def test_half_open_flows_are_shown_until_they_expire(
     maps: Maps, view: View, protocol: int, flags: int, state: str
 ) -> None:
     """They stay in the maps until the collector removes them."""
@@ -121,10 +121,8 @@ def test_a_flow_without_its_reply_is_shown(maps: Maps, view: View) -> None:
     assert row.age == pytest.approx(50, abs=5)
 
 
-def test_a_reply_that_belongs_to_another_flow_is_not_taken_for_that_of_this_one(
-    maps: Maps, view: View
-) -> None:
-    """Of two flows with the same reply port one was replaced."""
+def test_a_reply_entry_of_another_flow_is_not_attributed_to_this_flow(maps: Maps, view: View) -> None:
+    """Two flows have the same reply port, and the later one replaced the reply entry."""
     previous = a_flow(1, last_seen=ago(90), masquerade="10.0.0.1")
     write(maps, previous)
     write(maps, seen(previous, ago(7), ago(7))._replace(client_port=htons(1002)))
@@ -132,13 +130,13 @@ def test_a_reply_that_belongs_to_another_flow_is_not_taken_for_that_of_this_one(
     assert rows == pytest.approx({"192.0.2.9:1001": 90, "192.0.2.9:1002": 7}, abs=5)
 
 
-def test_a_masquerade_that_is_not_chosen_yet_is_left_out(maps: Maps, view: View) -> None:
+def test_a_masquerade_address_that_is_not_chosen_yet_is_not_shown(maps: Maps, view: View) -> None:
     write(maps, a_flow(1, flags=abi.FLOW_MASQUERADE, last_seen=ago(1), half_open=True))
     (row,) = view.conntrack()
     assert row.masquerade == ""
 
 
-def test_flags_of_a_flow(maps: Maps, view: View) -> None:
+def test_the_flags_of_a_flow_are_shown(maps: Maps, view: View) -> None:
     write(maps, a_flow(1, flags=abi.FLOW_NODE | abi.FLOW_REDIRECT, masquerade="10.0.0.1"))
     (row,) = view.conntrack()
     assert row.flags == ["node", "redirect"]
@@ -157,7 +155,7 @@ def translations(view: View) -> list[tuple[str, ...]]:
     return sorted(row[2:] for row in view.nat())
 
 
-def test_the_translations_of_a_flow(maps: Maps, view: View) -> None:
+def test_the_translations_of_a_flow_are_shown(maps: Maps, view: View) -> None:
     write(maps, a_flow(1)._replace(reply_port=htons(7777)))
     assert translations(view) == [
         ("egress", _ENDPOINT, "192.0.2.9:7777", _FRONTEND, _CLIENT),
@@ -167,19 +165,19 @@ def test_the_translations_of_a_flow(maps: Maps, view: View) -> None:
 
 def test_a_masqueraded_flow_that_passes_the_stack_is_translated_in_two_steps(maps: Maps, view: View) -> None:
     write(maps, a_flow(1, masquerade="10.0.0.1"))
-    between, masquerade = "192.0.2.9:40001", "10.0.0.1:40001"
+    post_dnat, masquerade = "192.0.2.9:40001", "10.0.0.1:40001"
     assert translations(view) == [
-        ("egress", _ENDPOINT, between, _FRONTEND, _CLIENT),
-        ("egress", between, _ENDPOINT, masquerade, _ENDPOINT),
-        ("ingress", _ENDPOINT, masquerade, _ENDPOINT, between),
-        ("ingress", _CLIENT, _FRONTEND, between, _ENDPOINT),
+        ("egress", _ENDPOINT, post_dnat, _FRONTEND, _CLIENT),
+        ("egress", post_dnat, _ENDPOINT, masquerade, _ENDPOINT),
+        ("ingress", _ENDPOINT, masquerade, _ENDPOINT, post_dnat),
+        ("ingress", _CLIENT, _FRONTEND, post_dnat, _ENDPOINT),
     ]
 
 
 @pytest.mark.parametrize(
     ("flags", "side"), [(abi.FLOW_NODE, "egress"), (abi.FLOW_REDIRECT, "ingress")], ids=["node", "redirect"]
 )
-def test_a_masqueraded_flow_past_the_stack_is_translated_at_once(
+def test_a_masqueraded_flow_past_the_stack_is_translated_in_one_step(
     maps: Maps, view: View, flags: int, side: str
 ) -> None:
     write(maps, a_flow(1, flags=flags, masquerade="10.0.0.1"))
@@ -191,7 +189,7 @@ def test_a_masqueraded_flow_past_the_stack_is_translated_at_once(
     )
 
 
-def test_of_a_reply_without_its_flow_the_masquerade_is_not_known(maps: Maps, view: View) -> None:
+def test_a_reply_entry_without_its_flow_shows_an_unknown_masquerade_address(maps: Maps, view: View) -> None:
     flow = a_flow(1, flags=abi.FLOW_NODE, masquerade="10.0.0.1")
     maps["replies"].update_all(list(reply_entries(flow).items()))
     assert list(view.conntrack()) == []
@@ -219,14 +217,14 @@ def test_rows_are_sorted_by_client_and_frontend(maps: Maps, made: BpfPlace) -> N
         (["--address=10.96.0.1:81"], 0),
     ],
 )
-def test_flows_are_chosen_by_service_and_by_any_address(
+def test_flows_are_filtered_by_service_and_by_any_address(
     maps: Maps, made: BpfPlace, arguments: list[str], count: int
 ) -> None:
     write(maps, a_flow(1), a_flow(2, masquerade="10.0.0.1"))
     assert len(dumped(made, "conntrack", *arguments)) == count
 
 
-def test_more_rows_than_are_laid_out_at_once_are_the_same_in_every_output(maps: Maps, made: BpfPlace) -> None:
+def test_every_output_format_has_all_of_many_rows(maps: Maps, made: BpfPlace) -> None:
     write(maps, *(a_flow(n, last_seen=ago(1)) for n in range(5000)))
     rows = dumped(made, "conntrack")
     assert len({row["client"] for row in rows}) == 5000
@@ -249,7 +247,9 @@ def test_devices_are_shown_as_the_map_and_the_kernel_have_them(maps: Maps, view:
 
 
 @pytest.mark.parametrize(("flags", "clsact"), [(abi.DEVICE_CLSACT, "own"), (0, "other")])
-def test_a_device_with_our_filter_on_one_side(maps: Maps, view: View, flags: int, clsact: str) -> None:
+def test_a_device_with_a_filter_on_one_side_shows_its_program_and_the_clsact_owner(
+    maps: Maps, view: View, flags: int, clsact: str
+) -> None:
     none = parse_address("0.0.0.0"), parse_address("::")
     with namespace("flow-view") as node, node.entered():
         node.ip("link add n0 type veth peer name n1")
@@ -261,25 +261,25 @@ def test_a_device_with_our_filter_on_one_side(maps: Maps, view: View, flags: int
             assert tuple(row) == ("n0", ifindex, "net", "ethernet", [], 0, program.id, clsact, [])
 
 
-def carry(maps: Maps, *numbers: int) -> None:
-    """Each CPU has counted that."""
+def count_traffic(maps: Maps, *numbers: int) -> None:
+    """Write these numbers for each CPU."""
     maps["traffic"].update(_U32.pack(SERVICE), abi.TRAFFIC.pack(*numbers) * possible_cpus())
 
 
-def test_counters_are_of_all_cpus(maps: Maps, made: BpfPlace) -> None:
+def test_counters_are_summed_over_all_cpus(maps: Maps, made: BpfPlace) -> None:
     at = _U32.pack(abi.CONSTANTS["COUNTER_SOURCE_REFUSED"])
     maps["counters"].update(at, b"".join(struct.pack("=Q", cpu + 1) for cpu in range(possible_cpus())))
     total = sum(range(1, possible_cpus() + 1))
-    (row,) = (row for row in dumped(made, "counters")["counters"] if row["counter"] == "source_rejected")
+    (row,) = (row for row in dumped(made, "counters")["counters"] if row["counter"] == "source_refused")
     assert (row["value"], row["per_cpu"]) == (total, list(range(1, possible_cpus() + 1)))
     with contextlib.closing(Readings(made.bpffs / "v1-view" / "maps")) as readings:
-        assert readings.counters()["source_rejected"] == total
+        assert readings.counters()["source_refused"] == total
         assert len(readings.counters()) == abi.CONSTANTS["COUNTERS"]
 
 
-def test_traffic_is_of_services_that_had_any(maps: Maps, made: BpfPlace) -> None:
+def test_only_services_with_traffic_are_shown(maps: Maps, made: BpfPlace) -> None:
     maps["service_names"].update(_U32.pack(6), abi.SERVICE_NAME.pack(b"default/idle", 17, 6))
-    carry(maps, 1, 2, 3, 4, 5)
+    count_traffic(maps, 1, 2, 3, 4, 5)
     n = possible_cpus()
     with contextlib.closing(Readings(made.bpffs / "v1-view" / "maps")) as readings:
         assert readings.traffic() == [
@@ -291,8 +291,8 @@ def test_traffic_is_of_services_that_had_any(maps: Maps, made: BpfPlace) -> None
     assert dumped(made, "counters", "--service=default/idle") == {"traffic": []}
 
 
-def test_a_reading_after_the_end_is_an_error_of_ours(maps: Maps, made: BpfPlace) -> None:
-    """A scrape may come while the agent ends: its file descriptors may be somebody else's by then."""
+def test_a_reading_after_close_raises_not_found(maps: Maps, made: BpfPlace) -> None:
+    """A scrape may arrive while the agent ends. Its file descriptors may already have been reused."""
     readings = Readings(made.bpffs / "v1-view" / "maps")
     readings.close()
     for read in (readings.counters, readings.traffic):
@@ -301,7 +301,7 @@ def test_a_reading_after_the_end_is_an_error_of_ours(maps: Maps, made: BpfPlace)
 
 
 @pytest.mark.parametrize("output", ["table", "json", "yaml"])
-def test_all_has_every_part(maps: Maps, made: BpfPlace, output: str) -> None:
+def test_dump_all_has_every_part(maps: Maps, made: BpfPlace, output: str) -> None:
     write(maps, a_flow(1))
     text = dump(made, "all", "-o", output).output
     parts = ["services", "endpoints", "affinity", "sockets", "conntrack", "nat"]
@@ -315,7 +315,7 @@ def test_all_has_every_part(maps: Maps, made: BpfPlace, output: str) -> None:
         assert {"map": "flows", "entries": 1, "room": 65536} in content["maps"]
 
 
-def test_what_belongs_to_no_service_is_not_chosen_by_one(maps: Maps, made: BpfPlace) -> None:
+def test_the_service_filter_is_rejected_for_tables_without_services(maps: Maps, made: BpfPlace) -> None:
     with pytest.raises(ConfigError, match="--service"):
         dump(made, "devices", "--service=default/web")
     assert "devices" not in dumped(made, "all", "--service=default/web")

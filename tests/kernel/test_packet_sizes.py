@@ -1,4 +1,4 @@
-"""Packets too large for the way: fragments, path MTU discovery, segmentation by devices; and tunnels."""
+"""Packets larger than the path MTU: fragments, path MTU discovery, offloads, and tunnels."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from ebpfproxy.lab import Netns, PodNetwork
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, outcome
 from tests.kernel.cluster import eventually
-from tests.kernel.two_nodes import NARROW, PORTS, TwoNodes, echoed, route_mtu, streamed, told
+from tests.kernel.two_nodes import NARROW, PORTS, TwoNodes, echoed, name_and_client, route_mtu, streamed
 
 pytestmark = pytest.mark.kernel
 
@@ -21,14 +21,15 @@ DATAGRAM = os.urandom(6000)
 
 
 def node_port(pair: TwoNodes, family: str, place: str) -> tuple[str, int]:
-    """One that leads to an endpoint on the first node, where it is dialed, or on the second."""
+    """Address and port of a NodePort on the first node. The endpoint is on the first node ("here") or on the
+    second."""
     web = pair.everywhere().to(pair.a if place == "here" else pair.d)
     return getattr(pair.node, family), web.node_port
 
 
 @both_ends
 @both_families
-def test_a_datagram_of_several_fragments_comes_back_whole(
+def test_a_datagram_of_several_fragments_is_echoed_completely(
     two_nodes: TwoNodes, family: str, place: str
 ) -> None:
     """Regression: cilium #8185, where only the first fragment found the Service."""
@@ -39,7 +40,7 @@ def test_a_datagram_of_several_fragments_comes_back_whole(
 @pytest.mark.ways("ebpf-off")
 @both_ends
 @both_families
-def test_a_pods_datagram_of_several_fragments_comes_back_whole(
+def test_a_pods_datagram_of_several_fragments_is_echoed_completely(
     two_nodes: TwoNodes, family: str, place: str
 ) -> None:
     web = two_nodes.everywhere().to(two_nodes.a if place == "here" else two_nodes.d)
@@ -48,12 +49,10 @@ def test_a_pods_datagram_of_several_fragments_comes_back_whole(
 
 
 @both_families
-def test_a_narrow_way_to_an_endpoint_on_another_node_is_told_to_the_client(
-    two_nodes: TwoNodes, family: str
-) -> None:
+def test_path_mtu_discovery_works_to_an_endpoint_on_another_node(two_nodes: TwoNodes, family: str) -> None:
     """Regression: cilium #47755, where the packet that an ICMP error quotes was not translated.
 
-    The router's error is about what the second node would have got, and goes to the first one.
+    The router's error quotes the translated packet to the second node, and is sent to the first one.
     """
     address, port = node_port(two_nodes, family, "there")
     with two_nodes.narrow_to_second_node():
@@ -62,10 +61,8 @@ def test_a_narrow_way_to_an_endpoint_on_another_node_is_told_to_the_client(
 
 
 @both_families
-def test_a_narrow_way_to_an_endpoint_on_this_node_is_told_to_the_client(
-    two_nodes: TwoNodes, family: str
-) -> None:
-    """The node's own stack complains, of a packet that is translated by half."""
+def test_path_mtu_discovery_works_to_an_endpoint_on_this_node(two_nodes: TwoNodes, family: str) -> None:
+    """The node's own stack sends the error, about a packet of which only the destination is translated."""
     address, port = node_port(two_nodes, family, "here")
     with two_nodes.narrow_to(two_nodes.a):
         assert streamed(two_nodes.x, address, port, STREAM) == STREAM
@@ -74,7 +71,7 @@ def test_a_narrow_way_to_an_endpoint_on_this_node_is_told_to_the_client(
 
 @both_ends
 @both_families
-def test_a_narrow_way_to_the_client_is_told_to_the_endpoint(
+def test_path_mtu_discovery_works_from_an_endpoint_to_an_external_client(
     two_nodes: TwoNodes, family: str, place: str
 ) -> None:
     address, port = node_port(two_nodes, family, place)
@@ -88,7 +85,7 @@ def test_a_narrow_way_to_the_client_is_told_to_the_endpoint(
 
 
 @both_families
-def test_a_datagram_on_a_narrow_way_is_lost_once_and_then_fragmented(
+def test_a_datagram_above_the_path_mtu_is_lost_once_and_then_fragmented(
     two_nodes: TwoNodes, family: str
 ) -> None:
     address, port = node_port(two_nodes, family, "there")
@@ -99,7 +96,8 @@ def test_a_datagram_on_a_narrow_way_is_lost_once_and_then_fragmented(
 
 @contextlib.contextmanager
 def offloads(pair: TwoNodes, kind: str) -> Iterator[None]:
-    """On everywhere; off everywhere; or off on this node's uplink, which then finishes what others left."""
+    """On everywhere; off everywhere; or off on this node's uplink, which then completes the checksums and
+    segments of other devices."""
     uplink: list[tuple[Netns, str]] = [(pair.node, "eth0")]
     devices = {"on": [], "off": list(pair.every_device()), "off-uplink": uplink}[kind]
     with pair.without_offloads(*devices):
@@ -107,7 +105,7 @@ def offloads(pair: TwoNodes, kind: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["on", "off", "off-uplink"])
-def test_streams_arrive_with_and_without_offloads(two_nodes: TwoNodes, kind: str) -> None:
+def test_streams_and_datagrams_arrive_with_and_without_offloads(two_nodes: TwoNodes, kind: str) -> None:
     before = two_nodes.bad_checksums()
     ways = [(family, place) for family in ("v4", "v6") for place in ("here", "there")]
     targets = [node_port(two_nodes, family, place) for family, place in ways]
@@ -121,8 +119,10 @@ def test_streams_arrive_with_and_without_offloads(two_nodes: TwoNodes, kind: str
 
 @pytest.mark.parametrize("tunnel", [PodNetwork.VXLAN, PodNetwork.USER, PodNetwork.IPIP], indirect=True)
 @both_families
-def test_endpoints_behind_a_tunnel(two_nodes: TwoNodes, tunnel: PodNetwork, family: str) -> None:
-    """The tunnel's device came after the agent. It is narrower than all other ways, too."""
+def test_endpoints_behind_a_tunnel_are_reachable_with_all_packet_sizes(
+    two_nodes: TwoNodes, tunnel: PodNetwork, family: str
+) -> None:
+    """The tunnel device was created after the agent's start. It has the smallest MTU of all paths."""
     pair = two_nodes
     web = pair.everywhere().to(pair.d)
     address, port = getattr(pair.node, family), web.node_port
@@ -134,7 +134,7 @@ def test_endpoints_behind_a_tunnel(two_nodes: TwoNodes, tunnel: PodNetwork, fami
     for protocol in (TCP, UDP):
         assert outcome(pair.x, protocol, address, port) == f"d {seen}"
         for client in (pair.p, pair.node):
-            assert told(outcome(client, protocol, web.address(family), PORTS[protocol]))[0] == "d"
+            assert name_and_client(outcome(client, protocol, web.address(family), PORTS[protocol]))[0] == "d"
     assert streamed(pair.x, address, port, STREAM[: 1 << 19]) == STREAM[: 1 << 19]
     assert echoed(pair.x, address, port, DATAGRAM) == DATAGRAM
     assert 0 < route_mtu(pair.x, address) < 1500 or not by_tunnel
@@ -142,15 +142,17 @@ def test_endpoints_behind_a_tunnel(two_nodes: TwoNodes, tunnel: PodNetwork, fami
 
 
 def flushed(pair: TwoNodes) -> None:
-    """Nobody remembers a narrow way."""
-    for place in pair.places:
+    """Remove all cached path MTUs."""
+    for netns in pair.all_netns:
         for family in ("-4", "-6"):
-            place.run(["ip", family, "route", "flush", "cache"])
+            netns.run(["ip", family, "route", "flush", "cache"])
 
 
 @pytest.mark.ways("ebpf-off")
 @both_families
-def test_a_pods_stream_to_a_service_on_a_narrow_way(two_nodes: TwoNodes, family: str) -> None:
+def test_path_mtu_discovery_works_for_streams_of_pods_and_the_node_to_a_service(
+    two_nodes: TwoNodes, family: str
+) -> None:
     web = two_nodes.everywhere().to(two_nodes.d)
     with two_nodes.narrow_to_second_node():
         for client in (two_nodes.p, two_nodes.node):

@@ -1,8 +1,8 @@
-"""Who answers, and whom the endpoint sees: by the kind of frontend, the policy, and where the client is.
+"""Which endpoint answers, and which client address it sees: by frontend, policy, and type of client.
 
 The rows are those of kube-proxy's syncProxyRules (pkg/proxy/iptables/proxier.go): policy Local concerns
-internal clients at a ClusterIP, and at all other frontends only clients outside. One difference is
-meant, and the mode ebpf's: a client keeps its address also at an endpoint of the node that it dialed.
+internal clients at a ClusterIP, and at all other frontends only external clients. One difference is
+intended, in mode ebpf: an endpoint on the node that the client connects to always sees the client's address.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcomes
 from tests.kernel.differences import DIFFERENCES, Differences
-from tests.kernel.two_nodes import FRONTENDS, Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import FRONTENDS, Everywhere, TwoNodes, name_and_client
 
 pytestmark = [
     pytest.mark.kernel,
@@ -28,7 +28,7 @@ SILENCE = 0.3
 
 
 class Row(NamedTuple):
-    """What is dialed: of a Service with this policy, and with its endpoint at that place."""
+    """A frontend of the Service with this policy and with its endpoint at that place."""
 
     policy: str
     place: str
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A Service for each policy, internal and external, and each place of its endpoint."""
+    """A Service for each policy, internal and external, and for each place of its endpoint."""
 
     pair: TwoNodes
     webs: dict[tuple[str, str], Everywhere]
@@ -62,9 +62,9 @@ def table(two_nodes: TwoNodes) -> Iterator[Table]:
 
 
 class Client(NamedTuple):
-    """`group` is that of kube-proxy's table: pod, node or outside. `by_socket`: never seen in a packet."""
+    """`group` as in kube-proxy's table: pod, node or outside. `by_socket`: its packets are not translated."""
 
-    place: Pod
+    netns: Pod
     group: str
     by_socket: bool
 
@@ -72,9 +72,9 @@ class Client(NamedTuple):
 def client(table: Table, kind: str, way: str) -> Client:
     pair = table.pair
     if kind == "bypassing":
-        place = pair.lab.bypassing(pair.p)
-        pair.await_packets_of(place, table.webs["Cluster", "here"])
-        return Client(place, "pod", False)
+        netns = pair.lab.bypassing(pair.p)
+        pair.await_packets_of(netns, table.webs["Cluster", "here"])
+        return Client(netns, "pod", False)
     if kind == "pod":
         return Client(pair.p, "pod", way == "ebpf-on")
     if kind == "node":
@@ -86,9 +86,9 @@ def answerer(row: Row, group: str, differences: Differences) -> str:
     """The name of the endpoint that answers, REFUSED, SILENT or DENIED."""
     own_external = group == "node" and row.frontend in ("ExternalIP", "LoadBalancer")
     if row.place == "nowhere" and own_external and differences.own_external == SILENT:
-        return SILENT  # it leaves the node, whose filter has nothing against it
+        return SILENT  # the packet leaves the node, whose filter accepts it
     if row.place == "nowhere" and row.frontend == "NodePort" and not differences.at_output:
-        return REFUSED  # where it comes in, also what the node sends to its own address
+        return REFUSED  # at input, also for packets of the node to its own address
     if row.place == "nowhere":
         return differences.to(group, row.protocol, REFUSED)
     restricted = row.frontend == "ClusterIP" or group == "outside"
@@ -98,8 +98,8 @@ def answerer(row: Row, group: str, differences: Differences) -> str:
 
 
 def seen(table: Table, row: Row, who: Client) -> set[str]:
-    """The addresses of which the endpoint may see one."""
-    pair, own = table.pair, getattr(who.place, row.family)
+    """The client addresses that the endpoint may see."""
+    pair, own = table.pair, getattr(who.netns, row.family)
     uplink: str = getattr(pair.node, row.family)
     gateway: str = getattr(pair.lab.addresses.gateway(0), row.family)
     if who.group == "node":
@@ -114,14 +114,16 @@ def seen(table: Table, row: Row, who: Client) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ["pod", "bypassing", "node", "outside"])
-def test_every_frontend_serves_whom_its_policy_says(
+def test_every_frontend_serves_the_clients_that_its_policy_admits(
     table: Table, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    """All rows at the same time: that of silence has to be waited for."""
+    """All rows are dialed concurrently, since each silent one takes its full timeout."""
     who = client(table, kind, request.node.callspec.params["two_nodes"])
     expected = {row: answerer(row, who.group, DIFFERENCES[table.pair.mode]) for row in ROWS}
     dials = [_dial(table, row, expected[row]) for row in ROWS]
-    found = {row: told(answer) for row, answer in zip(ROWS, outcomes(who.place, dials), strict=True)}
+    found = {
+        row: name_and_client(answer) for row, answer in zip(ROWS, outcomes(who.netns, dials), strict=True)
+    }
     assert {row: name for row, (name, _) in found.items()} == expected
     strange = {
         row: client for row, (_, client) in found.items() if client and client not in seen(table, row, who)

@@ -1,4 +1,4 @@
-"""The loops of the BPF programs, which kernels before Linux 6.8 take only if a jump closes them."""
+"""The loops of the BPF programs: kernels before Linux 6.8 accept only loops that a jump closes."""
 
 import pytest
 

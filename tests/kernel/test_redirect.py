@@ -1,4 +1,4 @@
-"""Clients outside with --ebpf-redirect: their packets skip the node's stack, to pods here and elsewhere."""
+"""External clients with --ebpf-redirect: their packets bypass the node's stack, to pods on both nodes."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import SILENT, TCP, UDP, outcome
 from tests.kernel.cluster import TCP_TARGET
-from tests.kernel.two_nodes import NARROW, TwoNodes, echoed, route_mtu, streamed, told
+from tests.kernel.two_nodes import NARROW, TwoNodes, echoed, name_and_client, route_mtu, streamed
 
 pytestmark = pytest.mark.kernel
 
@@ -50,36 +50,36 @@ def nothing_forwarded(pair: TwoNodes) -> Iterator[None]:
 @families
 @protocols
 @places
-def test_neither_requests_nor_replies_pass_the_nodes_stack(
+def test_requests_and_replies_bypass_the_nodes_stack(
     pair: TwoNodes, family: str, protocol: Protocol, place: str
 ) -> None:
     web = pair.everywhere().to(pair.a if place == "here" else pair.d)
     address, port = web.frontend("NodePort", family, protocol)
     with nothing_forwarded(pair):
-        found = told(outcome(pair.x, protocol, address, port, 3.0))[0]
+        found = name_and_client(outcome(pair.x, protocol, address, port, 3.0))[0]
     assert found == ("a" if place == "here" else "d")
 
 
 @families
-def test_the_rule_of_these_tests_drops_what_passes_the_stack(pair: TwoNodes, family: str) -> None:
-    """Straight to a pod."""
+def test_the_nft_rule_of_these_tests_drops_forwarded_packets(pair: TwoNodes, family: str) -> None:
+    """The client connects to a pod directly."""
     address = getattr(pair.a, family)
-    assert told(outcome(pair.x, TCP, address, TCP_TARGET, 3.0))[0] == "a"
+    assert name_and_client(outcome(pair.x, TCP, address, TCP_TARGET, 3.0))[0] == "a"
     with nothing_forwarded(pair):
         assert outcome(pair.x, TCP, address, TCP_TARGET, 0.3) == SILENT
 
 
 @families
-def test_the_endpoint_here_sees_the_client_with_policy_local(pair: TwoNodes, family: str) -> None:
+def test_a_local_endpoint_sees_the_client_with_policy_local(pair: TwoNodes, family: str) -> None:
     web = pair.everywhere(externalTrafficPolicy="Local").to(pair.a)
     found = outcome(pair.x, TCP, *web.frontend("NodePort", family, TCP), sockets.ANSWERED)
-    assert told(found) == ("a", getattr(pair.x, family))
+    assert name_and_client(found) == ("a", getattr(pair.x, family))
 
 
 @families
 @places
-def test_much_comes_back_whole(pair: TwoNodes, family: str, place: str) -> None:
-    """In packets as large as devices take, which they segment."""
+def test_a_large_stream_is_echoed_completely(pair: TwoNodes, family: str, place: str) -> None:
+    """The packets are as large as the devices accept, and the devices segment them."""
     web = pair.everywhere().to(pair.a if place == "here" else pair.d)
     with nothing_forwarded(pair):
         assert streamed(pair.x, *web.frontend("NodePort", family, TCP), STREAM) == STREAM
@@ -87,16 +87,16 @@ def test_much_comes_back_whole(pair: TwoNodes, family: str, place: str) -> None:
 
 @families
 @places
-def test_fragments_come_back_whole(pair: TwoNodes, family: str, place: str) -> None:
-    """By the stack."""
+def test_fragmented_datagrams_are_echoed_completely(pair: TwoNodes, family: str, place: str) -> None:
+    """Fragments pass the node's stack."""
     web = pair.everywhere().to(pair.a if place == "here" else pair.d)
     address, port = web.frontend("NodePort", family, UDP)
     assert echoed(pair.x, address, port, DATAGRAM) == DATAGRAM
 
 
 @families
-def test_a_narrow_way_to_the_client_is_told_to_the_pod(pair: TwoNodes, family: str) -> None:
-    """The router's error goes to the frontend, and is the endpoint's."""
+def test_path_mtu_discovery_works_from_the_pod_to_the_client(pair: TwoNodes, family: str) -> None:
+    """The router sends its error to the frontend address, and the node translates it for the endpoint."""
     web = pair.everywhere(externalTrafficPolicy="Local").to(pair.a)
     address, port = web.frontend("NodePort", family, TCP)
     with pair.narrow_to_outside():
@@ -105,7 +105,7 @@ def test_a_narrow_way_to_the_client_is_told_to_the_pod(pair: TwoNodes, family: s
 
 
 @families
-def test_a_narrow_way_to_the_pod_is_told_to_the_client(pair: TwoNodes, family: str) -> None:
+def test_path_mtu_discovery_works_from_the_client_to_the_pod(pair: TwoNodes, family: str) -> None:
     web = pair.everywhere().to(pair.a)
     address, port = web.frontend("NodePort", family, TCP)
     with pair.narrow_to(pair.a):
@@ -114,8 +114,10 @@ def test_a_narrow_way_to_the_pod_is_told_to_the_client(pair: TwoNodes, family: s
 
 @families
 @places
-def test_connections_outlast_the_option(pair: TwoNodes, family: str, place: str) -> None:
-    """Switched off and on again: what began with it goes on without it, and the reverse."""
+def test_connections_survive_a_restart_without_and_with_the_option(
+    pair: TwoNodes, family: str, place: str
+) -> None:
+    """Connections that began with the option work without it, and the reverse."""
     web = pair.everywhere().to(pair.a if place == "here" else pair.d)
     address, port = web.frontend("NodePort", family, TCP)
 
@@ -141,8 +143,8 @@ def test_connections_outlast_the_option(pair: TwoNodes, family: str, place: str)
     second.close()
 
 
-def test_pods_devices_have_programs(pair: TwoNodes) -> None:
-    """By which replies skip the stack."""
+def test_pod_devices_have_programs(pair: TwoNodes) -> None:
+    """These programs let replies bypass the stack."""
     with contextlib.closing(View(pair.lab.bpffs)) as view:
         rows = pair.node.call(lambda: list(view.devices()))
     assert pair.a.device in {row.device for row in rows if row.role == "pod"}

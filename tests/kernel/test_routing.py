@@ -1,4 +1,4 @@
-"""Routes of a network namespace with two devices, as the kernel chooses them."""
+"""Route lookups by the kernel in a network namespace with two devices."""
 
 import socket
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ CLIENT, OWN, UNKNOWN = map(parse_address, ("192.0.2.1", "198.51.100.2", "203.0.1
 
 
 @pytest.fixture
-def place() -> Iterator[Namespace]:
-    """A client's network is reached by n0; n1 has an address of the host."""
+def node() -> Iterator[Namespace]:
+    """The route to the client's network is by n0. n1 has an address of the host."""
     with namespace("routing") as made:
         made.ip("link add n0 type veth peer name p0", "link add n1 type veth peer name p1")
         made.ip(*(f"link set {device} up" for device in ("lo", "n0", "p0", "n1", "p1")))
@@ -27,18 +27,20 @@ def place() -> Iterator[Namespace]:
 
 
 def set_filter(value: str) -> None:
-    """The larger one of `all` and the device's own counts."""
+    """Set it for `all`, too: the larger one of both values applies."""
     for device in ("all", "n0", "n1"):
         sysctl.ensure(f"net/ipv4/conf/{device}/rp_filter", value)
 
 
-def test_the_device_of_a_route(place: Namespace) -> None:
+def test_the_device_of_a_route_is_found(node: Namespace) -> None:
     assert routing.device_to(CLIENT) == socket.if_nametoindex("n0")
     assert routing.device_to(UNKNOWN) == 0
 
 
 @pytest.mark.parametrize(("value", "accepted"), [("0", True), ("1", False), ("2", True)])
-def test_the_reverse_path_filter(place: Namespace, value: str, accepted: bool) -> None:
+def test_whether_the_reverse_path_filter_accepts_a_packet_is_predicted(
+    node: Namespace, value: str, accepted: bool
+) -> None:
     set_filter(value)
     assert routing.accepts(socket.if_nametoindex("n1"), CLIENT, OWN) is accepted
     assert routing.accepts(socket.if_nametoindex("n0"), CLIENT, OWN)

@@ -1,4 +1,4 @@
-"""Session affinity by client: ClientIP, which on the socket path is the client's network namespace."""
+"""Session affinity ClientIP. On the socket path a client is its network namespace."""
 
 import collections
 import itertools
@@ -15,8 +15,8 @@ from tests.kernel.cluster import Cluster, Exposed, eventually
 pytestmark = pytest.mark.kernel
 
 but_ipvs = pytest.mark.backends("ebpf", "nftables", "iptables")
-"""A template of IPVS has the timeout of when it was made, whatever the Service has since, and stays while a
-connection of its is remembered: of a closed one, two minutes (ip_vs_sched_persist, ip_vs_conn_expire)."""
+"""An IPVS template keeps the timeout that it was created with. It remains while one of its connections is
+remembered, which is two minutes for a closed one (ip_vs_sched_persist, ip_vs_conn_expire)."""
 LONG = 3600
 PORTS = {TCP: 80, UDP: 53}
 
@@ -38,18 +38,18 @@ def only(found: "collections.Counter[str]") -> str:
 
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
 @pytest.mark.parametrize("client", ["pod", "node"])
-def test_a_client_stays_with_its_endpoint(cluster: Cluster, client: str, protocol: Protocol) -> None:
+def test_a_client_keeps_its_endpoint(cluster: Cluster, client: str, protocol: Protocol) -> None:
     web = sticky(cluster)
     assert len(answers(cluster.client(client), protocol, web.v4, PORTS[protocol], 40)) == 1
 
 
-def test_without_affinity_a_client_is_spread(cluster: Cluster) -> None:
+def test_without_affinity_a_clients_connections_are_spread(cluster: Cluster) -> None:
     web = cluster.service().to(cluster.a, cluster.b, cluster.c)
     assert len(answers(cluster.p, TCP, web.v4, 80, 60)) == 3
 
 
-def test_two_clients_do_not_share_an_endpoint_forever(cluster: Cluster) -> None:
-    """Each Service draws anew, so that the two agree on 40 Services in a row once in 10^19."""
+def test_two_clients_do_not_always_get_the_same_endpoint(cluster: Cluster) -> None:
+    """Each Service selects independently: both clients agree on 40 Services in a row once in 10^19 runs."""
 
     def differ() -> bool:
         web = sticky(cluster)
@@ -59,49 +59,49 @@ def test_two_clients_do_not_share_an_endpoint_forever(cluster: Cluster) -> None:
 
 
 @pytest.mark.backends("ebpf")
-def test_the_cluster_ip_and_the_node_port_of_one_port_share_it(cluster: Cluster) -> None:
-    """iptables has one `recent` list for each ServicePort's endpoint, whatever was dialed; so have we."""
+def test_the_cluster_ip_and_the_node_port_of_a_port_share_the_affinity(cluster: Cluster) -> None:
+    """As in iptables, which has one `recent` list per ServicePort and endpoint, for all frontends."""
     for _ in range(5):
         web = sticky(cluster, node_port=True)
-        mine = only(answers(cluster.p, TCP, web.v4, 80, 3))
-        assert only(answers(cluster.p, TCP, cluster.node.v4, web.node_port, 3)) == mine
+        chosen = only(answers(cluster.p, TCP, web.v4, 80, 3))
+        assert only(answers(cluster.p, TCP, cluster.node.v4, web.node_port, 3)) == chosen
 
 
-def test_two_ports_of_a_service_do_not_share_it(cluster: Cluster) -> None:
-    """As above: they agree on 40 Services in a row once in 10^19; and where endpoints take turns, never."""
+def test_two_ports_of_a_service_do_not_share_the_affinity(cluster: Cluster) -> None:
+    """As above: both ports agree on 40 Services in a row once in 10^19 runs, and never with round robin."""
 
-    def differ(place: Netns) -> bool:
+    def differ(netns: Netns) -> bool:
         web = sticky(cluster)
         outcome(cluster.q, TCP, web.v4, 80)
-        return outcome(place, TCP, web.v4, 80) != outcome(place, UDP, web.v4, 53)
+        return outcome(netns, TCP, web.v4, 80) != outcome(netns, UDP, web.v4, 53)
 
     assert any(differ(cluster.p) for _ in range(40))
 
 
 @but_ipvs
-def test_it_ends_after_its_timeout_without_a_connection(cluster: Cluster) -> None:
-    """1 second; that it is drawn anew shows once the client gets another endpoint."""
+def test_affinity_ends_after_its_timeout_without_a_connection(cluster: Cluster) -> None:
+    """The timeout is 1 second. The selection is repeated until the client gets another endpoint."""
     web = sticky(cluster, timeout=1)
 
     def moves() -> bool:
-        mine = only(answers(cluster.p, TCP, web.v4, 80, 5))
-        time.sleep(1.05)  # the situation itself: a client that is silent for so long
-        return outcome(cluster.p, TCP, web.v4, 80) != mine
+        chosen = only(answers(cluster.p, TCP, web.v4, 80, 5))
+        time.sleep(1.05)  # the tested condition: a client that is silent for this time
+        return outcome(cluster.p, TCP, web.v4, 80) != chosen
 
     assert any(moves() for _ in range(20))
 
 
-def test_each_connection_makes_it_last_longer(cluster: Cluster) -> None:
+def test_each_connection_renews_the_affinity(cluster: Cluster) -> None:
     web = sticky(cluster, timeout=2)
 
     def dials() -> tuple[float, set[str]]:
-        """The longest silence, in seconds, and who has answered."""
+        """The longest silence, in seconds, and the endpoints that answered."""
         found = set()
         moments = [time.monotonic()]
         while moments[-1] - moments[0] < 4.5:
             found.add(only(answers(cluster.p, TCP, web.v4, 80, 1)))
             moments.append(time.monotonic())
-            time.sleep(0.5)  # the situation itself: a client that is never silent for the whole timeout
+            time.sleep(0.5)  # the tested condition: a client that is never silent for the timeout
         return max(later - earlier for earlier, later in itertools.pairwise(moments)), found
 
     silence, found = dials()
@@ -110,28 +110,28 @@ def test_each_connection_makes_it_last_longer(cluster: Cluster) -> None:
     assert len(found) == 1
 
 
-def test_a_client_whose_endpoint_goes_stays_with_another(cluster: Cluster) -> None:
+def test_a_client_whose_endpoint_is_removed_keeps_its_new_endpoint(cluster: Cluster) -> None:
     web = sticky(cluster)
     pods = [cluster.a, cluster.b, cluster.c]
-    mine = only(answers(cluster.p, TCP, web.v4, 80, 5))
-    web.to(*(pod for pod in pods if pod.name != mine))
+    chosen = only(answers(cluster.p, TCP, web.v4, 80, 5))
+    web.to(*(pod for pod in pods if pod.name != chosen))
     other = only(answers(cluster.p, TCP, web.v4, 80, 20))
-    assert other != mine
+    assert other != chosen
     web.to(*pods)
     assert only(answers(cluster.p, TCP, web.v4, 80, 20)) == other
 
 
-def test_other_endpoints_come_and_go_without_moving_a_client(cluster: Cluster) -> None:
+def test_changes_of_other_endpoints_do_not_move_a_client(cluster: Cluster) -> None:
     web = sticky(cluster)
     pods = [cluster.a, cluster.b, cluster.c]
-    mine = only(answers(cluster.p, TCP, web.v4, 80, 5))
-    own = next(pod for pod in pods if pod.name == mine)
+    chosen = only(answers(cluster.p, TCP, web.v4, 80, 5))
+    own = next(pod for pod in pods if pod.name == chosen)
     for present in ([own], pods, [own, *(pod for pod in pods if pod is not own)][:2]):
         web.to(*present)
-        assert only(answers(cluster.p, TCP, web.v4, 80, 10)) == mine
+        assert only(answers(cluster.p, TCP, web.v4, 80, 10)) == chosen
 
 
-def test_it_can_be_turned_off(cluster: Cluster) -> None:
+def test_affinity_can_be_turned_off(cluster: Cluster) -> None:
     web = sticky(cluster)
     answers(cluster.p, TCP, web.v4, 80, 3)
     web.set(sessionAffinity="None")
@@ -139,27 +139,27 @@ def test_it_can_be_turned_off(cluster: Cluster) -> None:
 
 
 @but_ipvs
-def test_turned_off_and_on_again_it_starts_anew(cluster: Cluster) -> None:
-    """What was remembered before is not: the client is drawn anew each time."""
+def test_affinity_that_is_turned_off_and_on_forgets_earlier_choices(cluster: Cluster) -> None:
+    """The client gets a new endpoint each time."""
     web = sticky(cluster)
 
     def moves() -> bool:
-        mine = only(answers(cluster.p, TCP, web.v4, 80, 3))
+        chosen = only(answers(cluster.p, TCP, web.v4, 80, 3))
         web.set(sessionAffinity="None")
         web.set(sessionAffinity="ClientIP")
-        return only(answers(cluster.p, TCP, web.v4, 80, 3)) != mine
+        return only(answers(cluster.p, TCP, web.v4, 80, 3)) != chosen
 
     assert any(moves() for _ in range(40))
 
 
 @but_ipvs
-def test_a_timeout_that_is_shortened_counts_for_those_who_are_there(cluster: Cluster) -> None:
+def test_a_shortened_timeout_applies_to_existing_clients(cluster: Cluster) -> None:
     web = sticky(cluster)
-    mine = only(answers(cluster.p, TCP, web.v4, 80, 3))
+    chosen = only(answers(cluster.p, TCP, web.v4, 80, 3))
     web.set(sessionAffinityConfig=config(1))
-    eventually(lambda: _silent_then(cluster, web) != mine, "the client moves", patience=30)
+    eventually(lambda: _silent_then(cluster, web) != chosen, "the client moves", patience=30)
 
 
 def _silent_then(cluster: Cluster, web: Exposed) -> str:
-    time.sleep(1.05)  # the situation itself
+    time.sleep(1.05)  # the tested condition
     return outcome(cluster.p, TCP, web.v4, 80)

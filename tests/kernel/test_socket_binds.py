@@ -1,4 +1,4 @@
-"""A process of the node may not bind a NodePort: it would get nothing, and not learn why."""
+"""A process of the node cannot bind a NodePort: it would receive no connections without any error."""
 
 import contextlib
 import errno
@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf")]
 both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
 
 
-def bind_errno(place: Netns, protocol: Protocol, address: str, port: int) -> int:
-    """0 where it may be bound."""
-    with socket_in(place, protocol, family_of(address)) as sock:
+def bind_errno(netns: Netns, protocol: Protocol, address: str, port: int) -> int:
+    """The errno of bind(); 0 if it succeeds."""
+    with socket_in(netns, protocol, family_of(address)) as sock:
         try:
             sock.bind((address, port))
         except OSError as error:
@@ -38,7 +38,7 @@ def test_the_node_cannot_bind_a_node_port(cluster: Cluster, protocol: Protocol) 
 
 
 @both_protocols
-def test_the_node_may_bind_other_ports(cluster: Cluster, protocol: Protocol) -> None:
+def test_the_node_can_bind_other_ports(cluster: Cluster, protocol: Protocol) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     for address in own_addresses(cluster):
         assert bind_errno(cluster.node, protocol, address, web.node_port + 1000) == 0, address
@@ -46,27 +46,27 @@ def test_the_node_may_bind_other_ports(cluster: Cluster, protocol: Protocol) -> 
 
 
 @both_protocols
-def test_a_pod_may_bind_what_is_a_node_port_of_its_node(cluster: Cluster, protocol: Protocol) -> None:
+def test_a_pod_can_bind_the_number_of_a_node_port(cluster: Cluster, protocol: Protocol) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     for address in ("0.0.0.0", cluster.p.v4, "::", cluster.p.v6):
         assert bind_errno(cluster.p, protocol, address, web.node_port) == 0, address
 
 
-def test_an_ipv4_node_port_keeps_an_ipv6_socket_of_both_families_out(cluster: Cluster) -> None:
+def test_a_dual_stack_ipv6_socket_cannot_bind_an_ipv4_node_port(cluster: Cluster) -> None:
     web = cluster.service(node_port=True, ipFamilies=["IPv4"])
     web.to(cluster.a, clusterIPs=[web.v4])
     assert bind_errno(cluster.node, TCP, "::", web.node_port) == errno.EADDRINUSE
     assert bind_errno(cluster.node, TCP, "::1", web.node_port) == 0
 
 
-def test_a_node_port_may_be_bound_once_its_service_is_gone(cluster: Cluster) -> None:
+def test_a_node_port_can_be_bound_once_its_service_is_deleted(cluster: Cluster) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     cluster.write(web.name)
     assert bind_errno(cluster.node, TCP, "0.0.0.0", web.node_port) == 0
 
 
-def test_what_was_bound_before_the_service_came_stays_bound(cluster: Cluster) -> None:
-    """It cannot be taken away; but clients of the node and of pods reach the Service."""
+def test_a_socket_that_was_bound_before_the_service_stays_bound(cluster: Cluster) -> None:
+    """The socket cannot be unbound. Clients on the node and in pods reach the Service nevertheless."""
     web = cluster.service(node_port=True)
     with contextlib.closing(socket_in(cluster.node, TCP)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,7 +76,7 @@ def test_what_was_bound_before_the_service_came_stays_bound(cluster: Cluster) ->
         assert sock.getsockname() == ("0.0.0.0", web.node_port)
 
 
-def test_a_port_that_the_kernel_picks_is_no_node_port(cluster: Cluster) -> None:
+def test_the_kernel_does_not_pick_a_node_port_as_ephemeral_port(cluster: Cluster) -> None:
     """NodePorts may lie in the ephemeral range."""
     web = cluster.service(node_port=True)
     web.node_port = 32999

@@ -1,4 +1,4 @@
-"""Services that change under their clients: what collided, dangled or was left behind in other proxies."""
+"""Services that change while they have clients, with regressions of other proxies."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.kernel.cluster import TCP_TARGET, UDP_TARGET, Cluster
 pytestmark = pytest.mark.kernel
 
 
-def test_one_port_number_has_other_endpoints_over_tcp_than_over_udp(cluster: Cluster) -> None:
+def test_tcp_and_udp_of_one_port_number_have_separate_endpoints(cluster: Cluster) -> None:
     """Regression: kpng's eBPF backend had no protocol in its key, so that 53/TCP and 53/UDP were one."""
     name, vip = "dns-both", "10.96.200.1"
     cluster.write(
@@ -31,7 +31,7 @@ def test_one_port_number_has_other_endpoints_over_tcp_than_over_udp(cluster: Clu
     assert set(answers(cluster.p, UDP, vip, 53, 20)) == {"b"}
 
 
-def test_endpoints_whose_address_and_port_have_the_same_sum(cluster: Cluster) -> None:
+def test_endpoints_whose_address_and_port_have_the_same_sum_are_distinct(cluster: Cluster) -> None:
     """Regression: kpng's backend id was address plus port, so that 10.0.0.1:81 was 10.0.0.2:80."""
     near = {
         (pod.v4, TCP_TARGET + offset): f"{pod.name}{offset}"
@@ -57,7 +57,7 @@ def test_endpoints_whose_address_and_port_have_the_same_sum(cluster: Cluster) ->
             server.kill()
 
 
-def test_endpoints_that_went_are_never_chosen_again(cluster: Cluster) -> None:
+def test_removed_endpoints_are_never_selected(cluster: Cluster) -> None:
     """Regression: kpng only ever wrote slots, so that those above the new count stayed."""
     web = cluster.service()
     pods = [cluster.a, cluster.b, cluster.c]
@@ -67,15 +67,15 @@ def test_endpoints_that_went_are_never_chosen_again(cluster: Cluster) -> None:
         assert set(found) == {pod.name for pod in pods[:count]}
 
 
-def test_a_service_that_goes_leaves_nothing(cluster: Cluster) -> None:
+def test_a_deleted_service_is_no_longer_reachable(cluster: Cluster) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     cluster.write(web.name)
     assert outcome(cluster.p, TCP, web.v4, 80, 0.3) == SILENT
     assert outcome(cluster.p, TCP, cluster.node.v4, web.node_port) == REFUSED
 
 
-def test_a_connection_outlives_its_endpoints_removal(cluster: Cluster) -> None:
-    """Over TCP: the endpoint ends it when it is ready to, as it does behind kube-proxy."""
+def test_a_tcp_connection_survives_the_removal_of_its_endpoint(cluster: Cluster) -> None:
+    """The endpoint closes the connection itself, as with kube-proxy."""
     web = cluster.service().to(cluster.a)
     with connected(cluster.p, TCP, web.v4, 80) as sock:
         web.to(cluster.b)
@@ -84,7 +84,7 @@ def test_a_connection_outlives_its_endpoints_removal(cluster: Cluster) -> None:
     cluster.write(web.name)
 
 
-def test_an_address_used_again_is_the_new_services(cluster: Cluster) -> None:
+def test_a_reused_cluster_ip_leads_to_the_new_service(cluster: Cluster) -> None:
     previous = cluster.service().to(cluster.a)
     cluster.write(previous.name)
     latter = cluster.service()
@@ -93,7 +93,7 @@ def test_an_address_used_again_is_the_new_services(cluster: Cluster) -> None:
     assert set(answers(cluster.p, TCP, latter.v4, 80, 10)) == {"b"}
 
 
-def test_a_cluster_ip_that_changes(cluster: Cluster) -> None:
+def test_only_the_new_address_answers_after_a_cluster_ip_changes(cluster: Cluster) -> None:
     web = cluster.service().to(cluster.a)
     previous, web.v4 = web.v4, "10.96.202.1"
     web.set()
@@ -102,8 +102,8 @@ def test_a_cluster_ip_that_changes(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def crowd(cluster: Cluster, load: Load) -> Iterator[list[Pod]]:
-    """Three pods that take many connections: their C servers answer on port 9090, TCP and UDP."""
+def load_servers(cluster: Cluster, load: Load) -> Iterator[list[Pod]]:
+    """Three pods with the C server for many connections, on port 9090 over TCP and UDP."""
     pods = [cluster.a, cluster.b, cluster.c]
     servers = [load.serve(pod, 9090) for pod in pods]
     yield pods
@@ -113,17 +113,17 @@ def crowd(cluster: Cluster, load: Load) -> Iterator[list[Pod]]:
 
 
 def test_no_connection_fails_while_endpoints_come_and_go(
-    cluster: Cluster, load: Load, crowd: list[Pod], request: pytest.FixtureRequest
+    cluster: Cluster, load: Load, load_servers: list[Pod], request: pytest.FixtureRequest
 ) -> None:
-    """Regression: the window of dangling slots, in kpng the time between two map writes.
+    """Regression: kpng's slots referred to removed endpoints between two map writes.
 
-    Connections over TCP while the endpoints change every 10 ms, with at least one always there.
+    TCP connections while the endpoints change every 10 ms. There is always at least one endpoint.
     """
     name, vip, vip6 = "flap", "10.96.203.1", "fd00:10:96:203::1"
     connects = 2 * request.config.getoption("--connects")
 
     def put(count: int, shift: int) -> None:
-        chosen = [crowd[(shift + i) % 3] for i in range(count)]
+        chosen = [load_servers[(shift + i) % 3] for i in range(count)]
         port = [manifests.port(9090)]
         manifests.write(
             cluster.folder / "flap-endpoints.yaml",
@@ -150,4 +150,4 @@ def test_no_connection_fails_while_endpoints_come_and_go(
         over.set()
         flapping.join()
     assert (report["failed"], report["errors"], report["attempts"]) == (0, {}, connects)
-    assert len(cluster.agent.lines) - syncs > 10, "the endpoints did change meanwhile"
+    assert len(cluster.agent.lines) - syncs > 10, "the endpoints did not change during the connections"

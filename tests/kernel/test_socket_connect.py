@@ -1,4 +1,4 @@
-"""A socket that connects to a Service: whom it reaches, and what it believes it has reached."""
+"""A socket that connects to a Service: which endpoint it reaches, and which peer address it sees."""
 
 import errno
 import select
@@ -22,7 +22,7 @@ both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "ud
 @both_families
 @both_clients
 @both_protocols
-def test_a_connection_reaches_every_endpoint(
+def test_connections_reach_every_endpoint(
     cluster: Cluster, client: str, family: str, protocol: Protocol
 ) -> None:
     web = cluster.service().to(cluster.a, cluster.b)
@@ -34,17 +34,17 @@ def test_a_connection_reaches_every_endpoint(
 @both_families
 @both_clients
 @both_protocols
-def test_a_socket_sees_the_service_as_its_peer_and_itself_as_it_is(
+def test_a_socket_sees_the_service_as_its_peer_and_its_own_address(
     cluster: Cluster, client: str, family: str, protocol: Protocol
 ) -> None:
     web = cluster.service().to(cluster.a)
-    place, address = cluster.client(client), web.address(family)
-    with connected(place, protocol, address, PORTS[protocol]) as sock:
+    netns, address = cluster.client(client), web.address(family)
+    with connected(netns, protocol, address, PORTS[protocol]) as sock:
         assert converse(sock) == "a"
         assert sock.getpeername()[:2] == (address, PORTS[protocol])
         own = sock.getsockname()[0]
     if client == "pod":
-        assert own == (place.v4 if family == "v4" else place.v6)
+        assert own == (netns.v4 if family == "v4" else netns.v6)
     else:
         assert own.startswith("10.244.1.1" if family == "v4" else "fd00:")
 
@@ -52,7 +52,9 @@ def test_a_socket_sees_the_service_as_its_peer_and_itself_as_it_is(
 @pytest.mark.backends("ebpf")
 @both_clients
 @both_protocols
-def test_an_ipv6_socket_may_dial_an_ipv4_service(cluster: Cluster, client: str, protocol: Protocol) -> None:
+def test_an_ipv6_socket_can_connect_to_an_ipv4_service(
+    cluster: Cluster, client: str, protocol: Protocol
+) -> None:
     web = cluster.service().to(cluster.a)
     mapped = f"::ffff:{web.v4}"
     with connected(cluster.client(client), protocol, mapped, PORTS[protocol]) as sock:
@@ -61,7 +63,7 @@ def test_an_ipv6_socket_may_dial_an_ipv4_service(cluster: Cluster, client: str, 
 
 
 @both_families
-def test_a_connect_that_does_not_block(cluster: Cluster, family: str) -> None:
+def test_a_nonblocking_connect_succeeds(cluster: Cluster, family: str) -> None:
     web = cluster.service().to(cluster.a)
     with socket_in(cluster.p, TCP, FAMILIES[family]) as sock:
         sock.setblocking(False)
@@ -75,12 +77,12 @@ def test_a_connect_that_does_not_block(cluster: Cluster, family: str) -> None:
 
 @both_families
 @both_clients
-def test_a_connection_made_by_its_first_data(cluster: Cluster, client: str, family: str) -> None:
-    """TCP Fast Open: sendto() connects, and connect() is never called."""
+def test_a_connection_by_tcp_fast_open_succeeds(cluster: Cluster, client: str, family: str) -> None:
+    """sendto() connects, and connect() is never called."""
     web = cluster.service().to(cluster.a)
     address = web.address(family)
     with socket_in(cluster.client(client), TCP, FAMILIES[family]) as sock:
-        sock.setblocking(True)  # without a cookie yet, it is not sent before the connection is there
+        sock.setblocking(True)  # without a cookie the data is sent after the handshake
         assert sock.sendto(b"?", socket.MSG_FASTOPEN, (address, 80)) == 1
         assert sock.recv(100) == b"a"
         assert sock.getpeername()[:2] == (address, 80)
@@ -91,26 +93,26 @@ def test_a_connection_made_by_its_first_data(cluster: Cluster, client: str, fami
 def test_an_endpoint_reaches_itself_through_its_service(
     cluster: Cluster, family: str, protocol: Protocol
 ) -> None:
-    """Regression: cilium's hairpin of a pod to itself, which needs a masquerade where packets are changed."""
+    """Regression: cilium's hairpin of a pod to itself, which needs a masquerade if packets are translated."""
     web = cluster.service().to(cluster.a)
     assert answers(cluster.a, protocol, web.address(family), PORTS[protocol], 3) == {"a": 3}
 
 
-def test_what_is_no_service_is_left_alone(cluster: Cluster) -> None:
+def test_a_socket_that_connects_to_a_pod_is_not_changed(cluster: Cluster) -> None:
     cluster.service().to(cluster.a)
     with connected(cluster.p, TCP, cluster.b.v4, 8080) as sock:
         assert converse(sock) == "b"
         assert sock.getpeername() == (cluster.b.v4, 8080)
 
 
-def test_another_port_of_a_cluster_ip_is_not_the_services(cluster: Cluster) -> None:
+def test_another_port_of_a_cluster_ip_does_not_reach_the_service(cluster: Cluster) -> None:
     web = cluster.service().to(cluster.a)
     assert outcome(cluster.p, TCP, web.v4, 81, 0.3) == DIFFERENCES[cluster.mode].other_port
 
 
 @both_families
-def test_one_endpoint_in_three_is_as_good_as_the_others(cluster: Cluster, family: str) -> None:
-    """Chi-square, two degrees of freedom: to exceed x has the chance exp(-x/2), so 42 fails once in 10^9."""
+def test_udp_clients_are_spread_evenly_over_three_endpoints(cluster: Cluster, family: str) -> None:
+    """Chi-square with two degrees of freedom: P(X > x) = exp(-x/2), so that 42 fails once in 10^9 runs."""
     web = cluster.service().to(cluster.a, cluster.b, cluster.c)
     counts = answers(cluster.p, UDP, web.address(family), 53, 3000)
     expected = 3000 / 3

@@ -1,6 +1,6 @@
-"""Very many connected UDP sockets whose endpoint is replaced: all of them keep working.
+"""Very many connected UDP sockets keep working when their endpoint is replaced.
 
-`pytest -s --udp-sockets=100000` prints how long that takes.
+`pytest -s --udp-sockets=100000` prints how long the reconnection takes.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from tests.kernel.cluster import PATIENCE, START_PATIENCE, Cluster
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
 EACH = 12_500
-"""Sockets of one process: less than the usual hard limit of open files."""
+"""Sockets per process: less than the usual hard limit of open files."""
 ROUND = 1.0
-"""Seconds that answers are waited for before the silent sockets send again."""
+"""Seconds to wait for answers before the sockets without an answer send again."""
 
 
 class Report(NamedTuple):
@@ -38,11 +38,11 @@ class Report(NamedTuple):
 
 
 def answered(socks: dict[int, socket.socket], poll: "select.epoll") -> dict[int, bytes]:
-    """Have all of them send, and return what comes within a second of silence."""
+    """Have all of them send, and return the answers that arrive before a second without any."""
     found: dict[int, bytes] = {}
     for index, sock in enumerate(socks.values()):
         sock.send(b"?")
-        if index % 16 == 15:  # the server's receive queue has room for some hundreds
+        if index % 16 == 15:  # the server's receive queue holds some hundreds
             found |= received(socks, poll, 0.01)
     while len(found) < len(socks) and (more := received(socks, poll, ROUND)):
         found |= more
@@ -55,7 +55,7 @@ def received(socks: dict[int, socket.socket], poll: "select.epoll", patience: fl
 
 
 def client(address: str, count: int, go: int, ready: int) -> Report:
-    """Connect so many sockets, await the go, and use them until the server b has answered on each."""
+    """Connect `count` sockets, wait for `go`, and use them until the server b has answered on each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 200), hard))
     made = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
@@ -81,8 +81,8 @@ def client(address: str, count: int, go: int, ready: int) -> Report:
 
 
 @pytest.fixture
-def crowded() -> Iterator[Cluster]:
-    """A node with an agent, whose pods p and q may use nearly all ports."""
+def many_ports() -> Iterator[Cluster]:
+    """A node with an agent. Its pods p and q may use nearly all ports."""
     with Lab("test-crowd", 69) as lab, Cluster(lab) as made:
         for pod in (made.p, made.q):
             pod.call(functools.partial(sysctl.ensure, "net/ipv4/ip_local_port_range", "1024 65535"))
@@ -90,23 +90,25 @@ def crowded() -> Iterator[Cluster]:
         yield made
 
 
-def test_all_of_very_many_sockets_keep_working(crowded: Cluster, request: pytest.FixtureRequest) -> None:
+def test_very_many_udp_sockets_keep_working_when_their_endpoint_is_replaced(
+    many_ports: Cluster, request: pytest.FixtureRequest
+) -> None:
     total: int = request.config.getoption("--udp-sockets")
-    dns = crowded.service().to(crowded.a)
+    dns = many_ports.service().to(many_ports.a)
     waiting, go = os.pipe()
     counts = [min(EACH, total - begun) for begun in range(0, total, EACH)]
     calls: list[Call[Report]] = []
     with contextlib.ExitStack() as stack:
         for index, count in enumerate(counts):
-            pod = (crowded.p, crowded.q)[index % 2]
+            pod = (many_ports.p, many_ports.q)[index % 2]
             call = pod.start_until_ready(functools.partial(client, dns.v4, count, waiting))
             stack.callback(call.kill)
             calls.append(call)
         started = time.monotonic()
-        dns.to(crowded.b)
+        dns.to(many_ports.b)
         in_force = time.monotonic()
         os.write(go, b"!" * len(counts))
-        line = crowded.agent.await_line(lambda line: RECONNECTED in line.text, timeout=PATIENCE)
+        line = many_ports.agent.await_line(lambda line: RECONNECTED in line.text, timeout=PATIENCE)
         reports = [call.result(START_PATIENCE) for call in calls]
     os.close(waiting)
     os.close(go)

@@ -1,4 +1,4 @@
-"""UDP sockets: with a peer, without one, and with one peer after another."""
+"""UDP sockets: connected, unconnected, and connected to one peer after another."""
 
 import ctypes
 import errno
@@ -16,12 +16,13 @@ pytestmark = pytest.mark.kernel
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 both_clients = pytest.mark.parametrize("client", ["pod", "node"])
 but_ipvs = pytest.mark.backends("ebpf", "nftables", "iptables")
-"""IPVS knows an answer's connection by the client and the endpoint (ip_vs_conn_out_get), so that one of two
-Services answers, or a Service where its endpoint was asked; and no source port of NAT is changed for it."""
+"""IPVS identifies a reply's connection by client and endpoint (ip_vs_conn_out_get), and does not change the
+source port to make flows distinct. So a reply may come from another Service, or from a Service instead of
+its endpoint."""
 
 
 def disconnect(sock: socket.socket) -> None:
-    """connect(2) to AF_UNSPEC, which Python's sockets have not."""
+    """connect(2) to AF_UNSPEC, which Python's sockets do not support."""
     libc = ctypes.CDLL(None, use_errno=True)
     unspecified = struct.pack("=H26x", socket.AF_UNSPEC)
     if libc.connect(sock.fileno(), unspecified, len(unspecified)):
@@ -30,7 +31,7 @@ def disconnect(sock: socket.socket) -> None:
 
 @both_families
 @both_clients
-def test_an_answer_comes_from_the_service_that_was_asked(cluster: Cluster, client: str, family: str) -> None:
+def test_a_reply_has_the_service_as_its_source(cluster: Cluster, client: str, family: str) -> None:
     dns = cluster.service().to(cluster.a, cluster.b)
     address = dns.address(family)
     found = set()
@@ -43,7 +44,7 @@ def test_an_answer_comes_from_the_service_that_was_asked(cluster: Cluster, clien
 
 
 @both_clients
-def test_an_ipv6_socket_may_send_to_an_ipv4_service(cluster: Cluster, client: str) -> None:
+def test_an_ipv6_socket_can_send_to_an_ipv4_service(cluster: Cluster, client: str) -> None:
     dns = cluster.service().to(cluster.a)
     mapped = f"::ffff:{dns.v4}"
     with socket_in(cluster.client(client), UDP, socket.AF_INET6) as sock:
@@ -52,7 +53,7 @@ def test_an_ipv6_socket_may_send_to_an_ipv4_service(cluster: Cluster, client: st
 
 
 @but_ipvs
-def test_one_socket_asks_two_services_of_one_endpoint(cluster: Cluster) -> None:
+def test_one_socket_can_use_two_services_of_one_endpoint(cluster: Cluster) -> None:
     one, two = cluster.service().to(cluster.a), cluster.service().to(cluster.a)
     with socket_in(cluster.p, UDP) as sock:
         for service in (one, two, one, one, two):
@@ -60,8 +61,8 @@ def test_one_socket_asks_two_services_of_one_endpoint(cluster: Cluster) -> None:
 
 
 @but_ipvs
-def test_one_socket_asks_a_service_and_its_endpoint(cluster: Cluster) -> None:
-    """What was asked directly answers as itself, also after it answered for a Service."""
+def test_one_socket_can_use_a_service_and_its_endpoint_directly(cluster: Cluster) -> None:
+    """A direct reply has the endpoint as its source, also after a reply for the Service."""
     dns = cluster.service().to(cluster.a)
     with socket_in(cluster.p, UDP) as sock:
         assert ask_from(sock, dns.v4, 53) == ("a", (dns.v4, 53))
@@ -69,7 +70,7 @@ def test_one_socket_asks_a_service_and_its_endpoint(cluster: Cluster) -> None:
         assert ask_from(sock, dns.v4, 53) == ("a", (dns.v4, 53))
 
 
-def test_a_connected_socket_names_the_service_as_a_datagrams_source(cluster: Cluster) -> None:
+def test_recvfrom_of_a_connected_socket_returns_the_service(cluster: Cluster) -> None:
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         sock.sendall(b"?")
@@ -78,23 +79,25 @@ def test_a_connected_socket_names_the_service_as_a_datagrams_source(cluster: Clu
 
 @both_families
 @both_clients
-def test_a_socket_goes_from_one_service_to_another(cluster: Cluster, client: str, family: str) -> None:
+def test_a_socket_can_disconnect_and_connect_to_another_service(
+    cluster: Cluster, client: str, family: str
+) -> None:
     one, two = cluster.service().to(cluster.a), cluster.service().to(cluster.b)
     with connected(cluster.client(client), UDP, one.address(family), 53) as sock:
         assert converse(sock) == "a"
         disconnect(sock)
         with pytest.raises(OSError, check=lambda error: error.errno == errno.ENOTCONN):
             sock.getpeername()
-        if family == "v4":  # an IPv6 socket takes only its previous peer's datagrams: __udp_disconnect()
+        if family == "v4":  # an IPv6 socket accepts only its previous peer's datagrams: __udp_disconnect()
             assert ask_from(sock, two.v4, 53) == ("b", (two.v4, 53))
         sock.connect((two.address(family), 53))
         assert sock.getpeername()[:2] == (two.address(family), 53)
         assert converse(sock) == "b"
 
 
-def test_a_socket_that_left_its_service_hears_the_endpoint_as_itself(cluster: Cluster) -> None:
-    """connect() to AF_UNSPEC meets no hook: what the socket was connected to is only known to be over
-    when it sends."""
+def test_a_disconnected_socket_sees_the_endpoints_own_address(cluster: Cluster) -> None:
+    """connect() to AF_UNSPEC runs no hook: the programs notice the end of the connection when the socket
+    sends."""
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         assert converse(sock) == "a"
@@ -102,7 +105,7 @@ def test_a_socket_that_left_its_service_hears_the_endpoint_as_itself(cluster: Cl
         assert ask_from(sock, cluster.a.v4, 5353) == ("a", (cluster.a.v4, 5353))
 
 
-def test_a_connected_socket_that_sends_elsewhere_keeps_its_service(cluster: Cluster) -> None:
+def test_a_connected_socket_that_sends_to_another_address_keeps_its_service(cluster: Cluster) -> None:
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         sock.sendto(b"?", (cluster.b.v4, 5353))
@@ -111,7 +114,7 @@ def test_a_connected_socket_that_sends_elsewhere_keeps_its_service(cluster: Clus
         assert sock.recvfrom(100) == (b"a", (dns.v4, 53))
 
 
-def test_a_connected_socket_may_connect_anew_without_disconnecting(cluster: Cluster) -> None:
+def test_a_connected_socket_can_connect_again_without_disconnecting(cluster: Cluster) -> None:
     one, two = cluster.service().to(cluster.a), cluster.service().to(cluster.b)
     with connected(cluster.p, UDP, one.v4, 53) as sock:
         sock.connect((two.v4, 53))
@@ -120,17 +123,17 @@ def test_a_connected_socket_may_connect_anew_without_disconnecting(cluster: Clus
         assert (converse(sock), sock.getpeername()) == ("a", (cluster.a.v4, 5353))
 
 
-def test_a_socket_without_peer_keeps_its_endpoint_while_others_come_and_go(cluster: Cluster) -> None:
+def test_an_unconnected_socket_keeps_its_endpoint_while_others_change(cluster: Cluster) -> None:
     dns = cluster.service().to(cluster.a, cluster.b)
     with socket_in(cluster.p, UDP) as sock:
-        mine, _ = ask_from(sock, dns.v4, 53)
-        own = cluster.lab.pods[mine]
+        chosen, _ = ask_from(sock, dns.v4, 53)
+        own = cluster.lab.pods[chosen]
         for others in ([cluster.c], [cluster.b, cluster.c], [], [cluster.a, cluster.b]):
             dns.to(own, *(pod for pod in others if pod is not own))
-            assert {ask_from(sock, dns.v4, 53)[0] for _ in range(20)} == {mine}
+            assert {ask_from(sock, dns.v4, 53)[0] for _ in range(20)} == {chosen}
 
 
-def test_a_socket_without_peer_leaves_an_endpoint_that_is_gone(cluster: Cluster) -> None:
+def test_an_unconnected_socket_leaves_a_removed_endpoint(cluster: Cluster) -> None:
     dns = cluster.service().to(cluster.a)
     with socket_in(cluster.p, UDP) as sock:
         assert ask_from(sock, dns.v4, 53)[0] == "a"
@@ -139,8 +142,8 @@ def test_a_socket_without_peer_leaves_an_endpoint_that_is_gone(cluster: Cluster)
         assert ask_from(sock, dns.v4, 53) == ("b", (dns.v4, 53))
 
 
-def test_a_socket_without_peer_leaves_a_terminating_endpoint_for_a_ready_one(cluster: Cluster) -> None:
-    """Regression: cilium #48714, terminating UDP endpoints went on being used for 20 to 45 seconds."""
+def test_an_unconnected_socket_leaves_a_terminating_endpoint_for_a_ready_one(cluster: Cluster) -> None:
+    """Regression: cilium #48714, where terminating UDP endpoints were used for another 20 to 45 seconds."""
     dns = cluster.service().to(cluster.a)
     with socket_in(cluster.p, UDP) as sock:
         assert ask_from(sock, dns.v4, 53)[0] == "a"
@@ -153,7 +156,7 @@ def test_a_socket_without_peer_leaves_a_terminating_endpoint_for_a_ready_one(clu
         DIFFERENCES[cluster.mode].await_flow(lambda: ask_from(sock, dns.v4, 53)[0], "b")
 
 
-def test_a_socket_without_peer_is_refused_when_the_last_endpoint_goes(cluster: Cluster) -> None:
+def test_an_unconnected_socket_is_rejected_when_the_last_endpoint_is_removed(cluster: Cluster) -> None:
     differences = DIFFERENCES[cluster.mode]
     dns = cluster.service().to(cluster.a)
     with socket_in(cluster.p, UDP) as sock:

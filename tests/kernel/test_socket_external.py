@@ -1,4 +1,4 @@
-"""External IPs and load balancers' addresses, as pods and the node dial them."""
+"""External IPs and load balancer addresses, with pods and the node as clients."""
 
 import pytest
 
@@ -14,7 +14,7 @@ PORTS = {TCP: 80, UDP: 53}
 
 
 def external(web: Exposed) -> tuple[str, str]:
-    """Two addresses that no other Service of these tests has, one of each family; both lead nowhere."""
+    """Two addresses that no other Service of these tests has, one of each family. No host has them."""
     number = int(web.name.removeprefix("svc-"))
     return f"10.98.{number >> 8}.{number & 255}", f"fd00:10:96:1::{number:x}"
 
@@ -29,7 +29,7 @@ def balanced(cluster: Cluster, ip_mode: str = "", **spec: object) -> tuple[Expos
 
 @both_clients
 @both_protocols
-def test_an_external_ip_leads_to_the_endpoints(cluster: Cluster, client: str, protocol: Protocol) -> None:
+def test_an_external_ip_reaches_the_endpoints(cluster: Cluster, client: str, protocol: Protocol) -> None:
     web = cluster.service()
     web.to(cluster.a, externalIPs=list(external(web)))
     for address in external(web):
@@ -38,7 +38,7 @@ def test_an_external_ip_leads_to_the_endpoints(cluster: Cluster, client: str, pr
 
 @both_clients
 @both_protocols
-def test_a_load_balancers_address_leads_to_the_endpoints_at_once(
+def test_a_load_balancer_address_reaches_the_endpoints(
     cluster: Cluster, client: str, protocol: Protocol
 ) -> None:
     _, vips = balanced(cluster)
@@ -47,18 +47,18 @@ def test_a_load_balancers_address_leads_to_the_endpoints_at_once(
 
 
 @both_clients
-def test_an_address_of_mode_proxy_is_left_to_the_load_balancer(cluster: Cluster, client: str) -> None:
-    """KEP-1860: it terminates TLS or speaks the PROXY protocol, so nobody may go around it."""
+def test_a_load_balancer_address_with_ip_mode_proxy_is_not_translated(cluster: Cluster, client: str) -> None:
+    """KEP-1860: the load balancer terminates TLS or adds the PROXY protocol, so no client may bypass it."""
     web, vips = balanced(cluster, ip_mode="Proxy")
-    place = cluster.client(client)
-    assert {outcome(place, TCP, vip, 80, 0.3) for vip in vips} == {SILENT}
-    assert outcome(place, TCP, web.v4, 80) == "a"
+    netns = cluster.client(client)
+    assert {outcome(netns, TCP, vip, 80, 0.3) for vip in vips} == {SILENT}
+    assert outcome(netns, TCP, web.v4, 80) == "a"
 
 
 @pytest.mark.backends("ebpf")
-def test_source_ranges_are_decided_by_the_packet_not_by_the_socket(cluster: Cluster) -> None:
-    """A connecting socket has no address yet. So the pod's connection is not translated, nor refused;
-    its packets are somebody else's to judge."""
+def test_source_ranges_are_checked_on_packets_and_not_in_connect(cluster: Cluster) -> None:
+    """A connecting socket has no source address yet. The hook neither translates nor rejects the connection:
+    the packet path decides about its packets."""
     web, vips = balanced(cluster, loadBalancerSourceRanges=["192.0.2.0/24"])
     assert outcome(cluster.p, TCP, vips[0], 80, 0.3) == SILENT
     assert outcome(cluster.p, TCP, web.v4, 80) == "a"
@@ -66,13 +66,13 @@ def test_source_ranges_are_decided_by_the_packet_not_by_the_socket(cluster: Clus
 
 
 @pytest.mark.backends("ebpf")
-def test_the_node_reaches_a_restricted_address_where_the_ranges_hold_its_own(cluster: Cluster) -> None:
+def test_the_node_reaches_a_restricted_address_if_the_ranges_contain_its_address(cluster: Cluster) -> None:
     _, vips = balanced(cluster, loadBalancerSourceRanges=[f"{cluster.node.v4}/32"])
     assert outcome(cluster.node, TCP, vips[0], 80) == "a"
     assert outcome(cluster.p, TCP, vips[0], 80, 0.3) == SILENT
 
 
-def test_the_nodes_address_as_an_external_ip_takes_one_port_only(cluster: Cluster) -> None:
+def test_a_node_address_as_external_ip_takes_only_the_services_port(cluster: Cluster) -> None:
     """Regression: cilium #44430, where the node became unreachable on all its other ports."""
     web = cluster.service()
     host = cluster.node.serve(Protocol.TCP, 7022, reply="the node")
@@ -90,7 +90,7 @@ def test_the_nodes_address_as_an_external_ip_takes_one_port_only(cluster: Cluste
         cluster.write(web.name)
 
 
-def test_an_external_ip_that_is_taken_away_leads_nowhere(cluster: Cluster) -> None:
+def test_a_removed_external_ip_does_not_answer(cluster: Cluster) -> None:
     web = cluster.service()
     web.to(cluster.a, externalIPs=list(external(web)))
     web.set(externalIPs=[])

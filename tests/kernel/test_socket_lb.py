@@ -1,6 +1,6 @@
-"""--socket-lb: whose sockets are sent to an endpoint, and that all others' packets are instead.
+"""--socket-lb: which sockets connect to an endpoint, and which clients' packets are translated instead.
 
-Where a socket really leads shows in /proc/net, since getpeername() is answered by one of our own programs.
+/proc/net has the actual peer of a socket. The result of getpeername() is rewritten by a BPF program.
 """
 
 import socket
@@ -19,7 +19,7 @@ from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed
 pytestmark = [pytest.mark.kernel, pytest.mark.parametrize("mode", ["host", "off"], indirect=True)]
 
 SERVED = {"host": {"node"}, "off": set[str]()}
-"""Whose sockets the socket path serves."""
+"""The clients whose sockets the socket path serves, by mode."""
 
 CLIENTS = pytest.mark.parametrize("kind", ["pod", "node"])
 FAMILIES = pytest.mark.parametrize("family", ["v4", "v6"])
@@ -42,8 +42,8 @@ def web(separate: Cluster) -> Exposed:
     return separate.service(node_port=True).to(separate.a)
 
 
-def leads_to(client: Pod, family: str, address: str, port: int) -> str:
-    """Where a TCP connection of this client to that address goes: "address:port", in the kernel's own hex."""
+def actual_peer(client: Pod, family: str, address: str, port: int) -> str:
+    """The actual peer of the client's TCP connection to that address: "address:port", in the kernel's hex."""
 
     def look() -> str:
         with sockets.dial(TCP, address, port) as dialed:
@@ -63,7 +63,7 @@ def as_in_proc(family: str, address: str, port: int) -> str:
 
 @CLIENTS
 @FAMILIES
-def test_every_client_is_served_either_way(
+def test_every_client_reaches_the_service(
     mode: str, separate: Cluster, web: Exposed, kind: str, family: str
 ) -> None:
     client, address = separate.client(kind), web.address(family)
@@ -75,13 +75,13 @@ def test_every_client_is_served_either_way(
 
 @CLIENTS
 @FAMILIES
-def test_the_sockets_of_others_are_left_as_they_are(
+def test_only_sockets_of_the_served_clients_connect_to_the_endpoint(
     mode: str, separate: Cluster, web: Exposed, kind: str, family: str
 ) -> None:
     client, address = separate.client(kind), web.address(family)
     endpoint = separate.a.v6 if family == "v6" else separate.a.v4
     expected = (endpoint, TCP_TARGET) if kind in SERVED[mode] else (address, 80)
-    assert leads_to(client, family, address, 80) == as_in_proc(family, *expected)
+    assert actual_peer(client, family, address, 80) == as_in_proc(family, *expected)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -89,11 +89,11 @@ def test_the_sockets_of_others_are_left_as_they_are(
 def test_a_node_port_answers_the_node_on_its_loopback(
     mode: str, separate: Cluster, web: Exposed, address: str, protocol: Protocol
 ) -> None:
-    """Regression: by packets none came from ::1, for which bpf_fib_lookup() finds no way anywhere."""
+    """Regression: on the packet path ::1 did not answer, since bpf_fib_lookup() finds no route from ::1."""
     assert outcome(separate.node, protocol, address, web.node_port) == "a"
 
 
-def test_the_node_may_bind_a_node_port_only_where_nobody_looks(
+def test_the_node_can_bind_a_node_port_only_without_socket_hooks(
     mode: str, separate: Cluster, web: Exposed
 ) -> None:
     def bind() -> bool:
@@ -107,13 +107,13 @@ def test_the_node_may_bind_a_node_port_only_where_nobody_looks(
     assert separate.node.call(bind) is (mode == "off")
 
 
-def test_hooks_are_attached_where_somebody_is_served_by_them(mode: str, separate: Cluster) -> None:
+def test_socket_hooks_are_attached_only_if_they_serve_clients(mode: str, separate: Cluster) -> None:
     attached = {hook.name for hook in SOCKET_HOOKS if cgroup.programs(separate.lab.cgroup, hook.attach_type)}
     assert attached == ({hook.name for hook in SOCKET_HOOKS} if SERVED[mode] else set())
 
 
 @CLIENTS
-def test_a_socket_that_was_sent_to_an_endpoint_goes_on_when_sockets_are_left_alone(
+def test_a_socket_connected_to_an_endpoint_works_after_socket_lb_is_turned_off(
     mode: str, separate: Cluster, web: Exposed, kind: str
 ) -> None:
     client = separate.client(kind)

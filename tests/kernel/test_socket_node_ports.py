@@ -1,4 +1,4 @@
-"""NodePorts as pods and the node dial them: on which addresses, and what else lives there."""
+"""NodePorts, with pods and the node as clients: on which addresses they answer, and on which not."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_a_node_port_answers_the_node_on_its_loopback(
 
 @pytest.mark.backends("ebpf")
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_the_node_sees_the_loopback_address_as_its_peer(cluster: Cluster, address: str) -> None:
+def test_a_client_on_the_node_sees_the_loopback_address_as_its_peer(cluster: Cluster, address: str) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     with connected(cluster.node, TCP, address, web.node_port) as sock:
         assert converse(sock) == "a"
@@ -64,7 +64,9 @@ def test_the_node_sees_the_loopback_address_as_its_peer(cluster: Cluster, addres
 
 @both_protocols
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_pods_loopback_is_its_own(cluster: Cluster, address: str, protocol: Protocol) -> None:
+def test_a_pods_loopback_addresses_reach_the_pod_itself(
+    cluster: Cluster, address: str, protocol: Protocol
+) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     own = cluster.p.serve(protocol, web.node_port, reply="p's own")
     try:
@@ -74,14 +76,14 @@ def test_a_pods_loopback_is_its_own(cluster: Cluster, address: str, protocol: Pr
 
 
 @both_protocols
-def test_a_pods_own_address_is_no_node_port(cluster: Cluster, protocol: Protocol) -> None:
+def test_a_node_port_does_not_answer_on_a_pods_own_address(cluster: Cluster, protocol: Protocol) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     assert outcome(cluster.p, protocol, cluster.p.v4, web.node_port) == "refused"
     assert outcome(cluster.p, protocol, "0.0.0.0", web.node_port) == "refused"
 
 
 @pytest.mark.parametrize("address", ["192.0.2.7/32", "2001:db8::7/128"])
-def test_a_node_port_answers_on_an_address_added_later_until_it_goes(cluster: Cluster, address: str) -> None:
+def test_a_node_port_answers_on_an_added_address_until_it_is_removed(cluster: Cluster, address: str) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     dialed = address.partition("/")[0]
     assert outcome(cluster.p, TCP, dialed, web.node_port, 0.2) != "a"
@@ -92,12 +94,12 @@ def test_a_node_port_answers_on_an_address_added_later_until_it_goes(cluster: Cl
 
 
 @both_clients
-def test_another_nodes_address_is_left_to_that_node(cluster: Cluster, client: str) -> None:
+def test_a_node_port_on_another_hosts_address_is_not_translated(cluster: Cluster, client: str) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     assert outcome(cluster.client(client), TCP, cluster.lab.outside.v4, web.node_port) in ("refused", SILENT)
 
 
-def test_the_nodes_other_ports_stay_the_nodes(cluster: Cluster) -> None:
+def test_other_ports_of_the_node_reach_the_node(cluster: Cluster) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     host = cluster.node.serve(Protocol.TCP, web.node_port + 1000, reply="the node")
     try:
@@ -110,12 +112,12 @@ def test_the_nodes_other_ports_stay_the_nodes(cluster: Cluster) -> None:
 
 
 @both_protocols
-def test_a_node_port_spreads_over_all_endpoints(cluster: Cluster, protocol: Protocol) -> None:
+def test_a_node_port_uses_all_endpoints(cluster: Cluster, protocol: Protocol) -> None:
     web = cluster.service(node_port=True).to(cluster.a, cluster.b, cluster.c)
     assert set(answers(cluster.p, protocol, cluster.node.v4, web.node_port, 60)) == {"a", "b", "c"}
 
 
-def test_a_node_port_that_changes_leaves_the_old_one(cluster: Cluster) -> None:
+def test_only_the_new_node_port_answers_after_a_change(cluster: Cluster) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     previous, web.node_port = web.node_port, web.node_port + 1500
     web.set()
@@ -124,19 +126,19 @@ def test_a_node_port_that_changes_leaves_the_old_one(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def unwritten(rough: Cluster) -> Cluster:
-    """A node whose agent has not written yet which network namespace is the node's."""
-    rough.start()
-    node = Map.pinned(Pins(rough.lab.bpffs).hooked_in() / "maps" / "node")
+def unwritten(restartable: Cluster) -> Cluster:
+    """A node whose agent has not yet written the cookie of the node's network namespace."""
+    restartable.start()
+    node = Map.pinned(Pins(restartable.lab.bpffs).hooked_in() / "maps" / "node")
     try:
         _, *rest = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
         node.update(bytes(4), abi.NODE.pack(0, *rest))
     finally:
         node.close()
-    return rough
+    return restartable
 
 
-def test_before_the_node_is_written_its_sockets_are_as_a_pods(unwritten: Cluster) -> None:
+def test_sockets_of_the_node_are_treated_as_a_pods_until_its_cookie_is_written(unwritten: Cluster) -> None:
     web = unwritten.service(node_port=True).to(unwritten.a)
     assert outcome(unwritten.node, TCP, web.v4, 80) == "a"
     assert outcome(unwritten.node, TCP, unwritten.node.v4, web.node_port) == "a"  # as for a pod

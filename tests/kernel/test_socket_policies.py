@@ -1,4 +1,4 @@
-"""Which endpoints a client gets: policies, topology, terminating endpoints, and none at all."""
+"""The endpoints that a client gets: policies, topology, terminating endpoints, no endpoints."""
 
 import socket
 import time
@@ -29,34 +29,34 @@ both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 both_clients = pytest.mark.parametrize("client", ["pod", "node"])
 PORTS = {TCP: 80, UDP: 53}
 AT_ONCE = 0.5
-"""Seconds in which a refusal must come: a SYN that was dropped would be sent again after one."""
+"""Seconds within which a client is rejected. A SYN that was dropped would be sent again after one second."""
 
 
 def reached(cluster: Cluster, client: str, web: Exposed, count: int = 40) -> str:
     """The names of all pods that answer on the ClusterIP, TCP and UDP, sorted."""
-    place = cluster.client(client)
-    return "".join(sorted(answers(place, TCP, web.v4, 80, count) | answers(place, UDP, web.v6, 53, count)))
+    netns = cluster.client(client)
+    return "".join(sorted(answers(netns, TCP, web.v4, 80, count) | answers(netns, UDP, web.v6, 53, count)))
 
 
 @both_families
 @both_clients
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-def test_without_endpoints_a_connection_is_refused_at_once(
+def test_without_endpoints_a_connection_is_rejected_at_once(
     cluster: Cluster, client: str, family: str, protocol: Protocol
 ) -> None:
-    """In less than 10 ms, by the median of five: another process may have the processor once."""
+    """The median of five attempts counts, since other processes may delay one of them."""
     differences = DIFFERENCES[cluster.mode]
     web = cluster.service().to()
-    place, address = cluster.client(client), web.address(family)
+    netns, address = cluster.client(client), web.address(family)
     refusal = differences.to(client, protocol, REFUSED)
-    took = place.call(
+    took = netns.call(
         lambda: sorted(_refusal_takes(address, protocol, refusal, differences) for _ in range(5))
     )
     assert took[2] < differences.refusal_takes(protocol, AT_ONCE)
 
 
 def _refusal_takes(address: str, protocol: Protocol, refusal: str, differences: Differences) -> float:
-    """Seconds until connect() is refused, or what is sent then, in the calling process."""
+    """Seconds until connect(), or the exchange after it, is rejected, in the calling process."""
     error = {REFUSED: ConnectionRefusedError, DENIED: PermissionError}[refusal]
     with socket.socket(family_of(address), KINDS[protocol]) as sock:
         sock.settimeout(2)
@@ -74,9 +74,7 @@ def _refusal_takes(address: str, protocol: Protocol, refusal: str, differences: 
 @pytest.mark.backends("ebpf")
 @both_families
 @both_clients
-def test_without_endpoints_a_datagram_is_refused_when_it_is_sent(
-    cluster: Cluster, client: str, family: str
-) -> None:
+def test_without_endpoints_sending_a_datagram_fails(cluster: Cluster, client: str, family: str) -> None:
     web = cluster.service().to()
     with (
         socket_in(cluster.client(client), UDP, family_of(web.address(family))) as sock,
@@ -86,57 +84,57 @@ def test_without_endpoints_a_datagram_is_refused_when_it_is_sent(
 
 
 @both_clients
-def test_a_node_port_without_endpoints_is_refused(cluster: Cluster, client: str) -> None:
+def test_a_connection_to_a_node_port_without_endpoints_is_rejected(cluster: Cluster, client: str) -> None:
     web = cluster.service(node_port=True).to()
     assert outcome(cluster.client(client), TCP, cluster.node.v4, web.node_port) == REFUSED
 
 
-def test_unready_endpoints_are_none(cluster: Cluster) -> None:
+def test_unready_endpoints_are_not_used(cluster: Cluster) -> None:
     web = cluster.service().to(PodEndpoint(cluster.a, conditions={"ready": False, "serving": False}))
     assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED
     web.set(publishNotReadyAddresses=True)
-    assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED, "it is the controller that acts on this field"
+    assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED, "the EndpointSlice controller evaluates this field"
 
 
 @both_clients
-def test_internal_policy_local_means_this_nodes_endpoints(cluster: Cluster, client: str) -> None:
+def test_internal_policy_local_selects_only_local_endpoints(cluster: Cluster, client: str) -> None:
     web = cluster.service(internalTrafficPolicy="Local").to(cluster.a, elsewhere(cluster.b))
     assert reached(cluster, client, web) == "a"
 
 
 @both_clients
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-def test_internal_policy_local_without_local_endpoints_is_silent(
+def test_internal_policy_local_without_local_endpoints_drops(
     cluster: Cluster, client: str, protocol: Protocol
 ) -> None:
-    """Dropped, not refused: the Service has endpoints, only not for this client (KEP-2086)."""
+    """Dropped, not rejected: the Service has endpoints, but none for this client (KEP-2086)."""
     web = cluster.service(internalTrafficPolicy="Local").to(elsewhere(cluster.b))
     expected = DIFFERENCES[cluster.mode].to(client, protocol, SILENT)
     assert outcome(cluster.client(client), protocol, web.v4, PORTS[protocol], 0.3) == expected
 
 
 @pytest.mark.backends("ebpf")
-def test_a_datagram_that_policy_drops_is_not_refused(cluster: Cluster) -> None:
+def test_sending_a_datagram_that_policy_local_drops_succeeds(cluster: Cluster) -> None:
     web = cluster.service(internalTrafficPolicy="Local").to(elsewhere(cluster.b))
     with socket_in(cluster.p, UDP) as sock:
         assert sock.sendto(b"?", (web.v4, 53)) == 1
 
 
-def test_internal_policy_local_without_any_endpoints_is_refused(cluster: Cluster) -> None:
+def test_internal_policy_local_without_any_endpoints_rejects(cluster: Cluster) -> None:
     web = cluster.service(internalTrafficPolicy="Local").to()
     assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED
 
 
 @both_clients
-def test_external_policy_local_is_not_for_clients_of_this_node(cluster: Cluster, client: str) -> None:
-    """Pods and the node reach all endpoints by the NodePort: kube-proxy's short cut (kubernetes #57435)."""
+def test_external_policy_local_does_not_restrict_pods_and_the_node(cluster: Cluster, client: str) -> None:
+    """Pods and the node reach all endpoints by the NodePort, as with kube-proxy (kubernetes #57435)."""
     web = cluster.service(node_port=True, externalTrafficPolicy="Local").to(cluster.a, elsewhere(cluster.b))
-    place = cluster.client(client)
+    netns = cluster.client(client)
     expected = {"a"} if DIFFERENCES[cluster.mode].one_list else {"a", "b"}
-    assert set(answers(place, TCP, cluster.node.v4, web.node_port, 40)) == expected
+    assert set(answers(netns, TCP, cluster.node.v4, web.node_port, 40)) == expected
     assert reached(cluster, client, web) == "ab"
     web.to(elsewhere(cluster.b))
-    assert outcome(place, TCP, cluster.node.v4, web.node_port) == "b"
+    assert outcome(netns, TCP, cluster.node.v4, web.node_port) == "b"
 
 
 @both_clients
@@ -147,13 +145,13 @@ def test_hints_keep_a_client_in_its_zone(cluster: Cluster, client: str) -> None:
     web = cluster.service().to(in_zone(cluster.a, ZONE), in_zone(cluster.b, "zone-b"))
     assert reached(cluster, client, web) == "a"
     web.to(in_zone(cluster.a, ZONE), elsewhere(cluster.b))
-    assert reached(cluster, client, web) == "ab", "hints count only where all endpoints have them"
+    assert reached(cluster, client, web) == "ab", "hints apply only if all endpoints have them"
     web.to(in_zone(cluster.b, "zone-b"), in_zone(cluster.c, "zone-c"))
-    assert reached(cluster, client, web) == "bc", "and where one is for this zone"
+    assert reached(cluster, client, web) == "bc", "hints apply only if an endpoint is for this zone"
 
 
 @both_clients
-def test_terminating_endpoints_serve_while_there_is_nobody_else(cluster: Cluster, client: str) -> None:
+def test_terminating_endpoints_serve_while_there_are_no_ready_ones(cluster: Cluster, client: str) -> None:
     """KEP-1669."""
     web = cluster.service().to(terminating(cluster.a), cluster.b)
     assert reached(cluster, client, web) == "b"

@@ -1,7 +1,7 @@
-"""Connected UDP sockets whose endpoint goes: they are connected to another one, and keep working.
+"""Connected UDP sockets whose endpoint is removed are reconnected to another one, and keep working.
 
-Regression: cilium #12859 and #48096, where a resolver's socket went on asking a dead address for as long
-as its process lived.
+Regression: cilium #12859 and #48096, where a resolver's socket sent to a dead address as long as its
+process ran.
 """
 
 import errno
@@ -26,35 +26,35 @@ RECONNECTED = "ebpfproxy_sockets_reconnected_total"
 
 
 def reaches(sock: socket.socket, server: str) -> None:
-    """Await that the server answers on the connected socket, which is never opened again."""
+    """Await that this server answers on the connected socket, which is never opened again."""
     sock.settimeout(0.2)
-    eventually(lambda: said(sock) == server, f"{server} answers")
+    eventually(lambda: exchange(sock) == server, f"{server} answers")
 
 
 def leaves(sock: socket.socket, server: str) -> None:
-    """Await that the server does not answer on the connected socket any more."""
+    """Await that this server does not answer on the connected socket any more."""
     sock.settimeout(0.2)
-    eventually(lambda: said(sock) != server, f"{server} answers no more")
+    eventually(lambda: exchange(sock) != server, f"{server} no longer answers")
 
 
-def said(sock: socket.socket) -> str:
-    """Which server answers; the name of the error where sending or receiving fails. On two nodes a server
-    says its client's address after its own name."""
+def exchange(sock: socket.socket) -> str:
+    """The name of the server that answers, or of the error if sending or receiving fails. On two nodes the
+    answer has the client's address after the name."""
     try:
         return converse(sock).partition(" ")[0]
     except OSError as failure:
         return errno.errorcode[failure.errno or 0]
 
 
-def lost(sock: socket.socket, until: str) -> int:
-    """How many of five datagrams a second do not reach the server `until` before one does.
+def lost_datagrams(sock: socket.socket, until: str) -> int:
+    """Send five datagrams a second until one reaches the server `until`. The number of those before it.
 
-    The previous endpoint of this test still answers, at once, where one that died is waited for: without the
-    pace, thousands would reach it while conntrack's entry is still there.
+    The previous endpoint of this test still answers, and at once. Without the pauses, thousands of datagrams
+    would reach it while conntrack's entry exists.
     """
     sock.settimeout(0.2)
     for count in range(100):
-        if said(sock) == until:
+        if exchange(sock) == until:
             return count
         time.sleep(0.2)
     raise TimeoutError(f"{until} does not answer")
@@ -88,34 +88,34 @@ def test_reconnected_sockets_are_counted(cluster: Cluster) -> None:
 
 
 @only_ebpf
-def test_no_error_and_at_most_one_lost_answer_while_both_endpoints_answer(cluster: Cluster) -> None:
-    """The answer that the previous endpoint sends while the socket is reconnected is for nobody."""
+def test_reconnecting_causes_no_error_and_loses_at_most_one_answer(cluster: Cluster) -> None:
+    """An answer that the previous endpoint sends while the socket is reconnected is lost."""
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         sock.settimeout(1.0)
-        heard: list[str] = []
+        received: list[str] = []
         done = threading.Event()
 
         def talk() -> None:
             while not done.is_set():
-                heard.append(said(sock))
+                received.append(exchange(sock))
 
         talker = threading.Thread(target=talk)
         talker.start()
         try:
             dns.to(cluster.b)
-            eventually(lambda: heard[-1:] == ["b"], "the other endpoint answers")
+            eventually(lambda: received[-1:] == ["b"], "the other endpoint answers")
         finally:
             done.set()
             talker.join()
-    assert heard[0] == "a"
-    assert set(heard) <= {"a", "b", SILENT}
-    assert heard.count(SILENT) <= 1
-    assert "a" not in heard[heard.index("b") :]
+    assert received[0] == "a"
+    assert set(received) <= {"a", "b", SILENT}
+    assert received.count(SILENT) <= 1
+    assert "a" not in received[received.index("b") :]
 
 
-def test_what_is_waited_for_arrives_after_the_endpoint_was_replaced(cluster: Cluster) -> None:
-    """A thread that waits in poll() is not woken, and gets the next answer."""
+def test_poll_waits_through_a_reconnection_for_the_next_answer(cluster: Cluster) -> None:
+    """The reconnection does not wake a thread that waits in poll(). The next answer does."""
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock, connected(cluster.p, UDP, dns.v4, 53) as other:
         woken: list[bool] = []
@@ -131,7 +131,7 @@ def test_what_is_waited_for_arrives_after_the_endpoint_was_replaced(cluster: Clu
 
 
 @only_ebpf
-def test_an_answer_that_was_not_read_yet_has_the_services_address(cluster: Cluster) -> None:
+def test_an_answer_from_before_a_reconnection_has_the_services_address(cluster: Cluster) -> None:
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock, connected(cluster.p, UDP, dns.v4, 53) as other:
         sock.send(b"?")
@@ -144,7 +144,7 @@ def test_an_answer_that_was_not_read_yet_has_the_services_address(cluster: Clust
         assert sock.getpeername() == (dns.v4, 53)
         sock.connect((cluster.a.v4, 5353))
         sock.send(b"?")
-        assert sock.recvfrom(100) == (b"a", (cluster.a.v4, 5353)), "it is asked as itself now"
+        assert sock.recvfrom(100) == (b"a", (cluster.a.v4, 5353)), "the endpoint is the peer itself now"
 
 
 def bound_port(sock: socket.socket, cluster: Cluster) -> None:
@@ -165,7 +165,7 @@ def shared_port(sock: socket.socket, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("prepare", [bound_port, bound_address, bound_device, shared_port])
-def test_a_socket_keeps_what_it_is_bound_to(
+def test_a_reconnected_socket_keeps_its_binding(
     cluster: Cluster, prepare: Callable[[socket.socket, Cluster], None]
 ) -> None:
     dns = cluster.service().to(cluster.a)
@@ -180,7 +180,7 @@ def test_a_socket_keeps_what_it_is_bound_to(
 
 
 @both_clients
-def test_a_socket_that_was_connected_with_a_v4_mapped_address(cluster: Cluster, client: str) -> None:
+def test_a_socket_with_a_v4_mapped_peer_is_reconnected(cluster: Cluster, client: str) -> None:
     dns = cluster.service().to(cluster.a)
     with connected(cluster.client(client), UDP, f"::ffff:{dns.v4}", 53) as sock:
         assert converse(sock) == "a"
@@ -190,8 +190,8 @@ def test_a_socket_that_was_connected_with_a_v4_mapped_address(cluster: Cluster, 
 
 
 @only_ebpf
-def test_a_non_blocking_socket_stays_so_and_a_blocking_one_too(cluster: Cluster) -> None:
-    """File status flags belong to the open file, which the agent shares for a moment."""
+def test_a_reconnected_socket_keeps_its_blocking_mode(cluster: Cluster) -> None:
+    """File status flags belong to the open file, which the agent shares during a reconnection."""
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         for patience, blocking in ((None, True), (0.0, False)):
@@ -204,17 +204,19 @@ def test_a_non_blocking_socket_stays_so_and_a_blocking_one_too(cluster: Cluster)
 
 
 @both_clients
-def test_a_socket_may_connect_before_there_is_an_endpoint(cluster: Cluster, client: str) -> None:
-    """What it sends is rejected until there is one; the socket itself is never opened again."""
+def test_a_socket_that_connects_before_there_is_an_endpoint_works_later(
+    cluster: Cluster, client: str
+) -> None:
+    """Its datagrams are rejected until there is an endpoint. The socket is never opened again."""
     refused = "EPERM" if DIFFERENCES[cluster.mode].by_packet and client == "node" else "ECONNREFUSED"
     dns = cluster.service().to()
     with connected(cluster.client(client), UDP, dns.v4, 53) as sock:
         sock.settimeout(0.2)
-        eventually(lambda: said(sock) == refused, "it is rejected")
+        eventually(lambda: exchange(sock) == refused, "it is rejected")
         dns.to(cluster.a)
         reaches(sock, "a")
         dns.to()
-        eventually(lambda: said(sock) == refused, "it is rejected again")
+        eventually(lambda: exchange(sock) == refused, "it is rejected again")
         dns.to(cluster.b)
         reaches(sock, "b")
         assert sock.getpeername() == (dns.v4, 53)
@@ -222,49 +224,51 @@ def test_a_socket_may_connect_before_there_is_an_endpoint(cluster: Cluster, clie
 
 @both_families
 @only_ebpf
-def test_each_datagram_of_a_pod_without_endpoints_is_rejected(cluster: Cluster, family: str) -> None:
-    """From the first one on, and with no program on the pod's device."""
+def test_without_endpoints_each_datagram_of_a_pod_is_rejected(cluster: Cluster, family: str) -> None:
+    """Beginning with the first one, and without a program on the pod's device."""
     dns = cluster.service().to()
     with connected(cluster.p, UDP, dns.address(family), 53) as sock:
-        assert [said(sock) for _ in range(5)] == ["ECONNREFUSED"] * 5
+        assert [exchange(sock) for _ in range(5)] == ["ECONNREFUSED"] * 5
 
 
 @only_ebpf
 @both_clients
-def test_a_node_port_that_waits_for_an_endpoint(cluster: Cluster, client: str) -> None:
+def test_a_socket_to_a_node_port_without_endpoints_works_once_there_is_one(
+    cluster: Cluster, client: str
+) -> None:
     dns = cluster.service(node_port=True).to()
     address = cluster.node.v4 if client == "pod" else "127.0.0.1"
     with connected(cluster.client(client), UDP, address, dns.node_port) as sock:
-        assert said(sock) == "ECONNREFUSED"
+        assert exchange(sock) == "ECONNREFUSED"
         dns.to(cluster.a)
         reaches(sock, "a")
 
 
 @only_ebpf
-def test_a_policy_that_drops_is_silent_until_there_is_an_endpoint(cluster: Cluster) -> None:
+def test_a_socket_that_policy_local_drops_works_once_there_is_an_endpoint(cluster: Cluster) -> None:
     dns = cluster.service(internalTrafficPolicy="Local").to(elsewhere(cluster.b))
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         sock.settimeout(0.3)
-        assert said(sock) == SILENT
+        assert exchange(sock) == SILENT
         dns.to(cluster.a)
         reaches(sock, "a")
 
 
 @only_ebpf
-def test_a_service_that_is_deleted_and_comes_back(cluster: Cluster) -> None:
+def test_a_socket_works_again_after_its_service_is_deleted_and_recreated(cluster: Cluster) -> None:
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         assert converse(sock) == "a"
         sock.settimeout(0.2)
         cluster.write(dns.name)
-        eventually(lambda: said(sock) == SILENT, "it reaches nobody")
+        eventually(lambda: exchange(sock) == SILENT, "no server answers")
         dns.to(cluster.b)
         reaches(sock, "b")
 
 
 @only_ebpf
-def test_sockets_that_have_nothing_to_do_with_it_stay(cluster: Cluster) -> None:
-    """Another endpoint of the Service, another Service of the endpoint, and the endpoint dialed directly."""
+def test_unrelated_sockets_are_not_reconnected(cluster: Cluster) -> None:
+    """Sockets to another endpoint of the Service, to another Service, and to the endpoint itself."""
     dns = cluster.service().to(cluster.a, cluster.b)
     other = cluster.service().to(cluster.a)
     with (
@@ -292,8 +296,8 @@ def test_sockets_that_have_nothing_to_do_with_it_stay(cluster: Cluster) -> None:
 
 
 @only_ebpf
-def test_a_socket_that_went_over_to_a_direct_connection_stays(cluster: Cluster) -> None:
-    """It knew the same endpoint through the Service before: that is over."""
+def test_a_socket_that_connects_to_the_endpoint_itself_is_not_reconnected(cluster: Cluster) -> None:
+    """The socket was connected to the same endpoint through the Service before."""
     dns = cluster.service().to(cluster.a)
     with (
         connected(cluster.p, UDP, dns.v4, 53) as sock,
@@ -306,8 +310,8 @@ def test_a_socket_that_went_over_to_a_direct_connection_stays(cluster: Cluster) 
 
 
 @only_ebpf
-def test_a_socket_of_an_endpoint_that_only_became_unused_stays(cluster: Cluster) -> None:
-    """A terminating endpoint still answers those who are with it; new clients go elsewhere."""
+def test_a_socket_of_a_terminating_endpoint_is_not_reconnected(cluster: Cluster) -> None:
+    """A terminating endpoint still serves its existing clients. New clients get other endpoints."""
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         dns.to(terminating(cluster.a), cluster.b)
@@ -315,7 +319,7 @@ def test_a_socket_of_an_endpoint_that_only_became_unused_stays(cluster: Cluster)
 
 
 @only_ebpf
-def test_a_socket_that_several_processes_share(cluster: Cluster) -> None:
+def test_a_socket_that_several_processes_share_is_reconnected_once(cluster: Cluster) -> None:
     dns = cluster.service().to(cluster.a)
     before = cluster.metric(RECONNECTED)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
@@ -329,19 +333,19 @@ def test_a_socket_that_several_processes_share(cluster: Cluster) -> None:
 
 
 @only_ebpf
-def test_a_socket_in_flight_is_reconnected_once_a_process_has_it(cluster: Cluster) -> None:
-    """No process has a descriptor of a socket that is in a message which was not received yet. Until one has,
-    the packet path translates what it sends."""
+def test_a_socket_in_an_unread_message_is_reconnected_once_it_is_received(cluster: Cluster) -> None:
+    """No process has a descriptor of a socket in a message that was not received yet. Until one has, the
+    packet path translates the socket's datagrams."""
     dns = cluster.service().to(cluster.a)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
         sock = connected(cluster.p, UDP, dns.v4, 53)
-        socket.send_fds(theirs, [b"!"], [sock.fileno()])
+        socket.send_fds(sender, [b"!"], [sock.fileno()])
         sock.close()
         dns.to(cluster.b)
         eventually(lambda: cluster.metric("ebpfproxy_sockets_translated") == 1, "it is translated")
         assert "Translating packets of stale UDP sockets" in cluster.agent.log()
-        _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
+        _, (fd,), _, _ = socket.recv_fds(receiver, 1, 1)
         with socket.socket(fileno=fd) as received:
             reaches(received, "b")
         eventually(lambda: cluster.metric("ebpfproxy_sockets_translated") == 0, "it is reconnected")
@@ -349,14 +353,15 @@ def test_a_socket_in_flight_is_reconnected_once_a_process_has_it(cluster: Cluste
 
 
 def test_no_more_datagrams_are_lost_than_by_kube_proxys_rules(cluster: Cluster) -> None:
-    """The endpoint dies before it is replaced; counted from the moment the change is in force.
+    """The endpoint ends before it is replaced. Lost datagrams are counted from the moment that the change is
+    in force.
 
-    Netfilter's modes, which are kube-proxy's rules, delete the conntrack entry after that, and lose what is
-    sent before: mostly none, at most what fits in the time of a sync.
+    The netfilter modes, which have kube-proxy's rules, delete the conntrack entry after that moment.
+    Datagrams sent before the deletion are lost: mostly none, at most those within one sync.
     """
     dns = cluster.service().to(cluster.a)
     with connected(cluster.p, UDP, dns.v4, 53) as sock:
         assert converse(sock) == "a"
         dns.to(cluster.b)
-        count = lost(sock, "b")
+        count = lost_datagrams(sock, "b")
     assert count <= 2

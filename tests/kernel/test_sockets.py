@@ -1,4 +1,4 @@
-"""sock_diag against real sockets, in network namespaces of the test's own."""
+"""sock_diag with real sockets, in network namespaces of the test."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def pod() -> Iterator[int]:
-    """A network namespace with an address of each family, as a descriptor."""
+    """The descriptor of a network namespace with an address of each family."""
     name = f"ebpfproxy-test-{os.getpid()}-sockets"
     ip("netns", "add", name)
     try:
@@ -56,7 +56,7 @@ def destination(peer: str, port: int) -> tuple[Address, int]:
     return parse_address(peer), port
 
 
-def test_a_connected_socket_is_listed_with_the_cookie_that_getsockopt_gives(pod: int) -> None:
+def test_a_connected_socket_is_listed_with_the_cookie_of_getsockopt(pod: int) -> None:
     with namespaces.in_namespace(pod), connected(V4, 5353) as client:
         (found,) = sockets.connected_udp()
         assert found == sockets.DiagSocket(
@@ -90,7 +90,7 @@ def test_sockets_of_both_families_and_v4_mapped_ones_are_listed(pod: int) -> Non
         }
 
 
-def test_a_socket_that_is_only_bound_is_not_connected(pod: int) -> None:
+def test_a_socket_that_is_only_bound_is_not_listed(pod: int) -> None:
     with namespaces.in_namespace(pod), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((V4, 0))
         assert list(sockets.connected_udp()) == []
@@ -121,7 +121,7 @@ def test_only_sockets_to_one_of_the_destinations_are_listed(
         assert [one.cookie for one in sockets.connected_udp({destination(V6, 53)})] == [cookie(six)]
 
 
-def test_a_long_list_of_destinations_finds_what_a_short_one_does(pod: int) -> None:
+def test_a_long_list_of_destinations_finds_the_same_sockets(pod: int) -> None:
     many = {destination(f"10.1.{number // 256}.{number % 256}", 53) for number in range(3000)}
     with namespaces.in_namespace(pod), connected(V4, 53) as client:
         assert list(sockets.connected_udp(many)) == []
@@ -140,7 +140,7 @@ def test_more_sockets_than_one_datagram_holds_are_all_listed(pod: int) -> None:
     [(socket.AF_INET, V4), (socket.AF_INET6, V6), (socket.AF_INET6, f"::ffff:{V4}")],
     ids=["IPv4", "IPv6", "v4-mapped"],
 )
-def test_a_destroyed_socket_reports_it_and_can_connect_anew(pod: int, family: int, peer: str) -> None:
+def test_a_destroyed_socket_fails_once_and_can_connect_again(pod: int, family: int, peer: str) -> None:
     with namespaces.in_namespace(pod), connected(peer, 53, family) as client:
         (found,) = sockets.connected_udp({destination(peer, 53)})
         sockets.destroy(found)
@@ -151,7 +151,7 @@ def test_a_destroyed_socket_reports_it_and_can_connect_anew(pod: int, family: in
         assert [one.destination_port for one in sockets.connected_udp()] == [54]
 
 
-def test_a_socket_that_was_closed_is_not_found(pod: int) -> None:
+def test_destroying_a_closed_socket_raises_not_found(pod: int) -> None:
     with namespaces.in_namespace(pod):
         with connected(V4, 53):
             (found,) = sockets.connected_udp()
@@ -159,7 +159,7 @@ def test_a_socket_that_was_closed_is_not_found(pod: int) -> None:
             sockets.destroy(found)
 
 
-def test_a_new_socket_at_the_same_addresses_is_left_alone(pod: int) -> None:
+def test_a_new_socket_with_the_same_addresses_is_not_destroyed(pod: int) -> None:
     with namespaces.in_namespace(pod):
         with connected(V4, 53) as client:
             (old,) = sockets.connected_udp()
@@ -173,7 +173,7 @@ def test_a_new_socket_at_the_same_addresses_is_left_alone(pod: int) -> None:
 
 
 def test_without_the_capability_destroying_is_unsupported(pod: int) -> None:
-    """In a process of its own, which gives CAP_NET_ADMIN (12) away: capset(2)."""
+    """In a child process that drops CAP_NET_ADMIN (12) by capset(2)."""
     with namespaces.in_namespace(pod), connected(V4, 53):
         (found,) = sockets.connected_udp()
         child = os.fork()
@@ -218,18 +218,18 @@ def test_a_tcp_connection_can_be_destroyed(pod: int) -> None:
         socket.create_connection((V4, server.getsockname()[1]), timeout=5) as client,
     ):
         established = sockets.tcp([sockets.State.ESTABLISHED])
-        (mine,) = (one for one in established if one.cookie == cookie(client))
-        sockets.destroy(mine)
+        (own,) = (one for one in established if one.cookie == cookie(client))
+        sockets.destroy(own)
         with pytest.raises(OSError) as caught:
             client.recv(1)
         assert caught.value.errno == errno.ECONNABORTED
 
 
-def test_long_lived_udp_sockets_in_a_pod_are_found_from_outside_and_broken(pod: int) -> None:
-    """Regression, cilium/cilium#48096: NGINX's resolver socket went on asking a DNS pod that was gone.
+def test_udp_sockets_in_every_namespace_are_found_and_destroyed(pod: int) -> None:
+    """Regression, cilium/cilium#48096: NGINX's resolver socket sent to a DNS pod that was gone.
 
-    The kernel's part: sockets in every namespace are found, breaking one reaches its process, and a
-    second look tells that none is left.
+    The kernel's part: sockets in every namespace are found, the process of a destroyed socket gets an error,
+    and a second search finds none.
     """
     backend = destination(V4, 53)
     with contextlib.ExitStack() as stack:
@@ -237,8 +237,8 @@ def test_long_lived_udp_sockets_in_a_pod_are_found_from_outside_and_broken(pod: 
             resolvers = [stack.enter_context(connected(V4, 53)) for _ in range(3)]
             other = stack.enter_context(connected(V4, 54))
 
-        assert _broken_in_all_namespaces(backend) == {cookie(one) for one in resolvers}
-        assert _broken_in_all_namespaces(backend) == set()
+        assert _destroyed_in_all_namespaces(backend) == {cookie(one) for one in resolvers}
+        assert _destroyed_in_all_namespaces(backend) == set()
         for resolver in resolvers:
             with pytest.raises(ConnectionAbortedError):
                 resolver.recv(1)
@@ -248,12 +248,12 @@ def test_long_lived_udp_sockets_in_a_pod_are_found_from_outside_and_broken(pod: 
         assert other.getpeername() == (V4, 54)
 
 
-def _broken_in_all_namespaces(backend: tuple[Address, int]) -> set[int]:
-    broken = set()
+def _destroyed_in_all_namespaces(backend: tuple[Address, int]) -> set[int]:
+    destroyed = set()
     with contextlib.closing(namespaces.opened_network_namespaces()) as opened:
         for descriptor in opened:
             with namespaces.in_namespace(descriptor):
                 for found in sockets.connected_udp({backend}):
                     sockets.destroy(found)
-                    broken.add(found.cookie)
-    return broken
+                    destroyed.add(found.cookie)
+    return destroyed

@@ -1,6 +1,6 @@
-"""Real flows through rules of nft, in network namespaces of the test's own: which are ended, and which stay.
+"""Conntrack entries through nft rules, in network namespaces of the test: which are deleted, which stay.
 
-Each test writes the node's rules as a backend would, and tells the thread what plans they stand for.
+Each test writes the node's rules as a backend would, and passes the matching plans to the thread.
 """
 
 import queue
@@ -18,7 +18,7 @@ from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import ServiceType
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
-from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, TCP, UDP, Testbed, answers, forget
+from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, TCP, UDP, Testbed, answers, end_all_flows
 from tests.support import build
 from tests.support.build import CONTEXT, endpoint, port, slice_of
 
@@ -33,11 +33,11 @@ def testbed(request: pytest.FixtureRequest, testbeds: dict[Family, Testbed]) -> 
     made = testbeds[request.param]
     made.rules()
     yield made
-    forget(made)
+    end_all_flows(made)
 
 
 class Watched:
-    """The thread in the node's namespace, and the looks that it told of."""
+    """The thread in the node's namespace, and the looks that it reported."""
 
     def __init__(self, testbed: Testbed) -> None:
         self._looks: queue.SimpleQueue[SearchResult] = queue.SimpleQueue()
@@ -47,7 +47,7 @@ class Watched:
         self.stale.expect({}, NodePlan(local_networks=networks, node_port_networks=networks))
 
     def bring(self, changed: Plans) -> tuple[int, int]:
-        """As a sync that is done by now does; how many flows were ended, and how many withstood."""
+        """As after a sync. The numbers of deleted entries and of those that could not be deleted."""
         self.stale.expect(changed)
         self.stale.in_force()
         look = self._looks.get(timeout=PATIENCE)
@@ -62,7 +62,7 @@ def watched(testbed: Testbed) -> Iterator[Watched]:
 
 
 def plans(testbed: Testbed, *pods: int, called: str = "dns", protocol: Protocol = UDP) -> Plans:
-    """Of a Service with the ClusterIP of the testbed and a NodePort, and these pods as endpoints."""
+    """The plans of a Service with the testbed's ClusterIP, a NodePort, and these pods as endpoints."""
     service = build.service(
         called,
         port(DNS, protocol=protocol, node_port=NODE_PORT),
@@ -76,16 +76,20 @@ def plans(testbed: Testbed, *pods: int, called: str = "dns", protocol: Protocol 
 
 
 @pytest.mark.parametrize("origin", ["client", "node"])
-def test_the_flows_of_an_endpoint_that_went_move_on_and_those_of_others_stay(
+def test_flows_of_a_removed_endpoint_move_and_others_stay(
     testbed: Testbed, watched: Watched, origin: str
 ) -> None:
     where = testbed.client if origin == "client" else testbed.node
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as first, testbed.pod(1) as second, testbed.dialing(where, testbed.at.vip) as client:
+    with (
+        testbed.pod(0) as first,
+        testbed.pod(1) as second,
+        testbed.client_socket(where, testbed.at.vip) as client,
+    ):
         answers(client, first)
         assert watched.bring(plans(testbed, 0)) == (0, 0)
         testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[1]))
-        with testbed.dialing(where, testbed.at.vip) as late:
+        with testbed.client_socket(where, testbed.at.vip) as late:
             answers(late, second)
             (stays,) = [flow for flow in testbed.flows() if flow.source_port == late.getsockname()[1]]
             assert watched.bring(plans(testbed, 1)) == (1, 0)
@@ -95,9 +99,9 @@ def test_the_flows_of_an_endpoint_that_went_move_on_and_those_of_others_stay(
             assert stays in testbed.flows()
 
 
-def test_a_service_scaled_to_zero_sends_nobody_to_its_last_pod(testbed: Testbed, watched: Watched) -> None:
+def test_a_service_scaled_to_zero_keeps_no_flow(testbed: Testbed, watched: Watched) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         answers(client, server)
         assert watched.bring(plans(testbed, 0)) == (0, 0)
         testbed.rules(dns=(testbed.at.vip, DNS, ""))
@@ -105,12 +109,12 @@ def test_a_service_scaled_to_zero_sends_nobody_to_its_last_pod(testbed: Testbed,
         assert testbed.flows() == []
 
 
-def test_a_client_that_began_before_there_was_an_endpoint_reaches_the_first(
+def test_a_flow_from_before_the_first_endpoint_reaches_that_endpoint(
     testbed: Testbed, watched: Watched
 ) -> None:
-    """It never falls silent, so its entry would last for ever (kubernetes issue 19029)."""
+    """The client sends without a pause, so that its entry would never expire (kubernetes issue 19029)."""
     watched.bring(plans(testbed))
-    with testbed.pod(0) as server, testbed.dialing(testbed.node, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.node, testbed.at.vip) as client:
         client.send(b"?")
         (lost,) = testbed.flows()
         assert (lost.reply_source, lost.is_dnated) == (parse_address(testbed.at.vip), False)
@@ -121,9 +125,9 @@ def test_a_client_that_began_before_there_was_an_endpoint_reaches_the_first(
         answers(client, server)
 
 
-def test_a_deleted_service_sends_nobody_to_its_pods(testbed: Testbed, watched: Watched) -> None:
+def test_a_deleted_service_keeps_no_flow(testbed: Testbed, watched: Watched) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
-    with testbed.pod(0) as server, testbed.dialing(testbed.client, testbed.at.vip) as client:
+    with testbed.pod(0) as server, testbed.client_socket(testbed.client, testbed.at.vip) as client:
         answers(client, server)
         present = plans(testbed, 0)
         assert watched.bring(present) == (0, 0)
@@ -132,21 +136,23 @@ def test_a_deleted_service_sends_nobody_to_its_pods(testbed: Testbed, watched: W
         assert testbed.flows() == []
 
 
-def test_a_node_port_loses_its_flows_on_this_nodes_addresses_only(testbed: Testbed, watched: Watched) -> None:
+def test_flows_of_a_node_port_are_deleted_only_on_this_nodes_addresses(
+    testbed: Testbed, watched: Watched
+) -> None:
     testbed.rules(port=("", NODE_PORT, testbed.at.pods[0]))
     elsewhere = testbed.at.node_inside.replace("254", "77").replace(
         "::fe", "::77"
-    )  # another node's, behind us
+    )  # an address of another node, reached through this one
     with (
         testbed.pod(0) as first,
         testbed.pod(1) as second,
-        testbed.dialing(testbed.client, testbed.at.node, NODE_PORT) as client,
-        testbed.dialing(testbed.client, testbed.at.node_inside, NODE_PORT) as other,
+        testbed.client_socket(testbed.client, testbed.at.node, NODE_PORT) as client,
+        testbed.client_socket(testbed.client, testbed.at.node_inside, NODE_PORT) as other,
     ):
         answers(client, first)
         answers(other, first)
         testbed.node.ip(f"neigh replace {elsewhere} lladdr 02:00:00:00:00:77 dev inside")
-        with testbed.dialing(testbed.client, elsewhere, NODE_PORT) as passing:
+        with testbed.client_socket(testbed.client, elsewhere, NODE_PORT) as passing:
             passing.send(b"?")
             passes = passing.getsockname()[1]
             assert watched.bring(plans(testbed, 0)) == (0, 0)
@@ -156,29 +162,29 @@ def test_a_node_port_loses_its_flows_on_this_nodes_addresses_only(testbed: Testb
         answers(client, second)
 
 
-def test_somebody_elses_translation_stays(testbed: Testbed, watched: Watched) -> None:
-    """A published port, translated to the very pod that our Service loses."""
-    ours = (testbed.at.vip, DNS, testbed.at.pods[0])
-    theirs = ("", FOREIGN_PORT, testbed.at.pods[0])
-    testbed.rules(ours=ours, theirs=theirs)
+def test_a_flow_that_another_program_translates_stays(testbed: Testbed, watched: Watched) -> None:
+    """A published port that is translated to the same pod that the Service loses."""
+    own = (testbed.at.vip, DNS, testbed.at.pods[0])
+    published = ("", FOREIGN_PORT, testbed.at.pods[0])
+    testbed.rules(own=own, published=published)
     with (
         testbed.pod(0) as server,
-        testbed.dialing(testbed.client, testbed.at.vip) as client,
-        testbed.dialing(testbed.client, testbed.at.node, FOREIGN_PORT) as foreign,
+        testbed.client_socket(testbed.client, testbed.at.vip) as client,
+        testbed.client_socket(testbed.client, testbed.at.node, FOREIGN_PORT) as foreign,
     ):
         answers(client, server)
         answers(foreign, server)
         present = plans(testbed, 0)
         watched.bring(present)
         assert watched.bring(plans(testbed)) == (1, 0)
-        answers(client, server)  # the rules were left, so that there is one to lose
+        answers(client, server)  # the rules still exist, so that there is a flow to delete
         assert watched.bring(dict.fromkeys(present)) == (1, 0)
         (left,) = testbed.flows()
         assert left.destination_port == FOREIGN_PORT
         answers(foreign, server)
 
 
-def test_tcp_connections_stay(testbed: Testbed, watched: Watched) -> None:
+def test_tcp_flows_are_never_deleted(testbed: Testbed, watched: Watched) -> None:
     testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[0]))
     with testbed.pods.entered():
         listening = socket.create_server((testbed.at.pods[0], TARGET), family=testbed.at.number)
@@ -197,15 +203,13 @@ def test_tcp_connections_stay(testbed: Testbed, watched: Watched) -> None:
             assert served.recv(1) == b"?"
 
 
-def test_a_restart_ends_no_flow_that_is_right_and_those_of_what_is_gone(
-    testbed: Testbed, watched: Watched
-) -> None:
+def test_a_restart_deletes_only_flows_of_removed_frontends(testbed: Testbed, watched: Watched) -> None:
     vip, previous = testbed.at.vip, testbed.at.vip.removesuffix("3") + "9"
     testbed.rules(dns=(vip, DNS, testbed.at.pods[0]), previous=(previous, DNS, testbed.at.pods[0]))
     with (
         testbed.pod(0) as server,
-        testbed.dialing(testbed.client, vip) as client,
-        testbed.dialing(testbed.client, previous) as late,
+        testbed.client_socket(testbed.client, vip) as client,
+        testbed.client_socket(testbed.client, previous) as late,
     ):
         answers(client, server)
         answers(late, server)
@@ -218,11 +222,11 @@ def test_a_restart_ends_no_flow_that_is_right_and_those_of_what_is_gone(
 
 
 def track(testbed: Testbed, clients: range, pod: str) -> None:
-    """Have the node track a flow of each of these clients to the Service, at that pod; by netlink."""
+    """Create by netlink a conntrack entry for each of these clients to the Service, with that pod."""
     network = parse_address(testbed.at.client)[:12]
     to, answering = (parse_address(testbed.at.vip), DNS), (parse_address(pod), TARGET)
     head = conntrack.HEAD.pack(testbed.at.number, 0, 0)
-    # Seen a reply, assured, confirmed; CTA_TIMEOUT.
+    # CTA_STATUS: reply seen, assured, confirmed. 7 is CTA_TIMEOUT.
     tail = netlink.attribute(conntrack.CTA_STATUS, (0x0E).to_bytes(4))
     tail += netlink.attribute(7, (600).to_bytes(4))
     requests = []
@@ -245,8 +249,8 @@ _CREATE = netlink.NLM_F_REQUEST | netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
 _EACH = 25_000
 
 
-def test_fifty_thousand_flows_are_gone_through_in_bounded_time(testbed: Testbed, watched: Watched) -> None:
-    """Half of them are of an endpoint that went. It takes a second or two where nothing else runs."""
+def test_fifty_thousand_flows_are_checked_in_bounded_time(testbed: Testbed, watched: Watched) -> None:
+    """Half of them have an endpoint that is removed. It takes one or two seconds on an idle machine."""
     if int(sysctl.read("net/netfilter/nf_conntrack_max")) < 4 * _EACH:
         pytest.skip("the table of this machine's kernel is too small")
     for pod, clients in enumerate((range(1, _EACH + 1), range(_EACH + 1, 2 * _EACH + 1))):

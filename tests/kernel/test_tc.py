@@ -1,4 +1,4 @@
-"""Filters of ours, and of others, on the devices of a namespace of the test's own."""
+"""Filters of ebpfproxy and of other programs on the devices of the test's network namespace."""
 
 import socket
 import subprocess
@@ -18,7 +18,7 @@ from tests.support.namespace import Namespace
 pytestmark = pytest.mark.kernel
 
 U32 = "u32 match u32 0 0 flowid 1:1"
-"""A filter as others have them; the kernel shows it as two, itself and its hash table."""
+"""A filter of another program. The kernel lists it as two: the filter and its hash table."""
 
 BOTH = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
@@ -36,17 +36,17 @@ def device(node: Namespace) -> int:
 
 @BOTH
 def test_a_program_is_attached_found_by_its_id_and_detached(device: int, side: Side) -> None:
-    with program() as ours:
+    with program() as own:
         assert tc.program_id(device, side) is None
-        assert tc.attach(device, side, ours) is True
-        assert tc.program_id(device, side) == ours.id
-        assert tc.filters(device, side) == [Filter(1, 0xEB, 3, "bpf", "ebpfproxy", ours.id)]
+        assert tc.attach(device, side, own) is True
+        assert tc.program_id(device, side) == own.id
+        assert tc.filters(device, side) == [Filter(1, 0xEB, 3, "bpf", "ebpfproxy", own.id)]
     assert tc.detach(device, side) is True
     assert tc.filters(device, side) == []
     assert tc.detach(device, side) is False
 
 
-def test_the_two_sides_have_programs_of_their_own_below_one_clsact(device: int) -> None:
+def test_both_sides_have_separate_programs_below_one_clsact(device: int) -> None:
     with program() as first, program() as second:
         assert tc.attach(device, Side.INGRESS, first) is True
         assert tc.attach(device, Side.EGRESS, second) is False
@@ -64,9 +64,9 @@ def test_attaching_again_replaces_the_program_and_adds_no_filter(device: int, si
         assert [one.program_id for one in tc.filters(device, side)] == [new.id]
 
 
-def test_the_filter_is_as_the_command_tc_shows_it(node: Namespace, device: int) -> None:
-    with program() as ours:
-        tc.attach(device, Side.EGRESS, ours)
+def test_the_tc_command_lists_the_filter(node: Namespace, device: int) -> None:
+    with program() as own:
+        tc.attach(device, Side.EGRESS, own)
     shown = subprocess.run(
         ["tc", "filter", "show", "dev", "n0", "egress"], capture_output=True, text=True, check=True
     ).stdout
@@ -75,7 +75,7 @@ def test_the_filter_is_as_the_command_tc_shows_it(node: Namespace, device: int) 
 
 
 @BOTH
-def test_filters_of_others_survive_attach_replace_detach_and_cleanup(
+def test_filters_of_other_programs_survive_attach_replace_detach_and_cleanup(
     node: Namespace, device: int, side: Side
 ) -> None:
     node.tc(
@@ -102,78 +102,78 @@ def test_filters_of_others_survive_attach_replace_detach_and_cleanup(
 
 
 @BOTH
-def test_ours_is_first_before_bpf_filters_that_were_there(device: int, side: Side) -> None:
-    with program() as theirs, program() as ours:
-        add_filter(device, side, theirs)
-        tc.attach(device, side, ours)
-        assert [one.program_id for one in tc.filters(device, side)] == [ours.id, theirs.id]
+def test_the_own_filter_is_attached_before_existing_bpf_filters(device: int, side: Side) -> None:
+    with program() as foreign, program() as own:
+        add_filter(device, side, foreign)
+        tc.attach(device, side, own)
+        assert [one.program_id for one in tc.filters(device, side)] == [own.id, foreign.id]
         tc.detach(device, side)
-        assert [one.program_id for one in tc.filters(device, side)] == [theirs.id]
+        assert [one.program_id for one in tc.filters(device, side)] == [foreign.id]
 
 
-def test_a_handle_that_is_taken_is_left_to_its_owner(device: int) -> None:
-    with program() as theirs, program() as ours:
-        add_filter(device, Side.INGRESS, theirs, handle=tc.HANDLES[0])
+def test_a_handle_of_another_program_is_not_reused(device: int) -> None:
+    with program() as foreign, program() as own:
+        add_filter(device, Side.INGRESS, foreign, handle=tc.HANDLES[0])
         assert tc.program_id(device, Side.INGRESS) is None
         assert tc.detach(device, Side.INGRESS) is False
-        tc.attach(device, Side.INGRESS, ours)
+        tc.attach(device, Side.INGRESS, own)
         assert {one.handle: one.program_id for one in tc.filters(device, Side.INGRESS)} == {
-            tc.HANDLES[1]: ours.id,
-            tc.HANDLES[0]: theirs.id,
+            tc.HANDLES[1]: own.id,
+            tc.HANDLES[0]: foreign.id,
         }
 
 
-def test_a_filter_that_came_to_be_before_ours_is_passed_by_attaching_again(device: int) -> None:
-    with program() as theirs, program() as ours, program() as next_one:
-        tc.attach(device, Side.INGRESS, ours)
-        add_filter(device, Side.INGRESS, theirs)
+def test_attaching_again_moves_the_own_filter_before_a_later_one(device: int) -> None:
+    with program() as foreign, program() as own, program() as next_one:
+        tc.attach(device, Side.INGRESS, own)
+        add_filter(device, Side.INGRESS, foreign)
         found = tc.filters(device, Side.INGRESS)
-        assert [one.name for one in tc.before(found)] == ["theirs"]
+        assert [one.name for one in tc.before(found)] == ["foreign"]
         assert tc.can_advance(found)
         tc.attach(device, Side.INGRESS, next_one)
         found = tc.filters(device, Side.INGRESS)
-        assert [one.program_id for one in found] == [next_one.id, theirs.id]
+        assert [one.program_id for one in found] == [next_one.id, foreign.id]
         assert not tc.can_advance(found)
 
 
-def test_a_filter_of_a_previous_version_is_replaced_by_one_at_the_first_place(device: int) -> None:
-    """Version 0.1 has priority 235."""
-    with program() as previous, program() as theirs, program() as ours:
+def test_a_filter_of_version_0_1_is_replaced_by_one_in_first_place(device: int) -> None:
+    """Version 0.1 used priority 235."""
+    with program() as previous, program() as foreign, program() as own:
         add_filter(device, Side.INGRESS, previous, handle=0xEB, name=tc.NAME, priority=235)
-        add_filter(device, Side.INGRESS, theirs)
+        add_filter(device, Side.INGRESS, foreign)
         assert tc.program_id(device, Side.INGRESS) == previous.id
-        assert tc.attach(device, Side.INGRESS, ours) is False
-        assert [one.program_id for one in tc.filters(device, Side.INGRESS)] == [ours.id, theirs.id]
+        assert tc.attach(device, Side.INGRESS, own) is False
+        assert [one.program_id for one in tc.filters(device, Side.INGRESS)] == [own.id, foreign.id]
 
 
 @pytest.mark.parametrize("kind", [f"protocol ip {U32}", f"protocol all {U32}"])
-def test_where_priority_1_takes_no_bpf_filter_ours_is_the_next_and_tells_so(
+def test_a_non_bpf_filter_with_priority_1_is_reported_as_running_first(
     node: Namespace, device: int, kind: str
 ) -> None:
     node.tc("qdisc add dev n0 clsact", f"filter add dev n0 egress prio 1 {kind}")
-    with program() as ours:
-        tc.attach(device, Side.EGRESS, ours)
+    with program() as own:
+        tc.attach(device, Side.EGRESS, own)
     found = tc.filters(device, Side.EGRESS)
     assert {str(one) for one in tc.before(found)} == {"u32 filter, priority 1"}
     assert not tc.can_advance(found)
     assert found[-1].priority == 2
 
 
-def test_a_filter_without_a_priority_comes_after_ours(node: Namespace, device: int) -> None:
-    with program() as ours:
-        tc.attach(device, Side.INGRESS, ours)
+def test_a_filter_without_a_priority_comes_after_the_own_filter(node: Namespace, device: int) -> None:
+    with program() as own:
+        tc.attach(device, Side.INGRESS, own)
     node.tc(f"filter add dev n0 ingress protocol all {U32}")
     found = tc.filters(device, Side.INGRESS)
     assert found[0].is_own
     assert {one.priority for one in found[1:]} == {49152}
 
 
-def test_an_empty_clsact_goes_and_one_with_a_filter_on_the_other_side_stays(device: int) -> None:
+def test_only_an_empty_clsact_is_removed(device: int) -> None:
     assert tc.has_clsact(device) is False
     assert tc.remove_clsact(device) is False
-    with program() as ours:
-        tc.attach(device, Side.INGRESS, ours)
-        tc.attach(device, Side.EGRESS, ours)
+    with program() as own:
+        tc.attach(device, Side.INGRESS, own)
+        tc.attach(device, Side.EGRESS, own)
     tc.detach(device, Side.INGRESS)
     assert tc.remove_clsact(device) is False
     assert tc.has_clsact(device) is True
@@ -182,29 +182,29 @@ def test_an_empty_clsact_goes_and_one_with_a_filter_on_the_other_side_stays(devi
     assert tc.has_clsact(device) is False
 
 
-def test_a_clsact_that_was_there_is_told_from_one_that_was_made(node: Namespace, device: int) -> None:
+def test_attach_reports_whether_it_created_the_clsact(node: Namespace, device: int) -> None:
     node.tc("qdisc add dev n0 clsact")
-    with program() as ours:
-        assert tc.attach(device, Side.INGRESS, ours) is False
-        assert tc.attach(socket.if_nametoindex("n1"), Side.INGRESS, ours) is True
+    with program() as own:
+        assert tc.attach(device, Side.INGRESS, own) is False
+        assert tc.attach(socket.if_nametoindex("n1"), Side.INGRESS, own) is True
 
 
-def test_an_ingress_qdisc_of_somebody_else_serves_ingress(node: Namespace, device: int) -> None:
+def test_an_existing_ingress_qdisc_is_used_for_ingress(node: Namespace, device: int) -> None:
     node.tc("qdisc add dev n0 ingress", f"filter add dev n0 ingress prio 9 {U32}")
-    with program() as ours:
-        assert tc.attach(device, Side.INGRESS, ours) is False
-        assert tc.program_id(device, Side.INGRESS) == ours.id
+    with program() as own:
+        assert tc.attach(device, Side.INGRESS, own) is False
+        assert tc.program_id(device, Side.INGRESS) == own.id
     tc.detach(device, Side.INGRESS)
     assert {one.priority for one in tc.filters(device, Side.INGRESS)} == {9}
 
 
-def test_an_ingress_qdisc_takes_no_program_for_egress(node: Namespace, device: int) -> None:
-    """The kernel would take it, and run it at ingress."""
+def test_attaching_at_egress_is_rejected_if_there_is_an_ingress_qdisc(node: Namespace, device: int) -> None:
+    """The kernel would accept the program, and run it at ingress."""
     node.tc("qdisc add dev n0 ingress")
-    with program() as ours:
-        tc.attach(device, Side.INGRESS, ours)
+    with program() as own:
+        tc.attach(device, Side.INGRESS, own)
         with pytest.raises(Unsupported, match="egress of n0: there is an ingress qdisc") as rejected:
-            tc.attach(device, Side.EGRESS, ours)
+            tc.attach(device, Side.EGRESS, own)
     assert "clsact" in rejected.value.hint
     assert tc.filters(device, Side.EGRESS) == []
     assert tc.program_id(device, Side.INGRESS) is not None
@@ -212,7 +212,7 @@ def test_an_ingress_qdisc_takes_no_program_for_egress(node: Namespace, device: i
     assert tc.remove_clsact(device) is False
 
 
-def test_a_program_that_is_no_classifier_is_rejected_and_leaves_nothing_behind(device: int) -> None:
+def test_a_program_that_is_no_classifier_is_rejected_and_no_clsact_stays(device: int) -> None:
     loaded = load_program(SOCK_ADDR, CONNECT4)
     try:
         with pytest.raises(Rejected, match="cannot attach to ingress of n0"):
@@ -223,11 +223,11 @@ def test_a_program_that_is_no_classifier_is_rejected_and_leaves_nothing_behind(d
 
 
 def test_a_device_that_is_gone_is_not_found_and_has_no_filters(node: Namespace, device: int) -> None:
-    with program() as ours:
-        tc.attach(device, Side.INGRESS, ours)
+    with program() as own:
+        tc.attach(device, Side.INGRESS, own)
         node.ip("link del n0")
         with pytest.raises(NotFound, match=f"device number {device}"):
-            tc.attach(device, Side.INGRESS, ours)
+            tc.attach(device, Side.INGRESS, own)
     assert tc.filters(device, Side.INGRESS) == []
     assert tc.program_id(device, Side.EGRESS) is None
     assert tc.detach(device, Side.INGRESS) is False
@@ -235,14 +235,14 @@ def test_a_device_that_is_gone_is_not_found_and_has_no_filters(node: Namespace, 
     assert tc.remove_clsact(device) is False
 
 
-def test_a_device_made_anew_under_its_old_index_has_lost_its_filters(node: Namespace, device: int) -> None:
-    """So who watches devices by index has to look at their filters, too."""
-    with program() as ours:
-        tc.attach(device, Side.INGRESS, ours)
+def test_a_recreated_device_with_the_same_index_has_no_filters(node: Namespace, device: int) -> None:
+    """So a watch of device indexes is not sufficient: the filters have to be read, too."""
+    with program() as own:
+        tc.attach(device, Side.INGRESS, own)
         node.ip("link del n0", f"link add n0 index {device} type veth peer name n1", "link set n0 up")
         assert tc.program_id(device, Side.INGRESS) is None
-        assert tc.attach(device, Side.INGRESS, ours) is True
-        assert tc.program_id(device, Side.INGRESS) == ours.id
+        assert tc.attach(device, Side.INGRESS, own) is True
+        assert tc.program_id(device, Side.INGRESS) == own.id
 
 
 KINDS = {
@@ -262,16 +262,16 @@ def test_every_kind_of_device_takes_programs_on_both_sides(node: Namespace, kind
     if node.lacks(KINDS[kind]):
         pytest.skip(f"this kernel has no {kind}")
     index = next(device.ifindex for device in links.read() if device.name == "made")
-    with program() as ours:
+    with program() as own:
         for side in Side:
-            tc.attach(index, side, ours)
-            assert tc.program_id(index, side) == ours.id
+            tc.attach(index, side, own)
+            assert tc.program_id(index, side) == own.id
 
 
 def test_loopback_takes_a_program(node: Namespace) -> None:
-    with program() as ours:
-        tc.attach(1, Side.EGRESS, ours)
-        assert tc.program_id(1, Side.EGRESS) == ours.id
+    with program() as own:
+        tc.attach(1, Side.EGRESS, own)
+        assert tc.program_id(1, Side.EGRESS) == own.id
 
 
 def test_no_packet_misses_the_program_while_it_is_replaced(node: Namespace, device: int) -> None:
@@ -285,15 +285,15 @@ def test_no_packet_misses_the_program_while_it_is_replaced(node: Namespace, devi
         assert_none_arrives(node, replace, times=200, least=5_000)
 
 
-def test_no_packet_misses_the_program_while_it_gets_to_the_first_place(node: Namespace, device: int) -> None:
-    """The programs that come before it pass everything on; one packet that arrives has met only those."""
-    with program(SHOT) as ours, program() as theirs:
-        tc.attach(device, Side.INGRESS, ours)
+def test_no_packet_misses_the_program_while_it_moves_to_the_first_place(node: Namespace, device: int) -> None:
+    """The programs before it pass all packets on: a packet that arrives has met only those."""
+    with program(SHOT) as own, program() as foreign:
+        tc.attach(device, Side.INGRESS, own)
 
         def advance(count: int) -> None:
-            add_filter(device, Side.INGRESS, theirs, handle=count + 1)
+            add_filter(device, Side.INGRESS, foreign, handle=count + 1)
             assert tc.can_advance(tc.filters(device, Side.INGRESS))
-            tc.attach(device, Side.INGRESS, ours)
+            tc.attach(device, Side.INGRESS, own)
             assert not tc.before(tc.filters(device, Side.INGRESS))
 
         assert_none_arrives(node, advance, times=100, least=2_000)

@@ -1,4 +1,4 @@
-"""Notifications of real changes of filters and qdiscs, in a namespace with the veths net and pod."""
+"""Notifications of changes of filters and qdiscs, in a namespace with the veths net and pod."""
 
 import socket
 import threading
@@ -20,7 +20,7 @@ FILTER = "filter add dev {} egress prio {} protocol ip u32 match u32 0 0 flowid 
 
 
 class Watch:
-    """Watches net in a thread of its own. After each call it waits, if `go_on` is clear."""
+    """Watches net in a separate thread. The callback blocks while `resume` is clear."""
 
     def __init__(self, node: Namespace) -> None:
         self._node = node
@@ -28,8 +28,8 @@ class Watch:
         self._stop = Stop()
         self._net = 0
         self.count = 0
-        self.go_on = threading.Event()
-        self.go_on.set()
+        self.resume = threading.Event()
+        self.resume.set()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "Watch":
@@ -37,24 +37,24 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.go_on.set()
+        self.resume.set()
         self._stop.set()
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         self._stop.close()
 
     def called(self) -> None:
-        """Await the next call."""
+        """Await the next call of the callback."""
         assert self._calls.acquire(timeout=PATIENCE)
 
     def sleeps(self, seconds: float) -> bool:
-        """Whether the thread does nothing for so long."""
+        """Whether the thread is idle for this time."""
         before = self._switches()
         self._thread.join(seconds)
         return self._thread.is_alive() and self._switches() == before
 
     def _switches(self) -> str:
-        """How often it has gone to sleep."""
+        """The number of voluntary context switches of the thread."""
         status = Path(f"/proc/self/task/{self._thread.native_id}/status").read_text()
         return next(line for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
 
@@ -69,7 +69,7 @@ class Watch:
     def _changed(self) -> None:
         self.count += 1
         self._calls.release()
-        self.go_on.wait(PATIENCE)
+        self.resume.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def node() -> Iterator[Namespace]:
 
 @pytest.fixture
 def watch(node: Namespace) -> Iterator[Watch]:
-    """Subscribed, which a first change has shown."""
+    """A watch that has received its first notification, so that it is subscribed."""
     with Watch(node) as watching:
         subscribed(node)
         node.tc("qdisc add dev net clsact")
@@ -94,14 +94,14 @@ def subscribed(node: Namespace) -> None:
 
 
 def rows(node: Namespace) -> list[list[str]]:
-    """Of /proc/net/netlink: the sockets that are subscribed to these notifications alone."""
+    """The rows of /proc/net/netlink for sockets that are subscribed to these notifications only."""
     with node.entered(), open("/proc/thread-self/net/netlink") as table:
         lines = [line.split() for line in table.readlines()[1:]]
     return [row for row in lines if int(row[3], 16) == tc_watch.GROUPS]
 
 
 def unread(node: Namespace) -> int:
-    """Bytes of the kernel's memory that notifications take."""
+    """Bytes of unread notifications in the kernel."""
     return sum(int(row[4]) for row in rows(node))
 
 
@@ -122,7 +122,7 @@ def test_each_kind_of_change_is_notified(node: Namespace, watch: Watch) -> None:
         watch.called()
 
 
-def test_a_filter_of_a_shared_block_is_notified_whatever_its_devices(node: Namespace, watch: Watch) -> None:
+def test_a_filter_of_a_shared_block_is_notified_for_all_its_devices(node: Namespace, watch: Watch) -> None:
     node.tc("qdisc add dev pod ingress_block 21 clsact")
     node.tc("filter add block 21 prio 9 protocol ip u32 match u32 0 0 flowid 1:1")
     watch.called()
@@ -130,7 +130,7 @@ def test_a_filter_of_a_shared_block_is_notified_whatever_its_devices(node: Names
 
 
 def test_filters_of_other_devices_are_not_notified(node: Namespace) -> None:
-    """As where a network plugin attaches hundreds of filters while a pod is created."""
+    """As if a network plugin attached hundreds of filters while a pod is created."""
     with Watch(node) as watch:
         subscribed(node)
         node.tc("qdisc add dev pod clsact", *(FILTER.format("pod", 9 + i) for i in range(300)))
@@ -138,35 +138,35 @@ def test_filters_of_other_devices_are_not_notified(node: Namespace) -> None:
     assert watch.count == 0
 
 
-def test_a_burst_is_one_call(node: Namespace, watch: Watch) -> None:
-    watch.go_on.clear()
+def test_a_burst_of_changes_causes_one_call(node: Namespace, watch: Watch) -> None:
+    watch.resume.clear()
     node.tc(FILTER.format("net", 9))
     watch.called()
     node.tc(*(FILTER.format("net", 10 + i) for i in range(300)))
     assert unread(node)
-    watch.go_on.set()
+    watch.resume.set()
     watch.called()
     assert watch.count == 3
     assert not unread(node)
 
 
 def test_lost_notifications_count_as_a_change(node: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one about net is lost, since those about pod have filled the buffer."""
-    monkeypatch.setattr(rtnetlink_watch, "_RECEIVE_BUFFER_BYTES", 1)  # the kernel's least
+    """The notification about net is lost, since those about pod have filled the buffer."""
+    monkeypatch.setattr(rtnetlink_watch, "_RECEIVE_BUFFER_BYTES", 1)  # the kernel raises it to its minimum
     with Watch(node) as watch:
         subscribed(node)
-        watch.go_on.clear()
+        watch.resume.clear()
         node.tc("qdisc add dev net clsact")
         watch.called()
         node.tc("qdisc add dev pod clsact", *(FILTER.format("pod", 9 + i) for i in range(100)))
         before = lost(node)
         node.tc(FILTER.format("net", 9))
         assert lost(node) > before > 0
-        watch.go_on.set()
+        watch.resume.set()
         watch.called()
 
 
-def test_a_wait_without_changes_does_not_wake_the_thread(node: Namespace) -> None:
+def test_the_thread_does_not_wake_without_changes(node: Namespace) -> None:
     with Watch(node) as watch:
         subscribed(node)
         eventually(lambda: watch.sleeps(3 * rtnetlink_watch.STOP_SECONDS), "the thread sleeps")

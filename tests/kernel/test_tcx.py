@@ -1,4 +1,4 @@
-"""Programs on the devices of a namespace of the test's own, by tcx links, beside programs of others."""
+"""tcx links of ebpfproxy and of other programs on the devices of the test's network namespace."""
 
 import contextlib
 import socket
@@ -61,10 +61,10 @@ def ids(device: int, side: Side = Side.INGRESS) -> list[int]:
 
 @BOTH
 def test_a_program_is_attached_found_and_detached_at_once(device: int, side: Side, pin: Path) -> None:
-    with program() as ours:
+    with program() as own:
         assert ids(device, side) == []
-        tcx.attach(device, side, ours, pin)
-        assert ids(device, side) == [ours.id]
+        tcx.attach(device, side, own, pin)
+        assert ids(device, side) == [own.id]
         assert [placed.link_id for placed in tcx.programs(device, side)] == [tcx.link_id(pin)]
         assert tcx.detach(pin) is True
         assert ids(device, side) == []
@@ -74,22 +74,24 @@ def test_a_program_is_attached_found_and_detached_at_once(device: int, side: Sid
 
 @BOTH
 @pytest.mark.parametrize("where", [HEAD, TAIL], ids=["head", "tail"])
-def test_it_is_first_whoever_was_there_before(device: int, side: Side, pin: Path, where: int) -> None:
-    with program() as ours, program() as theirs, linked(device, side, theirs, where):
-        tcx.attach(device, side, ours, pin)
-        assert ids(device, side) == [ours.id, theirs.id]
+def test_the_own_program_is_attached_before_existing_programs(
+    device: int, side: Side, pin: Path, where: int
+) -> None:
+    with program() as own, program() as foreign, linked(device, side, foreign, where):
+        tcx.attach(device, side, own, pin)
+        assert ids(device, side) == [own.id, foreign.id]
 
 
 @BOTH
-def test_attaching_again_passes_whoever_came_to_be_first(device: int, side: Side, pin: Path) -> None:
-    with program() as ours, program() as new, program() as theirs:
-        tcx.attach(device, side, ours, pin)
-        with linked(device, side, theirs):
-            assert ids(device, side) == [theirs.id, ours.id]
-            tcx.attach(device, side, ours, pin)
-            assert ids(device, side) == [ours.id, theirs.id]
+def test_attaching_again_moves_the_own_program_to_the_first_place(device: int, side: Side, pin: Path) -> None:
+    with program() as own, program() as new, program() as foreign:
+        tcx.attach(device, side, own, pin)
+        with linked(device, side, foreign):
+            assert ids(device, side) == [foreign.id, own.id]
+            tcx.attach(device, side, own, pin)
+            assert ids(device, side) == [own.id, foreign.id]
             tcx.attach(device, side, new, pin)
-            assert ids(device, side) == [new.id, theirs.id]
+            assert ids(device, side) == [new.id, foreign.id]
         assert ids(device, side) == [new.id]
         assert [path.name for path in pin.parent.glob("n0_*")] == [pin.name]
 
@@ -103,61 +105,62 @@ def test_a_program_is_replaced_by_the_same_link(device: int, pin: Path) -> None:
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_what_a_process_left_that_was_killed_in_between_is_repaired(
+def test_attaching_repairs_the_state_of_a_process_killed_during_an_attach(
     device: int, pin: Path, detached: bool
 ) -> None:
-    with program() as ours, program() as half:
-        tcx.attach(device, Side.INGRESS, ours, pin)
+    with program() as own, program() as unfinished:
+        tcx.attach(device, Side.INGRESS, own, pin)
         fresh = pin.with_name(f"{pin.name}_new")
-        with contextlib.closing(Link.create_first(half, device, INGRESS)) as left:
+        with contextlib.closing(Link.create_first(unfinished, device, INGRESS)) as left:
             left.pin(fresh)
         if detached:
             with contextlib.closing(Link.pinned(pin)) as link:
                 link.detach()
-        tcx.attach(device, Side.INGRESS, ours, pin)
-        assert ids(device) == [ours.id]
+        tcx.attach(device, Side.INGRESS, own, pin)
+        assert ids(device) == [own.id]
         assert not fresh.exists()
 
 
-def test_a_device_that_is_gone_has_no_programs_and_its_pin_is_of_no_use(
+def test_the_pin_of_a_removed_device_is_replaced_for_a_new_device(
     node: Namespace, device: int, pin: Path
 ) -> None:
-    with program() as ours:
-        tcx.attach(device, Side.INGRESS, ours, pin)
+    with program() as own:
+        tcx.attach(device, Side.INGRESS, own, pin)
         node.ip("link del n0")
         assert ids(device) == []
         with pytest.raises(NotFound, match=f"device number {device}"):
-            tcx.attach(device, Side.INGRESS, ours, pin)
+            tcx.attach(device, Side.INGRESS, own, pin)
         node.ip(f"link add n0 index {device} type veth peer name n1")
-        tcx.attach(device, Side.INGRESS, ours, pin)
-        assert ids(device) == [ours.id]
+        tcx.attach(device, Side.INGRESS, own, pin)
+        assert ids(device) == [own.id]
 
 
-def test_a_device_that_moved_to_another_namespace_loses_its_program_with_the_pin(
+def test_a_device_in_another_namespace_loses_its_program_with_the_pin(
     node: Namespace, device: int, pin: Path
 ) -> None:
-    """The kernel leaves it attached."""
-    with namespace("tcx-other") as other, program() as ours:
-        tcx.attach(device, Side.INGRESS, ours, pin)
+    """The kernel keeps the program attached when the device moves."""
+    with namespace("tcx-other") as other, program() as own:
+        tcx.attach(device, Side.INGRESS, own, pin)
         node.ip(f"link set n0 netns {other.name}")
         assert ids(device) == []
         with other.entered():
             there = socket.if_nametoindex("n0")
-            assert ids(there) == [ours.id]
+            assert ids(there) == [own.id]
             assert tcx.detach(pin) is True
             assert ids(there) == []
 
 
-def test_no_packet_misses_the_program_while_it_is_replaced_and_gets_first(
+def test_no_packet_misses_the_program_while_it_is_replaced_and_moved_first(
     node: Namespace, device: int, pin: Path
 ) -> None:
-    """Both programs drop everything, others pass on; so a packet that arrives has met neither of both."""
-    with program(SHOT) as even, program(SHOT) as odd, program() as theirs:
+    """Both own programs drop all packets, and foreign ones pass them on: a packet that arrives met
+    neither."""
+    with program(SHOT) as even, program(SHOT) as odd, program() as foreign:
         tcx.attach(device, Side.INGRESS, even, pin)
 
         def replace(count: int) -> None:
-            with linked(device, Side.INGRESS, theirs):
+            with linked(device, Side.INGRESS, foreign):
                 tcx.attach(device, Side.INGRESS, odd if count % 2 else even, pin)
-                assert ids(device)[1] == theirs.id
+                assert ids(device)[1] == foreign.id
 
         assert_none_arrives(node, replace, times=200, least=2_000)

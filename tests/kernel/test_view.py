@@ -1,4 +1,4 @@
-"""The view of pinned maps that are odd: written by somebody else, or replaced while they are opened."""
+"""The view of pinned maps with unusual content, and of maps that are replaced while they are opened."""
 
 import contextlib
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def place() -> Iterator[BpfPlace]:
 
 
 def hook_in(place: BpfPlace, name: str) -> Path:
-    """The maps of a folder of that name, which is the current one."""
+    """Create maps in a folder with that name, and make it the current one."""
     folder = build_maps(place, _SIZES, name)
     Pins(place.bpffs).set_current(folder.parent)
     return folder
@@ -38,7 +38,7 @@ def hook_in(place: BpfPlace, name: str) -> Path:
 @pytest.mark.parametrize(
     ("first", "count", "seen"), [(0, 2, 2), (14, 2, 2), (14, 4, 2), (0xFFFFFFF0, 0xFFFFFFFF, 0)]
 )
-def test_a_service_whose_range_goes_beyond_the_slots_is_shown_and_marked(
+def test_a_service_whose_range_exceeds_the_slots_is_shown_with_a_flag(
     place: BpfPlace, first: int, count: int, seen: int
 ) -> None:
     with contextlib.closing(Maps(hook_in(place, "v1-odd"))) as maps:
@@ -52,7 +52,7 @@ def test_a_service_whose_range_goes_beyond_the_slots_is_shown_and_marked(
     assert row.flags == (["beyond-slots"] if seen < count else [])
 
 
-def test_sockets_are_always_in_one_order(place: BpfPlace) -> None:
+def test_sockets_are_sorted(place: BpfPlace) -> None:
     names = [f"10.96.0.{number}" for number in range(1, 7)]
     endpoint = parse_address("10.244.0.1")
     with contextlib.closing(Maps(hook_in(place, "v1-sockets"))) as maps:
@@ -63,7 +63,7 @@ def test_sockets_are_always_in_one_order(place: BpfPlace) -> None:
         assert [row.frontend for row in opened.sockets()] == [f"{name}:80" for name in names]
 
 
-def test_maps_that_are_replaced_while_they_are_opened(
+def test_maps_that_are_replaced_while_they_are_opened_are_opened_again(
     place: BpfPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hook_in(place, "v1-new")
@@ -74,7 +74,7 @@ def test_maps_that_are_replaced_while_they_are_opened(
         assert opened.services() == []
 
 
-def test_maps_that_are_gone_are_named_with_a_hint(place: BpfPlace) -> None:
+def test_missing_maps_are_named_with_a_hint(place: BpfPlace) -> None:
     folder = hook_in(place, "v1-torn")
     (folder / "slots").unlink()
     with pytest.raises(NotFound, match="slots") as caught:

@@ -1,7 +1,7 @@
-"""Two nodes in a lab with an agent on each, and a client outside: as `Cluster`, of packets on their way.
+"""Two nodes in a lab with an agent on each, and an external client: for tests of packets between nodes.
 
-Servers tell the client's address. Whoever names a Service's address that no node translates gets no
-answer: the router has no way there.
+Servers reply with their name and the client's address. A Service address that no node translates gets no
+reply, because the router has no route to it.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from tests.kernel.differences import DIFFERENCES
 FRONTENDS = ("ClusterIP", "NodePort", "ExternalIP", "LoadBalancer")
 PORTS = {Protocol.TCP: 80, Protocol.UDP: 53}
 NARROW = 1400
-"""Bytes of an IP packet that a narrow path takes; all others take 1500."""
+"""MTU of a narrow path; all others have 1500."""
 
 
 class Everywhere(Exposed):
-    """A Service that has frontends of each kind, of two families."""
+    """A Service with frontends of each kind in both families."""
 
     cluster: "TwoNodes"
 
@@ -52,7 +52,7 @@ class Everywhere(Exposed):
     def frontend(
         self, kind: str, family: str, protocol: Protocol, node: Pod | None = None
     ) -> tuple[str, int]:
-        """What a client dials: address and port. A NodePort is the first node's, unless told otherwise."""
+        """Address and port of a frontend; for a NodePort, of the given node, by default the first one."""
         if kind == "NodePort":
             return getattr(node or self.cluster.node, family), self.node_port
         pairs = {
@@ -71,9 +71,9 @@ class Everywhere(Exposed):
 
 
 class TwoNodes(Cluster):
-    """As `Cluster`; the second node has the servers d and e, and r, which is a client.
+    """As `Cluster`, with a second node that has the servers d and e and the client r.
 
-    Both hosts serve, too. `x` is the client outside. Services' addresses lead from there to the first node.
+    Both hosts are servers, too. `x` is the external client; its packets to Services go to the first node.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -99,7 +99,7 @@ class TwoNodes(Cluster):
         pod.serve_echo(Protocol.UDP, UDP_TARGET, address)
 
     def route(self) -> None:
-        """By the router: what comes from outside to the first node, all else nowhere."""
+        """The router sends packets from outside to the first node, and drops all others to Services."""
         gateways = (self.node.v4, self.node.v6)
         for network, gateway in zip(SERVICE_NETWORKS, gateways, strict=True):
             self.lab.ip(
@@ -111,7 +111,7 @@ class TwoNodes(Cluster):
             rule = ["rule", "add", "iif", "outside", "to", network, "lookup", "100"]
             self.lab.router.run(["ip", family, *rule])
         for pair in self.lab.addresses.further(16):
-            # Deprecated from the start, so that nobody takes them unasked.
+            # Deprecated from the start, so that they are not used as default source addresses.
             self.lab.ip(
                 self.lab.outside,
                 f"addr add {pair.v4}/32 dev lo",
@@ -139,13 +139,13 @@ class TwoNodes(Cluster):
     # The agents
 
     def launch(self, *flags: str, before: Sequence[str] = ()) -> Agent:
-        """Start both agents, and await nothing; `await_second` does of the second. `before`: of the first."""
+        """Start both agents without waiting (see `await_second`). `before`: for the first one."""
         agent = super().launch(*self._all_flags(flags), before=before)
         self._second_agent = self._start_second(*flags)
         return agent
 
     def restart(self, *flags: str) -> Agent:
-        """Start the first node's agent again, after a crash, and await its first sync."""
+        """Start the first node's agent again after a crash, and wait for its first sync."""
         if self._agent:
             self._agent.kill()
         self._agent = self.lab.agent(
@@ -154,13 +154,13 @@ class TwoNodes(Cluster):
         return self._agent
 
     def await_second(self) -> None:
-        """Until the second agent is there; from then on it is awaited, too, at every change."""
+        """Wait for the second agent's first sync. From then on, every change waits for it, too."""
         assert self._second_agent, "the agents were not started"
         if not self._second_ready:
             self._second_agent.await_sync(timeout=START_PATIENCE)
             self._second_ready = True
             self.write_node()
-            self.service().to(self.a)  # whatever was changed while it started is in force with this
+            self.service().to(self.a)  # then all changes during its start are in force, too
 
     def end(self) -> None:
         super().end()
@@ -174,7 +174,7 @@ class TwoNodes(Cluster):
             self.second.host.call(lambda: clients.first_to_answer(address, port, PATIENCE))
 
     def _start_second(self, *flags: str) -> Agent:
-        """Once ready, it is so again in no time; the first time is long, and the first agent's is enough."""
+        """Start the second node's agent. Only later starts are awaited: the first one takes long."""
         mode = f"--proxy-mode={self.mode}"
         wait = PATIENCE if self._second_ready else 0
         return self.second.agent(self.folder, mode, *self._all_flags(flags), wait=wait)
@@ -182,16 +182,16 @@ class TwoNodes(Cluster):
     def _all_flags(self, flags: tuple[str, ...]) -> tuple[str, ...]:
         return "--sync-period=2s", *self.flags, *flags
 
-    # The way
+    # Paths
 
     @property
-    def places(self) -> Sequence[Pod]:
+    def all_netns(self) -> Sequence[Pod]:
         pods = (pod for node in self.lab.nodes for pod in node.pods.values())
         return (self.x, self.lab.router, *(node.host for node in self.lab.nodes), *pods)
 
     @contextlib.contextmanager
     def narrow_to_second_node(self) -> Iterator[None]:
-        """Within the block, the router takes no larger packet to the second node's pods."""
+        """Within the block, the router's path to the second node's pods has the MTU NARROW."""
         network, host = self.lab.addresses.pods(1), self.second.host
         with self._narrow(
             self.lab.router,
@@ -202,7 +202,7 @@ class TwoNodes(Cluster):
 
     @contextlib.contextmanager
     def narrow_to(self, pod: Pod) -> Iterator[None]:
-        """Within the block, the first node takes no larger packet to one of its pods."""
+        """Within the block, the first node's path to one of its pods has the MTU NARROW."""
         with self._narrow(
             self.node,
             f"{pod.v4}/32 dev {pod.device}",
@@ -212,40 +212,40 @@ class TwoNodes(Cluster):
 
     @contextlib.contextmanager
     def narrow_to_outside(self) -> Iterator[None]:
-        """Within the block, the router takes no larger packet to the client."""
+        """Within the block, the router's path to the external client has the MTU NARROW."""
         with self._narrow(self.lab.router, f"{self.x.v4}/32 dev outside", f"{self.x.v6}/128 dev outside"):
             yield
 
     @contextlib.contextmanager
-    def _narrow(self, place: Pod, *routes: str) -> Iterator[None]:
-        """A locked MTU also counts where a packet is forwarded (ip_dst_mtu_maybe_forward)."""
-        self.lab.ip(place, *(f"route replace {route} mtu lock {NARROW}" for route in routes))
+    def _narrow(self, netns: Pod, *routes: str) -> Iterator[None]:
+        """A locked MTU also applies to forwarded packets (ip_dst_mtu_maybe_forward)."""
+        self.lab.ip(netns, *(f"route replace {route} mtu lock {NARROW}" for route in routes))
         try:
             yield
         finally:
-            self.lab.ip(place, *(f"route replace {route}" for route in routes))
-            for each in self.places:
+            self.lab.ip(netns, *(f"route replace {route}" for route in routes))
+            for each in self.all_netns:
                 for family in ("-4", "-6"):
                     each.run(["ip", family, "route", "flush", "cache"])
 
     @contextlib.contextmanager
     def without_offloads(self, *devices: tuple[Netns, str]) -> Iterator[None]:
         """Within the block, these devices leave checksums and segmentation to the stack."""
-        for place, device in devices:
-            set_offloads(place, device, False)
+        for netns, device in devices:
+            set_offloads(netns, device, False)
         try:
             yield
         finally:
-            for place, device in devices:
-                set_offloads(place, device, True)
+            for netns, device in devices:
+                set_offloads(netns, device, True)
 
     @property
     def by_socket(self) -> bool:
-        """Whether the sockets of pods dial endpoints, so that no packet of theirs has a Service's address."""
+        """Whether pods' sockets connect to endpoints, so that their packets have no Service addresses."""
         return self.mode == "ebpf" and "--socket-lb=off" not in self.flags
 
     def seen_here(self, client: Pod, family: str) -> str:
-        """As which address the first node's pods see a client outside, by a Service of policy Cluster."""
+        """The client address that the first node's pods see for external clients with policy Cluster."""
         masquerades = DIFFERENCES[self.mode].masquerades_here
         seen: str = getattr(self.lab.addresses.gateway(0) if masquerades else client, family)
         return seen
@@ -262,25 +262,25 @@ class TwoNodes(Cluster):
         yield self.lab.router, "outside"
 
     def bad_checksums(self) -> dict[str, int]:
-        """Where packets with a wrong checksum arrived, and how many since the lab's beginning."""
-        counted = {place.name: place.call(_bad_checksums) for place in self.places}
+        """By netns, the number of packets with a wrong checksum since the lab was created."""
+        counted = {netns.name: netns.call(_bad_checksums) for netns in self.all_netns}
         return {name: count for name, count in counted.items() if count}
 
     # Clients
 
     def serve_together(self, web: Everywhere, *others: Everywhere) -> None:
-        """All of them in force, after one change of the files."""
+        """Put all of them in force with one change of the files."""
         webs = (web, *others)
         self.write(web.name, *(entry for each in webs for entry in each.objects()))
 
     def await_packets_of(self, pod: Pod, web: Exposed) -> None:
-        """Until a Service answers the pod, whose sockets the node does not see."""
+        """Wait until a Service answers a pod whose sockets bypass the node's hooks."""
         answer = clients.first_to_answer
         pod.call(lambda: answer(web.v4, 80, PATIENCE))
 
 
 def _bad_checksums() -> int:
-    """Of the calling process's network namespace: fields InCsumErrors, all protocols and families."""
+    """The sum of the calling process's InCsumErrors counters, all protocols and families."""
     total = 0
     with open("/proc/net/snmp") as lines:
         table = [line.split() for line in lines]
@@ -291,33 +291,33 @@ def _bad_checksums() -> int:
     return total
 
 
-def told(answer: str) -> tuple[str, str]:
-    """A server's name, and the address at which it saw the client; ("refused", "") and the like."""
+def name_and_client(answer: str) -> tuple[str, str]:
+    """A server's name and the client address that it saw; ("refused", "") and similar without a reply."""
     name, _, client = answer.partition(" ")
     return name, client
 
 
-def streamed(place: Netns, address: str, port: int, payload: bytes, timeout: float = 10.0) -> bytes:
-    """What a server sends back of the payload, over TCP."""
+def streamed(netns: Netns, address: str, port: int, payload: bytes, timeout: float = 10.0) -> bytes:
+    """The part of the payload that a server sends back over TCP."""
 
     def talk() -> bytes:
         with sockets.dial(TCP, address, port, timeout) as client:
             return sockets.exchange(client, payload)
 
-    return place.call(talk)
+    return netns.call(talk)
 
 
-def echoed(place: Netns, address: str, port: int, payload: bytes) -> bytes:
-    """What a server sends back of one datagram."""
+def echoed(netns: Netns, address: str, port: int, payload: bytes) -> bytes:
+    """The data that a server sends back for one datagram."""
 
     def talk() -> bytes:
         with sockets.dial(Protocol.UDP, address, port, 0.3) as client:
             return sockets.exchange_datagram(client, payload)
 
-    return place.call(talk)
+    return netns.call(talk)
 
 
-def route_mtu(place: Netns, address: str) -> int:
-    """What the place has learned of the way to the address; 0 where it has learned nothing."""
-    words = place.run(["ip", "route", "get", address]).stdout.split()
+def route_mtu(netns: Netns, address: str) -> int:
+    """The path MTU that the netns has learned for the address; 0 if none."""
+    words = netns.run(["ip", "route", "get", address]).stdout.split()
     return int(words[words.index("mtu") + 1]) if "mtu" in words else 0

@@ -19,18 +19,18 @@ from ebpfproxy.linux import sysctl
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, Dial, outcomes
 from tests.kernel.cluster import Cluster
-from tests.kernel.two_nodes import PORTS, Everywhere, TwoNodes, told
+from tests.kernel.two_nodes import PORTS, Everywhere, TwoNodes, name_and_client
 
 FIRST, SECOND = "eth0", "eth1"
 UPLINKS = (FIRST, SECOND)
 CASES = (("Cluster", "here"), ("Cluster", "there"), ("Local", "here"))
-"""External traffic policies, and places of an endpoint that answers."""
+"""External traffic policies, each with the node of an endpoint that answers."""
 NAMES = {"here": "a", "there": "d"}
-"""Of the endpoint, by its place."""
+"""Name of the endpoint by its node."""
 FAMILIES = ("v4", "v6")
 PROTOCOLS = (TCP, UDP)
 SILENCE = 0.5
-"""Seconds after which a client that gets no answer counts as SILENT."""
+"""Seconds after which a client without a reply counts as SILENT."""
 STRICT, LOOSE = "1", "2"
 """Values of rp_filter."""
 
@@ -41,8 +41,8 @@ LESS_PREFERRED = 4096
 RP_FILTER = "net/ipv4/conf/{}/rp_filter"
 
 
-class Dialed(NamedTuple):
-    """A frontend as the client dials it: `uplink` is the one by which the request reaches the node."""
+class FrontendAtUplink(NamedTuple):
+    """A frontend and the uplink at which the client's request reaches the node."""
 
     frontend: str
     uplink: str
@@ -54,7 +54,7 @@ class Uplinks(TwoNodes):
     """As `TwoNodes`, with a second link between the router and the first node.
 
     `addresses` are the first node's, by uplink. Load balancer addresses are routed to the first uplink
-    until `balance_to` says otherwise. The node's reverse path filter is strict, as the lab makes it.
+    unless `balance_to` changes it. The node's reverse path filter is strict, as in every lab.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -90,24 +90,24 @@ class Uplinks(TwoNodes):
         )
 
     def launch(self, *flags: str, before: Sequence[str] = ()) -> Agent:
-        """Start the first node's agent alone."""
+        """Start only the first node's agent."""
         return Cluster.launch(self, *self._all_flags(flags), before=before)
 
-    # What is dialed
+    # Destinations
 
-    def dial(self, web: Everywhere, row: Dialed, timeout: float, source: str = "") -> Dial:
+    def dial(self, web: Everywhere, row: FrontendAtUplink, timeout: float, source: str = "") -> Dial:
         if row.frontend == "NodePort":
             address: str = getattr(self.addresses[row.uplink], row.family)
             return Dial(row.protocol, address, web.node_port, timeout, (source, 0))
         address = web.balancer_ips[row.family == "v6"]
         return Dial(row.protocol, address, PORTS[row.protocol], timeout, (source, 0))
 
-    # The network. Each lasts until the end of the block.
+    # The network. Each change lasts until the end of the block.
 
     @contextlib.contextmanager
     def balance_to(self, *uplinks: str) -> Iterator[None]:
-        """The router sends load balancer addresses to these uplinks of the node, unchanged, as a load
-        balancer with direct server return does."""
+        """The router sends packets to load balancer addresses unchanged to these uplinks of the node, as a
+        load balancer with direct server return does."""
         with contextlib.ExitStack() as stack:
             for family in FAMILIES:
                 network = getattr(BALANCER_NETWORKS, family)
@@ -117,52 +117,52 @@ class Uplinks(TwoNodes):
             yield
 
     @contextlib.contextmanager
-    def routes(self, place: Pod, *routes: str) -> Iterator[None]:
-        with self.commands(place, [(f"route replace {route}", f"route del {route}") for route in routes]):
+    def routes(self, netns: Pod, *routes: str) -> Iterator[None]:
+        with self.commands(netns, [(f"route replace {route}", f"route del {route}") for route in routes]):
             yield
 
     @contextlib.contextmanager
-    def rules(self, place: Pod, *rules: str) -> Iterator[None]:
-        """Of IPv4."""
-        with self.commands(place, [(f"rule add {rule}", f"rule del {rule}") for rule in rules]):
+    def rules(self, netns: Pod, *rules: str) -> Iterator[None]:
+        """IPv4 routing rules."""
+        with self.commands(netns, [(f"rule add {rule}", f"rule del {rule}") for rule in rules]):
             yield
 
     @contextlib.contextmanager
-    def commands(self, place: Pod, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
-        """Commands of ip(8), each with the one that undoes it."""
+    def commands(self, netns: Pod, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
+        """Run commands of ip(8), each with a command that reverts it."""
         with contextlib.ExitStack() as stack:
             for do, undo in pairs:
-                self.lab.ip(place, do)
-                stack.callback(self.lab.ip, place, undo)
+                self.lab.ip(netns, do)
+                stack.callback(self.lab.ip, netns, undo)
             yield
 
     @contextlib.contextmanager
-    def sysctls(self, place: Pod, values: Mapping[str, str]) -> Iterator[None]:
+    def sysctls(self, netns: Pod, values: Mapping[str, str]) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for name, value in values.items():
-                previous = place.call(functools.partial(sysctl.read, name))
-                place.call(functools.partial(sysctl.ensure, name, value))
-                stack.callback(place.call, functools.partial(sysctl.ensure, name, previous))
+                previous = netns.call(functools.partial(sysctl.read, name))
+                netns.call(functools.partial(sysctl.ensure, name, value))
+                stack.callback(netns.call, functools.partial(sysctl.ensure, name, previous))
             yield
 
     @contextlib.contextmanager
     def asymmetric(self) -> Iterator[None]:
-        """Neither the node nor the router drops a packet whose source is reached by another link."""
+        """Neither the node nor the router drops packets whose source address is routed to another link."""
         with self.reverse_path_filter(self.node, LOOSE), self.reverse_path_filter(self.lab.router, LOOSE):
             yield
 
     @contextlib.contextmanager
-    def reverse_path_filter(self, place: Pod, value: str) -> Iterator[None]:
-        """On all devices: the kernel takes the larger one of `all` and the device's own."""
-        with self.sysctls(place, {RP_FILTER.format("all"): value}):
+    def reverse_path_filter(self, netns: Pod, value: str) -> Iterator[None]:
+        """For all devices: the kernel uses the larger value of `all` and the device's setting."""
+        with self.sysctls(netns, {RP_FILTER.format("all"): value}):
             yield
 
     @contextlib.contextmanager
     def checked_sources(self) -> Iterator[None]:
-        """The router drops what the node sends by another link than the one that leads to its source address,
-        as a cloud's network does with an interface that sends from an address of another one.
+        """The router drops packets that the node sends by another link than the one for their source address,
+        as cloud networks drop packets from an interface with another interface's address.
 
-        By nftables, since rp_filter exists for IPv4 only. Load balancer addresses are dropped, too.
+        With nftables, because rp_filter exists only for IPv4. Load balancer addresses are dropped, too.
         """
         devices = ", ".join(f'"{device}"' for device in self.router_devices.values())
         rule = "fib saddr . iif oif missing drop"
@@ -179,7 +179,7 @@ class Uplinks(TwoNodes):
 
     @contextlib.contextmanager
     def multipath(self) -> Iterator[None]:
-        """The node's default routes have two next hops of equal cost, one by each uplink."""
+        """The node's default routes have two next hops of equal cost, one for each uplink."""
         with contextlib.ExitStack() as stack:
             for family in FAMILIES:
                 first, second = (getattr(self.gateways[each], family) for each in UPLINKS)
@@ -192,17 +192,17 @@ class Uplinks(TwoNodes):
             yield
 
     @contextlib.contextmanager
-    def nftables(self, place: Pod, table: str, text: str) -> Iterator[None]:
-        place.run(["nft", "-f", "-"], stdin=text)
+    def nftables(self, netns: Pod, table: str, text: str) -> Iterator[None]:
+        netns.run(["nft", "-f", "-"], stdin=text)
         try:
             yield
         finally:
-            place.run(["nft", "delete", "table", *table.split()])
+            netns.run(["nft", "delete", "table", *table.split()])
 
     @contextlib.contextmanager
     def equal_cost_routes(self, hash_policy: str) -> Iterator[None]:
-        """`multipath`, by which load balancer addresses are routed, too. The path is chosen by addresses
-        (`hash_policy` 0), or by addresses and ports (1)."""
+        """`multipath`, also for load balancer addresses. The path depends on addresses (`hash_policy` 0), or
+        on addresses and ports (1)."""
         names = [f"net/ipv{version}/fib_multipath_hash_policy" for version in (4, 6)]
         chosen = dict.fromkeys(names, hash_policy)
         with (
@@ -215,46 +215,52 @@ class Uplinks(TwoNodes):
             yield
 
     def sent(self) -> dict[str, int]:
-        """How many packets the node has sent by each uplink."""
+        """The number of packets that the node has sent by each uplink."""
         return self.node.call(_sent)
 
 
 def _sent() -> dict[str, int]:
-    """In the calling process's network namespace; /sys would show another one's."""
+    """Counters of the calling process's network namespace; /sys may belong to another one."""
     lines = [line.partition(":") for line in Path("/proc/self/net/dev").read_text().splitlines()]
     return {name.strip(): int(text.split()[9]) for name, _, text in lines if name.strip() in UPLINKS}
 
 
 def more(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
-    """The difference of two `sent`."""
+    """The difference of two results of `sent`."""
     return {uplink: now[uplink] - before[uplink] for uplink in UPLINKS}
 
 
-def every(frontends: Sequence[tuple[str, str]], families: Sequence[str] = FAMILIES) -> list[Dialed]:
-    """Each kind of frontend by its uplink, in these families, over TCP and UDP."""
+def every(frontends: Sequence[tuple[str, str]], families: Sequence[str] = FAMILIES) -> list[FrontendAtUplink]:
+    """All combinations of these frontends with families, TCP and UDP."""
     return [
-        Dialed(frontend, uplink, family, protocol)
+        FrontendAtUplink(frontend, uplink, family, protocol)
         for (frontend, uplink), family, protocol in itertools.product(frontends, families, PROTOCOLS)
     ]
 
 
 def endpoint(uplinks: Uplinks, place: str) -> Pod:
-    """On the node that is dialed ("here"), or on the other one ("there")."""
+    """The endpoint on the first node ("here") or on the second one ("there")."""
     return {"here": uplinks.a, "there": uplinks.d}[place]
 
 
 def answers(
-    uplinks: Uplinks, policy: str, place: str, rows: Sequence[Dialed], timeout: float = sockets.ANSWERED
-) -> dict[Dialed, str]:
+    uplinks: Uplinks,
+    policy: str,
+    place: str,
+    rows: Sequence[FrontendAtUplink],
+    timeout: float = sockets.ANSWERED,
+) -> dict[FrontendAtUplink, str]:
     """The name of the endpoint that answers the client at each frontend of a new Service, or SILENT.
 
-    `policy` is the external traffic policy, `place` that of the endpoint, `timeout` in seconds.
+    `policy`: the external traffic policy; `place`: the endpoint's node; `timeout` in seconds.
     """
     web = uplinks.everywhere(externalTrafficPolicy=policy).to(endpoint(uplinks, place))
     dials = [uplinks.dial(web, row, timeout) for row in rows]
-    return {row: told(found)[0] for row, found in zip(rows, outcomes(uplinks.x, dials), strict=True)}
+    return {
+        row: name_and_client(found)[0] for row, found in zip(rows, outcomes(uplinks.x, dials), strict=True)
+    }
 
 
-def wanted(place: str, rows: Iterable[Dialed]) -> dict[Dialed, str]:
-    """What `answers` gives where all frontends answer."""
+def wanted(place: str, rows: Iterable[FrontendAtUplink]) -> dict[FrontendAtUplink, str]:
+    """The result of `answers` if all frontends answer."""
     return dict.fromkeys(rows, NAMES[place])

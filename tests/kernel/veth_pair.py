@@ -1,4 +1,4 @@
-"""A namespace with a veth pair, and a flood that comes in by it."""
+"""A namespace with a veth pair, and a flood of packets that arrives at it."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from tests.support.namespace import Namespace, namespace
 
 @contextlib.contextmanager
 def veth_pair(name: str) -> Iterator[Namespace]:
-    """A namespace with a veth pair n0, n1, both up; the calling thread is in it within the block."""
+    """A namespace with a veth pair n0 and n1, both up. Within the block, the calling thread is in it."""
     with namespace(name) as made:
         made.ip("link set lo up", "link add n0 type veth peer name n1")
         made.ip("link set n0 addrgenmode none", "link set n1 addrgenmode none")
@@ -28,14 +28,14 @@ _FLOOD = """
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
     sock.connect(("10.255.20.1", 9))
-    for _ in range(20_000_000):  # a minute, should nobody end it
+    for _ in range(20_000_000):  # about a minute, if the process is not killed
         sock.send(b"x")
 """
 
 
 @contextlib.contextmanager
 def _flooded(peer: Namespace) -> Iterator[None]:
-    """Packets from there to 10.255.20.1 port 9 without end, as fast as one process makes them."""
+    """Within the block, one process sends packets to 10.255.20.1 port 9 as fast as possible."""
     command = ["ip", "netns", "exec", peer.name, sys.executable, "-c", _FLOOD]
     sender = subprocess.Popen(command)
     try:
@@ -47,7 +47,7 @@ def _flooded(peer: Namespace) -> Iterator[None]:
 
 
 def received(node: Namespace) -> int:
-    """How many packets have come in by n0."""
+    """The number of packets that arrived at n0."""
     command = ["ip", "-n", node.name, "-json", "-stats", "link", "show", "dev", "n0"]
     shown = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return int(shown[0]["stats64"]["rx"]["packets"])
@@ -55,7 +55,7 @@ def received(node: Namespace) -> int:
 
 @contextlib.contextmanager
 def flood_arrives(node: Namespace) -> Iterator[socket.socket]:
-    """A flood comes in by n0 within the block; the socket gets each packet that no program drops."""
+    """Within the block, a flood arrives at n0. The socket receives each packet that no program drops."""
     with namespace("tc-peer") as peer:
         node.ip(
             "link set n0 address 02:00:00:00:20:01",
@@ -73,8 +73,8 @@ def flood_arrives(node: Namespace) -> Iterator[socket.socket]:
 
 
 def assert_none_arrives(node: Namespace, step: Callable[[int], object], *, times: int, least: int) -> None:
-    """`step` is called so many times, with a number from 0, while at least `least` packets come in by n0.
-    None of them passes the programs there."""
+    """Call `step` with the numbers 0 to `times` - 1 while at least `least` packets arrive at n0. None of them
+    may pass the programs there."""
     with flood_arrives(node) as arriving:
         before = received(node)
         for count in range(times):

@@ -1,4 +1,4 @@
-"""A copy of this installation whose C sources a test has changed."""
+"""A copy of this installation with changed C sources."""
 
 import shutil
 from pathlib import Path
@@ -8,13 +8,13 @@ _BODY = "return egress(skb, ETHERNET_HEADER);"
 REJECTED = "to_any"
 """The program that the verifier rejects in `with_rejected_program`."""
 REASON = "invalid mem access"
-"""What the verifier says of it."""
+"""The verifier's message."""
 
 
 def with_rejected_program(folder: Path) -> Path:
-    """Copy package and sources below `folder`. One program reads from an address that is a number.
+    """Copy package and sources below `folder`; one program reads from an invalid address.
 
-    Started in the folder that is returned, `python -m ebpfproxy` is that copy.
+    Started in the returned folder, `python -m ebpfproxy` runs this copy.
     """
     copy = folder / "altered"
     shutil.copytree(_PACKAGE, copy / "ebpfproxy", ignore=shutil.ignore_patterns("__pycache__"))
@@ -24,8 +24,8 @@ def with_rejected_program(folder: Path) -> Path:
 
 
 def reject(sources: Path) -> None:
-    """Have the verifier reject the program REJECTED of these C sources."""
+    """Change the program REJECTED in these C sources so that the verifier rejects it."""
     source = sources / "tc.c"
     text = source.read_text()
-    assert text.count(_BODY) == 1, "another program has to be chosen"
+    assert text.count(_BODY) == 1, "choose another program"
     source.write_text(text.replace(_BODY, "return *(int *)(long)skb->mark;"))

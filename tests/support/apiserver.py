@@ -1,10 +1,10 @@
 """An API server for tests and benchmarks: Services, EndpointSlices and Nodes, over real TLS.
 
-It speaks what a reflector relies on (kubernetes.io, "Kubernetes API Concepts"): pages with continue
-tokens of one snapshot, selectors, chunked watches that turn an object which starts or stops to match
-into ADDED or DELETED, bookmarks, 410 Gone as a status and as an event. Listed items carry no kind and
-apiVersion, watched ones do; a DELETED object carries the resourceVersion of its deletion. Objects are kept
-as encoded JSON, so that 20 000 of them are listed as fast as TLS carries them.
+It implements what a reflector needs (kubernetes.io, "Kubernetes API Concepts"): pages with continue
+tokens of one snapshot, selectors, chunked watches that report an object which starts or stops to match
+as ADDED or DELETED, bookmarks, 410 Gone as a status and as an event. Listed items have no kind and
+apiVersion, watched ones do; a DELETED object has the resourceVersion of its deletion. Objects are stored
+as encoded JSON, so that 20 000 of them are listed as fast as TLS allows.
 
     python -m tests.support.apiserver --services 10000 --endpoints 10 --kubeconfig /tmp/kubeconfig
 """
@@ -53,13 +53,13 @@ _REASONS = {
     503: "ServiceUnavailable",
 }
 _HISTORY = 100_000
-"""Changes kept for watches to start from, before the oldest are compacted."""
+"""The number of changes that are kept for starting watches. Older ones are compacted."""
 
 
 class Request(NamedTuple):
-    """`query` holds the last value of each parameter; `token` is "" where none was sent.
+    """`query`: the last value of each parameter; `token`: "" if none was sent.
 
-    `verb` is what a role would have to allow: of a GET of a collection, list or watch.
+    `verb`: the verb that a role must allow: list or watch for a GET of a collection.
     """
 
     path: str
@@ -126,7 +126,7 @@ def _error(code: int, message: str) -> bytes:
 
 
 def _at(stored: _Stored, resource_version: int) -> bytes:
-    """The object as it was, with another resourceVersion."""
+    """The unchanged object with another resourceVersion."""
     value = msgspec.json.decode(stored.encoded)
     value["metadata"]["resourceVersion"] = str(resource_version)
     return msgspec.json.encode(value)
@@ -160,7 +160,7 @@ def _matcher(query: Mapping[str, str]) -> Callable[[_Stored], bool]:
 
 
 def _line(change: _Change, match: Callable[[_Stored], bool]) -> bytes | None:
-    """What a watch of this selector is told of a change; None for nothing."""
+    """The line that a watch with this selector sends for a change; None for no line."""
     old = change.old if change.old and match(change.old) else None
     new = change.new if change.new and match(change.new) else None
     if new:
@@ -169,9 +169,9 @@ def _line(change: _Change, match: Callable[[_Stored], bool]) -> bytes | None:
 
 
 class ApiServer:
-    """Listens on 127.0.0.1 while the context is entered; each connection has a thread of its own.
+    """Listens on 127.0.0.1 while the context is entered; each connection has its own thread.
 
-    Knobs, which may be turned at any time: `token` (None admits everyone), `delay` (seconds before each
+    Settings, which may be changed at any time: `token` (None admits everyone), `delay` (seconds before each
     answer), `bookmark_every` (seconds), `close_watches` (a watch ends as soon as it was accepted),
     `gone_as_status` (a watch from before the compaction gets HTTP 410 instead of an ERROR event),
     `chunk` (the largest HTTP chunk of a watch in bytes, 0 for one per event), `before` (called with each
@@ -234,17 +234,17 @@ class ApiServer:
         with self._changed:
             self._version += 1
             old = self._objects[kind].pop((namespace, name))
-            self._tell(_Change(self._version, kind, old, None))
+            self._notify(_Change(self._version, kind, old, None))
             self._changed.notify_all()
 
     def lose(self, kind: str, namespace: str, name: str) -> None:
-        """Delete an object without any watch being told, as a stale server does."""
+        """Delete an object without an event for watches, as a stale server does."""
         with self._changed:
             self._version += 1
             del self._objects[kind][namespace, name]
 
     def compact(self) -> None:
-        """Forget all changes: a watch that starts before this moment gets 410. Running ones go on."""
+        """Discard all changes: a watch that starts before this version gets 410. Running ones continue."""
         with self._changed:
             self._compacted = self._version
             self._history.clear()
@@ -263,9 +263,9 @@ class ApiServer:
         stored = _Stored(key, dict(metadata.get("labels") or {}), msgspec.json.encode(body))
         old = self._objects[kind].get(key)
         self._objects[kind][key] = stored
-        self._tell(_Change(self._version, kind, old, stored))
+        self._notify(_Change(self._version, kind, old, stored))
 
-    def _tell(self, change: _Change) -> None:
+    def _notify(self, change: _Change) -> None:
         self._history.append(change)
         if len(self._history) > _HISTORY:
             self._compacted = self._history[_HISTORY // 10].resource_version
@@ -300,7 +300,7 @@ class ApiServer:
         self.end_watches()
 
     def end_watches(self) -> None:
-        """End all watches as a server does whose timeoutSeconds are over."""
+        """End all watches, as a server does after timeoutSeconds."""
         self.inject(None)
 
     def fail(
@@ -310,7 +310,7 @@ class ApiServer:
         headers: Mapping[str, str] | None = None,
         match: Callable[[Request], bool] = lambda request: True,
     ) -> None:
-        """Answer the next `times` requests that match with a status."""
+        """Answer the next `times` matching requests with this status."""
         with self._changed:
             self._failures.append(_Failure(times, status, dict(headers or {}), match))
 
@@ -371,13 +371,13 @@ class ApiServer:
             threading.Thread(target=self._converse, args=(connection, address), daemon=True).start()
 
     def _converse(self, plain: socket.socket, address: object) -> None:
-        with contextlib.suppress(OSError), plain:  # the client, or a knob of ours, has hung up
+        with contextlib.suppress(OSError), plain:  # the client, or a setting, closed the connection
             connection = self._context.wrap_socket(plain, server_side=True)
             with self._changed:
                 self._connections.add(connection)
             try:
                 if self._listener:
-                    _Handler(connection, address, self)  # type: ignore[arg-type]  # asks nothing of a BaseServer
+                    _Handler(connection, address, self)  # type: ignore[arg-type]  # uses nothing of a BaseServer
             finally:
                 with self._changed:
                     self._connections.discard(connection)
@@ -392,7 +392,7 @@ class ApiServer:
         self.before(request)
         time.sleep(self.delay)
         if failure := self._failure(request):
-            handler.send(failure.status, _status(failure.status, "as told"), failure.headers)
+            handler.send(failure.status, _status(failure.status, "injected failure"), failure.headers)
         elif self.token is not None and request.token != self.token:
             handler.send(401, _status(401, "Unauthorized"))
         elif request.method != "GET":
@@ -476,7 +476,7 @@ class ApiServer:
                 yield line
 
     def _lines(self, watcher: _Watcher, deadline: float, bookmarks: bool) -> Iterator[bytes]:
-        """Events as they happen, and bookmarks in between, until the deadline, or None in the queue."""
+        """Events as they occur and bookmarks in between, until the deadline or None in the queue."""
         bookmark = time.monotonic() + self.bookmark_every
         while (now := time.monotonic()) < deadline:
             with self._changed:
@@ -511,7 +511,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: `ApiServer.requests` is the log."""
+        """Log nothing: `ApiServer.requests` has all requests."""
 
     def send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
@@ -533,7 +533,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_chunk(line[start : start + (size or len(line))])
 
     def send_chunk(self, data: bytes) -> None:
-        """An empty one ends the stream."""
+        """Send a chunk; an empty one ends the stream."""
         self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
@@ -541,7 +541,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def make_service(name: str, namespace: str = "default", **fields: Any) -> dict[str, Any]:
-    """A ClusterIP Service; `fields` go into spec, but for `labels`."""
+    """A ClusterIP Service; `fields` are fields of spec, except for `labels`."""
     labels = fields.pop("labels", {})
     cluster_ip = fields.pop("clusterIP", "10.96.0.10")
     spec = {
@@ -650,8 +650,8 @@ def _dotted(number: int) -> str:
 def generate(services: int, endpoints: int) -> list[dict[str, Any]]:
     """Services in 10.96.0.0/12, each with `endpoints` endpoints in 10.128.0.0/9 on nodes node-0 to node-9.
 
-    At most 100 endpoints are in one slice, as the endpoint slice controller has it. Raises ValueError where
-    the addresses do not suffice.
+    A slice has at most 100 endpoints, like those of the endpoint slice controller. Raises ValueError if there
+    are not enough addresses.
     """
     first_service, first_endpoint = (10 << 24 | 96 << 16) + 256, (10 << 24 | 128 << 16) + 256
     if services >= 1 << 20 or services * endpoints >= 1 << 23:

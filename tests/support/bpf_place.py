@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.maps import MapSizes, shapes
+from ebpfproxy.backends.ebpf.migration import map_pins
+from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import NotFound
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf import bpf
 from ebpfproxy.linux.bpf.bpf import Map, Program
-from ebpfproxy.linux.bpf.compiler import build
 
 MAP_CREATE = 0
 HASH, ARRAY, PERCPU_HASH, PERCPU_ARRAY, LPM_TRIE = 1, 2, 5, 6, 11
@@ -61,10 +61,9 @@ def remove_cgroup(cgroup: Path) -> None:
 def build_maps(place: BpfPlace, sizes: MapSizes, name: str) -> Path:
     """Make the maps of bpf/maps.h, without programs; the folder where they are pinned."""
     folder = place.bpffs / name
-    (folder / "maps").mkdir(parents=True)
-    source = abi.source_directory() / "connect.c"
-    build(source, sizes.defines(), (), folder / "maps", folder / "programs")
-    return folder / "maps"
+    folder.mkdir()
+    map_pins.provide(Pins(folder), folder / "programs" / "maps", shapes(sizes), {})
+    return folder / "programs" / "maps"
 
 
 def create_map(kind: int, key: int, value: int, entries: int, flags: int = 0) -> Map:

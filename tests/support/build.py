@@ -10,7 +10,7 @@ from ebpfproxy.model.service import NamespacedName, Service, ServicePort, Servic
 from ebpfproxy.plan.service_plan import PlanContext
 
 HERE, ELSEWHERE = "here", "elsewhere"
-"""The node that tests plan for, and one that they do not."""
+"""The node that tests plan for, and another node."""
 
 CONTEXT = PlanContext(node_name=HERE)
 
@@ -46,7 +46,7 @@ def service(
     affinity: int = 0,
     health_check: int = 0,
 ) -> Service:
-    """A Service of one TCP port 80, unless ports are given."""
+    """A Service, by default with TCP port 80."""
     return Service(
         name(called),
         ports or (port(),),
@@ -76,7 +76,7 @@ def endpoint(
 
 
 def draining(ip: str = "10.1.0.1", node: str = ELSEWHERE) -> Endpoint:
-    """One that terminates and still serves."""
+    """An endpoint that terminates and still serves."""
     return endpoint(ip, node, ready=False, terminating=True)
 
 
@@ -86,7 +86,7 @@ def slice_of(
     ports: Sequence[EndpointPort] = (EndpointPort("", Protocol.TCP, 8080),),
     called: str = "",
 ) -> EndpointSlice:
-    """An EndpointSlice, of the family of its first endpoint."""
+    """An EndpointSlice with the family of its first endpoint."""
     owner = name(of)
     own = NamespacedName(owner.namespace, called or f"{owner.name}-1")
     first = endpoints[0].address if endpoints else parse_address("0.0.0.0")
@@ -98,7 +98,7 @@ def node(zone: str = "", addresses: Sequence[str] = ("192.0.2.10",)) -> Node:
 
 
 def service_object(called: str = "web", spec: Mapping[str, Any] | None = None, **metadata: Any) -> Object:
-    """A Service as the API server sends it: one TCP port 80 and a ClusterIP, unless `spec` says otherwise."""
+    """A Service as sent by the API server: by default with TCP port 80 and a ClusterIP; `spec` overrides."""
     defaults = {
         "type": "ClusterIP",
         "clusterIP": "10.96.0.10",
@@ -117,7 +117,7 @@ def slice_object(
     called: str = "",
     address_type: str = "IPv4",
 ) -> Object:
-    """An EndpointSlice as the API server sends it."""
+    """An EndpointSlice as sent by the API server."""
     owner = name(of)
     own = NamespacedName(owner.namespace, called or f"{owner.name}-1")
     labels = {"labels": {"kubernetes.io/service-name": owner.name}}
@@ -132,7 +132,7 @@ def slice_object(
 def node_object(
     called: str = HERE, labels: Mapping[str, str] | None = None, addresses: Sequence[str] = ()
 ) -> Object:
-    """A Node as the API server sends it; `addresses` are of type InternalIP."""
+    """A Node as sent by the API server; `addresses` have the type InternalIP."""
     status = {"addresses": [{"type": "InternalIP", "address": address} for address in addresses]}
     metadata = {"name": called, "labels": dict(labels or {})}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status}

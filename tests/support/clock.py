@@ -1,8 +1,8 @@
-"""A clock that tests move."""
+"""A clock that tests set."""
 
 
 class Clock:
-    """It stands still unless `now`, in seconds, is changed."""
+    """A clock that only changes when a test sets `now`, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0

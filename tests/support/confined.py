@@ -1,4 +1,4 @@
-"""Commands that start a process which may do less: in front of its own."""
+"""Command prefixes that start a process with fewer permissions or features."""
 
 import struct
 import sys
@@ -19,7 +19,7 @@ exec "$@"
 """
 
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K: classic BPF
-_NUMBER, _ARGUMENTS = 0, 16  # where they are in struct seccomp_data
+_NUMBER, _ARGUMENTS = 0, 16  # offsets in struct seccomp_data
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # SECCOMP_RET_*
 
 _START = """
@@ -43,8 +43,8 @@ runpy.run_module("ebpfproxy", run_name="__main__", alter_sys=True)
 
 
 class Rejections(NamedTuple):
-    """A system call, by its number, that fails with this errno, where it has these arguments (their lower 32
-    bits, by position)."""
+    """A system call, by number, that fails with this errno if it has these arguments (the lower 32 bits, by
+    position)."""
 
     number: int
     errno: int
@@ -52,13 +52,13 @@ class Rejections(NamedTuple):
 
 
 def without(*capabilities: str) -> list[str]:
-    """It does not have these, named as by setpriv(1)."""
+    """Run without these capabilities, named as by setpriv(1)."""
     return ["setpriv", "--bounding-set", ",".join(f"-{name}" for name in capabilities)]
 
 
 def as_nobody() -> list[str]:
-    """Its user and group are nobody's. Where the checkout lies in a folder that only root may look into, such
-    as /root, it sees nothing of that folder but the checkout."""
+    """Run as an unprivileged user and group. If the checkout is in a folder that only root may read, such as
+    /root, the process sees only the checkout in that folder."""
     closed = [each for each in reversed(_REPOSITORY.parents) if not each.stat().st_mode & 0o001]
     if not closed:
         return _NOBODY
@@ -66,18 +66,18 @@ def as_nobody() -> list[str]:
 
 
 def rejecting(*calls: Rejections) -> list[str]:
-    """A seccomp filter rejects these to it, and to what it starts; see seccomp(2)."""
+    """A seccomp filter rejects these calls for the process and its children; see seccomp(2)."""
     code = b"".join(map(_rejection, calls)) + _instruction(_RETURN, 0, _ALLOW)
     return [sys.executable, "-c", _START.format(code=code.hex())]
 
 
 def without_tcx() -> list[str]:
-    """For `python -m ebpfproxy`: it takes the kernel for one that has no tcx, as those before 6.6."""
+    """For `python -m ebpfproxy`: simulate a kernel without tcx (before 6.6)."""
     return [sys.executable, "-c", _WITHOUT_TCX]
 
 
 def unmounting(*commands: str) -> list[str]:
-    """It has mounts of its own, which these commands of a shell have changed."""
+    """Run in a new mount namespace after these shell commands have changed its mounts."""
     return ["unshare", "--mount", "sh", "-ec", "; ".join((*commands, 'exec "$0" "$@"'))]
 
 
@@ -91,5 +91,5 @@ def _rejection(call: Rejections) -> bytes:
 
 
 def _instruction(code: int, otherwise: int, value: int) -> bytes:
-    """struct sock_filter; `otherwise`: how many to pass over where a comparison fails."""
+    """struct sock_filter; `otherwise`: the number of instructions to skip if the comparison fails."""
     return struct.pack("=HBBI", code, 0, otherwise, value)

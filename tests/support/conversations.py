@@ -1,5 +1,5 @@
-"""TCP connections and UDP flows through the classifiers, packet by packet, with sequence numbers as both ends
-count them. Frames are plain bytes: 64,512 connections take seconds."""
+"""TCP connections and UDP flows through the classifiers, packet by packet, with the sequence numbers of both
+ends. Frames are plain bytes, so that 64,512 connections take seconds."""
 
 import dataclasses
 import struct
@@ -18,7 +18,7 @@ _ETHERNET = bytes.fromhex((HERE + THERE).replace(":", ""))
 _NUMBERS = {Protocol.TCP: IPPROTO_TCP, Protocol.UDP: IPPROTO_UDP}
 _WINDOW = 65535  # bytes; there is no window scale
 _AGAIN = 4
-"""How often a packet may come again."""
+"""How often a packet may be redirected to the device at which it arrived."""
 _TCP = struct.Struct("!HHIIBBHHH")
 _UDP = struct.Struct("!HHHH")
 
@@ -31,7 +31,7 @@ class End(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Of a datagram only `data` counts."""
+    """A TCP segment or a datagram, for which only `data` is used."""
 
     flags: int = 0
     seq: int = 0
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 
 def frame(protocol: Protocol, source: End, to: End, segment: Segment) -> bytes:
-    """An Ethernet frame with right checksums."""
+    """An Ethernet frame with valid checksums."""
     number = _NUMBERS[protocol]
     v4 = family(source.address) is Family.IPV4
     at = -4 if v4 else -16
@@ -71,7 +71,7 @@ def _transport(protocol: Protocol, source: int, to: int, segment: Segment) -> by
 
 
 def ends(raw: bytes) -> tuple[End, End]:
-    """Who sends a frame of TCP or UDP, and to whom."""
+    """Source and destination of a TCP or UDP frame."""
     found = headers.read(raw)
     assert found
     of = found.tuple
@@ -80,11 +80,11 @@ def ends(raw: bytes) -> tuple[End, End]:
 
 @dataclasses.dataclass
 class Conversation:
-    """A client that comes in by the device `net`, and an endpoint behind the device `towards`: "" for the one
-    that leads to whichever endpoint is chosen.
+    """A client behind the device `net`, and an endpoint behind the device `towards` ("": determined by the
+    chosen endpoint).
 
-    `endpoint` and `seen` are the two ends as the endpoint knows them, once the first packet has reached it.
-    `client_next` and `endpoint_next` are the sequence numbers of the next segments.
+    `endpoint` and `seen` are the endpoint's own address and the client address that it sees, known after the
+    first packet. `client_next` and `endpoint_next` are the sequence numbers of the next segments.
     """
 
     path: PacketPath
@@ -98,7 +98,7 @@ class Conversation:
     seen: End | None = None
 
     def open(self) -> bool:
-        """Have it established: three packets of either protocol. False: the first one was dropped."""
+        """Establish it with three packets, for TCP and UDP. False: the first one was dropped."""
         if self.begin().verdict != UNSPEC:
             return False
         assert self.by_endpoint(SYN | ACK), "the endpoint's first packet does not reach the client"
@@ -108,40 +108,40 @@ class Conversation:
         return True
 
     def begin(self) -> Outcome:
-        """The client's first packet; what became of it. If no one knows yet where the endpoint is, it is sent
-        twice, as if the first one had been lost behind ingress."""
+        """Send the client's first packet; its outcome. If the endpoint is not yet known, it is sent twice, as
+        if the first one had been lost after ingress."""
         first = Segment(SYN, self.client_next) if self.protocol is Protocol.TCP else Segment(data=b"?")
         raw = self._frame(self.client, self.frontend, first)
         if not self.towards:
-            came_in = _until_it_goes_on(raw, lambda: self.path.ingress(raw, "net"))
+            came_in = _until_not_redirected_back(raw, lambda: self.path.ingress(raw, "net"))
             if came_in.verdict != UNSPEC:
                 return came_in
             self.towards = _device_towards(ends(came_in.raw)[1].address)
-        arrived = _until_it_goes_on(raw, lambda: self.path.forward(raw, "net", self.towards))
+        arrived = _until_not_redirected_back(raw, lambda: self.path.forward(raw, "net", self.towards))
         if arrived.verdict == UNSPEC:
             self.seen, self.endpoint = ends(arrived.raw)
             self._count("client_next", first)
         return arrived
 
     def exchange(self) -> bool:
-        """One packet each way. Whether both arrive, and each end still looks the same to the other."""
+        """Send one packet in each direction. Whether both arrive with unchanged addresses and ports."""
         return self.by_client(ACK | PSH, b"?") and self.by_endpoint(ACK | PSH, b"!")
 
     def close(self) -> None:
-        """By the FIN of both sides. Raises AssertionError where a segment is lost."""
+        """Close with FINs of both sides. Raises AssertionError if a segment is lost."""
         assert self.by_client(FIN | ACK)
         assert self.by_endpoint(FIN | ACK)
         assert self.by_client(ACK)
 
     def by_client(self, flags: int, data: bytes = b"") -> bool:
-        """The client's next packet. Whether the endpoint gets it."""
+        """Send the client's next packet. Whether the endpoint receives it."""
         segment = Segment(flags, self.client_next, self.endpoint_next if flags & ACK else 0, data)
         arrived = self.path.forward(self._frame(self.client, self.frontend, segment), "net", self.towards)
         self._count("client_next", segment)
         return arrived.verdict == UNSPEC and ends(arrived.raw) == (self.seen, self.endpoint)
 
     def by_endpoint(self, flags: int, data: bytes = b"") -> bool:
-        """The endpoint's next packet. Whether the client gets it."""
+        """Send the endpoint's next packet. Whether the client receives it."""
         assert self.endpoint
         assert self.seen
         segment = Segment(flags, self.endpoint_next, self.client_next, data)
@@ -157,8 +157,8 @@ class Conversation:
         return frame(self.protocol, source, to, segment)
 
 
-def _until_it_goes_on(raw: bytes, run: Callable[[], Outcome]) -> Outcome:
-    """A program may redirect a packet, unchanged, to where it came in. Then it sees the packet again."""
+def _until_not_redirected_back(raw: bytes, run: Callable[[], Outcome]) -> Outcome:
+    """A program may redirect an unchanged packet to the device at which it arrived, and so get it again."""
     outcome = run()
     for _ in range(_AGAIN):
         if outcome.verdict != REDIRECT or outcome.raw != raw:
@@ -168,10 +168,10 @@ def _until_it_goes_on(raw: bytes, run: Callable[[], Outcome]) -> Outcome:
 
 
 def _device_towards(endpoint: Address) -> str:
-    """Of the devices at the top of packet_path.py."""
+    """One of the devices listed in packet_path.py."""
     return "pod" if format_address(endpoint).startswith(("10.244.1.", "fd00:1:")) else "tunnel"
 
 
 def end(address: str, port: int) -> End:
-    """Of an address as text."""
+    """An end with the address given as text."""
     return End(parse_address(address), port)

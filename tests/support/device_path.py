@@ -1,8 +1,8 @@
-"""The classifiers at real devices, with programs of others around them: packets go in and out by the wire.
+"""The classifiers at real devices with foreign programs before and after them. Packets use the devices.
 
-The devices are those of packet_path.py. Their other ends are in a namespace without addresses, where frames
-are sent and received. The node forwards by its stack: routes lead to neighbors that are known, so nothing
-waits for an answer.
+The devices are those of packet_path.py. Their peers are in a namespace without addresses, where frames are
+sent and received. The node's stack forwards by routes with permanent neighbors, so nothing waits for a
+resolution.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _SOL_PACKET, _IGNORE_OUTGOING = 263, 23
 _BUFFER = 64 << 20  # bytes
 _PATIENCE = 30.0  # seconds for a fence
 _PASSES = 8
-"""How often a packet may be redirected to where it came in, each time behind all that are queued already."""
+"""How often a packet may be redirected to its ingress device, each time behind all queued packets."""
 _FENCE = "198.18.7.1", "10.244.2.77", 7
 _WAYS = {
     "net": ("default", "::/0"),
@@ -40,14 +40,14 @@ _WAYS = {
 
 
 class Received(NamedTuple):
-    """A frame that the node sent out of a device."""
+    """A frame that the node sent by a device."""
 
     device: str
     raw: bytes
 
 
 class Wires:
-    """The other ends of the devices. One CPU does all the work, so that packets stay in order."""
+    """The peers of the devices. One CPU does all the work, so that packets keep their order."""
 
     def __init__(self, sockets: dict[str, socket.socket], receiver: socket.socket) -> None:
         self._sockets = sockets
@@ -55,12 +55,12 @@ class Wires:
         self._fences = 0
 
     def send(self, device: str, raw: bytes) -> None:
-        """The frame comes in by the device."""
+        """Send a frame that arrives at the device."""
         self._sockets[device].send(raw)
 
     def drain(self, passes: int = 1) -> list[Received]:
-        """What the node has sent since the last call. A fence is a packet of no Service that the node
-        forwards: what was sent before it is through when it is back. Raises TimeoutError where it is not."""
+        """The frames that the node has sent since the last call. This sends a fence, a forwarded packet for
+        no Service: once it is received, all packets before it have been processed. Raises TimeoutError."""
         found: list[Received] = []
         for _ in range(passes):
             self._fences += 1
@@ -77,15 +77,15 @@ class Wires:
                 raw, (peer, *_) = self._receiver.recvfrom(1 << 16)
             except BlockingIOError:
                 if not select.select([self._receiver], [], [], _PATIENCE)[0]:
-                    raise TimeoutError("a packet of the test does not come out of the node") from None
+                    raise TimeoutError("the node did not forward the test's fence packet") from None
                 continue
             if not _is_neighbor_discovery(raw):
                 return Received(peer.removesuffix("-peer"), raw)
 
 
 def _is_neighbor_discovery(raw: bytes) -> bool:
-    """What the node sends by itself: ARP, and ICMPv6 of the types 130 to 143, as a report of a multicast
-    listener behind a hop-by-hop header."""
+    """Packets that the node sends by itself: ARP, and ICMPv6 of the types 130 to 143, such as multicast
+    listener reports after a hop-by-hop header."""
     if raw[12:14] == b"\x08\x06":
         return True
     v6 = raw[12:14] == b"\x86\xdd"
@@ -95,17 +95,17 @@ def _is_neighbor_discovery(raw: bytes) -> bool:
 
 
 class DevicePath:
-    """As `PacketPath` for conversations: what is forwarded takes the wires."""
+    """Like `PacketPath` for conversations, but forwarded packets use the devices."""
 
     def __init__(self, wires: Wires) -> None:
         self.wires = wires
 
     def ingress(self, packet: bytes, device: str) -> Outcome:
-        """The packet as it leaves the node."""
+        """The packet that leaves the node."""
         return self._sent(packet, device, tuple(DEVICES))
 
     def forward(self, packet: bytes, device: str, to: str) -> Outcome:
-        """In by `device`, out by `to`. SHOT: it did not arrive there."""
+        """Send a packet in at `device`; the packet that leaves at `to`. SHOT: none did."""
         return self._sent(packet, device, (to,))
 
     def _sent(self, packet: bytes, device: str, to: Sequence[str]) -> Outcome:
@@ -121,7 +121,8 @@ class DevicePath:
 
 @contextlib.contextmanager
 def wires() -> Iterator[Wires]:
-    """Connect them, within the block. The calling thread is in the devices' namespace, and on one CPU."""
+    """Within the block, the devices are connected. The calling thread is in their namespace and on one
+    CPU."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_one_cpu())
         beyond = stack.enter_context(namespace("wires"))
@@ -144,7 +145,7 @@ def _sender(device: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _one_cpu() -> Iterator[None]:
-    """Frames that one CPU sends through veth pairs are worked off by that CPU, in order (netif_rx())."""
+    """Frames that one CPU sends through veth pairs are processed by that CPU in order (netif_rx())."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
@@ -154,7 +155,7 @@ def _one_cpu() -> Iterator[None]:
 
 
 def _lay(beyond: Namespace) -> None:
-    """Move the other ends there, and have every route lead to a neighbor that is known."""
+    """Move the peers to the namespace; route all packets to permanent neighbors."""
     _sysctl("ipv4/conf/all/send_redirects", "0")
     with beyond.entered():
         for name in ("all", "default"):
@@ -186,36 +187,36 @@ def _sysctl(name: str, value: str) -> None:
 
 
 class Around(NamedTuple):
-    """Programs of others at both sides of every device, and how those of the agent are attached: `by_tcx`."""
+    """Foreign programs at both sides of every device; `by_tcx`: how the agent's programs are attached."""
 
     by_tcx: bool
     others: tuple[tuple[Way, int, int, Mapping[str, int]], ...] = ()
-    """Way, HEAD or TAIL, verdict, and the fields that are written."""
+    """Way to attach, HEAD or TAIL, verdict, and the written fields."""
     came_first: bool = False
-    """The agent's programs get to the first place again after all others are there."""
+    """The agent's programs return to the first position after all others are attached."""
 
 
 @contextlib.contextmanager
 def attached(path: PacketPath, pins: Path, around: Around) -> Iterator[None]:
-    """The programs at both sides of every device, and others around them, within the block."""
+    """Within the block, the agent's and the foreign programs are attached at both sides of every device."""
     with contextlib.ExitStack() as stack:
         for name, ifindex in path.indices.items():
-            for side, ours in ((Side.INGRESS, "from_any"), (Side.EGRESS, "to_any")):
+            for side, own in ((Side.INGRESS, "from_any"), (Side.EGRESS, "to_any")):
                 pin = pins / f"{name}_{side.name}"
                 stack.callback(tcx.detach, pin)
                 stack.callback(tc.detach, ifindex, side)
-                _attach(path.program(ours), ifindex, side, pin if around.by_tcx else None)
+                _attach(path.program(own), ifindex, side, pin if around.by_tcx else None)
                 for way, where, verdict, writes in around.others:
-                    theirs = stack.enter_context(program(verdict, **writes))
-                    stack.enter_context(way(ifindex, side, theirs, where))
+                    foreign = stack.enter_context(program(verdict, **writes))
+                    stack.enter_context(way(ifindex, side, foreign, where))
                 if around.came_first:
-                    _attach(path.program(ours), ifindex, side, pin if around.by_tcx else None)
+                    _attach(path.program(own), ifindex, side, pin if around.by_tcx else None)
         yield
 
 
-def _attach(ours: Program, ifindex: int, side: Side, pin: Path | None) -> None:
-    """By a tcx link that is pinned there; None: by a filter."""
+def _attach(own: Program, ifindex: int, side: Side, pin: Path | None) -> None:
+    """Attach by a tcx link that is pinned at `pin`; None: by a filter."""
     if pin:
-        tcx.attach(ifindex, side, ours, pin)
+        tcx.attach(ifindex, side, own, pin)
     else:
-        tc.attach(ifindex, side, ours)
+        tc.attach(ifindex, side, own)

@@ -38,8 +38,8 @@ RUN: Sequence[tuple[str, str]] = (
     (r"cat /proc/sys/net/netfilter/nf_conntrack_count", "ebpf"),
     (r"ebpfproxy run .*--write-config-to=/dev/stdout", "ebpf"),
 )
-"""Commands that are run, and in which mode of the node: that of the first pattern that matches all of it.
-A page of docs/dataplanes has its own mode."""
+"""Commands that are run, with the node's mode: the first pattern that matches the complete command decides.
+Commands on a page of docs/dataplanes run in that page's mode."""
 
 EXEMPT: Mapping[str, str] = {
     r"vagrant .*|for m in control .*|for [in] in .* curl .*": "boots machines from boxes of the network",
@@ -48,8 +48,8 @@ EXEMPT: Mapping[str, str] = {
     r"modprobe .*|echo ip_vs .*|grep net-pf-16.*": "needs the node's modules",
     r"pip uninstall bcc|apt-get install .*": "changes the machine",
     r"git commit .*": "changes the repository: tests/unit/test_contributing.py",
-    r"ip link show ebpfproxy0": "needs a start with --socket-lb=off: tests/kernel/test_inlet.py",
-    r"ip rule add from ADDRESS": "shown as what has no effect",
+    r"ip link show ebpfproxy0": "needs a start with --socket-lb=off: tests/kernel/test_reinjection.py",
+    r"ip rule add from ADDRESS": "shown as an example without effect",
 }
 """Commands that no test can run, and why."""
 
@@ -60,7 +60,7 @@ _COPIES = {"deploy/mine": "deploy/example"}
 
 
 def outcome_of(command: Command) -> str:
-    """The mode of the node that it is run on, "checked" or "exempt". Raises AssertionError."""
+    """The mode of the node on which it is run, or "checked", or "exempt". Raises AssertionError."""
     for pattern in EXEMPT:
         if re.fullmatch(pattern, command.text):
             return "exempt"
@@ -86,7 +86,7 @@ def mode_of(command: Command) -> str:
 
 
 def check(command: Command) -> None:
-    """Raises AssertionError, with the place and the remedy."""
+    """Check a command. Raises AssertionError with its location and a remedy."""
     for words in simple_commands(command.text):
         known = CHECKS.get(words[0].removeprefix(".venv/bin/"))
         assert known, (
@@ -103,7 +103,7 @@ def check(command: Command) -> None:
 
 
 def _ebpfproxy(words: Sequence[str]) -> None:
-    """Its flags are known, and their values are of the right kind."""
+    """Its flags exist, and their values have the right type."""
     command: click.Command = group
     context = click.Context(group)
     rest = list(words)

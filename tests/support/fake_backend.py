@@ -1,8 +1,8 @@
-"""A backend in memory, for tests of what is above: it keeps the invariants that a kernel keeps.
+"""A backend in memory for tests of the code above backends. It keeps the invariants of the kernel.
 
-The contract tests run the same cases against it and against the real ones, so it cannot tell lies:
-a frontend leads to one ServicePort at a time, room is limited, a device comes and goes as it likes, an
-error may come in the middle of a delta, and what is there outlives the process that put it there.
+A frontend belongs to one ServicePort at a time, room is limited, devices may appear and disappear, an error
+may occur in the middle of a delta, and entries are kept after the end of the process. The contract tests run
+the same cases with this backend and the real ones.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from ebpfproxy.plan.service_plan import (
 
 
 class DeviceId(NamedTuple):
-    """A network device, as long as it has this name."""
+    """A network device with its current name."""
 
     ifindex: int
     name: str
@@ -32,20 +32,20 @@ class DeviceId(NamedTuple):
 
 Key = PlanKey | Network | DeviceId
 Entry = ServicePortPlan | bool | DevicePlan
-"""For a ServicePort and for a device its plan, for a local Network whether NodePorts answer there."""
+"""The plan of a ServicePort or device; for a local network, whether NodePorts answer at its addresses."""
 
 Write = tuple[Literal["put", "trim", "drop"], Key]
-"""`trim`: of what was put, the frontends that it no longer has are taken away."""
+"""`trim`: frontends that the put entry no longer has are removed."""
 
 
 @dataclasses.dataclass(slots=True)
 class FakeKernel:
-    """What lasts. `capacity` is how many frontends fit, None for any number.
+    """The state that outlasts a backend. `capacity`: the number of frontends that fit; None: unlimited.
 
-    `ports` holds the plans without their frontends, which are in `frontends`, each with its owner.
-    `devices` are those that exist, by ifindex, and `watched` the plans of those that are looked after; who
-    removes a device from the previous does so from the latter. A test may change all of it, as a foreign
-    writer would. `writes` tells what was done, in order.
+    `ports` has the plans without their frontends, which are in `frontends`, each with its owner. `devices`
+    has the existing devices by ifindex, and `watched` the plans of the managed ones; code that removes a
+    device from `devices` must also remove it from `watched`. A test may change all of it, as a foreign writer
+    would. `writes` has all writes in order.
     """
 
     capacity: int | None = None
@@ -58,7 +58,7 @@ class FakeKernel:
 
 
 class FakeBackend:
-    """See `Backend` for the contract. Two of them over one kernel are two runs of the agent."""
+    """See `Backend` for the contract. Two of them with one kernel represent two runs of the agent."""
 
     name = "fake"
 
@@ -74,9 +74,10 @@ class FakeBackend:
         self._read_failure = failure
 
     def fail_next_apply(self, failure: KernelError | None, after: int = 0) -> None:
-        """The next `apply` raises it before its write number `after`, or at its end where those are fewer.
+        """The next `apply` raises it before its write number `after`, or at its end if there are fewer
+        writes.
 
-        None: it does not fail after all.
+        None: it does not fail.
         """
         self._apply_failure = after, failure
 
@@ -98,7 +99,7 @@ class FakeBackend:
         return self._generation.value()
 
     def read(self) -> dict[Key, Entry]:
-        """What contradicts itself comes out as something no plan asks for."""
+        """Inconsistent state is read as an entry that no plan renders."""
         self._check_open()
         failure, self._read_failure = self._read_failure, None
         if failure:
@@ -120,7 +121,8 @@ class FakeBackend:
         return found | dict.fromkeys(stray, False)
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        """All puts, then what they made superfluous, then the drops: so room is freed last."""
+        """Apply all puts, then remove their superfluous frontends, then apply the drops: room is freed
+        last."""
         self._check_open()
         with self._generation.own_change():
             return self._apply(delta)
@@ -156,7 +158,7 @@ class FakeBackend:
             return
         if isinstance(key, DeviceId):
             assert isinstance(entry, DevicePlan)
-            if key.ifindex in kernel.devices:  # else it will be planned away
+            if key.ifindex in kernel.devices:  # otherwise the next plan removes it
                 kernel.watched[key.ifindex] = entry
             return
         assert isinstance(entry, ServicePortPlan)
@@ -182,7 +184,7 @@ class FakeBackend:
             self._drop_frontends(key, keep=set())
 
     def _drop_frontends(self, of: PlanKey, keep: set[Frontend]) -> None:
-        """Only those that `of` owns: one that another took over since is that one's."""
+        """Drop only frontends that `of` owns: another Service may have taken over some."""
         for frontend, (owner, _) in list(self.kernel.frontends.items()):
             if owner == of and frontend not in keep:
                 del self.kernel.frontends[frontend]
@@ -193,6 +195,6 @@ class FakeBackend:
 
 
 def _sorted(plan: ServicePortPlan) -> ServicePortPlan:
-    """The order of frontends means nothing, and no kernel keeps it."""
+    """The plan with sorted frontends: their order is irrelevant, and the kernel does not keep it."""
     frontends = sorted(plan.frontends, key=lambda each: each.frontend)
     return dataclasses.replace(plan, frontends=tuple(frontends))

@@ -1,4 +1,4 @@
-"""Flows as the programs would write them, and maps that hold them without a kernel."""
+"""Flows as written by the BPF programs, and maps in memory that hold them."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ebpfproxy.model.address import Address, parse_address
 
 NS = 1_000_000_000
 SERVICE, ENDPOINT = 5, 7
-"""Ids that `a_flow` has."""
+"""Ids of the service and endpoint of `a_flow`."""
 
 
 def a_flow(
@@ -27,9 +27,9 @@ def a_flow(
     family: int = 4,
     half_open: bool = False,
 ) -> Flow:
-    """From client port 1000 + `number`; masqueraded where an address for that is given.
+    """A flow from client port 1000 + `number`, masqueraded if an address is given.
 
-    `last_seen`: of both sides, in ns of CLOCK_MONOTONIC.
+    `last_seen`: time of the last packet of both sides, in ns of CLOCK_MONOTONIC.
     """
     prefix = "" if family == 4 else "fd00::"
     return Flow(
@@ -52,22 +52,22 @@ def a_flow(
 
 
 def seen(flow: Flow, client: int, endpoint: int) -> Flow:
-    """The flow when either side sent last at these times, in ns of CLOCK_MONOTONIC."""
+    """The flow with these times of the last packet of each side, in ns of CLOCK_MONOTONIC."""
     return flow._replace(client_seen=client // UNIT, endpoint_seen=endpoint // UNIT)
 
 
 def entries(*flows: Flow) -> dict[bytes, bytes]:
-    """The entries that these flows have in `flows`."""
+    """The entries of these flows in the map `flows`."""
     return dict(flow.entry() for flow in flows)
 
 
 def reply_entries(*flows: Flow) -> dict[bytes, bytes]:
-    """The entries that these flows have in `replies`."""
+    """The entries of these flows in the map `replies`."""
     return dict(flow.reply_entry() for flow in flows)
 
 
 def endpoints(flags: int = abi.ENDPOINT_LISTED, service: int = SERVICE, port: int = 8080) -> bytearray:
-    """The memory of the map `endpoints`, with that of `a_flow`."""
+    """The memory of the map `endpoints` with the endpoint of `a_flow`."""
     memory = bytearray(64 * abi.ENDPOINT.size)
     packed = parse_address("10.244.1.3"), htons(port), flags, service
     abi.ENDPOINT.pack_into(memory, ENDPOINT * abi.ENDPOINT.size, *packed)
@@ -75,11 +75,11 @@ def endpoints(flags: int = abi.ENDPOINT_LISTED, service: int = SERVICE, port: in
 
 
 class FlowMap:
-    """As bpf.Map, as far as a walk needs it."""
+    """The subset of bpf.Map that a walk needs."""
 
     def __init__(self, contents: dict[bytes, bytes] | None = None) -> None:
         self.contents = dict(contents or {})
-        self.calls: list[int] = []  # how many entries each batch had
+        self.calls: list[int] = []  # number of entries in each batch
         self.lookups = 0
 
     def batches(self, room: int) -> Iterator[tuple[bytes, bytes]]:
@@ -103,7 +103,7 @@ class FlowMap:
 
 
 class Tables:
-    """The maps of flows, with these."""
+    """The flow maps with these flows."""
 
     def __init__(self, *flows: Flow) -> None:
         self.flows = FlowMap(entries(*flows))
@@ -117,17 +117,17 @@ class Tables:
         return FlowMaps(flows, replies, established, self.endpoints)
 
     def established(self) -> int | None:
-        """How many flows the programs are told are established; None: nothing."""
+        """The number of established flows that is written for the programs; None if none is written."""
         value = self.established_flows.contents.get(bytes(4))
         return int.from_bytes(value, sys.byteorder) if value else None
 
     def has(self, *flows: Flow) -> bool:
-        """Whether these are the flows, with both entries each."""
+        """Whether the maps have exactly these flows, each with both entries."""
         expected = entries(*flows), reply_entries(*flows)
         return (self.flows.contents, self.replies.contents) == expected
 
 
 def write(maps: dict[str, Map] | object, *flows: Flow) -> None:
-    """Put both entries of the flows into real maps, by name."""
+    """Write both entries of the flows to real maps."""
     for name, found in (("flows", entries(*flows)), ("replies", reply_entries(*flows))):
         cast(dict[str, Map], maps)[name].update_all(list(found.items()))

@@ -1,6 +1,6 @@
-"""What a frame says, read from its bytes: a second opinion beside bpf/packet.h and scapy.
+"""Parses Ethernet frames, independently of bpf/packet.h and scapy.
 
-Addresses are the 16 bytes of `Address`, ports in the machine's own order. A frame is Ethernet's.
+Addresses are the 16 bytes of `Address`; ports are in host byte order.
 """
 
 import struct
@@ -21,7 +21,7 @@ _ERRORS = {ICMP: frozenset({3, 11, 12}), ICMPV6: frozenset(range(1, 128))}
 
 
 class Tuple(NamedTuple):
-    """By what a flow is known. Ports are 0 where there are none."""
+    """The key of a flow. Ports are 0 for protocols without ports."""
 
     source: Address
     destination: Address
@@ -34,8 +34,8 @@ class Tuple(NamedTuple):
 
 
 class Headers(NamedTuple):
-    """Offsets from the frame's begin. `fragment`: "", "first" or "later". `end`: where the IP packet ends
-    by its own account; what an ICMP error quotes may be shorter.
+    """Offsets from the frame's start. `fragment`: "", "first" or "later". `end`: the end of the IP packet by
+    its length field; a packet quoted by an ICMP error may be shorter.
     """
 
     version: int
@@ -55,7 +55,8 @@ class Headers(NamedTuple):
 
 
 def read(frame: bytes) -> Headers | None:
-    """None for what is no IP packet whose headers are whole, and for too many extension headers."""
+    """The headers; None unless it is an IP packet with complete headers and not too many extension
+    headers."""
     kind = int.from_bytes(frame[12:14])
     if kind == IPV4:
         return _read4(frame, ETHERNET, _SIZES)
@@ -63,7 +64,7 @@ def read(frame: bytes) -> Headers | None:
 
 
 def quoted(frame: bytes, headers: Headers) -> Headers | None:
-    """The packet that an ICMP error quotes; its transport header may end behind the ports."""
+    """The packet that an ICMP error quotes; its transport header may be truncated after the ports."""
     if headers.protocol not in _ERRORS or headers.fragment == "later" or len(frame) < headers.l4 + 8:
         return None
     if frame[headers.l4] not in _ERRORS[headers.protocol]:
@@ -132,30 +133,30 @@ def _with_ports(
 
 
 def total(data: bytes) -> int:
-    """The sum of all 16-bit words modulo 65535 (RFC 1071): 0 for data whose checksum is good."""
+    """The sum of all 16-bit words modulo 65535 (RFC 1071): 0 for data with a valid checksum."""
     return int.from_bytes(data + b"\0" if len(data) % 2 else data) % 65535
 
 
 class Parts(NamedTuple):
-    """A packet, and the one that it quotes if it is an ICMP error."""
+    """A packet, and the packet that it quotes if it is an ICMP error."""
 
     outer: Headers
     inner: Headers | None
 
 
 def parts(frame: bytes) -> Parts:
-    """Raises AssertionError where `read` gives None."""
+    """Raises AssertionError if `read` returns None."""
     outer = read(frame)
-    assert outer, "this is no packet"
+    assert outer, "not an IP packet with complete headers"
     return Parts(outer, quoted(frame, outer))
 
 
 def defects(frame: bytes, of: Parts) -> tuple[int, ...]:
-    """By how much each checksum is off: IPv4's, the transport's, and both of a packet that is quoted.
+    """The error of each checksum: of IPv4, of the transport, and both of a quoted packet.
 
-    A translation changes none of that, be the packet whole or cut. 0 is a good one for a packet that is
-    neither a fragment nor cut; of UDP without a checksum there is none. A quoted packet ends where the one
-    around it does: behind that is padding.
+    A translation changes none of them, also in truncated packets. 0 is a valid checksum if the packet is
+    neither a fragment nor truncated. UDP without a checksum has none. A quoted packet ends with the packet
+    around it: padding follows.
     """
     return _defects(frame, of.outer) + (_defects(frame[: of.outer.end], of.inner) if of.inner else ())
 
@@ -171,7 +172,8 @@ def _defects(frame: bytes, of: Headers) -> tuple[int, ...]:
 
 
 def is_good(frame: bytes) -> bool:
-    """Whether all checksums of a whole packet are right; of one that is quoted, those that can be told."""
+    """Whether all checksums of a complete packet are valid; for a quoted packet, those that can be
+    computed."""
     outer, inner = parts(frame)
     found = _defects(frame, outer)
     if inner:
@@ -181,17 +183,17 @@ def is_good(frame: bytes) -> bool:
 
 
 def _transport_defect(frame: bytes, headers: Headers) -> int:
-    least = headers.l4 + _CHECKSUMS[headers.protocol] + 2  # a length that contradicts the headers
+    least = headers.l4 + _CHECKSUMS[headers.protocol] + 2  # otherwise the length contradicts the headers
     data = frame[headers.l4 : headers.end if headers.end >= least else len(frame)]
     if headers.protocol == ICMP:
         return total(data)
-    # The pseudo header (RFC 9293, 3.1; RFC 8200, 8.1); ::ffff:0:0/96 adds 0xffff to it, which is nothing.
+    # The pseudo header (RFC 9293, 3.1; RFC 8200, 8.1); ::ffff:0:0/96 adds 0xffff, which equals 0.
     pseudo = total(headers.tuple.source + headers.tuple.destination) + headers.protocol
     return (pseudo + headers.end - headers.l4 + total(data)) % 65535
 
 
-def without_what_may_change(frame: bytes, of: Parts) -> bytes:
-    """With addresses, ports and their checksums blanked out: a translation leaves the rest alone."""
+def without_translated_fields(frame: bytes, of: Parts) -> bytes:
+    """The frame with addresses, ports and their checksums blanked: a translation changes nothing else."""
     kept = bytearray(frame)
     for each in of:
         if each:

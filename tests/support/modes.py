@@ -1,4 +1,4 @@
-"""A mode over the backend in memory: what it was asked for, and failures to order."""
+"""A mode with the backend in memory. It records its calls and raises configured errors."""
 
 from collections.abc import Callable
 
@@ -12,28 +12,28 @@ from tests.support.fake_backend import FakeBackend, FakeKernel
 
 
 class FakeMode:
-    """See `Mode`. `left` is how often `drain` says that something is left."""
+    """See `Mode`. `left`: how often `drain` reports that state is left."""
 
     def __init__(self, name: str, *findings: Finding, left: int = 0) -> None:
         self._name = name
         self.findings = findings
         self.left = left
         self.trial: tuple[Finding, ...] = ()
-        """What `try_out` finds."""
+        """The result of `try_out`."""
         self.tried_out = 0
         self.kernel = FakeKernel()
         self.plane = FakeBackend(self.kernel)
         self.fails: KernelError | None = None
-        """What `prepare` raises."""
+        """The exception that `prepare` raises."""
         self.lacking: KernelError | None = None
-        """Why it forwards nothing after a sync."""
+        """The reason why it forwards nothing after a sync."""
         self.prepared: Config | None = None
-        """What `prepare` was told last."""
+        """The configuration of the last `prepare`."""
         self.owns_namespace = True
         self.uses_kernel_nat = False
         self.drained = 0
         self.translates = True
-        """What the last `drain` was told, of IPv4."""
+        """The argument `translates` of the last `drain`, for IPv4."""
 
     @property
     def name(self) -> str:

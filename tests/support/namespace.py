@@ -1,4 +1,4 @@
-"""A network namespace of a test's own. Needs root."""
+"""A network namespace for a test. Needs root."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from ebpfproxy.linux.netns import netns
 
 
 class Namespace:
-    """A network namespace of that name."""
+    """A network namespace with this name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -24,7 +24,7 @@ class Namespace:
         subprocess.run(["tc", "-n", self.name, "-batch", "-"], input="\n".join(lines).encode(), check=True)
 
     def lacks(self, line: str) -> bool:
-        """Whether the kernel has not got what this command of ip(8) asks for; runs it where it has."""
+        """Run a command of ip(8). True if the kernel does not support it."""
         command = ["ip", "-n", self.name, *line.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if "Unknown device type" in done.stderr or "not supported" in done.stderr:
@@ -34,14 +34,14 @@ class Namespace:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Have the calling thread in it within the block."""
+        """Within the block, the calling thread is in the namespace."""
         with netns.entered(netns.path(self.name)):
             yield
 
 
 @contextlib.contextmanager
 def namespace(name: str) -> Iterator[Namespace]:
-    """Make one, with loopback down as the kernel makes it, and remove it afterwards."""
+    """Create a namespace, with loopback down as by default, and remove it afterwards."""
     full = f"ebpfproxy-test-{os.getpid()}-{name}"
     netns.create(full)
     try:

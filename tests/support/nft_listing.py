@@ -1,4 +1,4 @@
-"""Reads what `nft list table` prints, as the entries of the nftables backend."""
+"""Parses the output of `nft list table` into entries of the nftables backend."""
 
 import re
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ _DIGITS = frozenset(PROTOCOLS)
 
 
 def parse(listing: str, of: Family) -> dict[Key, Entry]:
-    """Chains, sets, maps and elements of one table, `of` this family. Empty where `listing` is.
+    """Chains, sets, maps and elements of one table with the family `of`. Empty if `listing` is.
 
-    Objects of other kinds (counters, flow tables and the like) are left out: nobody ever puts one there.
+    Objects of other kinds (counters, flow tables and similar) are omitted: the backend writes none.
     """
     entries: dict[Key, Entry] = {}
     lines = iter(listing.splitlines())
@@ -34,7 +34,7 @@ def parse(listing: str, of: Family) -> dict[Key, Entry]:
 
 
 def _body(lines: Iterator[str]) -> list[str]:
-    """The lines up to the brace that closes the object, without blanks around them."""
+    """The stripped lines up to the closing brace of the object."""
     body = []
     for line in lines:
         if line == "\t}":
@@ -61,7 +61,7 @@ def _container(of: Family, kind: str, name: str, body: list[str]) -> Iterator[tu
 
 
 def _canonical_key(text: str) -> str:
-    """The protocol is the last but one where it is there at all."""
+    """The protocol, if any, is the last part but one."""
     parts = text.split(" . ")
     if len(parts) > 1 and parts[-2] in _DIGITS:
         parts[-2] = PROTOCOLS[parts[-2]]
@@ -69,7 +69,7 @@ def _canonical_key(text: str) -> str:
 
 
 def element_text(key: Element, entry: ElementEntry) -> str:
-    """As it stands between the braces of a listing, or of a command.
+    """An element as in the braces of a listing or a command.
 
     >>> element_text(Element(Family.IPV4, "service-nodeports", "tcp . 30080"), ElementEntry("drop", "a/b:c"))
     'tcp . 30080 comment "a/b:c" : drop'

@@ -1,16 +1,16 @@
-"""Rules and declarations in the form that entries have, whatever version of `nft` printed them.
+"""Rules and declarations in the canonical form of entries, independent of the version of `nft`.
 
-That form is what nft 1.0.6 prints, but for this, which differs between versions, flags or machines:
+The canonical form is the output of nft 1.0.6, except for what differs between versions, flags or machines:
 
 - Protocols have names. A machine without /etc/protocols prints numbers, as `nft -p` does.
-- Times are seconds, as with `nft -T`, and priorities numbers, as with `nft -y`: names of priorities depend on
-  the hook, and not all versions know them for all hooks.
-- What a source is compared with is merged and sorted: a set without a name that ends at the last address, or
-  holds everything, keeps its braces though it has one element only.
-- A test of the topmost bit of a mark comes back as the prefix of length one that it is.
-- A declaration has its parts in one order, and only those that say which elements fit in. Not so the comment;
-  the default timeout, since all our rules have their own; and the policy of memory or performance. From 1.1.2
-  on the count of elements stands behind the size.
+- Times are seconds, as with `nft -T`, and priorities are numbers, as with `nft -y`: names of priorities
+  depend on the hook, and not all versions support them for all hooks.
+- The addresses that a source is compared with are merged and sorted: an anonymous set that ends at the last
+  address, or contains all addresses, keeps its braces although it has only one element.
+- nft prints a test of a mark's top bit as a prefix of length one.
+- The parts of a declaration have one order, and only those that determine which elements fit are kept. The
+  comment, the default timeout (all rules have their own) and the policy (memory or performance) are omitted.
+  From 1.1.2 on, the number of elements follows the size.
 """
 
 import re
@@ -34,7 +34,7 @@ _KEPT = ("type", "typeof", "size", "flags")
 
 
 def canonical_rule(text: str) -> str:
-    """A rule that is none of ours, or from one that we cannot read, may come out as any text at all.
+    """The canonical form of a rule of the backend. For other rules, the result may be any text.
 
     >>> canonical_rule("meta l4proto 17 dnat to 10.0.0.1:53")
     'meta l4proto udp dnat to 10.0.0.1:53'
@@ -65,7 +65,7 @@ def canonical_hook(text: str) -> str:
 
 
 def canonical_declaration(parts: list[str]) -> str:
-    """`parts`: the lines between the braces, but for the elements.
+    """`parts`: the lines between the braces, without the elements.
 
     >>> canonical_declaration(["type ipv4_addr", "size 65535 # count 3", "flags dynamic,timeout"])
     'type ipv4_addr; size 65535; flags dynamic,timeout;'
@@ -78,7 +78,7 @@ def canonical_declaration(parts: list[str]) -> str:
 
 
 def parse_range(text: str) -> Range:
-    """Reads what `range_text` writes. Raises ValueError."""
+    """Parses the output of `range_text`. Raises ValueError."""
     if "/" in text:
         return network_range(parse_network(text))
     first, dash, last = text.partition("-")
@@ -98,7 +98,7 @@ def _canonical_sources(found: re.Match[str]) -> str:
 
 
 def _sorted_choice(found: re.Match[str]) -> str:
-    """Sorted by number, and in vain where they are already, as in all versions that were looked at."""
+    """Sorts the choices by number. All tested versions already print them sorted."""
     choices = [each.partition(" : ") for each in found[0].split(", ")]
     if not all(number.isdecimal() for number, _, _ in choices):
         return found[0]

@@ -1,6 +1,6 @@
-"""What rules of nftables do with the first packet of a connection: worked out from their text, rule by rule.
+"""Computes what nftables rules do with a connection's first packet, by interpreting their text.
 
-It knows the expressions and verdicts that the nftables backend writes, and stumbles over any other.
+It supports the expressions and verdicts that the nftables backend writes, and fails for any other.
 """
 
 import re
@@ -35,7 +35,7 @@ class _BaseChain(NamedTuple):
 
 
 class Ruleset:
-    """What a kernel would hold of the entries of one family."""
+    """The kernel's rules for the entries of one family."""
 
     def __init__(self, entries: Mapping[Key, Entry]) -> None:
         self.chains = {
@@ -48,10 +48,9 @@ class Ruleset:
         }
 
     def outcomes(self, packet: Packet) -> set[PacketOutcome]:
-        """All that may become of a new connection, as chance and remembered clients have it.
+        """All possible outcomes of a new connection, which may depend on chance and session affinity.
 
-        What DNAT was done for is taken as let through to its endpoint, by way of the last hook, as is what
-        no rule says anything of.
+        A packet with DNAT, or without a verdict, is assumed to reach its destination through the last hook.
         """
         hooks = ["output"] if packet.device == "" else ["prerouting"]
         if packet.destination_local:
@@ -70,7 +69,7 @@ class Ruleset:
         return {self._sent(packet, outcome) for outcome in found}
 
     def _sent(self, packet: Packet, outcome: PacketOutcome) -> PacketOutcome:
-        """The same with what becomes of the source's address, which the mark alone does not tell."""
+        """The outcome with the translation of the source address, which does not only depend on the mark."""
         verdict, marked = outcome
         if verdict in ("DROP", "REJECT"):
             return PacketOutcome(verdict, False)
@@ -82,7 +81,7 @@ class Ruleset:
             ends = self._walk(base.name, packet, {marked}, translated=bool(verdict))
         (end,) = ends
         assert end in (PacketOutcome("MASQUERADE", False), PacketOutcome("", False)), (
-            "a mark that stays is seen once more"
+            "the masquerade mark must be cleared"
         )
         return PacketOutcome(verdict, bool(end.verdict))
 
@@ -97,7 +96,7 @@ class Ruleset:
     def _walk(
         self, chain: str, packet: Packet, marked: Iterable[bool], translated: bool = False
     ) -> set[PacketOutcome]:
-        """The outcomes at the end of a chain; "" for what comes out of it again. As long as it is on its way
+        """The outcomes at the end of a chain; "" for a return to the calling chain. Before postrouting,
         `masquerade` is the mark."""
         found = set()
         alive = set(marked)
@@ -116,7 +115,8 @@ class Ruleset:
         return found | {PacketOutcome("", mark) for mark in alive}
 
     def _ruled(self, text: str, packet: Packet, mark: bool, translated: bool) -> Iterator[PacketOutcome]:
-        """What may come of one rule: "" for the next one, _END where what it went to came to an end."""
+        """The possible outcomes of one rule: "" to continue with the next rule, _END after the end of a
+        goto."""
         text = re.sub(r' comment "[^"]*"$', "", text)
         if text.startswith(_TRANSLATED) and not translated:
             yield PacketOutcome("", mark)
@@ -144,7 +144,7 @@ class Ruleset:
                 yield PacketOutcome(verdict, mark)
 
     def _matched(self, text: str, packet: Packet) -> tuple[bool | None, str]:
-        """Whether the packet matches, None where that depends on who came before; and what follows."""
+        """Whether the packet matches, None if it depends on session affinity; and the rest of the rule."""
         certain: bool | None = True
         text = text.removeprefix("ct state new ")
         while True:
@@ -178,7 +178,7 @@ class Ruleset:
         return any(first <= number <= last for first, last in ranges) is not bool(negated)
 
     def _verdicts(self, text: str, packet: Packet) -> Iterator[str]:
-        """Those that chance may choose from; "" where the rule does nothing."""
+        """The verdicts from which one is chosen at random; "" if the rule does nothing."""
         if found := _FRONTEND.fullmatch(text):
             key = f"{packet.protocol} . {packet.port}"
             if found[1]:
@@ -194,8 +194,8 @@ class Ruleset:
         elif found := _DNAT.fullmatch(text):
             yield f"DNAT {found[2]}" if found[1] == packet.protocol else ""
         elif found := _DNAT_CHOICE.fullmatch(text):
-            for place in _chosen(found[2], found[3]):
-                address, _, port = place.partition(" . ")
+            for endpoint in _chosen(found[2], found[3]):
+                address, _, port = endpoint.partition(" . ")
                 destination = format_endpoint(parse_address(address), int(port))
                 yield f"DNAT {destination}" if found[1] == packet.protocol else ""
         elif text == "masquerade fully-random":
@@ -206,7 +206,7 @@ class Ruleset:
 
 
 def _chosen(modulus: str, braced: str) -> list[str]:
-    """All that a map of numbers gives."""
+    """All values of a map with numbers as keys."""
     choices = [choice.partition(" : ") for choice in braced.split(", ")]
     assert [int(number) for number, _, _ in choices] == list(range(int(modulus)))
     return [chosen for _, _, chosen in choices]

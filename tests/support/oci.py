@@ -1,11 +1,11 @@
-"""A pod as a container runtime of Kubernetes starts it: from the pod's spec to a bundle that crun runs.
+"""Starts a pod like a Kubernetes container runtime: from the pod's spec to a bundle that crun runs.
 
-Only what our own DaemonSet uses is understood; anything else raises ValueError, so that no field of it goes
-untested unseen. The node is a lab's: its network namespace, and a folder for each of its paths that the pod
-mounts. The process namespace is this machine's, as it is the node's with hostPID.
+Only the fields that this project's DaemonSet uses are supported; any other raises ValueError, so that no
+field stays untested. The node is a lab's: its network namespace, and a folder for each mounted path of the
+node. The process namespace is this machine's, because the pod has hostPID.
 
-Sources: config.md, config-linux.md and runtime.md of the OCI Runtime Specification 1.0; what is mounted where
-is that of containerd (pkg/cri, WithDefaultMounts, WithPrivilegedDevices) for a privileged container.
+Sources: config.md, config-linux.md and runtime.md of the OCI Runtime Specification 1.0; the mounts are those
+of containerd (pkg/cri, WithDefaultMounts, WithPrivilegedDevices) for a privileged container.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ _CAPABILITIES = (
     "AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ "
     "PERFMON BPF CHECKPOINT_RESTORE"
 )
-"""By their bits (include/uapi/linux/capability.h)."""
+"""Capabilities by bit number (include/uapi/linux/capability.h)."""
 _POD_FIELDS = frozenset({
     "containers", "dnsPolicy", "hostNetwork", "hostPID", "nodeSelector", "priorityClassName",
     "serviceAccountName", "terminationGracePeriodSeconds", "tolerations", "volumes",
@@ -53,8 +53,8 @@ _CONTEXT_FIELDS = frozenset({"privileged", "readOnlyRootFilesystem"})
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """`root`: its file system. `entrypoint` and `environment`: of its configuration. `also`: folders of this
-    machine that it needs besides, at the same place."""
+    """`root`: its file system. `entrypoint` and `environment`: from its configuration. `also`: further
+    folders of this machine that it needs, with the same paths."""
 
     root: Path
     entrypoint: Sequence[str]
@@ -64,10 +64,10 @@ class Image:
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """What the node gives to the pod. `paths`: what stands for the node's own paths. `secrets`: the folder of
-    the service account. `config_maps`: by name, their data. `api_host`, `api_port`: of Service kubernetes."""
+    """The node's part of a pod. `paths`: replacements for the node's paths. `secrets`: the folder of the
+    service account. `config_maps`: data by name. `api_host`, `api_port`: of the Service kubernetes."""
 
-    place: Netns
+    netns: Netns
     name: str
     paths: Mapping[str, Path]
     secrets: Path
@@ -77,28 +77,28 @@ class Host:
 
 
 class Pod:
-    """A bundle, in a folder of its own whose name is the container's. `make` makes it."""
+    """A bundle in a folder with the container's name. `make` creates it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def command(self) -> list[str]:
-        """What runs it, in the cgroup that it is started in, until its end."""
+        """The command that runs the pod until its end, in the caller's cgroup."""
         return self._crun("run", f"--bundle={self._folder}", self._folder.name)
 
     def execution(self, arguments: Sequence[str]) -> list[str]:
-        """What runs a command in it while it runs."""
+        """The command that runs another command in the running pod."""
         return self._crun("exec", self._folder.name, *arguments)
 
     def pid(self) -> int:
-        """Of its first process, 0 where it has ended."""
+        """The id of its first process; 0 if it has ended."""
         done = subprocess.run(
             self._crun("state", self._folder.name), capture_output=True, text=True, check=False
         )
         return 0 if done.returncode else int(json.loads(done.stdout)["pid"])
 
     def update_config_map(self, volume: str, contents: Mapping[str, str]) -> Path:
-        """Have the volume of a ConfigMap hold these files, all at once, as the kubelet does it: behind a link
+        """Replace all files of a ConfigMap's volume at once, as the kubelet does: through a symbolic link
         that is replaced (pkg/volume/util/atomic_writer.go). Returns the volume's folder."""
         folder = self._folder / volume
         folder.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ class Pod:
         return folder
 
     def _crun(self, *arguments: str) -> list[str]:
-        """crun rejects the hybrid layout of cgroups: it is shown v2 alone."""
+        """crun rejects the hybrid cgroup layout, so it only sees cgroup v2."""
         unified = shlex.quote(str(mounts.cgroup2_root()))
         crun = ["crun", "--cgroup-manager=disabled", f"--root={self._folder.parent}/crun", *arguments]
         unify = f"test {unified} = /sys/fs/cgroup || mount --bind {unified} /sys/fs/cgroup"
@@ -129,9 +129,8 @@ def make(
     args: Sequence[str] = (),
     more: Sequence[str] = (),
 ) -> Pod:
-    """A pod of the DaemonSet, in `folder`, which must not exist. `args` instead of its own, `more` behind.
-
-    Raises ValueError for what it does not know.
+    """Create a pod of the DaemonSet in `folder`, which must not exist. `args` replaces the container's
+    arguments; `more` is appended. Raises ValueError for unsupported fields.
     """
     spec = daemon_set["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -145,7 +144,7 @@ def make(
     given = [_VARIABLE.sub(lambda found: variables[found[1]], each) for each in args or container["args"]]
     context = container["securityContext"]
     if not (context["privileged"] and spec["hostNetwork"] and spec["hostPID"]):
-        raise ValueError("only privileged pods with the node's network and processes are understood")
+        raise ValueError("only privileged pods with the node's network and processes are supported")
     capabilities = _all_capabilities()
     configuration = {
         "ociVersion": "1.0.2",
@@ -165,7 +164,7 @@ def make(
             "namespaces": [
                 {"type": "mount"},
                 {"type": "ipc"},
-                {"type": "network", "path": str(host.place.netns)},
+                {"type": "network", "path": str(host.netns.netns)},
             ],
             "rootfsPropagation": "rshared",
         },
@@ -175,11 +174,11 @@ def make(
 
 
 def _layered(folder: Path, root: Path) -> Path:
-    """The image's files below a layer of the container's own, where its mount points are made."""
+    """The image's files with an overlay for the container, in which mount points are created."""
     own, merged = folder / "layer", folder / "root"
     for path in (own, merged):
         path.mkdir()
-    _mount("-t", "tmpfs", "tmpfs", own)  # since a layer must not be inside of another, and `root` may be /
+    _mount("-t", "tmpfs", "tmpfs", own)  # a layer must not be inside another one, and `root` may be /
     for path in (own / "upper", own / "work"):
         path.mkdir()
     _mount(
@@ -193,12 +192,12 @@ def _mount(*arguments: str | Path) -> None:
 
 
 def _check(value: Mapping[str, object], known: frozenset[str]) -> None:
-    if strange := value.keys() - known:
-        raise ValueError(f"not understood: {', '.join(sorted(strange))}")
+    if unknown := value.keys() - known:
+        raise ValueError(f"not supported: {', '.join(sorted(unknown))}")
 
 
 def _all_capabilities() -> list[str]:
-    """Those that this process may give, as a privileged container has all that its runtime has."""
+    """All capabilities of this process: a privileged container has all capabilities of its runtime."""
     status = Path("/proc/self/status").read_text()
     (bounding,) = re.findall(r"^CapBnd:\t([0-9a-f]+)$", status, re.MULTILINE)
     return [f"CAP_{name}" for bit, name in enumerate(_CAPABILITIES.split()) if int(bounding, 16) >> bit & 1]
@@ -215,7 +214,7 @@ def _environment(container: Object, host: Host) -> list[str]:
             case ("configMapKeyRef", {"name": name, "key": key}):
                 found[each["name"]] = host.config_maps[name][key]
             case _:
-                raise ValueError(f"not understood: {source}")
+                raise ValueError(f"not supported: {source}")
     return [f"{key}={value}" for key, value in found.items()]
 
 
@@ -242,7 +241,7 @@ def _bind(source: Path, where: str, options: list[str]) -> Object:
 
 
 def _volume(pod: Pod, volume: Object, host: Host) -> Path:
-    """The folder or file on this machine."""
+    """The folder or file on this machine for a volume."""
     match volume:
         case {"hostPath": {"path": path, "type": kind}}:
             source = host.paths[path]
@@ -255,4 +254,4 @@ def _volume(pod: Pod, volume: Object, host: Host) -> Path:
             contents = {each["path"]: host.config_maps[name][each["key"]] for each in items}
             return pod.update_config_map(volume["name"], contents)
         case _:
-            raise ValueError(f"not understood: {volume}")
+            raise ValueError(f"not supported: {volume}")

@@ -1,7 +1,7 @@
-"""Whether a classifier had the right to do what it did to a packet, told from the packets alone.
+"""Decides whether a classifier's action on a packet was allowed, based only on the packets.
 
-It remembers what was translated into what, and never looks into the map of flows: of replies and ICMP
-errors it knows that way whom they may go to. Whatever is not allowed raises AssertionError.
+It records the translations and does not read the map of flows. From the records it knows to which client a
+reply or an ICMP error may be sent. Actions that are not allowed raise AssertionError.
 """
 
 import dataclasses
@@ -14,29 +14,30 @@ from tests.support import headers
 from tests.support.headers import Headers, Tuple
 from tests.support.packet_path import REDIRECT, SHOT, UNSPEC
 
-Netns = tuple[Address, int]
-Dialed = tuple[Address, int, int]
+EndpointAddress = tuple[Address, int]
+FrontendKey = tuple[Address, int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
-    """What one frontend may do: send to `endpoints`; answer that there are none; drop."""
+    """The allowed actions at a frontend: forward to `endpoints`; reject; drop."""
 
-    endpoints: frozenset[Netns]
+    endpoints: frozenset[EndpointAddress]
     rejects: bool = False
     drops: bool = False
 
 
 class Judge:
-    """`judged` counts what it was asked about, by what had happened."""
+    """`judged` counts the packets by action."""
 
     def __init__(
         self,
-        offers: Mapping[Dialed, Offer],
+        offers: Mapping[FrontendKey, Offer],
         node_ports_at: frozenset[Address],
         devices: Mapping[str, frozenset[Address]],
     ) -> None:
-        """A NodePort has the unspecified address; `devices` by name: what is masqueraded there gets."""
+        """A NodePort has the unspecified address. `devices`: by name, the addresses used to masquerade
+        there."""
         self._offers = offers
         self._node_ports_at = node_ports_at
         self._devices = devices
@@ -47,22 +48,22 @@ class Judge:
         self.forget()
 
     def forget(self) -> None:
-        """All flows are gone."""
+        """Forget all flows."""
         self._known: dict[tuple[str, Tuple], set[Tuple]] = defaultdict(set)
         self._pairs: dict[tuple[str, Address, Address], set[tuple[Address, Address]]] = defaultdict(set)
-        self._forwarded: set[Tuple] = set()  # what ingress sent to an endpoint
+        self._forwarded: set[Tuple] = set()  # forwarded to an endpoint at ingress
 
-    def offer(self, dialed: Tuple) -> Offer | None:
-        address, _, port = dialed.destination, dialed.source_port, dialed.destination_port
-        found = self._offers.get((address, port, dialed.protocol))
+    def offer(self, original: Tuple) -> Offer | None:
+        address, _, port = original.destination, original.source_port, original.destination_port
+        found = self._offers.get((address, port, original.protocol))
         if found is None and address in self._node_ports_at:
-            found = self._offers.get((unspecified(family(address)), port, dialed.protocol))
+            found = self._offers.get((unspecified(family(address)), port, original.protocol))
         return found
 
     # At ingress
 
     def ingress(self, frame: bytes, verdict: int, out: bytes) -> None:
-        """`frame` did not leave as it came."""
+        """Judge a `frame` that was changed or got a verdict."""
         before = headers.read(frame)
         assert before, "a packet that cannot be parsed was changed"
         if before.protocol in (headers.ICMP, headers.ICMPV6):
@@ -75,17 +76,17 @@ class Judge:
     def _transport_in(self, frame: bytes, before: Headers, verdict: int, out: bytes) -> None:
         offer = self.offer(before.tuple)
         if verdict == REDIRECT:
-            assert offer, "an answer in the name of nobody"
-            assert offer.rejects, "a rejection where there is an endpoint"
+            assert offer, "an answer from an address that is no frontend"
+            assert offer.rejects, "a rejection although there is an endpoint"
             self._rejection(frame, before, out)
         elif verdict == SHOT:
-            assert offer, "a packet was dropped that is no Service's"
+            assert offer, "a packet for no Service was dropped"
             excused = (
                 offer.drops
                 or _may_lack_ports(before)
-                or (offer.rejects and (_is_too_long_to_quote(before) or _is_nobody(before.tuple.source)))
+                or (offer.rejects and (_is_too_long_to_quote(before) or _gets_no_answer(before.tuple.source)))
             )
-            assert excused, "a packet was dropped that has an endpoint"
+            assert excused, "a packet for a Service with endpoints was dropped"
             self.judged["dropped"] += 1
         else:
             assert verdict == UNSPEC, verdict
@@ -96,7 +97,7 @@ class Judge:
         if becomes in self._known.get(("ingress", is_), ()):
             self.judged["translated at ingress"] += 1
             return
-        assert offer, f"{is_} became {becomes}, and is no Service's"
+        assert offer, f"{is_} became {becomes}, but is for no Service"
         assert (becomes.destination, becomes.destination_port) in offer.endpoints, becomes
         assert becomes.source == is_.source
         self._learn("ingress", is_, becomes)
@@ -112,7 +113,7 @@ class Judge:
     # At egress
 
     def egress(self, frame: bytes, device: str, verdict: int, out: bytes) -> None:
-        """`frame`, which did not leave as it came, was of somebody else's, not of the node's own."""
+        """Judge a `frame` that was changed or got a verdict. It was forwarded, not host-originated."""
         before = headers.read(frame)
         assert before, "a packet that cannot be parsed was changed"
         if before.protocol in (headers.ICMP, headers.ICMPV6):
@@ -142,21 +143,21 @@ class Judge:
     # Both
 
     def _unharmed(self, frame: bytes, out: bytes) -> Tuple:
-        """What the packet is now, of which only addresses, ports and checksums may be another's."""
+        """The resulting tuple. Only addresses, ports and checksums may have changed."""
         before, after = headers.parts(frame), headers.parts(out)
         assert len(out) == len(frame), "a packet's length changed"
-        assert headers.defects(frame, before) == headers.defects(out, after), "a checksum is wrong now"
-        rest = headers.without_what_may_change
+        assert headers.defects(frame, before) == headers.defects(out, after), "a checksum became wrong"
+        rest = headers.without_translated_fields
         assert rest(frame, before) == rest(out, after), "something else changed"
         return after.outer.tuple
 
     def _later(self, side: str, frame: bytes, before: Headers, verdict: int, out: bytes) -> None:
-        """A later fragment goes where the first one went."""
+        """A later fragment is translated like the first one."""
         becomes = self._unharmed(frame, out)
         is_reply = side == "egress" and becomes.destination == before.tuple.destination
         assert verdict == UNSPEC or (verdict == REDIRECT and is_reply)
         known = self._pairs.get((side, before.tuple.source, before.tuple.destination), ())
-        assert (becomes.source, becomes.destination) in known, "a fragment of nobody's was changed"
+        assert (becomes.source, becomes.destination) in known, "a fragment of an unknown flow was changed"
         self.judged["later fragments"] += 1
 
     def _icmp(self, side: str, frame: bytes, before: Headers, verdict: int, out: bytes) -> None:
@@ -165,19 +166,19 @@ class Judge:
             return
         assert verdict == UNSPEC, f"an ICMP packet got the verdict {verdict}"
         inner = headers.quoted(frame, before)
-        assert inner, "an ICMP packet that quotes nothing was changed"
+        assert inner, "an ICMP packet without a quoted packet was changed"
         self._unharmed(frame, out)
         after = headers.quoted(out, before)
-        assert after, "what an ICMP error quotes is no packet now"
+        assert after, "the packet quoted by an ICMP error became invalid"
         about, becomes = inner.tuple.reversed(), after.tuple.reversed()
         known = self._known.get((side, about), set()) | {
             each.reversed() for each in self._known.get((side, inner.tuple), ())
         }
-        assert becomes in known, f"an error about {about} was made one about {becomes}"
+        assert becomes in known, f"an error about {about} was changed into one about {becomes}"
         self.judged["ICMP errors"] += 1
 
     def _pong(self, frame: bytes, before: Headers, out: bytes) -> None:
-        assert before.tuple.destination in self._pingable, "an echo reply in the name of nobody"
+        assert before.tuple.destination in self._pingable, "an echo reply from an address that is no frontend"
         after = headers.read(out)
         assert after
         assert out[before.l4 + 4 :] == frame[before.l4 + 4 :], "an echo reply with other data"
@@ -193,25 +194,25 @@ class Judge:
         _turned_round(frame, before, out, after)
         if before.protocol == headers.TCP:
             assert after.tuple == before.tuple.reversed()
-            assert out[after.l4 + 13] == 0x14, "no RST and ACK"
+            assert out[after.l4 + 13] == 0x14, "not RST and ACK"
             assert len(out) == len(frame)
             assert headers.is_good(out) or not headers.is_good(frame), "a reset with a bad checksum"
         else:
             expected = (3, 3) if before.version == 4 else (1, 4)
             assert (out[after.l4], out[after.l4 + 1]) == expected, "no port unreachable"
-            assert out[after.l4 + 8 :] == frame[before.l3 : before.l4 + 8], "it quotes something else"
+            assert out[after.l4 + 8 :] == frame[before.l3 : before.l4 + 8], "the error quotes another packet"
             assert after.end == len(out)
             assert not any(headers.defects(out, headers.Parts(after, None))), "a bad checksum"
         self.judged["refused"] += 1
 
 
 def _may_lack_ports(packet: Headers) -> bool:
-    """SCTP's checksum covers the ports, so they are not changed: two flows that need it are one too many."""
+    """SCTP ports cannot be translated, because the checksum covers them. So a second flow may lack a port."""
     return packet.protocol == headers.SCTP
 
 
-def _is_nobody(source: Address) -> bool:
-    """Multicast and the like: there is no answer to it."""
+def _gets_no_answer(source: Address) -> bool:
+    """Multicast and similar addresses, which get no answer."""
     where = ipaddress.ip_address(source[12:] if family(source) is Family.IPV4 else bytes(source))
     return (
         where.is_multicast or where.is_loopback or where.is_unspecified
@@ -220,7 +221,7 @@ def _is_nobody(source: Address) -> bool:
 
 
 def _is_too_long_to_quote(packet: Headers) -> bool:
-    """QUOTED_MAX of bpf/answer.h: the IP header, others before the transport's, and 8 bytes."""
+    """Longer than QUOTED_MAX of bpf/answer.h: the IP header, extension headers, and 8 bytes."""
     return packet.l4 - packet.l3 + 8 > 124
 
 
@@ -228,4 +229,4 @@ def _turned_round(frame: bytes, before: Headers, out: bytes, after: Headers) -> 
     assert out[:12] == frame[6:12] + frame[:6], "Ethernet's addresses"
     assert out[12:14] == frame[12:14]
     assert (after.tuple.source, after.tuple.destination) == (before.tuple.destination, before.tuple.source)
-    assert out[after.l3 + (8 if after.version == 4 else 7)] == 64, "an answer begins with a TTL of its own"
+    assert out[after.l3 + (8 if after.version == 4 else 7)] == 64, "an answer has the default TTL"

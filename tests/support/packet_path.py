@@ -30,11 +30,11 @@ from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey, re
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.flows.sweep import FlowMaps, FlowSweep, Swept
 from ebpfproxy.backends.ebpf.hooks import TAIL_CALLS
-from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, Maps, MapSizes
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
-from ebpfproxy.linux.bpf import tc
+from ebpfproxy.linux.bpf import compiler, tc
 from ebpfproxy.linux.bpf.bpf import Program
-from ebpfproxy.linux.bpf.compiler import ProgramSpec, build
+from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin
 from ebpfproxy.linux.bpf.test_run import TestRuns
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import parse_address, parse_network
@@ -42,7 +42,7 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import Service
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import PlanContext
-from tests.support.bpf_place import BpfPlace
+from tests.support.bpf_place import BpfPlace, build_maps
 from tests.support.build import CONTEXT, node
 from tests.support.clock import Clock
 from tests.support.packets import HERE
@@ -330,14 +330,13 @@ def packet_path(
 ) -> Iterator[PacketPath]:
     """Compile, load, make the devices, and be in their namespace within the block. `at_devices`: the programs
     are for real devices, where notes to the next program are in another place than in test runs."""
-    folder = place.bpffs / f"packet-path-{time.monotonic_ns()}"
-    (folder / "maps").mkdir(parents=True)
-    defines = sizes.defines() | features.defines() | ({} if at_devices else {"MARK_IN_CB": "1"})
+    maps = build_maps(place, sizes, f"packet-path-{time.monotonic_ns()}")
+    defines = COMPILED_SIZES.defines() | features.defines() | ({} if at_devices else {"MARK_IN_CB": "1"})
+    file, _ = compiler.compiled([source or abi.source_directory() / "tc.c"], defines)
     specs = tuple(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS)
-    programs = folder / "programs"
-    code = source or abi.source_directory() / "tc.c"
-    build(code, defines, specs, folder / "maps", programs, tail_calls=TAIL_CALLS)
-    with _devices(), contextlib.closing(PacketPath(folder / "maps", folder / "programs")) as made:
+    programs = maps.parent / "loaded"
+    load_and_pin(file, specs, sizes.numbers(), maps, programs, TAIL_CALLS)
+    with _devices(), contextlib.closing(PacketPath(maps, programs)) as made:
         yield made
 
 

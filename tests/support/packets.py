@@ -1,4 +1,4 @@
-"""Packets by scapy, and what they ought to have become: the same packet, with checksums made anew."""
+"""Packets created by scapy, and their expected translations with recomputed checksums."""
 
 from typing import Any, NamedTuple
 
@@ -11,11 +11,12 @@ from scapy.packet import Packet, Raw
 from ebpfproxy.model.address import Protocol
 
 HERE, THERE = "02:00:00:00:00:01", "02:00:00:00:00:02"
-"""Ethernet's addresses of the node, and of whoever is next to it."""
+"""MAC addresses of the node and of its neighbor."""
 
 
 class Places(NamedTuple):
-    """Who is where, in one family. `masquerade` and `gateway`: the node towards other nodes and its pods."""
+    """The addresses of one family. `here`, `there`: endpoints on this and the other node; `masquerade` and
+    `gateway`: the node's addresses towards other nodes and its pods."""
 
     client: str
     router: str
@@ -59,7 +60,7 @@ V6 = Places(
 
 
 def ip(source: str, destination: str, **fields: Any) -> Packet:
-    """Ethernet and IP of the addresses' family. `fields` are IP's."""
+    """Ethernet and IP headers for the addresses' family. `fields` are IP fields."""
     ethernet = Ether(src=THERE, dst=HERE)
     if ":" in destination:
         return ethernet / IPv6(src=source, dst=destination, **fields)
@@ -69,7 +70,7 @@ def ip(source: str, destination: str, **fields: Any) -> Packet:
 def transport(
     protocol: Protocol, source: int, destination: int, data: bytes = b"data", **fields: Any
 ) -> Packet:
-    """The first of a flow, unless `fields` say otherwise. SCTP's data has to be a multiple of four."""
+    """The first segment of a flow, unless `fields` change it. SCTP data must be a multiple of four bytes."""
     if protocol is Protocol.TCP:
         return TCP(sport=source, dport=destination, **fields) / Raw(data)
     if protocol is Protocol.UDP:
@@ -78,7 +79,7 @@ def transport(
 
 
 def ping(client: str, address: str) -> Packet:
-    """An echo request with some payload."""
+    """An echo request with a payload."""
     if ":" in address:
         return ip(client, address) / ICMPv6EchoRequest(id=7, seq=1, data=b"ping pong")
     return ip(client, address) / ICMP(id=7, seq=1) / Raw(b"ping pong")
@@ -92,7 +93,7 @@ def become(
     source_port: int | None = None,
     destination_port: int | None = None,
 ) -> bytes:
-    """The packet with another tuple; scapy computes its checksums, but for UDP's 0, which is none."""
+    """The packet with another tuple. scapy computes the checksums, except for UDP's 0 (no checksum)."""
     copy = packet.copy()
     layer = copy[IPv6] if IPv6 in copy else copy[IP]
     layer.src, layer.dst = source or layer.src, destination or layer.dst

@@ -1,46 +1,35 @@
 """The BPF programs as clang makes them, before any kernel has seen them; and how loops in them are closed."""
 
 import contextlib
-import os
 import struct
-import sysconfig
 from collections.abc import Iterator, Mapping
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS
-from ebpfproxy.backends.ebpf.maps import MapSizes
-from ebpfproxy.linux.bpf.compiler import ProgramSpec, expand
-from tests.support.bpf_place import bpf_place
+from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES
+from ebpfproxy.linux.bpf import compiler
+from ebpfproxy.linux.bpf.loader import ProgramSpec, loaded
+from ebpfproxy.linux.bpf.object_file import Relocation, relocated
 
 SPECS = (
     *(ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in SOCKET_HOOKS),
     *(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS)),
 )
-_SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)
 _LOAD_64, _EXIT, _CALL, _GOTO = 0x18, 0x95, 0x85, 0x05
 _JUMP_CLASSES = (0x05, 0x06)
 
 
 @contextlib.contextmanager
 def program_code(defines: Mapping[str, str]) -> Iterator[dict[str, bytes]]:
-    """By name, each program's instructions; the maps that they name last as long as the context.
+    """The instructions of each program by name, with maps that exist as long as the context.
 
-    `defines`: what the kernel is taken to have, as `features.defines`. Needs root. It takes bcc into this
-    process.
+    `defines`: the features that the kernel is assumed to have, as `features.defines`. Needs root.
     """
-    import bcc
-
     sources = [abi.source_directory() / name for name in ("connect.c", "tc.c")]
-    os.environ["BCC_KERNEL_SOURCE"] = str(sources[0].parent / "include")
-    with bpf_place() as place:
-        pins = place.bpffs / "maps"
-        pins.mkdir()
-        macros = _SIZES.defines() | dict(defines) | {"PIN_DIR": f'"{pins}"'}
-        flags = ["-g0", "-w", "-I/usr/include", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
-        flags += [f"-D{key}={text}" for key, text in macros.items()]
-        compiled = bcc.BPF(text=expand(*sources).encode(), cflags=flags)
-        yield {spec.name: compiled.dump_func(spec.name.encode()) for spec in SPECS}
-        compiled.cleanup()
+    file, _ = compiler.compiled(sources, COMPILED_SIZES.defines() | dict(defines))
+    with loaded(file, (), {}) as (_, maps):
+        relocation = Relocation({name: opened.fd for name, opened in maps.items()}, COMPILED_SIZES.numbers())
+        yield {program.name: relocated(program, relocation) for program in file.programs}
 
 
 def loops_closed_by_falling(code: bytes) -> list[tuple[int, int]]:

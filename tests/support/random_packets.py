@@ -1,8 +1,8 @@
-"""Packets by the million: whole ones that scapy made beforehand, then damaged as plain bytes.
+"""Generates millions of packets: complete ones created by scapy, then damaged as bytes.
 
-One in 16 is a whole one for a Service, from a client and port of its own; one in 16 goes back to such a
-client, or is an ICMP error about what it sent, as `remember` was told; a third is one of these, or of
-nobody's, damaged; the others are nobody's: near misses, odd ones and noise. All follow from the seed.
+One in 16 is a complete packet for a Service with a random client and port. One in 16 is a reply to such a
+client, or an ICMP error about a packet passed to `remember`. A third are damaged packets of all kinds. The
+others belong to no Service: similar addresses, unusual packets and noise. All are determined by the seed.
 """
 
 import random
@@ -32,7 +32,7 @@ from tests.support.headers import Headers
 from tests.support.packets import HERE, THERE, ip, ping
 
 CLIENTS, PORTS = 32, 64
-"""How many clients there are, and how many ports each has."""
+"""The number of clients, and of ports for each client."""
 
 _PAYLOADS = (0, 1, 7, 64, 533)
 _POOL = 2048
@@ -40,39 +40,39 @@ _WORD = struct.Struct("!H")
 
 
 class Target(NamedTuple):
-    """Where packets go. `protocol` is headers.TCP, UDP or SCTP."""
+    """A destination. `protocol`: headers.TCP, UDP or SCTP."""
 
     address: str
     port: int
     protocol: int
 
 
-class _Whole(NamedTuple):
-    """A whole packet whose source can be replaced, and the places where that shows."""
+class _Complete(NamedTuple):
+    """A complete packet whose source can be replaced, and the offsets to change for that."""
 
     frame: bytes
     source: int
     """The last two bytes of the address."""
     port: int
     checksums: tuple[int, ...]
-    """Those that cover the address."""
+    """Offsets of the checksums that cover the address."""
     port_checksums: tuple[int, ...]
 
 
 class RandomPackets:
-    """`make()` gives one after the other."""
+    """`make()` returns the next packet."""
 
     def __init__(self, seed: int, services: Sequence[Target], others: Sequence[Target]) -> None:
-        """`others` are no Services', but near them."""
+        """`others` are destinations similar to Services."""
         self._random = random.Random(seed)
-        self._whole = [_whole(packet) for target in services for packet in _to(target, self._random)]
-        self._strange = [bytes(packet) for target in others for packet in _to(target, self._random)]
-        self._strange += _errors(services, others) + _odd(services)
+        self._complete = [_complete(packet) for target in services for packet in _to(target, self._random)]
+        self._without_service = [bytes(packet) for target in others for packet in _to(target, self._random)]
+        self._without_service += _errors(services, others) + _odd(services)
         self._about: list[bytes] = []
         makers: tuple[tuple[int, Callable[[], bytes]], ...] = (
             (2, self.for_service),
             (2, self._about_flow),
-            (14, self._stranger),
+            (14, self._for_no_service),
             (6, self._flipped),
             (3, self._shortened),
             (2, self._lengthened),
@@ -81,14 +81,14 @@ class RandomPackets:
         self._makers = [maker for weight, maker in makers for _ in range(weight)]
 
     def make(self) -> bytes:
-        """At least as long as the kernel wants a frame to be: Ethernet's header, and that of the IP that
-        it names."""
+        """The next frame, not shorter than the kernel allows: the Ethernet header and the IP header that it
+        announces."""
         frame = self._makers[int(self._random.random() * len(self._makers))]()
         least = _LEAST.get(frame[12:14], 14)
         return frame if len(frame) >= least else frame + bytes(least - len(frame))
 
     def remember(self, forwarded: bytes) -> None:
-        """A packet that was sent on to an endpoint: what comes next may be about it."""
+        """Record a packet that was forwarded to an endpoint. Later packets may refer to it."""
         answers = _answers(forwarded)
         if len(self._about) < _POOL:
             self._about += answers
@@ -100,25 +100,25 @@ class RandomPackets:
         return frames[int(self._random.random() * len(frames))]
 
     def for_service(self) -> bytes:
-        """A whole one, of which every checksum is right."""
-        whole = self._whole[int(self._random.random() * len(self._whole))]
+        """A complete packet with valid checksums."""
+        complete = self._complete[int(self._random.random() * len(self._complete))]
         address = int(self._random.random() * CLIENTS) + 1
         port = 20000 + int(self._random.random() * PORTS)
-        frame = bytearray(whole.frame)
-        before = _WORD.unpack_from(frame, whole.source)[0], _WORD.unpack_from(frame, whole.port)[0]
-        _WORD.pack_into(frame, whole.source, address)
-        _WORD.pack_into(frame, whole.port, port)
-        for at in whole.checksums:
+        frame = bytearray(complete.frame)
+        before = _WORD.unpack_from(frame, complete.source)[0], _WORD.unpack_from(frame, complete.port)[0]
+        _WORD.pack_into(frame, complete.source, address)
+        _WORD.pack_into(frame, complete.port, port)
+        for at in complete.checksums:
             _adjust(frame, at, address - before[0])
-        for at in whole.port_checksums:
+        for at in complete.port_checksums:
             _adjust(frame, at, port - before[1])
         return bytes(frame)
 
     def _about_flow(self) -> bytes:
         return self._pick(self._about) if self._about else self.for_service()
 
-    def _stranger(self) -> bytes:
-        return self._pick(self._strange)
+    def _for_no_service(self) -> bytes:
+        return self._pick(self._without_service)
 
     def _any(self) -> bytes:
         return self._makers[int(self._random.random() * 18)]()  # one of the first three makers
@@ -126,7 +126,7 @@ class RandomPackets:
     def _flipped(self) -> bytes:
         frame = bytearray(self._any())
         for _ in range(1 + int(self._random.random() * 4)):
-            # Most of them in headers: of a payload there is not much to say.
+            # Mostly in headers: payloads have little effect.
             at = int(self._random.random() * min(len(frame), 80))
             frame[at] ^= 1 << int(self._random.random() * 8)
         return bytes(frame)
@@ -136,7 +136,7 @@ class RandomPackets:
         return frame[: 14 + int(self._random.random() * (len(frame) - 14))]
 
     def _lengthened(self) -> bytes:
-        """With bytes behind the packet's end, as Ethernet's padding is."""
+        """With bytes after the packet's end, like Ethernet padding."""
         return self._any() + self._random.randbytes(1 + int(self._random.random() * 30))
 
     def _noise(self) -> bytes:
@@ -147,16 +147,17 @@ class RandomPackets:
 
 
 _LEAST = {b"\x08\x00": 34, b"\x86\xdd": 54}
-"""From 6.17 on a test run rejects less (6b53d0f3a2a9: "Reject narrower access to the headers")."""
+"""From Linux 6.17 on, a test run rejects shorter frames (6b53d0f3a2a9: "Reject narrower access to the
+headers")."""
 
 
 def _adjust(frame: bytearray, at: int, difference: int) -> None:
-    """RFC 1624, equation 3: a word that the checksum at `at` covers grew by `difference`."""
+    """Update the checksum at `at` after a covered word grew by `difference` (RFC 1624, equation 3)."""
     total = (~_WORD.unpack_from(frame, at)[0] & 0xFFFF) + difference
     _WORD.pack_into(frame, at, ~(total % 65535) & 0xFFFF or 0xFFFF)
 
 
-def _whole(packet: Packet) -> _Whole:
+def _complete(packet: Packet) -> _Complete:
     frame = bytes(packet)
     found = headers.read(frame)
     assert found
@@ -164,8 +165,8 @@ def _whole(packet: Packet) -> _Whole:
     at = found.l4 + {headers.TCP: 16, headers.UDP: 6}.get(found.protocol, 0)
     own = (at,) if at != found.l4 and frame[at : at + 2] != b"\0\0" else ()
     if found.version == 4:
-        return _Whole(frame, found.l3 + 14, found.l4, (found.l3 + 10, *own), own)
-    return _Whole(frame, found.l3 + 22, found.l4, own, own)
+        return _Complete(frame, found.l3 + 14, found.l4, (found.l3 + 10, *own), own)
+    return _Complete(frame, found.l3 + 22, found.l4, own, own)
 
 
 def client_of(address: str) -> str:
@@ -186,7 +187,7 @@ def _transports(target: Target) -> list[Packet]:
 
 
 def _between(target: Target) -> list[Packet]:
-    """From Ethernet to what is in front of the transport header."""
+    """All headers before the transport header."""
     source = client_of(target.address)
     if ":" not in target.address:
         options = [[], [IPOption_NOP(), IPOption_NOP()], [IPOption_Router_Alert()]]
@@ -201,7 +202,7 @@ def _between(target: Target) -> list[Packet]:
 
 
 def _to(target: Target, chance: random.Random) -> list[Packet]:
-    """Whole packets to one place: each header before each transport."""
+    """Complete packets to one destination: all combinations of headers and transports."""
     return [
         before / transport / Raw(chance.randbytes(chance.choice(_PAYLOADS)))
         for before, transport in product(_between(target), _transports(target))
@@ -209,7 +210,7 @@ def _to(target: Target, chance: random.Random) -> list[Packet]:
 
 
 def _errors(services: Sequence[Target], others: Sequence[Target]) -> list[bytes]:
-    """ICMP errors about packets that nobody has sent, and pings."""
+    """ICMP errors about packets that were never sent, and pings."""
     found: list[bytes] = []
     for target in (*services, *others):
         client = client_of(target.address)
@@ -229,7 +230,7 @@ def _errors(services: Sequence[Target], others: Sequence[Target]) -> list[bytes]
 
 
 def _odd(services: Sequence[Target]) -> list[bytes]:
-    """What is no transport packet, or is in a frame of another kind; and fragments, some of them late."""
+    """Packets without transport header, frames of other types, and first and later fragments."""
     found: list[Packet] = []
     for target in services:
         client = client_of(target.address)
@@ -256,7 +257,8 @@ def _deep(packet: Packet, count: int) -> Packet:
 
 
 def _answers(forwarded: bytes) -> list[bytes]:
-    """The packet turned round, which leaves its checksums as they are; and an error about it."""
+    """The packet with source and destination exchanged, which keeps the checksums valid; and an error about
+    it."""
     found = headers.read(forwarded)
     if not found or not found.has_ports:
         return []
@@ -270,7 +272,7 @@ def _answers(forwarded: bytes) -> list[bytes]:
 
 
 def error_about(sent: bytes, found: Headers) -> bytes:
-    """Fragmentation needed, or packet too big, from a router that is nobody else."""
+    """Fragmentation needed or packet too big, from a router with an otherwise unused address."""
     kept = sent[found.l3 : max(found.l4 + 8, found.l3 + 60)]
     if found.version == 4:
         message = bytearray(b"\x03\x04\0\0\0\0" + _WORD.pack(1400) + kept)

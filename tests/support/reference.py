@@ -1,7 +1,7 @@
-"""Who reaches which endpoint, worked out anew for each question, as slowly as the rules read.
+"""A simple and slow reference for the endpoints that each client reaches.
 
-Written from Kubernetes' CategorizeEndpoints (pkg/proxy/topology.go), the predicates of a ServicePort
-(pkg/proxy/serviceport.go) and the chains of pkg/proxy/iptables/proxier.go, and on purpose not from
+It follows Kubernetes' CategorizeEndpoints (pkg/proxy/topology.go), the predicates of a ServicePort
+(pkg/proxy/serviceport.go) and the chains of pkg/proxy/iptables/proxier.go. It is intentionally independent of
 ebpfproxy/plan: the two are compared on random clusters.
 """
 
@@ -21,14 +21,14 @@ SOURCES = ("pod", "node", "outside")
 Target = tuple[Address, int]
 """Address and port of an endpoint."""
 
-Netns = tuple[Address, int, Protocol]
-"""What a client dials; of a NodePort the unspecified address."""
+FrontendAddress = tuple[Address, int, Protocol]
+"""A frontend. The address of a NodePort is the unspecified address."""
 
 
 class Outcome(NamedTuple):
-    """Of a new connection: the endpoints it may get, or "reject" or "drop" where that is None.
+    """The outcome of a new connection: the possible endpoints, or None with the verdict "reject" or "drop".
 
-    `masquerade` is False where there is none. `restricted`: only from the Service's source ranges.
+    `masquerade` is False without endpoints. `restricted`: only for clients in the Service's source ranges.
     """
 
     targets: frozenset[Target] | None
@@ -47,10 +47,9 @@ class Question(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A Service's port that asks for a frontend, in the order in which claims are granted.
+    """A claim of a Service's port to a frontend. Claims are granted in sort order.
 
-    A ClusterIP goes before a NodePort, that before a load balancer's address, that before an external IP;
-    among equals the smaller name wins.
+    The order is ClusterIP, NodePort, load balancer address, external IP; for equal kinds, the smaller name.
     """
 
     rank: int
@@ -60,18 +59,18 @@ class Claim(NamedTuple):
 
 
 class Client(NamedTuple):
-    """`source`: of SOURCES. `address`: where its packets come from, of the family that it dials."""
+    """`source`: one of SOURCES. `address`: the source address of its packets."""
 
     source: str
     address: Address
 
 
 class Reached(NamedTuple):
-    """What a new connection of one client meets: by the endpoints that it may get, whether they see the node
-    instead of their client (None: nobody promises either); "reject" or "drop" where there are none, or where
-    it may meet that, too; "either" where it is left to chance which.
+    """The possible results of a client's new connection. `targets`: for each possible endpoint, whether it
+    sees the node's address instead of the client's (None: unspecified). `verdict`: "reject" or "drop" without
+    endpoints, or if this is also possible; "either" if both are possible.
 
-    `ends_flows`: UDP flows to other endpoints than these end, though they serve.
+    `ends_flows`: UDP flows to other endpoints end, even if these still serve.
     """
 
     targets: Mapping[Target, bool | None]
@@ -79,26 +78,26 @@ class Reached(NamedTuple):
     ends_flows: bool = False
 
 
-def granted(state: ClusterState, context: PlanContext) -> dict[Netns, Claim]:
-    """Who has each frontend that anybody asks for."""
-    claims: dict[Netns, list[Claim]] = {}
+def granted(state: ClusterState, context: PlanContext) -> dict[FrontendAddress, Claim]:
+    """The winning claim for each frontend."""
+    claims: dict[FrontendAddress, list[Claim]] = {}
     for service, of in itertools.product(state.services.values(), Family):
         slices = tuple(state.slices_of(service.name).values())
         for port in service.ports:
             q = Question(service, port, of, slices, state.node, context)
-            for kind, address, number in addresses_dialled(q):
+            for kind, address, number in frontend_addresses(q):
                 name = (*service.name, port.name, port.protocol)
                 claim = Claim(_RANKS.index(kind), name, kind, q)
                 claims.setdefault((address, number, port.protocol), []).append(claim)
-    return {place: min(rivals, key=lambda claim: claim[:2]) for place, rivals in claims.items()}
+    return {frontend: min(rivals, key=lambda claim: claim[:2]) for frontend, rivals in claims.items()}
 
 
 _RANKS = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalIP")
 
 
 def reached(claim: Claim, client: Client) -> Reached:
-    """The last row but one of the truth table, too: an endpoint that comes upon itself; and the last one, of
-    source ranges, which admit the node where they hold its address."""
+    """This includes the last two rows of the truth table: an endpoint that connects to itself, and source
+    ranges, which admit the node if they contain its address."""
     q = claim.question
     found = outcome(q, claim.kind, client.source)
     if found.restricted and not admitted(q, client):
@@ -108,7 +107,7 @@ def reached(claim: Claim, client: Client) -> Reached:
 
 
 def admitted(q: Question, client: Client) -> bool:
-    """Whether the source ranges of the Service hold the client."""
+    """Whether the source ranges of the Service contain the client."""
     if client.source == "node":
         return node_admitted(q)
     ranges = (net for net in q.service.source_ranges if network_family(net) is q.of)
@@ -116,18 +115,18 @@ def admitted(q: Question, client: Client) -> bool:
 
 
 def keeps_flows(q: Question) -> tuple[frozenset[Target], frozenset[Target]]:
-    """The endpoints that keep their established UDP flows, and those that may: pkg/proxy/conntrack.
+    """The endpoints that must keep their established UDP flows, and those that may (pkg/proxy/conntrack).
 
-    Flows to an endpoint that serves last, whoever gets it now. One that is ready and says that it does not
-    serve is an oddity, about which nothing is promised.
+    Flows to serving endpoints are kept, even if new flows get other endpoints. For a contradictory endpoint
+    that is ready and does not serve, both are allowed.
     """
     found = endpoints(q)
     serving = frozenset(target for target, endpoint in found.items() if endpoint.serving)
     return serving, serving | frozenset(target for target, endpoint in found.items() if endpoint.ready)
 
 
-def addresses_dialled(q: Question) -> Iterator[tuple[str, Address, int]]:
-    """What of the Service can be dialled in that family: kind, address, port. Nothing without ClusterIP."""
+def frontend_addresses(q: Question) -> Iterator[tuple[str, Address, int]]:
+    """The Service's frontends in that family: kind, address, port. Without a ClusterIP there are none."""
     zero = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))
     seen = set()
     for kind, addresses in (
@@ -137,7 +136,7 @@ def addresses_dialled(q: Question) -> Iterator[tuple[str, Address, int]]:
     ):
         for address in addresses:
             if kind == "ExternalIP" and address in q.service.load_balancer_ips:
-                continue  # as nftables mode has it, the source ranges of the other hold
+                continue  # as in mode nftables, the source ranges of the load balancer IP apply
             if family(address) is q.of and address not in zero and address not in seen:
                 seen.add(address)
                 yield kind, address, q.port.port
@@ -148,13 +147,13 @@ def addresses_dialled(q: Question) -> Iterator[tuple[str, Address, int]]:
 
 
 def outcome(q: Question, kind: str, source: str) -> Outcome:
-    """What happens to a new connection to an address of that kind from that class of sources."""
+    """The outcome of a new connection to an address of a kind from a class of sources."""
     if kind == "ClusterIP":
         local = q.service.internal_policy is TrafficPolicy.LOCAL
-        masquerade = q.context.masquerade_all or (_told(q) and source != "pod")
+        masquerade = q.context.masquerade_all or (_detects_local_traffic(q) and source != "pod")
     elif not _external_local(q.service) or source == "node":
         local, masquerade = False, True
-    elif source == "pod" and _told(q):
+    elif source == "pod" and _detects_local_traffic(q):
         local, masquerade = False, False
     else:
         local, masquerade = True, False
@@ -167,8 +166,9 @@ def outcome(q: Question, kind: str, source: str) -> Outcome:
     return Outcome(None, "drop" if _any_anywhere(q) else "reject", False, restricted)
 
 
-def _told(q: Question) -> bool:
-    """Whether pods can be told from others: newLocalDetector in cmd/kube-proxy/app/server_linux.go."""
+def _detects_local_traffic(q: Question) -> bool:
+    """Whether local traffic detection is configured: newLocalDetector in
+    cmd/kube-proxy/app/server_linux.go."""
     match q.context.detect_local:
         case DetectLocal.DEVICES:
             return True
@@ -182,7 +182,7 @@ def _told(q: Question) -> bool:
 
 
 def node_admitted(q: Question) -> bool:
-    """Whether the node itself may dial the load balancer's addresses; asked where these are restricted."""
+    """Whether the node itself may connect to load balancer addresses that have source ranges."""
     addresses = [each for each in (q.node.addresses if q.node else ()) if family(each) is q.of]
     ranges = [each for each in q.service.source_ranges if network_family(each) is q.of]
     whole = 96 if q.of is Family.IPV4 else 0
@@ -198,7 +198,8 @@ def _external_local(service: Service) -> bool:
 
 
 def endpoints(q: Question) -> dict[Target, Endpoint]:
-    """The best entry of each address and port: ready, serving, any; then here; then not terminating."""
+    """The best entry of each address and port, in the order: ready, serving, any; on this node; not
+    terminating."""
     entries = [
         ((endpoint.address, port.port), endpoint)
         for piece in q.slices

@@ -1,6 +1,6 @@
-"""The maps of services, their endpoints and what else they lead to, as the programs see them.
+"""Reads and checks the maps of services and endpoints, as the BPF programs see them.
 
-Read with lookups of our own, on purpose without ServiceTable, which is judged by what is found here.
+It is intentionally independent of ServiceTable, whose results it checks.
 """
 
 import itertools
@@ -39,14 +39,14 @@ class EndpointValue(NamedTuple):
     service: int
 
 
-Dialled = tuple[Address, int, int]
+FrontendKey = tuple[Address, int, int]
 
 
 class View:
-    """What all these maps hold at one moment."""
+    """The contents of all these maps at one moment."""
 
     def __init__(self, maps: Maps) -> None:
-        self.services: dict[Dialled, Found] = {}
+        self.services: dict[FrontendKey, Found] = {}
         for key, value in maps["services"].items():
             address, port, protocol, pad = abi.SERVICE_KEY.unpack(key)
             assert pad == 0
@@ -68,25 +68,25 @@ class View:
         for key, value in maps["source_ranges"].items():
             length, service, source = abi.SOURCE_RANGE_KEY.unpack(key)
             assert U32.unpack(value) == (1,)
-            self.sources[service].add(network(source, length - 32))  # bits beyond it are kept, and unused
+            self.sources[service].add(network(source, length - 32))  # unused bits remain
         self.pings: dict[Address, int] = {}
         for key, value in maps["frontend_addresses"].items():
             (self.pings[Address(key)],) = U32.unpack(value)
-        self.ports: set[tuple[bool, int, int]] = set()  # whether a NodePort's, the protocol, the port
+        self.ports: set[tuple[bool, int, int]] = set()  # of a NodePort, protocol, port
         with maps["service_ports"].mapped() as memory:
             words = memory[: 8 * abi.CONSTANTS["SERVICE_PORT_WORDS"]]
-        for at in (at for at, byte in enumerate(words) if byte):  # the lowest bits of a word come first
+        for at in (at for at, byte in enumerate(words) if byte):  # lowest bits are first
             (of_node_ports, line), first = divmod(at // 8192, len(PORT_LINES)), at % 8192 * 8
             bits = (bit for bit in range(8) if words[at] >> bit & 1)
             self.ports |= {(bool(of_node_ports), PORT_LINES[line], first + bit) for bit in bits}
 
     def listed(self) -> dict[int, EndpointValue]:
-        return {id_: place for id_, place in enumerate(self.endpoints) if place.flags & abi.ENDPOINT_LISTED}
+        return {id_: each for id_, each in enumerate(self.endpoints) if each.flags & abi.ENDPOINT_LISTED}
 
     def in_range(self, range_: tuple[int, int]) -> list[int]:
-        """The endpoint ids that a program finds there."""
+        """The endpoint ids in a range of slots."""
         first, count = range_
-        assert first + count <= len(self.slots), "beyond the map"
+        assert first + count <= len(self.slots), "a range exceeds the map"
         return self.slots[first : first + count]
 
 
@@ -95,14 +95,14 @@ def _numbered(maps: Maps, name: str) -> list[tuple[int, bytes]]:
 
 
 def clients_of(found: Found) -> int:
-    """Abi.h's enum ping_client: who gets an endpoint or a rejection."""
+    """The enum ping_client of abi.h: the clients that get an endpoint or a rejection."""
     rejects = bool(found.flags & abi.SERVICE_REJECT)
     inside = abi.PING_FROM_INSIDE if rejects or found.internal[1] else 0
     return inside | (abi.PING_FROM_OUTSIDE if rejects or found.external[1] else 0)
 
 
 def scopes_of(found: Found) -> list[tuple[int, tuple[int, int]]]:
-    """The endpoint flag and the range, for internal and external."""
+    """The endpoint flag and the slot range for internal and external traffic."""
     bits = (
         abi.ENDPOINT_LOCAL if found.flags & abi.SERVICE_INTERNAL_LOCAL else abi.ENDPOINT_CLUSTER,
         abi.ENDPOINT_LOCAL if found.flags & abi.SERVICE_EXTERNAL_LOCAL else abi.ENDPOINT_CLUSTER,
@@ -110,53 +110,53 @@ def scopes_of(found: Found) -> list[tuple[int, tuple[int, int]]]:
     return list(zip(bits, (found.internal, found.external), strict=True))
 
 
-def _port(dialled: Dialled) -> tuple[bool, int, int]:
-    """As in `View.ports`."""
-    address, port, protocol = dialled
+def _port(frontend: FrontendKey) -> tuple[bool, int, int]:
+    """The entry in `View.ports`."""
+    address, port, protocol = frontend
     return is_unspecified(address), protocol, port
 
 
-def check_safe(maps: Maps, allowed: Mapping[Dialled, frozenset[frozenset[tuple[Address, int]]]]) -> None:
-    """Whatever is under way: a client gets an endpoint in force, out of a list that is whole.
+def check_safe(maps: Maps, allowed: Mapping[FrontendKey, frozenset[frozenset[tuple[Address, int]]]]) -> None:
+    """At any moment of a change, clients get a valid endpoint from a complete list.
 
-    `allowed`: for each frontend, the sets of places that it may lead to, before or after the change.
+    `allowed`: for each frontend, the possible sets of endpoints before and after the change.
     """
     view = View(maps)
-    for dialled, found in view.services.items():
-        assert found.id in view.names, f"{dialled}: the service has no name"
-        if not is_unspecified(dialled[0]):
-            unanswered = clients_of(found) & ~view.pings.get(dialled[0], 0)
-            assert not unanswered, f"{dialled}: clients that it serves get no answer to a ping"
-        assert _port(dialled) in view.ports, f"{dialled}: no program looks it up"
+    for frontend, found in view.services.items():
+        assert found.id in view.names, f"{frontend}: the service has no name"
+        if not is_unspecified(frontend[0]):
+            unanswered = clients_of(found) & ~view.pings.get(frontend[0], 0)
+            assert not unanswered, f"{frontend}: clients of the frontend get no answer to a ping"
+        assert _port(frontend) in view.ports, f"{frontend}: missing in service_ports"
         for bit, range_ in scopes_of(found):
             ids = view.in_range(range_)
-            assert len(set(ids)) == len(ids), f"{dialled}: an endpoint twice in one list"
+            assert len(set(ids)) == len(ids), f"{frontend}: an endpoint twice in one list"
             for id_ in ids:
-                assert 0 < id_ < len(view.endpoints), f"{dialled}: no such endpoint"
-                place = view.endpoints[id_]
-                assert place.service == found.id, f"{dialled}: another service's endpoint"
-                assert place.flags & abi.ENDPOINT_LISTED, f"{dialled}: an endpoint that is drained"
-                assert place.flags & bit, f"{dialled}: an endpoint of another scope"
-            places = frozenset((view.endpoints[i].address, view.endpoints[i].port) for i in ids)
-            if dialled in allowed:
-                assert places in allowed[dialled], f"{dialled}: neither the old nor the new list"
+                assert 0 < id_ < len(view.endpoints), f"{frontend}: no such endpoint"
+                endpoint = view.endpoints[id_]
+                assert endpoint.service == found.id, f"{frontend}: another service's endpoint"
+                assert endpoint.flags & abi.ENDPOINT_LISTED, f"{frontend}: an unlisted endpoint"
+                assert endpoint.flags & bit, f"{frontend}: an endpoint of another scope"
+            endpoints = frozenset((view.endpoints[i].address, view.endpoints[i].port) for i in ids)
+            if frontend in allowed:
+                assert endpoints in allowed[frontend], f"{frontend}: neither the old nor the new list"
 
 
-def check_admitted(maps: Maps, allowed: Mapping[Dialled, list[frozenset[Network]]]) -> None:
-    """Whatever is under way: a restricted frontend admits whom its old or its new ranges do, and nobody else.
+def check_admitted(maps: Maps, allowed: Mapping[FrontendKey, list[frozenset[Network]]]) -> None:
+    """At any moment of a change, a restricted frontend admits the old or the new ranges, and no others.
 
     `allowed`: by restricted frontend, its ranges before and after the change.
     """
     view = View(maps)
-    for dialled, found in view.services.items():
-        if found.flags & abi.SERVICE_RESTRICTED and dialled in allowed:
-            held, states = view.sources[found.id], allowed[dialled]
-            assert any(held >= state for state in states), f"{dialled}: rejects whom it should admit"
-            assert held <= frozenset().union(*states), f"{dialled}: admits whom it should reject"
+    for frontend, found in view.services.items():
+        if found.flags & abi.SERVICE_RESTRICTED and frontend in allowed:
+            held, states = view.sources[found.id], allowed[frontend]
+            assert any(held >= state for state in states), f"{frontend}: rejects admitted clients"
+            assert held <= frozenset().union(*states), f"{frontend}: admits clients outside its ranges"
 
 
 def _room_of_lists(entry: ServicePortEntry) -> int:
-    """How many slots both lists take: each the next power of two."""
+    """The number of slots of both lists: each takes the next power of two."""
     bits = (abi.ENDPOINT_CLUSTER, abi.ENDPOINT_LOCAL)
     counts = (sum(bool(each.flags & bit) for each in entry.endpoints) for bit in bits)
     return sum(1 << (count - 1).bit_length() for count in counts if count)
@@ -165,26 +165,26 @@ def _room_of_lists(entry: ServicePortEntry) -> int:
 def check_exact(
     maps: Maps, wanted: Mapping[ServicePortKey, ServicePortEntry], usage: Mapping[str, tuple[int, int]]
 ) -> None:
-    """The maps hold `wanted` and nothing else, and `usage` counts it rightly."""
+    """The maps contain exactly `wanted`, and `usage` is right."""
     check_safe(maps, {})
     view = View(maps)
     assert sorted(view.names.values()) == sorted(wanted), "names"
     ids = {key: id_ for id_, key in view.names.items()}
     assert 0 not in view.names
-    frontends: dict[Dialled, tuple[ServicePortKey, int, int]] = {}
+    frontends: dict[FrontendKey, tuple[ServicePortKey, int, int]] = {}
     for key, entry in wanted.items():
         for each in entry.frontends:
             frontends[each.address, each.port, each.protocol] = key, each.kind, each.flags
     assert view.services.keys() == frontends.keys(), "frontends"
     listed = view.listed()
     blocks: dict[tuple[int, int], tuple[int, int]] = {}
-    for dialled, (key, kind, flags) in frontends.items():
-        found, entry = view.services[dialled], wanted[key]
+    for frontend, (key, kind, flags) in frontends.items():
+        found, entry = view.services[frontend], wanted[key]
         assert (found.id, found.timeout) == (ids[key], entry.affinity_timeout)
         assert (found.kind, found.flags) == (kind, flags)
         for bit, range_ in scopes_of(found):
-            places = [(p.address, p.port) for p in (view.endpoints[i] for i in view.in_range(range_))]
-            assert places == [(e.address, e.port) for e in entry.endpoints if e.flags & bit], dialled
+            endpoints = [(p.address, p.port) for p in (view.endpoints[i] for i in view.in_range(range_))]
+            assert endpoints == [(e.address, e.port) for e in entry.endpoints if e.flags & bit], frontend
             if range_[1]:
                 assert blocks.setdefault((found.id, bit), range_) == range_, "two lists of one scope"
     spans = sorted((first, first + (1 << (count - 1).bit_length())) for first, count in blocks.values())
@@ -196,10 +196,10 @@ def check_exact(
     assert len(listed) == len(expected), "an endpoint twice"
     ranges = {ids[key]: set(entry.source_ranges) for key, entry in wanted.items() if entry.source_ranges}
     assert view.sources == ranges, "source ranges"
-    assert view.ports == {_port(dialled) for dialled in frontends}, "ports"
+    assert view.ports == {_port(frontend) for frontend in frontends}, "ports"
     pings: dict[Address, int] = defaultdict(int)
-    for dialled, found in view.services.items():
-        pings[dialled[0]] |= clients_of(found)
+    for frontend, found in view.services.items():
+        pings[frontend[0]] |= clients_of(found)
     assert view.pings == {a: clients for a, clients in pings.items() if clients and not is_unspecified(a)}
     assert usage["source_ranges"][0] == sum(map(len, ranges.values()))
     assert usage["services"][0] == len(frontends)

@@ -1,4 +1,4 @@
-"""Random clusters for hypothesis: few addresses, names and zones, so that things collide."""
+"""Random clusters for hypothesis with few addresses, names and zones, so that objects conflict."""
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -76,8 +76,8 @@ def endpoints(of: Family) -> SearchStrategy[Endpoint]:
 def endpoints_at(
     places: SearchStrategy[tuple[Address, str]], nodes: tuple[str, ...]
 ) -> SearchStrategy[Endpoint]:
-    """At an address, on a node of that name. Every combination of conditions, the contradictory ones
-    included; most are plainly ready. Hints name any of `nodes`.
+    """Endpoints with an address and a node name. They have all combinations of conditions, including
+    contradictory ones; most are ready. Hints name any of `nodes`.
     """
     plain = st.just((True, True, False))
     any_conditions = st.tuples(st.booleans(), st.booleans(), st.booleans())
@@ -108,6 +108,6 @@ def slices_of(draw: st.DrawFn, service: NamespacedName) -> EndpointSlice:
 
 @st.composite
 def exposed_services(draw: st.DrawFn) -> tuple[Service, tuple[EndpointSlice, ...]]:
-    """A Service and its slices."""
+    """A Service and its EndpointSlices."""
     service = draw(SERVICES)
     return service, tuple(draw(st.lists(slices_of(service.name), max_size=3)))

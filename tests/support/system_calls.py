@@ -1,4 +1,4 @@
-"""How often bpf(2) is called: what would take long is counted in tests, not timed."""
+"""Counts calls of bpf(2): tests of slow operations count calls instead of measuring time."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from ebpfproxy.linux.bpf import bpf
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """From now on; what is returned says how many there were."""
+    """Count from now on. The returned function returns the number of calls."""
     number = bpf.syscall_number()
     made: list[int] = []
 

@@ -1,7 +1,7 @@
-"""Live flows whose addresses and ports an attacker knows, and the packets that it sends in their names.
+"""Live flows whose addresses and ports an attacker knows, and the spoofed packets that it sends.
 
-No such packet ends a flow, or gives it another endpoint. Nothing here knows of the maps: what counts is what
-leaves, and whether both ends still reach each other.
+No such packet may end a flow or change its endpoint. The check is independent of the maps: it uses the
+packets that leave, and whether both ends still reach each other.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ from tests.support.packet_path import SHOT, UNSPEC, PacketPath
 from tests.support.random_packets import error_about
 
 FLOWS = 8
-"""For each frontend."""
+"""The number of flows for each frontend."""
 
 _FLAGS = (
     SYN, RST, RST | ACK, FIN | ACK, FIN, ACK, PSH | ACK, SYN | ACK, SYN | FIN, SYN | RST, 0, 0x3F
 )  # fmt: skip
 _FAR = 1 << 30
-"""Sequence numbers at least so far from the next one are in no window, before or behind it."""
+"""Sequence numbers at least this far from the next one are outside of every window."""
 _NEAR = 30_000
-"""Less than a window."""
+"""A distance less than a window."""
 _PAYLOADS = (b"", b"?", bytes(100))
 
 
 class Victims:
-    """`attack` and `check` raise AssertionError where something is not allowed. `seen` counts attacks."""
+    """`attack` and `check` raise AssertionError for disallowed results. `seen` counts attacks."""
 
     def __init__(self, path: PacketPath, seed: int, frontends: Sequence[tuple[Protocol, End]]) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class Victims:
         self.seen: Counter[str] = Counter()
 
     def open(self) -> None:
-        """Have new ones. Those that there were are no victims any more."""
+        """Replace all flows by new ones."""
         self.flows = [self._one(*each) for each in self._frontends for _ in range(FLOWS)]
 
     def _one(self, protocol: Protocol, frontend: End) -> Conversation:
@@ -52,13 +52,13 @@ class Victims:
         return flow
 
     def check(self) -> None:
-        """Both ends of each flow still reach each other, and look the same."""
+        """Both ends of each flow still reach each other with unchanged addresses and ports."""
         for flow in self.flows:
             before = dataclasses.replace(flow)
             assert flow.exchange(), f"a victim's flow ended, or has another endpoint: {before}"
 
     def attack(self) -> None:
-        """One packet in the name of an end of some flow."""
+        """Send one packet with the addresses and ports of a flow."""
         flow = self._random.choice(self.flows)
         assert flow.endpoint
         assert flow.seen
@@ -73,8 +73,9 @@ class Victims:
     def _spoof(
         self, flow: Conversation, source: End, to: End, becomes: tuple[End, End], following: int
     ) -> None:
-        """A packet whose sequence number is not `following`, nor near it unless it is a reset: RFC 5961, 3.2,
-        has a reset in the window end nothing if its number is not the next one."""
+        """Send a packet whose sequence number is not `following`. Only resets may be near it: by RFC 5961,
+        3.2, a
+        reset in the window has no effect if its number is not the next one."""
         flags = self._random.choice(_FLAGS)
         distance = self._random.randrange(_FAR, 3 * _FAR)
         if flags & RST and not flags & SYN and self._random.random() < 0.2:
@@ -93,10 +94,10 @@ class Victims:
             return
         assert left.verdict == UNSPEC, f"verdict {left.verdict}: {raw.hex()}"
         assert ends(left.raw) == becomes, f"{ends(raw)} became {ends(left.raw)}, not {becomes}: {raw.hex()}"
-        assert headers.is_good(left.raw), f"a checksum is wrong now: {raw.hex()}"
+        assert headers.is_good(left.raw), f"a checksum became wrong: {raw.hex()}"
 
     def _error(self, flow: Conversation) -> None:
-        """An ICMP error about a packet of the client, which a router claims to have dropped."""
+        """Send an ICMP error in which a router claims to have dropped a packet of the client."""
         assert flow.endpoint
         assert flow.seen
         sent = frame(flow.protocol, flow.seen, flow.endpoint, Segment(ACK, self._random.getrandbits(32)))
@@ -107,6 +108,6 @@ class Victims:
 
 
 def _client_of(frontend: Address) -> Address:
-    """Of the same family. Random packets come from other addresses."""
+    """A client address of the same family that random packets do not use."""
     v4 = frontend.startswith(bytes(10) + b"\xff\xff")
     return parse_address("198.51.102.9" if v4 else "2001:db8:9a::9")

@@ -1,7 +1,7 @@
-"""Whether what comes out of a node may have become of what went in, told from the frames alone.
+"""Decides whether the frames that leave a node can result from the frames that entered it.
 
-It remembers which tuple became which, as packet_judge.py, for the complete way through the node: by ingress,
-its stack, and egress. Whatever is not allowed raises AssertionError.
+Like packet_judge.py it records translations, but for the complete path through the node: ingress, stack and
+egress. Frames that are not allowed raise AssertionError.
 """
 
 import struct
@@ -13,15 +13,15 @@ from ebpfproxy.model.address import Address, family, unspecified
 from tests.support import headers
 from tests.support.device_path import Received
 from tests.support.headers import Headers, Tuple
-from tests.support.packet_judge import Dialed, Offer
+from tests.support.packet_judge import FrontendKey, Offer
 
 _SYN, _RST, _ACK = 2, 4, 16
 _RECENT = 256
-"""Packets that may still be on their way: more than a batch, since one may be redirected."""
+"""Number of packets that may still be in transit: more than a batch, because packets may be redirected."""
 
 
 class Sent(NamedTuple):
-    """A packet that went in, and what of it no translation changes."""
+    """A packet that entered, and the part of it that no translation changes."""
 
     raw: bytes
     parts: headers.Parts
@@ -29,15 +29,15 @@ class Sent(NamedTuple):
 
 
 class WireJudge:
-    """`judged` counts what came out. `missing` has the packets whose translation has not come out yet."""
+    """`judged` counts leaving packets. `missing` has packets whose translation has not left yet."""
 
     def __init__(
         self,
-        offers: Mapping[Dialed, Offer],
+        offers: Mapping[FrontendKey, Offer],
         node: frozenset[Address],
         devices: Mapping[str, frozenset[Address]],
     ) -> None:
-        """`node`: where NodePorts answer; `devices`: by name, as what clients are masqueraded there."""
+        """`node`: the addresses of NodePorts; `devices`: by name, the addresses used to masquerade there."""
         self._offers = offers
         self._node = node
         self._devices = devices
@@ -46,29 +46,29 @@ class WireJudge:
         self.forget()
 
     def forget(self) -> None:
-        """All flows are gone, and nothing is on its way."""
+        """Forget all flows and all packets in transit."""
         self._known: dict[Tuple, set[Tuple]] = defaultdict(set)
         self._pairs: dict[tuple[Address, Address], set[tuple[Address, Address]]] = defaultdict(set)
         self._recent: deque[Sent] = deque(maxlen=_RECENT)
-        self._dialed: set[Tuple] = set()
+        self._originals: set[Tuple] = set()
         self._unread: deque[bytes] = deque(maxlen=_RECENT)
         self.missing: Counter[bytes] = Counter()
 
     def sent(self, raw: bytes) -> None:
-        """It goes in."""
+        """Record a packet that enters the node."""
         self.judged["in"] += 1
         if not headers.read(raw):
             self._unread.append(raw)
             return
         raw, parts = _trimmed(raw)
         if self._offer(parts.outer.tuple):
-            self._dialed.add(parts.outer.tuple)
+            self._originals.add(parts.outer.tuple)
         self._recent.append(Sent(raw, parts, _rest(raw, parts)))
         if self._is_due(raw, parts.outer):
             self.missing[_rest(raw, parts)] += 1
 
     def _is_due(self, raw: bytes, packet: Headers) -> bool:
-        """Whether a translation of the packet has to come out: it is whole, and to an endpoint."""
+        """Whether a translation of the packet must leave: it is complete, and has an endpoint."""
         offer = self._offer(packet.tuple)
         return (
             offer is not None
@@ -80,15 +80,15 @@ class WireJudge:
             and headers.is_good(raw)
         )
 
-    def _offer(self, dialed: Tuple) -> Offer | None:
-        address, port = dialed.destination, dialed.destination_port
-        found = self._offers.get((address, port, dialed.protocol))
+    def _offer(self, original: Tuple) -> Offer | None:
+        address, port = original.destination, original.destination_port
+        found = self._offers.get((address, port, original.protocol))
         if found is None and address in self._node:
-            found = self._offers.get((unspecified(family(address)), port, dialed.protocol))
+            found = self._offers.get((unspecified(family(address)), port, original.protocol))
         return found
 
     def out(self, got: Received) -> None:
-        """It came out."""
+        """Judge a packet that left the node."""
         self.judged["out"] += 1
         if not headers.read(got.raw):
             self.judged["out, no packet"] += 1
@@ -98,7 +98,7 @@ class WireJudge:
         self._is_not_left_out(got.raw, parts.outer)
         rest = _rest(got.raw, parts)
         candidates = [sent for sent in self._recent if sent.rest == rest]
-        # All that it may have been are learned: they differ in addresses and ports alone.
+        # All candidates are recorded: they differ only in addresses and ports.
         if not [sent for sent in candidates if self._may_become(sent, got, parts)]:
             self._answer(got.raw, parts.outer, [str(sent.parts.outer.tuple) for sent in candidates])
             return
@@ -108,47 +108,48 @@ class WireJudge:
             del self.missing[rest]
 
     def _is_not_left_out(self, raw: bytes, packet: Headers) -> None:
-        """No packet that opens a flow leaves with a frontend's address, and the stack answers none."""
+        """No packet that opens a flow leaves untranslated, and the stack answers none."""
         offer = self._offer(packet.tuple)
         left = offer and _opens(raw, packet) and packet.protocol in _SIZES
         assert not left, f"{packet.tuple} left untranslated"
         self._is_no_answer_of_the_stack(raw, packet)
 
     def _is_no_answer_of_the_stack(self, raw: bytes, packet: Headers) -> None:
-        """A NodePort that was not translated is a port on which nobody listens."""
+        """For the stack, an untranslated NodePort would be a closed port."""
         quoted = headers.quoted(raw, packet)
         if packet.protocol == headers.TCP and packet.has_ports and _is_reset_by_stack(raw, packet):
-            dialed = packet.tuple.reversed()
+            original = packet.tuple.reversed()
         elif quoted and tuple(raw[packet.l4 : packet.l4 + 2]) in _UNREACHABLE:
-            dialed = quoted.tuple
+            original = quoted.tuple
         else:
             return
-        offer = self._offer(dialed)
+        offer = self._offer(original)
         if packet.tuple.source in self._own and offer and offer.endpoints:
-            assert not self._opened(dialed), f"{dialed} was rejected: {self._sent_as(dialed)}"
+            assert not self._opened(original), f"{original} was rejected: {self._sent_as(original)}"
 
-    def _opened(self, dialed: Tuple) -> bool:
-        """Whether all packets that went in with this tuple open a flow. The stack answers others in the same
-        way, such as a FIN without ACK, and what has more extension headers than the programs read."""
-        ports = struct.pack("!HH", dialed.source_port, dialed.destination_port)
-        like = [sent for sent in self._recent if sent.parts.outer.tuple == dialed]
+    def _opened(self, original: Tuple) -> bool:
+        """Whether all packets that entered with this tuple open a flow. The stack gives the same answer to
+        others, for example a FIN without ACK, or a packet with more extension headers than the programs
+        parse."""
+        ports = struct.pack("!HH", original.source_port, original.destination_port)
+        like = [sent for sent in self._recent if sent.parts.outer.tuple == original]
         return (
             bool(like)
             and all(_opens(sent.raw, sent.parts.outer) for sent in like)
             and not any(ports in raw for raw in self._unread)
         )
 
-    def _sent_as(self, dialed: Tuple) -> list[str]:
-        return [sent.raw.hex() for sent in self._recent if sent.parts.outer.tuple == dialed]
+    def _sent_as(self, original: Tuple) -> list[str]:
+        return [sent.raw.hex() for sent in self._recent if sent.parts.outer.tuple == original]
 
     def _answer(self, raw: bytes, packet: Headers, like: list[str]) -> None:
-        """What nobody has sent is an answer of the node itself, or of the programs in a frontend's name.
-        `like`: tuples of packets that went in and differ in addresses and ports alone."""
+        """A packet that was not sent must be an answer of the node, or of the programs for a frontend.
+        `like`: tuples of packets that entered and differ only in addresses and ports."""
         is_reset = packet.protocol == headers.TCP and packet.has_ports and bool(raw[packet.l4 + 13] & _RST)
         is_icmp = packet.protocol in (headers.ICMP, headers.ICMPV6)
-        has_options = packet.version == 4 and packet.l4 - packet.l3 > 20  # which the stack may write to
+        has_options = packet.version == 4 and packet.l4 - packet.l3 > 20  # the stack may change options
         known = (is_reset or is_icmp) and (packet.tuple.source in self._own or packet.version == 6)
-        assert known or has_options, f"nobody has sent {packet.tuple}, but {like}"
+        assert known or has_options, f"{packet.tuple} was not sent, but {like}"
         self.judged["answers"] += 1
 
     def _may_become(self, sent: Sent, got: Received, parts: headers.Parts) -> bool:
@@ -170,9 +171,9 @@ class WireJudge:
         )
 
     def _replies(self, is_: Tuple, becomes: Tuple) -> bool:
-        """Of a flow whose packets were cut behind the node, so that they could not be read there."""
+        """A reply of a flow whose forwarded packets were truncated, and therefore not parsed."""
         offer = self._offer(becomes.reversed())
-        if not offer or becomes.reversed() not in self._dialed:
+        if not offer or becomes.reversed() not in self._originals:
             return False
         masquerades = frozenset().union(*self._devices.values())
         return (is_.source, is_.source_port) in offer.endpoints and (
@@ -180,7 +181,7 @@ class WireJudge:
         )
 
     def _later(self, is_: Tuple, becomes: Tuple, device: str) -> bool:
-        """A later fragment goes where the first one went, as far as that one got: the stack may drop it."""
+        """A later fragment is translated like the first one, which the stack may have dropped."""
         if (becomes.source, becomes.destination) in self._pairs[is_.source, is_.destination]:
             return True
         frontends = {is_.destination}
@@ -190,13 +191,13 @@ class WireJudge:
         endpoints = {address for offer in of_frontend for address, _ in offer.endpoints}
         return becomes.destination in endpoints and becomes.source in self._devices[device] | {is_.source}
 
-    def _opens_flow(self, dialed: Tuple, becomes: Tuple, device: str) -> bool:
-        offer = self._offer(dialed)
+    def _opens_flow(self, original: Tuple, becomes: Tuple, device: str) -> bool:
+        offer = self._offer(original)
         if not offer or (becomes.destination, becomes.destination_port) not in offer.endpoints:
             return False
-        if becomes.source != dialed.source and becomes.source not in self._devices[device]:
+        if becomes.source != original.source and becomes.source not in self._devices[device]:
             return False
-        for tuple_, other in ((dialed, becomes), (becomes.reversed(), dialed.reversed())):
+        for tuple_, other in ((original, becomes), (becomes.reversed(), original.reversed())):
             self._known[tuple_].add(other)
             self._pairs[tuple_.source, tuple_.destination].add((other.source, other.destination))
         self.judged["flows opened"] += 1
@@ -215,7 +216,7 @@ class WireJudge:
 
 
 _SIZES = {headers.TCP: 20, headers.UDP: 8}
-"""Bytes of the headers of the protocols whose ports may be changed."""
+"""Header sizes of the protocols whose ports may be translated."""
 _UNREACHABLE = {(3, 3), (1, 4)}
 """Type and code of port unreachable, ICMP and ICMPv6."""
 
@@ -229,14 +230,13 @@ def _opens(raw: bytes, packet: Headers) -> bool:
 
 
 def _is_reset_by_stack(raw: bytes, packet: Headers) -> bool:
-    """RST and ACK with sequence number and window 0, as for a SYN to a port
-    where nobody listens (tcp_v4_send_reset())."""
+    """RST and ACK with sequence number and window 0, as for a SYN to a closed port (tcp_v4_send_reset())."""
     flags, seq, window = raw[packet.l4 + 13], raw[packet.l4 + 4 :][:4], raw[packet.l4 + 14 :][:2]
     return flags == _RST | _ACK and not any(seq + window)
 
 
 def _is_usual(raw: bytes, packet: Headers) -> bool:
-    """Nothing for which the stack might drop it: for this node, no options, no fragment, hops left."""
+    """The stack has no reason to drop it: this node's MAC, no options, no fragment, TTL above 1."""
     if raw[:6] != bytes.fromhex("020000000001") or packet.fragment:
         return False
     if not packet.l4 + _SIZES[packet.protocol] <= packet.end <= len(raw):
@@ -249,16 +249,16 @@ def _is_usual(raw: bytes, packet: Headers) -> bool:
 
 
 def _trimmed(raw: bytes) -> tuple[bytes, headers.Parts]:
-    """Without what is behind the end of the packet, which the stack cuts off: it is no part of what an ICMP
-    error quotes. A length that contradicts the headers cuts nothing off."""
-    whole = raw[: headers.parts(raw).outer.end]
-    raw = whole if headers.read(whole) else raw
+    """The frame without the data after the end of the packet, which the stack removes and ICMP errors do not
+    quote. A length that contradicts the headers removes nothing."""
+    complete = raw[: headers.parts(raw).outer.end]
+    raw = complete if headers.read(complete) else raw
     return raw, headers.parts(raw)
 
 
 def _rest(raw: bytes, parts: headers.Parts) -> bytes:
-    """Without what a translation, a router or the end of the frame changes."""
-    kept = bytearray(headers.without_what_may_change(raw, parts))
+    """The frame without the parts that a translation or a router changes, and without its padding."""
+    kept = bytearray(headers.without_translated_fields(raw, parts))
     del kept[max(parts.outer.end, parts.outer.l4) :]
     kept[: parts.outer.l3] = bytes(parts.outer.l3)
     kept[parts.outer.l3 + (8 if parts.outer.version == 4 else 7)] = 0

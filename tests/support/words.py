@@ -1,6 +1,6 @@
 """Finds words in documents, docstrings and comments that the style guide discourages: `make check`.
 
-A program reports, returns or logs; only people tell. Prints file, line and word; exit code 1 if there is any.
+Prints file, line and word; exit code 1 if there is any.
 """
 
 import ast
@@ -42,7 +42,7 @@ def in_c(text: str) -> Iterator[Found]:
 
 
 def in_python(text: str) -> Iterator[Found]:
-    """In comments and in all texts, which are docstrings, messages, errors and hints."""
+    """In comments and in all strings: docstrings, messages, errors and hints."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and _is_prose(token.string)):
             yield from _found(_CODE.sub("", token.string), token.start[0])

@@ -1,8 +1,8 @@
-"""Runs on several workers (pytest -n 2): which tests keep together, and which begin.
+"""Distribution of tests to several workers (pytest -n 2): groups that stay together, and their order.
 
-A file stays on one worker, since most labs are made once for a file; so do files that share a lab. It is told
-by a test's name, which is all that pytest-xdist's controller knows: its own groups would become a part of the
-name, by which pytest finds no test.
+All tests of a file run on one worker, because most labs are created once for a file; so do files that share a
+lab. The group is derived from a test's name, because pytest-xdist's controller knows nothing else. Groups of
+pytest-xdist itself would become a part of the name, and pytest would not find the test.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ TOGETHER: Sequence[str] = (
     "tests/kernel/test_socket_",
     "tests/kernel/floods/",
 )
-"""Beginnings of files' names: each stands for tests that one worker runs, one after the other."""
+"""Prefixes of file names. One worker runs all tests with the same prefix."""
 FIRST = (*TOGETHER, "tests/kernel/test_agent_", "tests/deploy/")
-"""Beginnings of the names of what takes minutes, in the order in which it is begun: else a worker might have
-it to itself in the end."""
+"""Prefixes of slow groups in the order in which they start. Otherwise one worker might run them alone at the
+end."""
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives a worker that has nothing left the next group of files."""
+    """Assigns the next group of files to an idle worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
@@ -48,5 +48,5 @@ def group_of(nodeid: str) -> str:
 
 
 def _turn(group: str) -> int:
-    """Those of the same turn keep their order."""
+    """The position of a group. Groups with the same position keep their order."""
     return next((turn for turn, name in enumerate(FIRST) if group.startswith(name)), len(FIRST))

@@ -1,1 +1,1 @@
-"""The kernel's tests on other kernels: each boots in a VM over this machine's own root file system."""
+"""The kernel tests on other kernels: each boots in a VM over this machine's root file system."""

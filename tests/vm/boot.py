@@ -2,8 +2,8 @@
 
     python -m tests.vm.boot 6.1 --modules ip_vs,dummy -- .venv/bin/python -m pytest tests/kernel/test_tc.py
 
-The VM sees this machine's root file system, read only below a layer in its memory: what the command
-writes is gone with it, but for what it puts into the folder $SCRATCH. It has no network but loopback.
+The VM has this machine's root file system read-only, below a layer in memory. The command's files are lost at
+the end, except those in the folder $SCRATCH. The only network is loopback.
 """
 
 import argparse
@@ -33,8 +33,8 @@ _INHERITED = ("PATH", "PYTHONPATH", "PYTEST_ADDOPTS", "LANG")
 _ENVIRONMENT = {
     "HOME": "/root",
     "SCRATCH": "/run/scratch",
-    "CI": "true",  # a test that cannot run in a VM fails, as the table of kernels knows of it otherwise
-    # To find and import all plugins takes ten seconds there.
+    "CI": "true",  # a test that cannot run in a VM fails, unless the table of kernels lists it
+    # The search and import of all plugins takes ten seconds in a VM.
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTEST_PLUGINS": "pytest_timeout",
 }
@@ -42,15 +42,15 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a VM is to do."""
+    """The command and the properties of a VM."""
 
     command: Sequence[str]
     folder: Path = field(default_factory=Path.cwd)
-    """Where the command runs."""
+    """The working directory of the command."""
     modules: Sequence[str] = ()
-    """That are loaded before it."""
+    """Kernel modules that are loaded before the command."""
     seconds: float = 600
-    """After which the VM is ended."""
+    """The time after which the VM is killed."""
     memory_mib: int = 2048
     cpus: int = 2
 
@@ -58,13 +58,13 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     status: int | None
-    """The command's; None: the VM ended, or was ended, before the command did."""
+    """The command's exit status; None if the VM ended or was killed before the command ended."""
     output: str
-    """What the command wrote, both streams; of an ended one what it had written so far."""
+    """Both output streams of the command, up to the end of the VM."""
     console: str
     """The kernel's messages."""
     boot_s: float
-    """By the VM's own clock, until the command started; 0.0 if it never did."""
+    """Seconds by the VM's clock until the command started; 0.0 if it never started."""
     took_s: float
     timed_out: bool
 
@@ -78,11 +78,11 @@ class Outcome:
 
 
 def run(
-    kernel: Installed, order: Order, scratch: Path, tell: Callable[[str], None] = lambda _: None
+    kernel: Installed, order: Order, scratch: Path, write: Callable[[str], None] = lambda _: None
 ) -> Outcome:
-    """Boot, run the command, and return when the VM is gone. `scratch` is the VM's $SCRATCH.
+    """Boot, run the command, and return when the VM has ended. `scratch` is the VM's $SCRATCH.
 
-    `tell` is given the output as it comes. Raises Unavailable where no VM can be had.
+    `write` gets the output as it arrives. Raises Unavailable if no VM can run.
     """
     if shutil.which(_QEMU) is None:
         raise Unavailable(f"no program {_QEMU}: apt-get install qemu-system-x86")
@@ -92,7 +92,7 @@ def run(
     (own / "initramfs").write_bytes(initramfs(kernel))
     started = time.monotonic()
     with _qemu(kernel, order, own) as qemu:
-        timed_out = not _follow(qemu, own / "output", started + order.seconds, tell)
+        timed_out = not _follow(qemu, own / "output", started + order.seconds, write)
     (own / "initramfs").unlink()
     status, booted = _text(own / "status"), _text(own / "booted")
     return Outcome(
@@ -120,7 +120,7 @@ def _write_orders(own: Path, kernel: Installed, order: Order) -> None:
 @contextlib.contextmanager
 def _qemu(kernel: Installed, order: Order, own: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [
-        *("setpriv", "--pdeathsig", "KILL", "--"),  # a VM must not outlive us
+        *("setpriv", "--pdeathsig", "KILL", "--"),  # the VM ends with this process
         *(_QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,accel=tcg", "-cpu", "max"),
         *("-smp", str(order.cpus), "-m", f"{order.memory_mib}M"),
@@ -144,16 +144,16 @@ def _shared(tag: str, path: str, extra: str = "") -> list[str]:
 
 
 def _follow(
-    qemu: subprocess.Popen[bytes], output: Path, deadline: float, tell: Callable[[str], None]
+    qemu: subprocess.Popen[bytes], output: Path, deadline: float, write: Callable[[str], None]
 ) -> bool:
-    """Whether the VM came to an end by itself, in time."""
-    told = 0
+    """Whether the VM ended by itself, in time."""
+    written = 0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             qemu.wait(0.2)
         text = _text(output)
-        tell(text[told:])
-        told = len(text)
+        write(text[written:])
+        written = len(text)
         if qemu.returncode is not None:
             return True
         if time.monotonic() > deadline:

@@ -1,18 +1,23 @@
-"""Which kernels a run is about.
+"""The kernels of a test run.
 
-A test that asks for `kernel` runs once for each. Without `--kernels` that is DEFAULT, and only tests that are
-marked `quick` run: that is for `make test`. `make test-vm` gives `--kernels=all`.
+A test with the fixture `kernel` runs once for each. Without `--kernels`, as in `make test`, this is DEFAULT,
+and only tests marked `quick` run. `make test-vm` passes `--kernels=all`.
 """
 
 import os
 
 import pytest
 
+from ebpfproxy.backends.ebpf import features
+from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES
+from ebpfproxy.backends.ebpf.probes import HELPERS
+from ebpfproxy.backends.ebpf.programs import sources
+from ebpfproxy.linux.bpf import compiler
 from tests.vm.debian import Unavailable, installed
 from tests.vm.kernels import Kernel, kernels
 
 DEFAULT = "6.1"
-"""It has IPVS, dummy devices and SCTP as modules, and rejects programs that later ones take."""
+"""This kernel has IPVS, dummy devices and SCTP as modules, and rejects programs that later ones accept."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,11 +38,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def kernel(request: pytest.FixtureRequest) -> Kernel:
-    """One that is in the cache now; where it cannot be had, that is as a machine without qemu."""
+    """A kernel that is in the cache now. If it is not available, the test is skipped as without qemu."""
     wanted: Kernel = request.param
     try:
         installed(wanted)
     except Unavailable as lack:
         outcome = pytest.fail if os.environ.get("CI") else pytest.skip
         outcome(f"vm level: {lack}")
+    _compile_for(wanted)
     return wanted
+
+
+def _compile_for(kernel: Kernel) -> None:
+    """Compile the programs for this kernel's features here, since clang takes minutes in a VM.
+
+    The VM reads the object files from the machine's file system.
+    """
+    absent = {define for define, helper in HELPERS.items() if helper.name in kernel.lacks}
+    present = {define: text for define, text in features.defines().items() if define not in absent}
+    compiler.compiled(sources(), COMPILED_SIZES.defines() | present)

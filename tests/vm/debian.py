@@ -1,4 +1,5 @@
-"""Debian's kernels, fetched by apt into a cache of ours; apt's own state is neither used nor changed."""
+"""Debian's kernels, fetched by apt into a separate cache. The machine's apt state is neither used nor
+changed."""
 
 import fcntl
 import os
@@ -17,7 +18,7 @@ _DEPENDENCY = re.compile(r"\b(linux-(?:image|binary|modules|base)-\d\S*) \(= ([^
 
 
 class Unavailable(Exception):
-    """A kernel cannot be had here; the text says why."""
+    """A kernel is not available on this machine; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Installed:
 
     @property
     def release(self) -> str:
-        """What `uname -r` says in it."""
+        """The output of `uname -r` with this kernel."""
         return self.folder.name
 
     @property
@@ -46,7 +47,7 @@ def cache() -> Path:
 
 
 def installed(kernel: Kernel, *, refresh: bool = False) -> Installed:
-    """The kernel, fetched where the cache has none of its suite, or with `refresh` a newer one.
+    """The kernel. It is fetched if the cache has none of its suite, and updated with `refresh`.
 
     Raises Unavailable.
     """
@@ -76,7 +77,7 @@ def _fetch(kernel: Kernel) -> Installed:
 
 
 def _put(unpacked: Path) -> Installed:
-    """Into the cache what Debian puts under /boot or, later, all under /usr/lib/modules."""
+    """Move the kernel to the cache. Debian has it in /boot or, in later releases, in /usr/lib/modules."""
     (modules,) = (*unpacked.glob("lib/modules/*"), *unpacked.glob("usr/lib/modules/*"))
     (image,) = (*unpacked.glob("boot/vmlinuz-*"), *modules.glob("vmlinuz"))
     put = Installed(cache() / modules.name)
@@ -91,7 +92,7 @@ def _put(unpacked: Path) -> Installed:
 
 
 def _follow(about: str, wanted: dict[str, str], apt: "_Apt") -> None:
-    """Into `wanted` the packages that a description depends on, and those that they do."""
+    """Add to `wanted` the packages that a description depends on, recursively."""
     for package, version in _DEPENDENCY.findall(about):
         if package not in wanted:
             wanted[package] = version
@@ -99,7 +100,7 @@ def _follow(about: str, wanted: dict[str, str], apt: "_Apt") -> None:
 
 
 class _Apt:
-    """The start of a command line of apt whose state is in a folder of its own."""
+    """The beginning of apt command lines with the state in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

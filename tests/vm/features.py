@@ -1,4 +1,4 @@
-"""What the probes find on this kernel, as JSON: run in a VM, or anywhere as root.
+"""The results of the probes on this kernel, as JSON: run in a VM, or anywhere as root.
 
 python -m tests.vm.features features.json
 """
@@ -14,9 +14,9 @@ from ebpfproxy.config import Config
 
 class Features(NamedTuple):
     mode: str
-    """That `--proxy-mode=auto` takes."""
+    """The mode that `--proxy-mode=auto` selects."""
     missing: dict[str, list[str]]
-    """By mode: what it lacks, needed or not."""
+    """The missing features of each mode, needed or not."""
 
 
 def features() -> Features:

@@ -1,4 +1,4 @@
-"""The first file system of a VM: busybox, the modules that reach the root behind it, and `guest/init`."""
+"""The initial file system of a VM: busybox, the modules to mount the root file system, and `guest/init`."""
 
 import lzma
 import shutil
@@ -12,7 +12,7 @@ _WANTED = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 
 
 def initramfs(kernel: Installed) -> bytes:
-    """An archive as the kernel unpacks it (Documentation/driver-api/early-userspace/buffer-format.rst).
+    """An archive in the kernel's format (Documentation/driver-api/early-userspace/buffer-format.rst).
 
     Raises Unavailable without busybox, or without one of the modules.
     """
@@ -39,7 +39,7 @@ def _padded(part: bytes) -> bytes:
 
 
 def _in_order(kernel: Installed) -> Iterator[Path]:
-    """The files of the wanted modules that are not built in, each after those that it needs."""
+    """The files of the needed modules that are not built in, each after its dependencies."""
     needs, named = {}, {}
     for line in (kernel.modules / "modules.dep").read_text().splitlines():
         path, _, rest = line.partition(":")

@@ -15,11 +15,11 @@ class Kernel:
     name: str
     suite: str
     package: str
-    """One that depends on the kernel's own, whose name changes with each release."""
+    """The package that depends on the kernel's package, whose name changes with each release."""
     lacks: list[str]
     skips: list[str]
     cannot: Mapping[str, str]
-    """By the id of a test, or the beginning of one: the reason."""
+    """By the id of a test, or the beginning of an id: the reason."""
 
 
 def kernels() -> dict[str, Kernel]:

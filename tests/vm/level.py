@@ -1,4 +1,4 @@
-"""Tests of the kernel level, run by pytest in a VM, and what became of each."""
+"""Kernel tests, run by pytest in a VM, and the result of each."""
 
 import json
 import sys
@@ -20,24 +20,24 @@ _LAST_LINES = 40
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is run in one VM."""
+    """The tests of one VM."""
 
     tests: Sequence[str]
-    """As pytest is given them: files, folders, ids, options."""
+    """Arguments of pytest: files, folders, ids, options."""
     modules: Sequence[str] = ()
-    """That are loaded before; those that the kernel loads by itself need not be here."""
+    """Modules that are loaded before, except those that the kernel loads by itself."""
     seconds: float = 1800
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of the tests that ran in a VM, by their ids."""
+    """The results of the tests that ran in a VM, by their ids."""
 
     passed: frozenset[str]
     failed: Mapping[str, str]
-    """With the first line of why."""
+    """By test: the first line of the failure."""
     skipped: Mapping[str, str]
-    """With the reason."""
+    """By test: the reason."""
 
 
 def run_python(
@@ -49,18 +49,18 @@ def run_python(
 
 
 def answer_of(kernel: Kernel, module: str, scratch: Path) -> Any:
-    """The JSON that a module of ours tells of a kernel when it is run on it."""
+    """The JSON that this module writes when it runs on the kernel."""
     outcome = run_python(kernel, ["-m", module, "/run/scratch/answer.json"], scratch)
     assert outcome.status == 0, f"kernel {kernel.name}: {outcome.verdict()}\n{outcome.output}"
     return json.loads((scratch / "answer.json").read_text())
 
 
 def assert_passes(kernel: Kernel, selection: Selection, scratch: Path) -> None:
-    """That all tests of the selection pass on the kernel, except those that the table names: tests that the
-    kernel cannot pass, and those that are skipped for a reason in the table. Where the table excludes all of
-    the selection, the test is skipped.
+    """Assert that all tests of the selection pass on the kernel, except those in the table: tests that the
+    kernel cannot pass, and tests that are skipped for a reason in the table. If the table excludes the
+    complete selection, the test is skipped.
 
-    Raises AssertionError with what failed and the end of the VM's output, and Unavailable.
+    Raises AssertionError with the failures and the end of the VM's output, and Unavailable.
     """
     if all(test in kernel.cannot for test in selection.tests if not test.startswith("-")):
         pytest.skip("; ".join(kernel.cannot[test] for test in selection.tests if test in kernel.cannot))
@@ -85,7 +85,7 @@ def unexpected(found: Report, kernel: Kernel) -> list[str]:
 
 
 def report(path: Path) -> Report:
-    """From the file that pytest's --junitxml writes. Tests that are marked xfail and fail are in no list."""
+    """Read the file of pytest's --junitxml. Tests that are marked xfail and fail are in no list."""
     passed, failed, skipped = set(), {}, {}
     for case in xml.parse(path).getroot().iter("testcase"):
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"

@@ -12,12 +12,12 @@ _PROGRAMS = {
     "setpriv": "util-linux",
     "dpkg": "dpkg",
 }
-"""With Debian's package."""
+"""The command that installs Debian's packages."""
 
 
 @functools.cache
 def lacks() -> str:
-    """Why the tests marked `vm` cannot run here; "" where they can."""
+    """Why the tests marked `vm` cannot run on this machine; "" if they can."""
     if os.geteuid() != 0:
         return "not root"
     if os.uname().machine != "x86_64":

@@ -1,9 +1,9 @@
-"""What each BPF program costs this kernel to load, as JSON: run in a VM, or anywhere as root.
+"""The costs of loading each BPF program on this kernel, as JSON: run in a VM, or anywhere as root.
 
     python -m tests.vm.programs programs.json
 
-The programs are compiled with what this kernel is found to have, as the agent compiles them; then each is
-given to the kernel alone, so that one which is rejected leaves the others to be tried.
+The programs are compiled for the features of this kernel, as in the agent. Each is loaded separately, so that
+a rejected program does not prevent the others.
 """
 
 import ctypes
@@ -18,28 +18,29 @@ from typing import NamedTuple
 from ebpfproxy.backends.ebpf import features
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf.bpf import PROG_LOAD, Program, bpf
-from ebpfproxy.linux.bpf.compiler import ProgramSpec
+from ebpfproxy.linux.bpf.loader import ProgramSpec
 from tests.support.program_code import SPECS, program_code
 
-_STATISTICS = 4  # BPF_LOG_STATS: what the verifier did, and its reason to reject; not each step (5.2)
+_STATISTICS = 4  # BPF_LOG_STATS: the verifier's statistics and its reason to reject, without each step (5.2)
 _PROCESSED = re.compile(r"processed (\d+) insns")
 _LAST_LINES = 6
 
 
 class Cost(NamedTuple):
-    """Of one program; `rejection` is "" for one that was loaded, otherwise the verifier's last lines."""
+    """The costs of one program. `rejection` has the verifier's last lines, or is "" if the program was
+    loaded."""
 
     name: str
     load_ms: float
     instructions: int
-    """That it has when loaded, as the verifier rewrote it."""
+    """The instructions of the loaded program, after the verifier's rewrites."""
     verified: int
-    """How many the verifier went through, on all ways (the kernel rejects at a million)."""
+    """The instructions that the verifier processed on all paths (the limit is a million)."""
     rejection: str = ""
 
 
 def costs() -> list[Cost]:
-    """Of all programs, those too of hooks that this kernel has not: that is their rejection."""
+    """The costs of all programs. Programs of hooks that this kernel lacks are rejected."""
     with program_code(features.defines()) as code:
         return [_cost(spec, code[spec.name]) for spec in SPECS]
 
@@ -57,8 +58,8 @@ def _cost(spec: ProgramSpec, code: bytes) -> Cost:
     try:
         fd, _ = bpf(PROG_LOAD, attr, "cannot load")
     except KernelError as failure:
-        said = log.value.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        return Cost(spec.name, 0, 0, 0, "\n".join((failure.message, *said)))
+        last_lines = log.value.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        return Cost(spec.name, 0, 0, 0, "\n".join((failure.message, *last_lines)))
     took = time.perf_counter() - started
     program = Program(fd, spec.name)
     found = _PROCESSED.search(log.value.decode())

@@ -17,11 +17,11 @@ from tests.vm.level import answer_of
 BEGIN = "<!-- written by python -m tests.vm.table -->"
 END = "<!-- end -->"
 Costs = Mapping[str, Mapping[str, Any]]
-"""Of tests.vm.programs, by the program's name."""
+"""The costs by tests.vm.programs, by the program's name."""
 
 
 def written(costs: Mapping[str, Costs], features: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text between BEGIN and END; both by the kernel's release."""
+    """The text between BEGIN and END. Both arguments are by the kernel's release."""
     parts = [
         _table("missing features of mode `ebpf`", features, _lacking),
         _programs("Instructions that the verifier processed (limit: 1,000,000):", costs, _verified),

@@ -1,4 +1,4 @@
-"""The kernel level on each kernel of the table, part by part: each test here is one VM."""
+"""The kernel tests on each kernel of the table, in parts: each test is one VM."""
 
 from pathlib import Path
 
@@ -7,15 +7,16 @@ import pytest
 from tests.vm.kernels import Kernel
 from tests.vm.level import Selection, answer_of, assert_passes
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(0)]  # a VM has a time limit of its own
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(0)]  # a VM has its own time limit
 
 _KERNEL = "tests/kernel/"
 _MODULES = ("ip_vs", "dummy", "sctp", "ip_set")
-"""What the mode ipvs and SCTP take; where a kernel has them not, their tests are skipped, which fails."""
+"""Modules for mode ipvs and SCTP. On a kernel without them their tests are skipped, which counts as a
+failure."""
 
 
 def _part(*names: str, only: str = "", subjects: str = "", hours: float = 1.0) -> Selection:
-    """`only`: as pytest's -k. `subjects`: of the differential test."""
+    """`only`: the value of pytest's -k. `subjects`: the subjects of the differential test."""
     options = ["--packets=20000", "--connects=500", "--flood=20000", "--udp-sockets=200"]
     options += ["-k", only] if only else []
     options += [f"--subjects={subjects}"] if subjects else []
@@ -59,7 +60,7 @@ PARTS = {
     "flows": _part(
         "test_flow_collector.py",
         "test_ebpf_drain.py",
-        "test_inlet.py",
+        "test_reinjection.py",
         "test_conntrack.py",
         "test_netfilter_flows.py",
         "test_stale_conntrack.py",
@@ -78,7 +79,7 @@ PARTS = {
     "ipvs-takeover": _part("test_agent_takeover.py", only="ipvs", hours=2),
     "masquerades": _part("test_agent_masquerades.py", hours=2),
 }
-"""What of the kernel level is run on every kernel. A module beside this one may have parts of its own."""
+"""The kernel tests that run on every kernel. Other modules in this folder may have more parts."""
 
 _QUICK = (
     *("test_program_costs.py", "test_features.py", "test_ipvs_shown.py", "test_ipvs_rules.py"),
@@ -87,19 +88,20 @@ _QUICK = (
 )
 _WORDS = (
     "costs or features or shown or connection and (ipvs or ebpf-tcp)"
-    " or ipvs and (network_sees or ranges or outside_keeps or answers_on_the_nodes)"
+    " or ipvs and (host_network_endpoint or ranges or client_keeps or answers_on_the_nodes)"
 )
 QUICK = [*(_KERNEL + name for name in _QUICK), "-k", _WORDS]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_the_kernel_level_passes(kernel: Kernel, part: str, tmp_path: Path) -> None:
+def test_the_kernel_tests_pass(kernel: Kernel, part: str, tmp_path: Path) -> None:
     assert_passes(kernel, PARTS[part], tmp_path)
 
 
 @pytest.mark.quick
 def test_programs_and_ipvs_work_on_an_older_kernel(kernel: Kernel, tmp_path: Path) -> None:
-    """What `make test` has time for: that the kernel takes all programs, and what this machine may lack."""
+    """The selection for `make test`: the kernel loads all programs, and tests that this machine may lack
+    features for."""
     assert_passes(kernel, Selection(QUICK, _MODULES, seconds=1500), tmp_path)
 
 

@@ -1,6 +1,6 @@
-"""The layouts of bpf/abi.h, read from that file itself, so that there is no second copy to maintain.
+"""The layouts of bpf/abi.h, parsed from that file, so that there is no second copy to maintain.
 
-It understands only the plain declarations that abi.h promises. Anything else is an error at import.
+The parser supports only the plain declarations that abi.h uses. Anything else is an error at import.
 """
 
 import re
@@ -27,8 +27,8 @@ class Field(NamedTuple):
 
 
 class Layout:
-    """A C struct. `pack` takes one value per field, nested structs and `pad` included, in the order of
-    `fields`.
+    """A C struct. `pack` takes one value per field, in the order of `fields`, including nested structs and
+    `pad`.
 
     Nested structs and char arrays are bytes. Fields of type __be16 are packed unchanged: convert them with
     socket.htons first.
@@ -61,7 +61,7 @@ class Abi(NamedTuple):
 
 
 def parse(text: str) -> Abi:
-    """Read what abi.h declares. Raises ValueError for unsupported declarations, and for implicit padding."""
+    """Parse the text of abi.h. Raises ValueError for unsupported declarations and for implicit padding."""
     text = _COMMENT.sub("", text)
     constants = {name: int(value) for name, value in _DEFINE.findall(text)}
     layouts: dict[str, Layout] = {}
@@ -138,6 +138,10 @@ ICMP_BUDGET = LAYOUTS["icmp_budget"]
 FRAGMENT_KEY = LAYOUTS["fragment_key"]
 FRAGMENT = LAYOUTS["fragment"]
 TRAFFIC = LAYOUTS["traffic"]
+
+PLACEHOLDER_FLOWS = CONSTANTS["PLACEHOLDER_FLOWS"]
+PLACEHOLDER_HALF_OPEN_ROWS = CONSTANTS["PLACEHOLDER_HALF_OPEN_ROWS"]
+PLACEHOLDER_SOCKETS = CONSTANTS["PLACEHOLDER_SOCKETS"]
 
 SERVICE_INTERNAL_LOCAL = CONSTANTS["SERVICE_INTERNAL_LOCAL"]
 SERVICE_EXTERNAL_LOCAL = CONSTANTS["SERVICE_EXTERNAL_LOCAL"]

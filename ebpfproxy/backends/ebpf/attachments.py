@@ -1,6 +1,6 @@
 """Attaches the classifiers to devices: by tcx links if the kernel has them, else by tc filters.
 
-Both ways have the same methods. A place is one side (ingress or egress) of one device, by ifindex.
+Both ways have the same methods. A place is one side (ingress or egress) of one device, identified by ifindex.
 """
 
 from collections.abc import Collection
@@ -33,14 +33,14 @@ class Running(NamedTuple):
 
 
 class Attachments(Protocol):
-    """`makes_clsact`: whether `attach` may make a clsact. `attach` returns True if it made one.
+    """A way to attach programs. `makes_clsact`: whether `attach` may create a clsact; it then returns True.
 
     - `running` returns the agent's program at a place, None if there is none.
     - `attach` attaches the program at the first position that is available. It replaces another program of
       the agent in one step, so no packet passes without one. Raises NotFound if the device is gone, or
       another KernelError.
     - `detach` returns whether anything was attached.
-    - `forget_gone` removes what is left of devices that do not exist. `present`: the existing devices.
+    - `forget_gone` removes the remains of devices that no longer exist. `present`: the existing devices.
     """
 
     makes_clsact: bool
@@ -65,7 +65,7 @@ class TcFilters:
 
     def running(self, ifindex: int, side: Side) -> Running | None:
         found = tc.filters(ifindex, side)
-        own = next((one for one in found if one.is_own), None)
+        own = next((each for each in found if each.is_own), None)
         if own is None or not (self._owned is None or own.program_id in self._owned):
             return None
         before = tuple(dict.fromkeys(map(str, tc.before(found))))  # u32 shows as two filters
@@ -110,7 +110,7 @@ class TcxLinks:
         return ids.index(known) if known and known in ids else None
 
     def _previous(self, ifindex: int, side: Side) -> Running | None:
-        """A filter of a previous run. None, once found, is final: an agent with tcx makes no filters."""
+        """A filter of a previous run. A result of None is cached: an agent with tcx creates no filters."""
         if (ifindex, side) in self._without_filter:
             return None
         found = self._filters.running(ifindex, side)

@@ -53,21 +53,21 @@ PINS_REMOVED = "Pins were removed, loading again"
 PRIVATE_BPFFS = "The bpffs is private to this container: a restart will interrupt Services"
 """Mount the node's /sys/fs/bpf, as `deploy/base` does."""
 UNKNOWN_PORTS = "Cannot read the connections that netfilter masquerades"
-"""A new flow may be given a port that one of them uses, which then receives nothing."""
+"""A new flow may get a port that one of them uses. That connection then receives no more replies."""
 
 _U32 = struct.Struct("=I")
-_PATIENCE = 5.0  # seconds to wait for an agent that is about to end, as when a DaemonSet is updated
+_PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
 
-def _nobody_counts(counts: SocketCounts) -> None:
+def _ignore_counts(counts: SocketCounts) -> None:
     pass
 
 
-def _nobody_looks() -> None:
+def _ignore_change() -> None:
     pass
 
 
-def _nobody_plans(devices: frozenset[int]) -> None:
+def _ignore_devices(devices: frozenset[int]) -> None:
     pass
 
 
@@ -90,10 +90,10 @@ class EbpfBackend:
     def __init__(
         self,
         settings: EbpfSettings,
-        sockets_counted: Callable[[SocketCounts], object] = _nobody_counts,
+        sockets_counted: Callable[[SocketCounts], object] = _ignore_counts,
         clock: Callable[[], float] = time.monotonic,
-        pods_bypass: Callable[[frozenset[int]], object] = _nobody_plans,
-        filters_changed: Callable[[], object] = _nobody_looks,
+        pods_bypass: Callable[[frozenset[int]], object] = _ignore_devices,
+        filters_changed: Callable[[], object] = _ignore_change,
     ) -> None:
         """`sockets_counted`, `pods_bypass` and `filters_changed` are called in threads of this object. See
         `StaleSockets`, `FlowCollector` and `FilterWatch`.
@@ -122,7 +122,7 @@ class EbpfBackend:
         slots and endpoints. The caller ensures by a NamespaceLock that no other agent uses the devices of
         this network namespace. Each side of a device has at most one filter of ebpfproxy.
 
-        After a failure nothing is left open, and it may be called again.
+        After a failure nothing stays open, and `open` may be called again.
         """
         root = self._settings.bpffs_root
         if mounts.ensure_bpffs(root):
@@ -136,7 +136,7 @@ class EbpfBackend:
         lock = FolderLock(root, _PATIENCE)
         opened.callback(lock.release)
         self._pins = Pins(root)
-        self._programs = Programs(self._pins, self._settings.cgroup_root, self._settings.sizes, (lock.fd,))
+        self._programs = Programs(self._pins, self._settings.cgroup_root, self._settings.sizes)
         opened.callback(self._programs.close)
         self._maps = Maps(self._programs.maps)
         opened.callback(self._maps.close)
@@ -155,7 +155,7 @@ class EbpfBackend:
         self._settled = False
 
     def _open_devices(self) -> None:
-        """Include what all pinned maps `devices` record, the present one and those of previous versions."""
+        """Open the device table, with the clsacts and pods that all pinned maps `devices` record."""
         pins = list(self._pins.pinned_maps("devices"))
         pods = previous_pods(pins, self._pins.pinned_maps("bypassing"))
         pins.remove(self._pins.maps_of(self._programs.directory)["devices"])  # its content may still change
@@ -198,9 +198,9 @@ class EbpfBackend:
         return entries.render(plans, node, () if off else self._programs.hooks)
 
     def read(self) -> dict[Key, Entry]:
-        """If the pins were removed, open again first. Nothing is in force then.
+        """Read all entries. If the pins were removed, open again first; then nothing is in force.
 
-        Raises KernelError if that fails. The next call tries again.
+        Raises KernelError if that fails. The next call retries.
         """
         if self._opened and not self._programs.is_pinned():
             log.warning(PINS_REMOVED, root=self._settings.bpffs_root)
@@ -220,16 +220,16 @@ class EbpfBackend:
         return found
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        """Put networks, services, devices and hooks, in this order: no packet is translated before the maps
-        are complete.
+        """Put networks, services, devices and hooks, in this order, so that the maps are complete before a
+        packet is translated.
 
-        Services are dropped together with the puts of services, since a frontend or the room of one may pass
-        to another. Hooks, devices and networks are dropped last, in this order, when their replacements are
-        in force.
+        Services are put and dropped together, since a put may reuse a frontend or the room of a dropped
+        service. Hooks, devices and networks are dropped last, in this order, when their replacements are in
+        force.
         """
-        touched = [key for keys in (delta.puts, delta.drops) for key in keys]
-        services_only = all(isinstance(key, ServicePortKey) for key in touched)
-        devices = frozenset(key.ifindex for key in touched if isinstance(key, DeviceKey))
+        changed = [key for keys in (delta.puts, delta.drops) for key in keys]
+        services_only = all(isinstance(key, ServicePortKey) for key in changed)
+        devices = frozenset(key.ifindex for key in changed if isinstance(key, DeviceKey))
         # A pod's device is gone before its removal is reported.
         others = functools.partial(_without, devices)
         with contextlib.nullcontext() if services_only else self._attached.own_change(others):
@@ -266,7 +266,7 @@ class EbpfBackend:
         return rejected
 
     def _attach(self, puts: Mapping[Key, Entry], rejected: dict[Key, KernelError]) -> bool:
-        """Whether anything was attached. Failures are added to `rejected`.
+        """Attach devices and hooks; return whether anything was attached. Failures are added to `rejected`.
 
         If programs with maps of other sizes are in force, flows, sockets and clients are migrated.
         """
@@ -304,20 +304,21 @@ class EbpfBackend:
     def _settle(self, rejected: Collection[Key], attached: bool) -> None:
         """Remove what a previous run left, after the first delta that leaves none of its programs attached.
 
-        The contents of its maps are copied again each time that a program was replaced. They are copied once
-        at the end in any case: the last program of that run may have been detached by itself, with its
-        device.
+        The contents of its maps are copied again after each replacement of a program. They are also copied at
+        the end, because the last program of that run may have been detached with its device.
         """
         if self._settled:
             return
         # A device that rejects the filter, because of another program's qdisc, has no previous program.
-        devices_held = any(self._devices.has_outdated(key) for key in rejected if isinstance(key, DeviceKey))
-        held = devices_held or any(isinstance(key, HookKey) for key in rejected)
-        if attached or not held:
+        outdated_devices = any(
+            self._devices.has_outdated(key) for key in rejected if isinstance(key, DeviceKey)
+        )
+        outdated = outdated_devices or any(isinstance(key, HookKey) for key in rejected)
+        if attached or not outdated:
             self._migration.copy()
-        if not devices_held:
+        if not outdated_devices:
             self._migration.finish_flows()
-        if held:
+        if outdated:
             return
         self._learn_netfilter_flows()  # connections may have begun since the first call
         self._migration.close()
@@ -327,14 +328,14 @@ class EbpfBackend:
         self._stale.look()  # endpoints may have changed while no agent ran
 
     def generation(self) -> Hashable:
-        """Covers pins, hooks and filters. Only `read` compares the contents of the maps.
+        """A value that changes with pins, hooks and filters, but not with the contents of the maps.
 
         Reading the kernel takes longer than applying a small change. So after a delta of services only, the
         first call returns the previous value.
         """
-        asked_for_services = self._services_applied
+        after_services = self._services_applied
         self._services_applied = False
-        if not asked_for_services:
+        if not after_services:
             self._generation = self._attached.value()
         return self._generation
 
@@ -345,7 +346,8 @@ class EbpfBackend:
         return _Attachments(True, hooks, frozenset(self._devices.look().items()))
 
     def close(self) -> None:
-        """Does nothing if it is not open, as after a `read` that could not open it again."""
+        """Close everything. Does nothing if it is not open, for example after a `read` that failed to open
+        it."""
         if self._opened:
             self._opened.close()
             self._opened = None
@@ -353,10 +355,8 @@ class EbpfBackend:
     # For any thread:
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: how many entries are in use, and how many it has room for.
-
-        The collector's last walk counted the flows.
-        """
+        """The number of entries in use and the capacity, by map. The collector's last walk counted the
+        flows."""
         found, sizes = self._collector.collected(), self._settings.sizes
         return self._table.usage() | {
             "flows": (found.entries, sizes.flows),
@@ -385,13 +385,13 @@ class EbpfBackend:
 
 
 def _warn_of_private_mount(root: Path, proc_root: Path) -> None:
-    """A bpffs that this process mounted, and that host processes do not see, ends with the container."""
+    """Log a warning if host processes do not see this bpffs: it then ends with the container."""
     with contextlib.suppress(OSError):
         if not mounts.is_mounted_for(proc_root / "1", root):
             log.warning(
                 PRIVATE_BPFFS,
                 root=root,
-                hint="mount the host's /sys/fs/bpf into it, with mountPropagation Bidirectional",
+                hint="mount the host's /sys/fs/bpf into the container, with mountPropagation Bidirectional",
             )
 
 

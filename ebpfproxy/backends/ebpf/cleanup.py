@@ -1,4 +1,4 @@
-"""Removes everything that the eBPF backend made in the kernel."""
+"""Removes everything that the eBPF backend created in the kernel."""
 
 import contextlib
 import shutil
@@ -16,8 +16,8 @@ from ebpfproxy.linux.netlink import reinjection
 
 
 def remove(bpffs_root: Path, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
-    """Detach and unpin all objects of ebpfproxy. Returns what was removed, in order, one line each. The
-    result is empty if nothing was there.
+    """Detach and unpin all objects of ebpfproxy. Return what was removed, in order, one line each; empty if
+    nothing existed.
 
     Hooks and filters are detached first, so that no program runs without its maps. The devices are those of
     the calling thread's network namespace. Filters are identified by their name, so they are removed even if
@@ -52,7 +52,7 @@ def alone(bpffs_root: Path) -> Iterator[Pins | None]:
     try:
         lock = FolderLock(bpffs_root)
     except AlreadyExists as running:
-        hint = "stop the agent first; a running agent would restore everything"
+        hint = "stop the agent first, because it would restore everything"
         raise Rejected(running.message, hint) from running
     try:
         with _permitted():
@@ -62,7 +62,7 @@ def alone(bpffs_root: Path) -> Iterator[Pins | None]:
 
 
 def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
-    """As `remove`, for callers within `alone`. `pins`: None if there is no bpffs root."""
+    """Like `remove`, for callers within `alone`. `pins`: None if the bpffs root does not exist."""
     removed = programs.detach_all(pins, cgroup_root, dry_run=dry_run) if pins else []
     clsacts = filters.previous_clsacts(pins.pinned_maps("devices") if pins else ())
     removed += _remove_devices(pins, clsacts, dry_run)
@@ -78,14 +78,14 @@ def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = Fal
 
 
 def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -> list[str]:
-    """Remove filters, links and clsacts, and the reinjection veth pair. Returns what was removed.
+    """Remove filters, links and clsacts, and the reinjection veth pair. Return what was removed.
 
-    `clsacts`: ifindexes of devices whose clsact the agent made.
+    `clsacts`: ifindexes of devices whose clsact the agent created.
     """
     removed = filters.detach_all(pins.devices if pins else None, dry_run)
     removed += filters.remove_clsacts(clsacts, dry_run)
     if reinjection.has_pair() if dry_run else reinjection.remove_pair():
-        removed.append(f"devices {reinjection.INNER} and {reinjection.OUTER}")
+        removed.append(f"devices {reinjection.DEVICE} and {reinjection.PEER}")
     return removed
 
 

@@ -1,4 +1,4 @@
-"""The keys and entries of the eBPF backend, and how they are derived from a plan. Pure.
+"""The keys and entries of the eBPF backend, and how they are derived from a plan. No I/O.
 
 One ServicePort in one family is one entry, since it changes in one step. Ids and ranges of slots are not part
 of an entry. They are allocated when the entry is written, and resolved when it is read back.
@@ -24,7 +24,8 @@ from ebpfproxy.plan.service_plan import (
 
 
 class ServicePortKey(NamedTuple):
-    """`name` is "namespace/name:port", or "namespace/name" for an unnamed port."""
+    """A ServicePort in one family. `name` is "namespace/name:port", or "namespace/name" for an unnamed
+    port."""
 
     name: str
     protocol: Protocol
@@ -54,7 +55,7 @@ class DeviceKey(NamedTuple):
 
 
 class FrontendEntry(NamedTuple):
-    """`kind` and `flags` are abi.h's service_kind and service_flag."""
+    """A frontend. `kind` and `flags` are abi.h's service_kind and service_flag."""
 
     address: Address
     port: int
@@ -64,7 +65,7 @@ class FrontendEntry(NamedTuple):
 
 
 class EndpointEntry(NamedTuple):
-    """`flags` are abi.h's endpoint_flag."""
+    """An endpoint. `flags` are abi.h's endpoint_flag."""
 
     address: Address
     port: int
@@ -72,9 +73,10 @@ class EndpointEntry(NamedTuple):
 
 
 class ServicePortEntry(NamedTuple):
-    """All tuples are sorted, the first two by address and port. `affinity_timeout` is in seconds, 0 for none.
+    """A ServicePort in one family. `affinity_timeout` is in seconds, 0 for none.
 
-    `source_ranges` apply to those frontends that are restricted.
+    All tuples are sorted, the first two by address and port. `source_ranges` apply to the frontends that are
+    restricted.
     """
 
     frontends: tuple[FrontendEntry, ...]
@@ -84,7 +86,8 @@ class ServicePortEntry(NamedTuple):
 
 
 class DeviceEntry(NamedTuple):
-    """`flags` are abi.h's device_flag without DEVICE_CLSACT. `sides`: where a classifier is attached.
+    """A device. `flags` are abi.h's device_flag without DEVICE_CLSACT. `sides`: where a classifier is
+    attached.
 
     `v4` and `v6` are the addresses to masquerade with, the unspecified address of the family for none.
     """
@@ -101,7 +104,7 @@ Entry = ServicePortEntry | int | str | DeviceEntry
 
 ATTACHED, OUTDATED = "attached", "outdated"
 BEHIND = "behind"
-"""For a side of a device: another program runs before the required one, which is to be moved before it."""
+"""For a side of a device: another program runs before the required one, which must be moved before it."""
 INGRESS, EGRESS = "ingress", "egress"
 
 _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}

@@ -1,8 +1,8 @@
 """Optional kernel features, each found by loading a program that uses it.
 
 The kernel's version is not used, since distributions backport single features. Helpers have the numbers of
-include/uapi/linux/bpf.h. Each probe passes valid arguments, so that the verifier has only one possible reason
-to reject it: the missing feature.
+include/uapi/linux/bpf.h. Each probe passes valid arguments, so the verifier can reject it only because the
+feature is missing.
 """
 
 from typing import NamedTuple
@@ -67,7 +67,7 @@ def stores_netns_cookie(array_fd: int) -> bytes:
 
 
 class Probe(NamedTuple):
-    """`define`: the macro that is defined if the kernel loads the program."""
+    """A probe of a feature. `define`: the macro that is defined if the kernel loads the program."""
 
     define: str
     code: bytes

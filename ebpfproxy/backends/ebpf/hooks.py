@@ -11,7 +11,8 @@ SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
 
 
 class Hook(NamedTuple):
-    """`name`: of the program, its pin and the link's pin. `optional`: the backend works without it."""
+    """A hook. `name`: of the program, its pin and the link's pin. `optional`: the backend works without
+    it."""
 
     name: str
     program_type: int

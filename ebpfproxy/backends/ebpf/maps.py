@@ -20,7 +20,7 @@ _ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSizes:
-    """How many entries the maps have room for. Each field has an option --ebpf-NAME-max."""
+    """The capacities of the maps, in entries. Each field has an option --ebpf-NAME-max."""
 
     services: int = 65536
     slots: int = 1048576
@@ -36,10 +36,22 @@ class MapSizes:
         defines = {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
         return defines | {"HALF_OPEN_ROWS": str(self.half_open // _ROW)}
 
+    def numbers(self) -> dict[int, int]:
+        """What the loader writes into the programs, by `enum placeholder` of bpf/abi.h."""
+        return {
+            abi.PLACEHOLDER_FLOWS: self.flows,
+            abi.PLACEHOLDER_HALF_OPEN_ROWS: self.half_open // _ROW,
+            abi.PLACEHOLDER_SOCKETS: self.sockets,
+        }
+
     @property
     def half_open(self) -> int:
-        """How many flows may be half-open."""
+        """The maximum number of half-open flows."""
         return max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN) // _ROW * _ROW
+
+
+COMPILED_SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)
+"""The sizes in object files. The agent makes maps of its own sizes, so any object file fits any size."""
 
 
 def shapes(sizes: MapSizes) -> dict[str, MapShape]:

@@ -1,21 +1,28 @@
-"""Mode ebpf: makes the backend and its settings from the configuration."""
+"""Mode ebpf: creates the backend and its settings from the configuration, and tests the BPF programs."""
 
 import contextlib
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
-from ebpfproxy.backends.ebpf import cleanup, load_check, probes
+from ebpfproxy.backends.ebpf import cleanup, probes
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings, FlowTimeouts
 from ebpfproxy.backends.ebpf.drain import Drain
-from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
+from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.mode import Callbacks, Parts
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
-from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy.errors import EbpfProxyError, KernelError, ProgramRejected
 from ebpfproxy.linux import mounts
+from ebpfproxy.linux.bpf.bpf import errno_of
+from ebpfproxy.linux.bpf.loader import loaded
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.devices import NO_DEVICES
+
+PROGRAMS = "the BPF programs"
+"""The feature of the finding of `load_programs`."""
 
 
 class EbpfMode:
@@ -29,7 +36,7 @@ class EbpfMode:
         return probes.probe(config.bpffs_root, config.cgroup_root, packets)
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
-        return (load_check.try_out(),)
+        return (load_programs(),)
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         root = config.cgroup_root or mounts.cgroup_root_of_all()
@@ -59,8 +66,29 @@ class EbpfMode:
         return Drain(config.bpffs_root, _cgroup_root(config), config.proc_root).step()
 
 
+def load_programs() -> Finding:
+    """Whether the kernel loads every program. It takes about 1 s, and 4 s more to compile
+    them if there is no object file yet.
+
+    It pins and attaches nothing. The maps are small, since maps of full size would take the memory of an
+    agent's maps a second time. The verifier does not depend on their sizes.
+    """
+    try:
+        with loaded(object_file(), specs(available_hooks()), COMPILED_SIZES.numbers()):
+            return Finding(PROGRAMS)
+    except ProgramRejected as failure:
+        return _finding(failure, failure.errno)
+    except KernelError as failure:
+        return _finding(failure, errno_of(failure))
+
+
+def _finding(failure: KernelError, number: int) -> Finding:
+    return Finding(PROGRAMS, number or errno.EINVAL, failure.message, failure.hint)
+
+
 def _cgroup_root(config: Config) -> Path | None:
-    """None if it cannot be found. It is only needed where the kernel has no cgroup links."""
+    """The root of cgroup v2; None if it cannot be found. It is only needed if the kernel has no cgroup
+    links."""
     if config.cgroup_root is None:
         with contextlib.suppress(EbpfProxyError):
             return mounts.host_cgroup2_root()
@@ -68,7 +96,7 @@ def _cgroup_root(config: Config) -> Path | None:
 
 
 def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
-    """`cgroup_root`: from `config`, or found if `config` has none."""
+    """The settings of the backend. `cgroup_root`: from `config`, or found if `config` has none."""
     return EbpfSettings(
         cgroup_root=cgroup_root,
         bpffs_root=config.bpffs_root,
@@ -96,10 +124,10 @@ def _sizes(config: Config) -> MapSizes:
 
 def _timeouts(config: Config) -> FlowTimeouts:
     """A value of 0 selects the default. kube-proxy leaves the kernel's timeout unchanged then."""
-    usual = FlowTimeouts()
+    default = FlowTimeouts()
     return FlowTimeouts(
-        tcp_established=config.conntrack_tcp_timeout_established or usual.tcp_established,
-        tcp_close_wait=config.conntrack_tcp_timeout_close_wait or usual.tcp_close_wait,
-        udp=config.conntrack_udp_timeout or usual.udp,
-        udp_stream=config.conntrack_udp_timeout_stream or usual.udp_stream,
+        tcp_established=config.conntrack_tcp_timeout_established or default.tcp_established,
+        tcp_close_wait=config.conntrack_tcp_timeout_close_wait or default.tcp_close_wait,
+        udp=config.conntrack_udp_timeout or default.udp,
+        udp_stream=config.conntrack_udp_timeout_stream or default.udp_stream,
     )

@@ -8,8 +8,8 @@
     current -> programs-<digest>      the programs in force
 
 Two folders of programs exist side by side only while one replaces the other. Version 0.1 had a folder
-v2-<digest> with both maps and programs. It is recognized, replaced and removed. Names contain no dots, since
-bpffs does not allow them.
+v2-<digest> with both maps and programs. This version recognizes, replaces and removes it. Names contain no
+dots, since bpffs does not allow them.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ class Pins:
         try:
             return self.root / self.current.readlink()
         except PermissionError as failure:
-            raise Rejected(f"{self.root} cannot be looked at: {failure.strerror}", "run as root") from failure
+            raise Rejected(f"cannot access {self.root}: {failure.strerror}", "run as root") from failure
         except OSError as failure:
             raise NotFound(
                 f"no maps of mode ebpf in {self.root}",
@@ -93,7 +93,7 @@ class Pins:
             ) from failure
 
     def in_force(self) -> Path | None:
-        """As `hooked_in`. None if there is no such folder."""
+        """Like `hooked_in`, but None if there is no such folder."""
         try:
             folder = self.hooked_in()
         except (NotFound, Rejected):
@@ -102,10 +102,10 @@ class Pins:
 
     def set_current(self, folder: Path) -> None:
         """Change `current` to this folder in one step."""
-        fresh = self.root / "current_new"
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(folder.name)
-        fresh.rename(self.current)
+        new = self.root / "current_new"
+        new.unlink(missing_ok=True)
+        new.symlink_to(folder.name)
+        new.rename(self.current)
 
     def remove_others(self, programs: Path) -> list[Path]:
         """Remove all pins except those of these programs and their maps. Attachments stay: links keep them.

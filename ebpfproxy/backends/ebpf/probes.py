@@ -1,8 +1,8 @@
-"""Probes what the eBPF backend requires of this machine, and what it can use.
+"""Probes the features of this machine that the eBPF backend requires or can use.
 
-Each feature is tried. Nothing remains, and traffic is not affected. Maps and programs are closed at once, a
-file system is opened but not mounted, and a network namespace is removed again. Versions of Linux are for
-messages only. No decision depends on them.
+Each probe uses the feature. It leaves nothing and does not affect traffic: maps and programs are closed at
+once, a file system is opened but not mounted, and a network namespace is removed again. Versions of Linux are
+only for messages.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from ebpfproxy.linux.bpf import cgroup, tc, tcx
 from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.linux.netlink import links
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.linux.sockets import pidfd, sockets
+from ebpfproxy.linux.sockets import duplicates, sockets
 from ebpfproxy.model.address import Address, Family, Protocol, unspecified
 
 _HASH, _ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 9, 11  # BPF_MAP_TYPE_*
@@ -42,7 +42,7 @@ _FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
 _COMPARE_POINTERS = bytes((0x1D, 0xA1, *bytes(6)))  # struct bpf_insn: if r1 == r10 goto +0
 
 _NEWER = "use a newer kernel: Linux {} has it"
-_BCC_REMEDY = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
+_BCC_REMEDY = "apt-get install python3-bpfcc, and create the venv with --system-site-packages"
 
 _MAPS = (  # type, size of the key, flags
     ("maps of the kind LRU hash", (_LRU_HASH, 4, 0), "4.10"),
@@ -50,34 +50,34 @@ _MAPS = (  # type, size of the key, flags
     ("maps that are written through memory", (_ARRAY, 4, _MMAPABLE), "5.5"),
 )
 _WITHOUT_HOOK = {
-    "sock_release": "entries of closed sockets stay until others take their place",
+    "sock_release": "entries of closed sockets stay until others replace them",
     "getpeername4": "getpeername() shows the endpoint",
     "getpeername6": "getpeername() shows the endpoint",
 }
 
 
-class _Helper(NamedTuple):
+class Helper(NamedTuple):
     name: str
     without: str
     since: str
 
 
 _NO_COMPARISON = "ports to masquerade with are not compared with those of the node's own connections"
-_NO_REDIRECT = "no --ebpf-redirect, and with --socket-lb=off the node's own processes reach no Service"
-_HELPERS = {
-    "HAVE_SK_LOOKUP_UDP": _Helper("bpf_sk_lookup_udp", _NO_COMPARISON, "4.20"),
-    "HAVE_FIB_LOOKUP": _Helper("bpf_fib_lookup", _NO_REDIRECT, "4.18"),
-    "HAVE_SKC_LOOKUP_TCP": _Helper("bpf_skc_lookup_tcp", _NO_COMPARISON, "5.2"),
-    "HAVE_REDIRECT_NEIGH": _Helper("bpf_redirect_neigh", _NO_REDIRECT, "5.10"),
-    "HAVE_REDIRECT_PEER": _Helper(
-        "bpf_redirect_peer", "--ebpf-redirect takes packets to pods by their devices' queues", "5.10"
+_NO_REDIRECT = "no --ebpf-redirect, and with --socket-lb=off host processes reach no Service"
+HELPERS = {
+    "HAVE_SK_LOOKUP_UDP": Helper("bpf_sk_lookup_udp", _NO_COMPARISON, "4.20"),
+    "HAVE_FIB_LOOKUP": Helper("bpf_fib_lookup", _NO_REDIRECT, "4.18"),
+    "HAVE_SKC_LOOKUP_TCP": Helper("bpf_skc_lookup_tcp", _NO_COMPARISON, "5.2"),
+    "HAVE_REDIRECT_NEIGH": Helper("bpf_redirect_neigh", _NO_REDIRECT, "5.10"),
+    "HAVE_REDIRECT_PEER": Helper(
+        "bpf_redirect_peer", "--ebpf-redirect sends packets to pods through their devices' queues", "5.10"
     ),
-    "HAVE_KTIME_COARSE": _Helper("bpf_ktime_get_coarse_ns", "a slower clock", "5.11"),
-    "HAVE_SET_RETVAL": _Helper(
-        "bpf_set_retval", "a refused connection fails with EPERM, not ECONNREFUSED", "5.18"
+    "HAVE_KTIME_COARSE": Helper("bpf_ktime_get_coarse_ns", "a slower clock", "5.11"),
+    "HAVE_SET_RETVAL": Helper(
+        "bpf_set_retval", "a rejected connection fails with EPERM instead of ECONNREFUSED", "5.18"
     ),
 }
-"""By the macro of features.py."""
+"""The helper functions, by the macro of features.py."""
 
 
 def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Finding, ...]:
@@ -107,8 +107,10 @@ def _tried(
     try:
         attempt()
     except (KernelError, OSError) as failure:
-        said = (failure.message, failure.hint) if isinstance(failure, KernelError) else (str(failure), "")
-        return Finding(feature, _number(failure), missing or said[0], remedy or said[1], needed)
+        message, hint = (
+            (failure.message, failure.hint) if isinstance(failure, KernelError) else (str(failure), "")
+        )
+        return Finding(feature, _number(failure), missing or message, remedy or hint, needed)
     return Finding(feature, needed=needed)
 
 
@@ -134,32 +136,34 @@ _load_connect = partial(_load, CONNECT4.program_type, CONNECT4.attach_type)
 
 
 def _bpf() -> Finding:
-    """Whether this process may make maps, and load programs for packets that compare pointers."""
+    """Whether this process may create maps, and load programs for packets that compare pointers."""
     try:
         Map.create(_ARRAY, 4, 4, 1).close()
         _load(SCHED_CLS, 0, features.RETURN_0)
         _load(SCHED_CLS, 0, _COMPARE_POINTERS + features.RETURN_0)
     except KernelError as failure:
         number = _number(failure)
-        why = {errno.ENOSYS: _why_unknown, errno.EPERM: _why_rejected, errno.EACCES: _why_rejected}.get(
-            number
-        )
-        missing, remedy = why() if why else (failure.message, failure.hint)
+        explain = {
+            errno.ENOSYS: _explain_unknown,
+            errno.EPERM: _explain_rejected,
+            errno.EACCES: _explain_rejected,
+        }.get(number)
+        missing, remedy = explain() if explain else (failure.message, failure.hint)
         return Finding("bpf(2)", number, missing, remedy)
     return Finding("bpf(2)")
 
 
-def _why_unknown() -> tuple[str, str]:
+def _explain_unknown() -> tuple[str, str]:
     """What is missing, and the remedy, if the kernel does not know bpf(2)."""
     if capabilities.is_filtered():
         return "a seccomp filter hides it, or this kernel has none", "run the container privileged"
     return "this kernel has none", "use a kernel with CONFIG_BPF_SYSCALL"
 
 
-def _why_rejected() -> tuple[str, str]:
+def _explain_rejected() -> tuple[str, str]:
     """What is missing, and the remedy, if bpf(2) is not permitted.
 
-    Linux before 5.8 has CAP_SYS_ADMIN only. Later versions accept it in place of the others.
+    Linux before 5.8 has only CAP_SYS_ADMIN. Later versions accept it instead of the others.
     """
     held = capabilities.capabilities()
     lacking = [
@@ -170,8 +174,8 @@ def _why_rejected() -> tuple[str, str]:
     if capabilities.is_filtered():
         return "a seccomp filter rejects it", "run the container privileged, or with seccomp unconfined"
     return (
-        "it is not permitted in spite of our capabilities",
-        "run outside of user namespaces; see whether a security module or lockdown is in the way",
+        "it is not permitted in spite of the required capabilities",
+        "run outside of user namespaces, and check whether a security module or lockdown forbids it",
     )
 
 
@@ -181,7 +185,7 @@ def _why_rejected() -> tuple[str, str]:
 def _maps() -> Iterator[Finding]:
     for feature, (type_, key_size, flags), since in _MAPS:
         attempt = partial(_make_map, type_, key_size, flags)
-        yield _tried(attempt, feature, "this kernel makes none", _NEWER.format(since))
+        yield _tried(attempt, feature, "this kernel cannot create them", _NEWER.format(since))
     yield _tried(_write_batch, "batches of map entries", "this kernel has none", _NEWER.format("5.6"))
 
 
@@ -190,8 +194,8 @@ def _make_map(type_: int, key_size: int, flags: int) -> None:
 
 
 def _write_batch() -> None:
-    with contextlib.closing(Map.create(_HASH, 4, 4, 1)) as made:
-        made.update_all([(bytes(4), bytes(4))])
+    with contextlib.closing(Map.create(_HASH, 4, 4, 1)) as map_:
+        map_.update_all([(bytes(4), bytes(4))])
 
 
 def _hooks() -> Iterator[Finding]:
@@ -207,10 +211,10 @@ def _hooks() -> Iterator[Finding]:
 
 
 def _netns_cookie(root: Path | None) -> Finding:
-    """The programs distinguish the node's sockets from those of pods by it."""
+    """The programs use the cookie to distinguish the node's sockets from those of pods."""
     name = "the network namespace's cookie"
     attempt = partial(_load_connect, features.GET_NETNS_COOKIE + features.RETURN_1)
-    for_programs = _tried(attempt, name, "programs cannot ask for it", _NEWER.format("5.7"))
+    for_programs = _tried(attempt, name, "programs cannot read it", _NEWER.format("5.7"))
     if not for_programs.present:
         return for_programs
     return _tried(partial(netns_cookie.own, root), name, "", "")
@@ -224,28 +228,30 @@ def _clsact() -> Finding:
         try:
             stack.enter_context(netns.throw_away())
         except KernelError as failure:  # the backend does not need new namespaces, only this probe does
-            return Finding(name, _number(failure), f"it cannot be tried: {failure.message}", "", needed=False)
+            return Finding(
+                name, _number(failure), f"it cannot be tested: {failure.message}", "", needed=False
+            )
         return _tried(
             partial(tc.try_out, _LOOPBACK, program),
             name,
-            "packets of network devices cannot be looked at",
-            "use a kernel with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF, or give --tc-devices=none",
+            "programs cannot be attached to network devices",
+            "use a kernel with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF, or set --tc-devices=none",
         )
 
 
 def _attaching() -> tuple[Finding, ...]:
     """The two ways to attach programs to devices. One of them is required."""
     tcx_links = _tried(
-        _ask_for_tcx,
+        _require_tcx,
         "tcx links",
-        "programs are attached as tc filters, and others can get before them",
+        "programs are attached as tc filters, and other programs can be placed before them",
         _NEWER.format("6.6"),
         needed=False,
     )
     return _clsact()._replace(needed=not tcx_links.present), tcx_links
 
 
-def _ask_for_tcx() -> None:
+def _require_tcx() -> None:
     if not tcx.is_supported():
         raise Unsupported("this kernel has no tcx") from OSError(errno.EINVAL, "")
 
@@ -260,8 +266,8 @@ def _places(bpffs_root: Path) -> Iterator[Finding]:
                 yield Finding(
                     f"first place at {side} of {device}",
                     errno.EBUSY,
-                    f"before ebpfproxy there: {', '.join(running.before)}",
-                    "have their owner attach them after it, or remove them",
+                    f"programs that run before ebpfproxy: {', '.join(running.before)}",
+                    "configure their owner to attach them after it, or remove them",
                     needed=False,
                 )
 
@@ -269,7 +275,7 @@ def _places(bpffs_root: Path) -> Iterator[Finding]:
 def _helpers() -> Iterator[Finding]:
     packets = ((each, partial(_load, SCHED_CLS, 0)) for each in features.PROBES)
     for each, load in (*packets, (features.SET_RETVAL, _load_connect)):
-        name, without, since = _HELPERS[each.define]
+        name, without, since = HELPERS[each.define]
         yield _tried(partial(load, each.code), name, without, _NEWER.format(since), needed=False)
 
 
@@ -277,7 +283,7 @@ def _links() -> Finding:
     return _tried(
         _attach_nowhere,
         "links to cgroups",
-        "programs are attached without them: to remove these takes the cgroup's root",
+        "programs are attached without them, and removing them requires --cgroup-root",
         _NEWER.format("5.7"),
         needed=False,
     )
@@ -306,12 +312,12 @@ def _reconnecting() -> Finding:
     if os.getpid() == _INIT:
         remedy = "run the pod with hostPID: true"
         return Finding(feature, errno.ESRCH, f"{missing}: processes of pods cannot be seen", remedy, False)
-    return _tried(pidfd.try_out, feature, missing, _NEWER.format("5.6"), needed=False)
+    return _tried(duplicates.try_out, feature, missing, _NEWER.format("5.6"), needed=False)
 
 
 def _destroying() -> Finding:
     return _tried(
-        _destroy_nobody,
+        _destroy_missing,
         "destroying other processes' sockets",
         "--ebpf-stale-udp=destroy has no effect",
         "use a kernel with CONFIG_INET_DIAG_DESTROY and CONFIG_INET_UDP_DIAG",
@@ -319,12 +325,12 @@ def _destroying() -> Finding:
     )
 
 
-def _destroy_nobody() -> None:
+def _destroy_missing() -> None:
     """A kernel that supports it fails with ENOENT: no socket has these addresses, ports and cookie."""
-    nowhere: Address = unspecified(Family.IPV4)
-    nobody = sockets.DiagSocket(AF_INET, Protocol.UDP, nowhere, 0, nowhere, 0, cookie=1, interface=0)
+    address: Address = unspecified(Family.IPV4)
+    missing = sockets.DiagSocket(AF_INET, Protocol.UDP, address, 0, address, 0, cookie=1, interface=0)
     with contextlib.suppress(NotFound):
-        sockets.destroy(nobody)
+        sockets.destroy(missing)
 
 
 # Files
@@ -344,7 +350,7 @@ def _cgroup(root: Path | None, allowed: bool) -> Finding:
     if finding.present or finding.remedy:
         return finding
     return finding._replace(
-        remedy="give the root of cgroup v2 with --cgroup-root, and use a kernel with CONFIG_CGROUP_BPF"
+        remedy="set --cgroup-root to the root of cgroup v2, and use a kernel with CONFIG_CGROUP_BPF"
     )
 
 
@@ -355,16 +361,16 @@ def _bpffs(root: Path) -> Finding:
     if number == errno.ENODEV:
         return Finding("bpffs", number, "this kernel has none", "use a kernel with CONFIG_BPF_SYSCALL")
     if number == errno.EACCES:
-        return Finding("bpffs", number, f"{root} cannot be written to", "run as root")
+        return Finding("bpffs", number, f"{root} is not writable", "run as root")
     remedy = "mount the host's /sys/fs/bpf into the container, or run it with CAP_SYS_ADMIN"
-    return Finding("bpffs", number, f"none is mounted for {root}, nor may we mount one", remedy)
+    return Finding("bpffs", number, f"none is mounted for {root}, and mounting one is not permitted", remedy)
 
 
 def _bcc() -> Finding:
-    """Searches the package without importing it: an import takes a second and 75 MB."""
+    """Search the package without importing it: an import takes a second and 75 MB."""
     spec = importlib.util.find_spec("bcc")
     if spec is None:
-        return Finding("bcc", errno.ENOENT, "there is no such Python package", _BCC_REMEDY)
+        return Finding("bcc", errno.ENOENT, "the Python package is missing", _BCC_REMEDY)
     if any((Path(folder) / "libbcc.py").exists() for folder in spec.submodule_search_locations or ()):
         return Finding("bcc")
     missing = f"{spec.origin} is PyPI's bcc, an unrelated package"
@@ -374,12 +380,12 @@ def _bcc() -> Finding:
 def _headers() -> Finding:
     """The C headers that the replacements in bpf/include forward to, and those of the machine's architecture
     that they include."""
-    stand_ins = sorted((abi.source_directory() / "include").rglob("*.h"))
-    wanted = [(Path(name),) for each in stand_ins for name in _FORWARD.findall(each.read_text())]
-    around = Path("/usr/include")
-    machine = around / str(sysconfig.get_config_var("MULTIARCH") or "")
-    for either in (*wanted, (machine / "asm/types.h", around / "asm/types.h")):
-        if not any(os.access(path, os.R_OK) for path in either):
-            missing = f"{either[0]} is not there"
+    replacements = sorted((abi.source_directory() / "include").rglob("*.h"))
+    wanted = [(Path(name),) for each in replacements for name in _FORWARD.findall(each.read_text())]
+    common = Path("/usr/include")
+    machine = common / str(sysconfig.get_config_var("MULTIARCH") or "")
+    for alternatives in (*wanted, (machine / "asm/types.h", common / "asm/types.h")):
+        if not any(os.access(path, os.R_OK) for path in alternatives):
+            missing = f"{alternatives[0]} is missing"
             return Finding("C headers", errno.ENOENT, missing, "apt-get install linux-libc-dev")
     return Finding("C headers")

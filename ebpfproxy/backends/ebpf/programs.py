@@ -1,7 +1,6 @@
 """Compiles the BPF programs, unless they are pinned; attaches, replaces and detaches them at socket hooks."""
 
 import contextlib
-import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -9,24 +8,26 @@ from pathlib import Path
 from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.entries import ATTACHED, OUTDATED
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS, Hook
-from ebpfproxy.backends.ebpf.maps import MapSizes, is_complete, shapes
+from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes, is_complete, shapes
 from ebpfproxy.backends.ebpf.migration import map_pins
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
-from ebpfproxy.linux.bpf import bpf, cgroup
+from ebpfproxy.linux.bpf import bpf, cgroup, compiler
 from ebpfproxy.linux.bpf.bpf import Link, Program
-from ebpfproxy.linux.bpf.compiler import ProgramSpec, build, expand
+from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin
+from ebpfproxy.linux.bpf.object_file import ObjectFile
 from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
 COMPILED = "Compiled BPF programs"
-"""Logged at a start unless pinned programs of the same version are used."""
+"""There was no object file for this version and this kernel's features. The next start uses the new one."""
+LOADED = "Loaded BPF programs"
+"""Logged at a start, unless pinned programs of the same version are used."""
 REPLACED = "Removed pins of another version"
 """Programs or maps that are no longer in force."""
 
 _SOURCES = ("connect.c", "tc.c")
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def available_hooks() -> tuple[Hook, ...]:
@@ -40,7 +41,7 @@ def available_hooks() -> tuple[Hook, ...]:
             found.append(hook)
         elif not hook.optional:
             raise Unsupported(
-                f"this kernel has no cgroup hook {hook.name} (Linux has it since {hook.since})",
+                f"this kernel has no cgroup hook {hook.name} (since Linux {hook.since})",
                 "use a newer kernel, or one built with CONFIG_CGROUP_BPF and CONFIG_IPV6",
             )
     return tuple(found)
@@ -57,43 +58,50 @@ def sources() -> tuple[Path, ...]:
     return tuple(abi.source_directory() / name for name in _SOURCES)
 
 
+def object_file() -> ObjectFile:
+    """The object file of all programs for the features of this kernel.
+
+    It is compiled if there is none yet, which takes some seconds. Raises KernelError.
+    """
+    found, is_new = compiler.compiled(sources(), COMPILED_SIZES.defines() | features.defines())
+    if is_new:
+        log.info(COMPILED, digest=found.digest[:10])
+    return found
+
+
 class Programs:
     """The loaded and pinned programs of one source with its settings, and their attachments to one cgroup."""
 
-    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, kept_open: tuple[int, ...]) -> None:
-        """Compile and load them, unless a previous run left them pinned. Raises KernelError.
-
-        `kept_open`: see `compiler.build`.
-        """
+    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes) -> None:
+        """Load them, unless a previous run left them pinned. Raises KernelError."""
         self.hooks = available_hooks()
         self._pins = pins
         self._cgroup = cgroup_root
-        source, *beside = sources()
         settings = sizes.defines() | features.defines()
         self._specs = specs(self.hooks)
-        code = _COMMENT.sub("", expand(source, *beside))
-        self.directory = pins.programs(" ".join(code.split()) + str(settings) + str(self._specs))
+        code = compiler.code(sources())
+        self.directory = pins.programs(code + str(settings) + str(self._specs))
         self.maps = self.directory / "maps"
         if not self.is_pinned():
-            links = self._make_room(sizes)
-            others = tuple(beside)
-            build(source, settings, self._specs, links, self.directory, kept_open, others, TAIL_CALLS)
-            log.info(COMPILED, programs=len(self._specs), folder=self.directory.name)
+            file = object_file()
+            links = self._provide_maps(sizes)
+            load_and_pin(file, self._specs, sizes.numbers(), links, self.directory, TAIL_CALLS)
+            log.info(LOADED, programs=len(self._specs), folder=self.directory.name)
         self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
         self._ids = {name: program.id for name, program in self._programs.items()}
         self.classifiers = {name: self._programs[name] for name in CLASSIFIERS}
         self._links: bool | None = None
 
     def is_pinned(self) -> bool:
-        """Whether all pins that `__init__` made or found still exist."""
+        """Whether all pins that `__init__` created or found still exist."""
         pinned = ((self.directory / spec.name).exists() for spec in self._specs)
         return is_complete(self.maps) and all(pinned)
 
-    def _make_room(self, sizes: MapSizes) -> Path:
-        """Provide the maps, and a folder of links to them, to which the compiler adds the programs.
+    def _provide_maps(self, sizes: MapSizes) -> Path:
+        """Provide the maps, and a folder of links to them, to which the loader adds the programs.
 
-        If a pin of a map in force is missing, all maps are made again. The attached programs continue to use
-        the unpinned map, while this agent would write to a new one beside it.
+        If a pin of a map in force is missing, all maps are created again. Otherwise the attached programs
+        would continue to use the unpinned map, while this agent writes to a new one.
         """
         partial = self.directory.with_name(f"{self.directory.name}_partial")
         try:
@@ -208,7 +216,7 @@ class Programs:
         return None
 
     def settle(self) -> None:
-        """To be called once everything is attached. Record these programs as in force; unpin all others."""
+        """Record these programs as in force; unpin all others. Call it once everything is attached."""
         self._pins.set_current(self.directory)
         for path in self._pins.remove_others(self.directory):
             log.info(REPLACED, what=path.relative_to(self._pins.root))
@@ -261,12 +269,15 @@ def detach_all(
 
 
 def _link_pins(pins: Pins, hook: Hook) -> tuple[Path, Path]:
-    """The pin of a hook's link, and its pin while the link is made."""
+    """The pin of a hook's link, and the pin of a new link until it replaces that one."""
     return pins.links / hook.name, pins.links / f"{hook.name}_new"
 
 
 def _detach(hook: Hook, pins: Pins, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
-    """Returns what was detached. `cgroup_root` is only needed where the kernel has no cgroup links."""
+    """Detach a hook's programs; return what was detached.
+
+    `cgroup_root` is only needed if the kernel has no cgroup links.
+    """
     removed = []
     for path in _link_pins(pins, hook):
         if path.exists():

@@ -14,7 +14,7 @@ from ebpfproxy.backends.nftables.settings import NftablesSettings as NftablesSet
 from ebpfproxy.backends.nftables.table import KernelTable
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux.nft.nft import Session
-from ebpfproxy.linux.nft.watch import TableWatch
+from ebpfproxy.linux.nft.notifications import TableWatch
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.inotify import OpenedFile
-from ebpfproxy.linux.xtables import legacy, lock_file
+from ebpfproxy.linux.xtables import legacy
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 
@@ -87,7 +87,7 @@ class LegacyEdits:
 
 def _watch_lock() -> OpenedFile | None:
     try:
-        return OpenedFile(lock_file.FILE)
+        return OpenedFile(legacy.LOCK_FILE)
     except KernelError as failure:
         log.warning(NOTICED_LATE, reason=failure.message, hint=failure.hint)
         return None

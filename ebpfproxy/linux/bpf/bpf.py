@@ -86,8 +86,8 @@ def errno_of(failure: KernelError) -> int:
 def _unlimit() -> None:
     """Raise the limit of locked memory.
 
-    Before Linux 5.11 it includes all maps and programs of root together. An agent that starts again, with its
-    maps still pinned, could make no further map.
+    Before Linux 5.11 it includes all maps and programs of root together. An agent that restarts while its
+    maps are pinned could not create another map.
     """
     _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
@@ -116,7 +116,10 @@ class _Object:
         self.name = name
 
     def pin(self, path: Path) -> None:
-        """Raises AlreadyExists. bpffs allows no dots in names (kernel/bpf/inode.c, bpf_lookup)."""
+        """Pin the object. Raises AlreadyExists.
+
+        bpffs allows no dots in names (kernel/bpf/inode.c, bpf_lookup).
+        """
         name = ctypes.create_string_buffer(os.fsencode(path))
         bpf(OBJ_PIN, struct.pack("=QII", ctypes.addressof(name), self.fd, 0), f"cannot pin {path}")
 
@@ -134,7 +137,7 @@ class _Object:
 
 
 def _pinned_fd(path: Path, kind: str) -> int:
-    """`kind`: "map", "prog" or "link". It is checked, since the kernel opens a pin of any kind."""
+    """Open a pin. `kind`: "map", "prog" or "link". It is checked, since the kernel opens any kind of pin."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     try:
         fd, _ = bpf(OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), f"cannot open {path}")
@@ -145,12 +148,12 @@ def _pinned_fd(path: Path, kind: str) -> int:
     found = str(Path(f"/proc/self/fd/{fd}").readlink())  # "anon_inode:bpf-map", "anon_inode:bpf_link"
     if not found.endswith(kind):
         os.close(fd)
-        raise Rejected(f"{path} is no {kind}, but {found}")
+        raise Rejected(f"{path} is not a {kind} but {found}")
     return fd
 
 
 class Map(_Object):
-    """A BPF map. Entries may change during an iteration, which then may miss or repeat an entry."""
+    """A BPF map. If entries change during an iteration, it may miss or repeat an entry."""
 
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(fd, name)
@@ -165,7 +168,7 @@ class Map(_Object):
 
     @classmethod
     def pinned(cls, path: Path) -> "Map":
-        """Raises NotFound."""
+        """Open a pinned map. Raises NotFound."""
         return cls(_pinned_fd(path, "map"), path.name)
 
     @classmethod
@@ -179,7 +182,7 @@ class Map(_Object):
         name: str = "",
         inner: "Map | None" = None,
     ) -> "Map":
-        """Make a map, which exists until it is closed, unless it is pinned. Raises KernelError.
+        """Create a map, which exists until it is closed, unless it is pinned. Raises KernelError.
 
         The kernel keeps 15 characters of `name`. `inner`: for an array of maps, a map that is the template of
         its entries.
@@ -187,8 +190,8 @@ class Map(_Object):
         _unlimit()
         sizes = type_, key_size, value_size, max_entries, flags
         attr = struct.pack("=7I16s", *sizes, inner.fd if inner else 0, 0, name.encode()[:15])
-        what = f"cannot make map {name}" if name else f"cannot make a map of type {type_}"
-        return cls(bpf(MAP_CREATE, attr, what)[0], name or "unnamed")
+        action = f"cannot create map {name}" if name else f"cannot create a map of type {type_}"
+        return cls(bpf(MAP_CREATE, attr, action)[0], name or "unnamed")
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value of a key. None if there is no such entry.
@@ -203,14 +206,14 @@ class Map(_Object):
         return self._value.raw
 
     def update(self, key: bytes, value: bytes, flags: int = 0) -> None:
-        """Raises TableFull if a map without eviction has no room."""
+        """Write an entry. Raises TableFull if a map without eviction is full."""
         ctypes.memmove(self._key, key, len(key))
         ctypes.memmove(self._value, value, len(value))
         attr = self._element + struct.pack("=Q", flags)
         bpf(MAP_UPDATE_ELEM, attr, f"cannot write map {self.name}")
 
     def delete(self, key: bytes) -> bool:
-        """Whether there was such an entry."""
+        """Delete an entry; return whether it existed."""
         ctypes.memmove(self._key, key, len(key))
         try:
             # Without the value's address: fields that the command does not use must be zero.
@@ -234,34 +237,34 @@ class Map(_Object):
             for i in range(len(keys) // key_size):
                 yield keys[i * key_size : (i + 1) * key_size], values[i * stride : (i + 1) * stride]
 
-    def batches(self, room: int) -> Iterator[tuple[bytes, bytes]]:
-        """Every entry, up to `room` of them at a time, as concatenated keys and concatenated values.
+    def batches(self, size: int) -> Iterator[tuple[bytes, bytes]]:
+        """Every entry, up to `size` of them at a time, as concatenated keys and concatenated values.
 
         Two empty strings mean that the kernel found a bucket locked. The next iteration tries it again. One
         call into the kernel continues until the batch is full, and passes empty buckets meanwhile.
         """
         try:
-            yield from self._lookup_batches(room)
+            yield from self._lookup_batches(size)
         except Unsupported:  # this kernel has no batches for this type; nothing was yielded yet
             yield from self._items_one_by_one()
 
-    def _lookup_batches(self, room: int) -> Iterator[tuple[bytes, bytes]]:
+    def _lookup_batches(self, size: int) -> Iterator[tuple[bytes, bytes]]:
         key_size, stride = self.shape.key_size, self._stride
         token = ctypes.create_string_buffer(max(key_size, 8))
         keys = values = ctypes.create_string_buffer(0)
         first, done = True, False
         while not done:
-            if len(keys) != key_size * room:
-                keys = ctypes.create_string_buffer(key_size * room)
-                values = ctypes.create_string_buffer(stride * room)
+            if len(keys) != key_size * size:
+                keys = ctypes.create_string_buffer(key_size * size)
+                values = ctypes.create_string_buffer(stride * size)
             start = 0 if first else ctypes.addressof(token)
             try:
-                n = self._batch(MAP_LOOKUP_BATCH, start, ctypes.addressof(token), keys, values, room)
+                n = self._batch(MAP_LOOKUP_BATCH, start, ctypes.addressof(token), keys, values, size)
             except NotFound as end:
                 n, done = end.args[1], True
             except Rejected as stopped:
-                if errno_of(stopped) == errno.ENOSPC:  # a hash bucket longer than `room`
-                    room *= 2
+                if errno_of(stopped) == errno.ENOSPC:  # a hash bucket with more than `size` entries
+                    size *= 2
                     continue
                 if errno_of(stopped) not in BUSY:
                     raise
@@ -279,8 +282,10 @@ class Map(_Object):
         values: "ctypes.Array[ctypes.c_char]",
         n: int,
     ) -> int:
-        """How many entries it handled. NotFound, the regular end of a walk, has this number as its second
-        argument."""
+        """The number of entries that were handled. An error has this number as its second argument.
+
+        NotFound is the regular end of a walk.
+        """
         addresses = ctypes.addressof(keys), ctypes.addressof(values)
         attr = struct.pack("=QQQQIIQQ", start, end, *addresses, n, self.fd, 0, 0)
         buffer = ctypes.create_string_buffer(attr, len(attr))
@@ -288,7 +293,7 @@ class Map(_Object):
         handled = int(struct.unpack_from("=I", buffer.raw, 32)[0])
         if result < 0:
             number = ctypes.get_errno()
-            failure = error(number, f"batch on map {self.name}")
+            failure = error(number, f"cannot access map {self.name} in batches")
             if number == errno.EINVAL:  # unknown command: a kernel before 5.6
                 failure = Unsupported(failure.message)
             failure.args = (failure.message, handled)
@@ -297,10 +302,10 @@ class Map(_Object):
 
     def _items_one_by_one(self) -> Iterator[tuple[bytes, bytes]]:
         following = ctypes.create_string_buffer(self.shape.key_size)
-        at = ctypes.create_string_buffer(self.shape.key_size)
-        here = 0
+        previous = ctypes.create_string_buffer(self.shape.key_size)
+        previous_address = 0
         while True:
-            attr = struct.pack("=I4xQQQ", self.fd, here, ctypes.addressof(following), 0)
+            attr = struct.pack("=I4xQQQ", self.fd, previous_address, ctypes.addressof(following), 0)
             try:
                 bpf(MAP_GET_NEXT_KEY, attr, f"cannot walk map {self.name}")
             except NotFound:
@@ -309,11 +314,11 @@ class Map(_Object):
             value = self.lookup(key)
             if value is not None:
                 yield key, value
-            ctypes.memmove(at, key, len(key))
-            here = ctypes.addressof(at)
+            ctypes.memmove(previous, key, len(key))
+            previous_address = ctypes.addressof(previous)
 
     def mapped(self) -> mmap.mmap:
-        """The memory of an array made with BPF_F_MMAPABLE (5.5, fc9702273e2e). Values are 8-byte aligned."""
+        """The memory of an array with BPF_F_MMAPABLE (5.5, fc9702273e2e). Values are 8-byte aligned."""
         size = (self.shape.value_size + 7) // 8 * 8 * self.shape.max_entries
         pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
         try:
@@ -327,24 +332,38 @@ class Program(_Object):
 
     @classmethod
     def pinned(cls, path: Path) -> "Program":
-        """Raises NotFound."""
+        """Open a pinned program. Raises NotFound."""
         return cls(_pinned_fd(path, "prog"), path.name)
 
     @classmethod
-    def load(cls, type_: int, attach_type: int, instructions: bytes) -> "Program":
+    def load(
+        cls,
+        type_: int,
+        attach_type: int,
+        instructions: bytes,
+        name: str = "ebpfproxy_probe",
+        license_: str = "Dual BSD/GPL",
+        log: "ctypes.Array[ctypes.c_char] | None" = None,
+        log_level: int = 0,
+    ) -> "Program":
         """Load instructions (struct bpf_insn), which refer to a map by its file descriptor. Raises
-        KernelError."""
+        KernelError.
+
+        The kernel keeps 15 characters of `name`. `log`: a buffer for the verifier's log, which has the detail
+        of `log_level` (BPF_LOG_*).
+        """
         _unlimit()
         code = ctypes.create_string_buffer(instructions, len(instructions))
-        license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
+        terms = ctypes.create_string_buffer(license_.encode())
+        logged = (log_level, len(log), ctypes.addressof(log)) if log else (0, 0, 0)
         attr = struct.pack(
             "=IIQQIIQII16sII",
-            *(type_, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(license_)),
-            *(0, 0, 0, 0, 0, b"ebpfproxy_probe", 0, attach_type),
+            *(type_, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(terms)),
+            *(*logged, 0, 0, name.encode()[:15], 0, attach_type),
         )
         for attempt in range(_ATTEMPTS):
             try:
-                return cls(bpf(PROG_LOAD, attr, "cannot load a program")[0], "ebpfproxy_probe")
+                return cls(bpf(PROG_LOAD, attr, f"cannot load program {name}")[0], name)
             except KernelError as failure:
                 if errno_of(failure) != errno.EAGAIN or attempt == _ATTEMPTS - 1:
                     raise  # EAGAIN: a signal interrupted the verifier, at the last attempt, too
@@ -372,12 +391,12 @@ class Link(_Object):
 
     @classmethod
     def pinned(cls, path: Path) -> "Link":
-        """Raises NotFound."""
+        """Open a pinned link. Raises NotFound."""
         return cls(_pinned_fd(path, "link"), path.name)
 
     @classmethod
     def create(cls, program: Program, target_fd: int, attach_type: int) -> "Link":
-        """A cgroup link. Raises Unsupported before Linux 5.7 (af6eea57437a)."""
+        """Create a cgroup link. Raises Unsupported before Linux 5.7 (af6eea57437a)."""
         attr = struct.pack("=IIII", program.fd, target_fd, attach_type, 0)
         try:
             return cls(bpf(LINK_CREATE, attr, f"cannot attach {program.name}")[0], program.name)
@@ -388,7 +407,7 @@ class Link(_Object):
 
     @classmethod
     def create_first(cls, program: Program, ifindex: int, attach_type: int) -> "Link":
-        """A tcx link (BPF_TCX_INGRESS, BPF_TCX_EGRESS) at the head of the device's list: Linux 6.6.
+        """Create a tcx link (BPF_TCX_INGRESS, BPF_TCX_EGRESS) at the head of the device's list (Linux 6.6).
 
         BPF_F_BEFORE without another program selects the head: e420bed02507 ("bpf: Add fd-based tcx multi-prog
         infra with link support", 6.6). The device is one of the calling thread's network namespace.
@@ -454,6 +473,6 @@ def rejection(program_type: int, attach_type: int, instructions: bytes) -> int:
 
 
 def possible_cpus() -> int:
-    """How many values a per-CPU map has, from /sys/devices/system/cpu/possible, for example "0-3,8"."""
+    """The number of values in a per-CPU map, from /sys/devices/system/cpu/possible, for example "0-3,8"."""
     text = Path("/sys/devices/system/cpu/possible").read_text().strip()
     return 1 + max(int(part.split("-")[-1]) for part in text.split(","))

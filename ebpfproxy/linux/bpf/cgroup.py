@@ -1,6 +1,6 @@
 """Attaches programs to a cgroup v2: by links if the kernel has them, else by PROG_ATTACH.
 
-It also makes temporary cgroups, to run a program for a single process.
+It also creates temporary cgroups, to run a program for a single process.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _CONNECT = (  # "0" is the writing process; the hooks run before the kernel uses
     "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect_ex(('127.0.0.1', 9))\n"
 )
 _TEMPORARY = "ebpfproxy-temporary-"
-_ROOM = 1024  # programs: up to BPF_CGROUP_MAX_PROGS (64) of each cgroup on the path to the root
+_MAX_PROGRAMS = 1024  # up to BPF_CGROUP_MAX_PROGS (64) of each cgroup on the path to the root
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def opened(cgroup: Path) -> Iterator[int]:
     try:
         fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as failure:
-        raise NotFound(f"cgroup {cgroup}: {failure.strerror}") from failure
+        raise NotFound(f"cannot open the cgroup {cgroup}: {failure.strerror}") from failure
     try:
         yield fd
     finally:
@@ -43,10 +43,10 @@ def opened(cgroup: Path) -> Iterator[int]:
 def programs(cgroup: Path, attach_type: int, effective: bool = False) -> list[int]:
     """The ids of the programs attached to this cgroup. `effective`: also those of its ancestors, in the order
     in which they run."""
-    ids = (ctypes.c_uint32 * _ROOM)()
+    ids = (ctypes.c_uint32 * _MAX_PROGRAMS)()
     with opened(cgroup) as fd:
         flags = _QUERY_EFFECTIVE if effective else 0
-        attr = struct.pack("=IIIIQI4x", fd, attach_type, flags, 0, ctypes.addressof(ids), _ROOM)
+        attr = struct.pack("=IIIIQI4x", fd, attach_type, flags, 0, ctypes.addressof(ids), _MAX_PROGRAMS)
         _, result = bpf(PROG_QUERY, attr, f"cannot list the programs of {cgroup}")
     return list(ids[: struct.unpack_from("=I", result, 24)[0]])
 
@@ -54,8 +54,8 @@ def programs(cgroup: Path, attach_type: int, effective: bool = False) -> list[in
 def attach_link(program: Program, cgroup: Path, attach_type: int, pin: Path) -> None:
     """Attach by a link pinned at `pin`. If the link exists, its program is replaced in one step.
 
-    A link whose cgroup is gone (calico #12801: ENOLINK) or is another one is unpinned and made again. Raises
-    Unsupported if the kernel has no cgroup links.
+    A link whose cgroup is gone (calico #12801: ENOLINK), or is another one, is unpinned and created again.
+    Raises Unsupported if the kernel has no cgroup links.
     """
     with opened(cgroup) as fd:
         if _replaced(program, os.fstat(fd).st_ino, pin):
@@ -113,27 +113,27 @@ def detach(program: Program, cgroup: Path, attach_type: int) -> bool:
 def temporary(parent: Path) -> Iterator[Path]:
     """A cgroup below `parent` that exists within the block, with what is attached to it. Raises Rejected."""
     try:
-        made = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
+        created = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
     except OSError as failure:
-        hint = "mount it writable" if parent.is_dir() else "name the root of cgroup v2 with --cgroup-root"
-        raise Rejected(f"no cgroup can be made below {parent}: {failure.strerror}", hint) from failure
+        hint = "mount it writable" if parent.is_dir() else "set --cgroup-root to the root of cgroup v2"
+        raise Rejected(f"cannot create a cgroup below {parent}: {failure.strerror}", hint) from failure
     try:
-        yield made
+        yield created
     finally:
-        made.rmdir()
+        created.rmdir()
 
 
 def remove_temporary(parent: Path, dry_run: bool = False) -> list[str]:
-    """Remove temporary cgroups that a killed process has left. Returns their names.
+    """Remove temporary cgroups that a killed process has left. Return their names.
 
     A cgroup that contains a process stays.
     """
     removed = []
-    for left in sorted(parent.glob(f"{_TEMPORARY}*")):
+    for path in sorted(parent.glob(f"{_TEMPORARY}*")):
         with suppress(OSError):
             if not dry_run:
-                left.rmdir()
-            removed.append(left.name)
+                path.rmdir()
+            removed.append(path.name)
     return removed
 
 
@@ -145,5 +145,5 @@ def connect_in(cgroup: Path) -> None:
     command = [sys.executable, "-I", "-S", "-c", _CONNECT, str(cgroup / "cgroup.procs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise Rejected(f"no process can be run in cgroup {cgroup}: {why}")
+        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise Rejected(f"cannot run a process in cgroup {cgroup}: {reason}")

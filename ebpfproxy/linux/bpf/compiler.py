@@ -1,148 +1,83 @@
-"""Compiles C and loads programs with bcc, in a child process.
+"""Compiles C with bcc, in a child process.
 
-`build` runs this module as a program. Only the child imports bcc, so the memory of clang and LLVM (130 MB) is
-free once it ends. These pins remain:
-
-    <maps>/NAME            every map that the source declares, pinned by the source itself (PIN_DIR)
-    <programs>/NAME        every program; all of them appear in one step
-    <programs>/tail_calls  the map with the programs of tail calls. It is pinned, since the kernel empties
-                           a map to which only programs refer (prog_array_map_clear())
-
-If the kernel does not load a program, the child writes a report to its standard output: one JSON object (see
-`_Rejection`). Otherwise it writes nothing there. Messages of clang and of Python go to its standard error.
+`compile_sources` runs this module as a program. Only the child imports bcc, so the memory of clang and LLVM
+(130 MB) is free once it ends. The child writes the object file to its standard output. Messages of clang and
+of Python go to its standard error.
 
 bcc must be that of the distribution (python3-bpfcc). On PyPI that name belongs to another project.
 """
 
-import contextlib
 import ctypes
-import errno
 import json
 import os
 import re
-import shutil
 import signal
-import struct
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ebpfproxy.errors import ProgramRejected, Rejected, Unsupported
-from ebpfproxy.linux.bpf import verifier_log
+from ebpfproxy.errors import Rejected, Unsupported
+from ebpfproxy.linux.bpf import object_cache, object_file
+from ebpfproxy.linux.bpf.object_file import MapDeclaration, ObjectFile
 
 _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include", "-g0")
 """-g0: bcc requests debug information, which takes a fifth of the compiler's time and is not used."""
+_LICENSE = "Dual BSD/GPL"  # of every file in bpf/; the kernel allows some helpers only to such programs
 _PR_SET_PDEATHSIG = 1
 _CLANG_ERROR = ": error: "  # after the file, line and column
-TAIL_CALLS = "tail_calls"
-_U32 = struct.Struct("=I")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LOCAL_INCLUDE = re.compile(r'#include "([^"/]+)"')
+_ARRAY_OF_MAPS = re.compile(r'"(?:array|hash)_of_maps\$(\w+)"\s*,[^,]*,[^,]*,\s*(\w+)')
+_NO_BCC = 9  # exit code of the child
 
 
-class ProgramSpec(NamedTuple):
-    """A function of the source, with its BPF_PROG_TYPE_* and its attach type (bpf_attach_type)."""
+def compiled(sources: Sequence[Path], defines: Mapping[str, str]) -> tuple[ObjectFile, bool]:
+    """The object file of `sources`, compiled as one text, and whether the compiler had to run.
 
-    name: str
-    type: int
-    attach_type: int
+    `defines`: macros with their values. Without a compiler run there is no need for bcc: see `object_cache`.
+
+    Raises Unsupported if bcc is missing or another package, Rejected if clang fails or the kernel does not
+    make a map.
+    """
+    digest = object_file.digest(code(sources), defines)
+    return object_cache.cached(digest, lambda: compile_sources(sources, defines))
 
 
-def build(
-    source: Path,
-    defines: Mapping[str, str],
-    programs: tuple[ProgramSpec, ...],
-    map_pins: Path,
-    program_pins: Path,
-    kept_open: tuple[int, ...] = (),
-    beside: tuple[Path, ...] = (),
-    tail_calls: tuple[str, ...] = (),
-) -> None:
-    """Compile `source`, load `programs`, and pin them below `program_pins`, which must not exist yet.
+def code(sources: Sequence[Path]) -> str:
+    """The text of `sources` without comments and with single blanks. Two equal texts compile alike."""
+    return " ".join(_COMMENT.sub("", expand(*sources)).split())
 
-    - `beside`: sources that are compiled as one text with `source`. So clang runs once, and maps without pins
-      are shared.
-    - `map_pins`: maps that are pinned or linked below it already are used, without a check of their shape. It
-      may be inside NAME_partial, which becomes `program_pins` (NAME).
-    - `tail_calls`: which of `programs` are put into the map `tail_calls`, in this order.
-    - `kept_open`: file descriptors that the child inherits, so that a lock among them is held until it ends.
+
+def compile_sources(sources: Sequence[Path], defines: Mapping[str, str]) -> ObjectFile:
+    """Compile in a child process. Raises as `compiled`.
 
     The child ends with this process. SIGINT and SIGTERM are blocked in it, since this process handles them.
-
-    Raises Unsupported if bcc is missing or another package. Raises ProgramRejected if the kernel does not
-    load a program. Raises Rejected if clang fails or the kernel does not make a map.
     """
-    pins = {"maps": str(map_pins), "pins": str(program_pins)}
-    _build((source, *beside), defines, programs, pins, kept_open, tail_calls)
+    request = {"sources": list(map(str, sources)), "defines": dict(defines)}
+    ended, output, messages = _run(json.dumps(request))
+    if ended:
+        raise _failure(ended, messages, sources)
+    return object_file.decode(output)
 
 
-def try_to_load(sources: Sequence[Path], defines: Mapping[str, str], programs: Sequence[ProgramSpec]) -> None:
-    """Compile `sources` and load `programs` without pinning. Programs and maps do not exist after it returns.
-
-    Without the macro PIN_DIR, the sources must declare maps without pins. Raises the same errors as `build`.
-    """
-    _build(sources, defines, programs, {"maps": "", "pins": ""}, ())
-
-
-def _build(
-    sources: Sequence[Path],
-    defines: Mapping[str, str],
-    programs: Sequence[ProgramSpec],
-    pins: Mapping[str, str],
-    kept_open: tuple[int, ...],
-    tail_calls: Sequence[str] = (),
-) -> None:
-    request = {
-        "sources": list(map(str, sources)),
-        "defines": dict(defines),
-        "programs": [list(program) for program in programs],
-        **pins,
-        "tail_calls": list(tail_calls),
-    }
-    code, report, messages = _run(json.dumps(request), kept_open)
-    if code:
-        raise _failure(code, report, messages, sources)
-
-
-def _failure(code: int, report: str, messages: str, sources: Sequence[Path]) -> Rejected | Unsupported:
-    """The error for an exit code of the child, its report and its messages."""
-    if code == _REJECTED:
-        return _rejection(_Rejection(**json.loads(report)))
+def _failure(ended: int, messages: str, sources: Sequence[Path]) -> Rejected | Unsupported:
+    """The error for an exit code of the child and its messages."""
     lines = [line for line in messages.splitlines() if line.strip()]
-    ends = lines[-1] if lines else f"the compiler ended with {code}"
-    reason = next((line for line in lines if _CLANG_ERROR in line), ends)
-    if code == _NO_BCC:
-        hint = "apt-get install python3-bpfcc, and make the venv with --system-site-packages"
+    last = lines[-1] if lines else f"the compiler returned {ended}"
+    reason = next((line for line in lines if _CLANG_ERROR in line), last)
+    if ended == _NO_BCC:
+        hint = "apt-get install python3-bpfcc, and create the venv with --system-site-packages"
         return Unsupported(reason, hint)
     names = ", ".join(path.name for path in sources)
-    failure = Rejected(f"cannot load the programs of {names}: {reason}", "-v=4 shows the whole log")
+    failure = Rejected(f"cannot compile {names}: {reason}", "run with -v=4 to see the complete log")
     failure.add_note(messages)
     return failure
 
 
-def _rejection(found: "_Rejection") -> ProgramRejected:
-    """The message includes the verifier's reason, so that one line of the log is sufficient."""
-    lines = verifier_log.last_lines(found.log)
-    said = os.strerror(found.errno) if found.errno else found.message
-    reason = f"{said}: {lines[-1]}" if lines else said
-    message = f"cannot load BPF program {found.program}: {reason}"
-    hint = _hint(found.errno, bool(lines))
-    failure = ProgramRejected(message, hint, found.program, found.errno, lines)
-    failure.add_note(found.log)
-    return failure
-
-
-def _hint(number: int, by_verifier: bool) -> str:
-    if by_verifier:
-        return "use another --proxy-mode, or another kernel; -v=4 shows the verifier's log"
-    if number in (errno.EPERM, errno.EACCES):
-        return "run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and without a seccomp filter"
-    return "use another --proxy-mode; -v=4 shows the log of the compiler"
-
-
-def _run(request: str, kept_open: tuple[int, ...]) -> tuple[int, str, str]:
+def _run(request: str) -> tuple[int, bytes, str]:
     """The exit code of the child, its standard output and its standard error.
 
     The child starts with SIGINT and SIGTERM blocked. A Ctrl-C reaches the complete process group, but only
@@ -155,20 +90,17 @@ def _run(request: str, kept_open: tuple[int, ...]) -> tuple[int, str, str]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            pass_fds=kept_open,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    report, messages = child.communicate(request)
-    return child.returncode, report, messages
+    output, messages = child.communicate(request.encode())
+    return child.returncode, output, messages.decode(errors="replace")
 
 
 def expand(*sources: Path) -> str:
     """The sources as one text, with each header of the project in it once: bcc rewrites the main file only.
 
-    `#line` directives keep the positions in messages of clang and of the verifier correct.
+    `#line` directives keep the positions in messages of clang correct.
     """
     seen: set[Path] = set()
     return "\n".join(line for source in sources for line in _expanded(source, seen)) + "\n"
@@ -189,130 +121,70 @@ def _expanded(path: Path, seen: set[Path]) -> list[str]:
     return lines
 
 
-_NO_BCC, _REJECTED = 9, 10  # exit codes of the child
-
-
-class _Rejection(NamedTuple):
-    """The child's report of a program that the kernel did not load.
-
-    `errno`: 0 if bcc did not call the kernel. `log`: the output of the verifier and of bcc.
-    """
-
-    program: str
-    errno: int
-    message: str
-    log: str
-
-
-class _NotLoadedError(Exception):
-    def __init__(self, rejection: _Rejection) -> None:
-        super().__init__(rejection.message)
-        self.rejection = rejection
-
-
 def _import_bcc() -> Any:
     try:
         import bcc
     except ImportError as failure:
-        sys.stderr.write(f"bcc cannot be imported by {sys.executable}: {failure}\n")
+        sys.stderr.write(f"{sys.executable} cannot import bcc: {failure}\n")
         sys.exit(_NO_BCC)
     if not hasattr(bcc, "BPF"):
-        where = getattr(bcc, "__file__", "?")
-        sys.stderr.write(f"{where} is PyPI's bcc, an unrelated package: remove it\n")
+        path = getattr(bcc, "__file__", "?")
+        sys.stderr.write(f"{path} is PyPI's bcc, an unrelated package: remove it\n")
         sys.exit(_NO_BCC)
     return bcc
 
 
 def _end_with_parent() -> None:
-    """prctl(2): otherwise the compiler of a killed agent would disturb the next agent."""
+    """End with the parent (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _load(request: dict[str, Any]) -> None:
-    """Raises _NotLoadedError if the kernel does not load a program."""
+def _compile(request: dict[str, Any]) -> ObjectFile:
+    """In the child: bcc makes the maps, too, which end with the child."""
     sources = [Path(source) for source in request["sources"]]
     # bcc requires kernel headers, which a node need not have. These replacements are sufficient.
     os.environ["BCC_KERNEL_SOURCE"] = str(sources[0].parent / "include")
     bcc = _import_bcc()
     cflags = [*_FLAGS, f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
     cflags += [f"-D{name}={value}" for name, value in request["defines"].items()]
-    if request["maps"]:
-        cflags += [f'-DPIN_DIR="{request["maps"]}"']
-    compiled = bcc.BPF(text=expand(*sources), cflags=cflags)
-    specs = [ProgramSpec(*program) for program in request["programs"]]
-    if request["pins"]:
-        partial = _emptied(Path(f"{request['pins']}_partial"), Path(request["maps"]))
-        _pin_all(compiled, specs, request["tail_calls"], partial)
-        partial.rename(request["pins"])
-    else:
-        for spec in specs:
-            _load_one(compiled, spec)
+    text = expand(*sources)
+    module = bcc.BPF(text=text, cflags=cflags)
+    templates = {array: inner for inner, array in _ARRAY_OF_MAPS.findall(_COMMENT.sub("", text))}
+    maps = dict(_maps(bcc.lib, module.module, templates))
+    names = {fd: declared.name for fd, declared in maps.items()}
+    count = bcc.lib.bpf_num_functions(module.module)
+    functions = [bcc.lib.bpf_function_name(module.module, index) for index in range(count)]
+    return ObjectFile(
+        object_file.digest(code(sources), request["defines"]),
+        _LICENSE,
+        tuple(maps.values()),
+        tuple(
+            object_file.without_file_descriptors(name.decode(), module.dump_func(name), names)
+            for name in functions
+        ),
+    )
 
 
-def _emptied(partial: Path, maps: Path) -> Path:
-    """The folder, emptied of what a killed child has left, except `maps`."""
-    partial.mkdir(parents=True, exist_ok=True)
-    for path in partial.iterdir():
-        if path != maps:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return partial
+def _maps(lib: Any, module: int, templates: Mapping[str, str]) -> Iterator[tuple[int, MapDeclaration]]:
+    """By file descriptor. `templates`: what the entries of an array of maps are like, by its name."""
+    from ebpfproxy.linux.bpf.bpf import Map
 
-
-def _pin_all(compiled: Any, specs: Sequence[ProgramSpec], tail_calls: Sequence[str], folder: Path) -> None:
-    """Load each program, and pin it in `folder`."""
-    from ebpfproxy.linux.bpf.bpf import Map, Program
-
-    loaded = {spec.name: _load_one(compiled, spec) for spec in specs}
-    for name, fd in loaded.items():
-        Program(fd, name).pin(folder / name)
-    if tail_calls:
-        called = Map(compiled[TAIL_CALLS.encode()].map_fd, TAIL_CALLS)
-        for index, name in enumerate(tail_calls):
-            called.update(_U32.pack(index), _U32.pack(loaded[name]))
-        called.pin(folder / TAIL_CALLS)
-
-
-def _load_one(compiled: Any, spec: ProgramSpec) -> int:
-    """The file descriptor of the loaded program, which bcc keeps. Raises _NotLoadedError."""
-    with _standard_error() as log:
-        ctypes.set_errno(0)
-        try:
-            return int(compiled.load_func(spec.name.encode(), spec.type, attach_type=spec.attach_type).fd)
-        except Exception as failure:  # bcc has no more specific type for it
-            number = ctypes.get_errno()  # of bcc's last call, which tried to load it
-            log.seek(0)
-            said = log.read().decode(errors="replace")
-            raise _NotLoadedError(_Rejection(spec.name, number, str(failure), said)) from failure
-
-
-@contextlib.contextmanager
-def _standard_error() -> Iterator[Any]:
-    """A file with all output to standard error within the block, including that of the C library.
-
-    bcc prints the verifier's log there, and cannot return it.
-    """
-    previous = os.dup(2)
-    try:
-        with os.fdopen(os.memfd_create("verifier-log"), "w+b") as log:
-            os.dup2(log.fileno(), 2)
-            try:
-                yield log
-            finally:
-                os.dup2(previous, 2)
-    finally:
-        os.close(previous)
+    lib.bpf_table_name.argtypes = [ctypes.c_void_p, ctypes.c_size_t]  # bcc does not declare it
+    lib.bpf_table_name.restype = ctypes.c_char_p
+    for index in range(lib.bpf_num_tables(module)):
+        name = lib.bpf_table_name(module, index).decode()
+        fd = lib.bpf_table_fd_id(module, index)
+        shape = Map(fd, name).shape
+        sizes = shape.key_size, shape.value_size, shape.max_entries, shape.flags
+        yield fd, MapDeclaration(name, shape.type, *sizes, templates.get(name, ""))
 
 
 def _main() -> int:
     _end_with_parent()
-    report = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # only this process writes to the report
-    try:
-        _load(json.load(sys.stdin))
-    except _NotLoadedError as failure:
-        with report:
-            json.dump(failure.rejection._asdict(), report)
-        return _REJECTED
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # only this process writes to its standard output, and only the object file
+    with output:
+        output.write(object_file.encode(_compile(json.load(sys.stdin))))
     return 0
 
 

@@ -103,103 +103,104 @@ def filters(ifindex: int, side: Side) -> list[Filter]:
 
     Raises Rejected.
     """
-    return [one for one in map(_filter, _filters(ifindex, side)) if one.handle]
+    return [each for each in map(_filter, _filters(ifindex, side)) if each.handle]
 
 
 def program_id(ifindex: int, side: Side) -> int | None:
     """The program id of the agent's filter that runs first. None if it has none. Raises Rejected."""
-    return next((one.program_id for one in filters(ifindex, side) if one.is_own), None)
+    return next((each.program_id for each in filters(ifindex, side) if each.is_own), None)
 
 
 def before(found: Iterable[Filter]) -> list[Filter]:
     """Those of `found` that run before the agent's filter: others of chain 0. `found`: from `filters`."""
-    return list(itertools.takewhile(lambda one: not one.is_own, (one for one in found if not one.chain)))
+    in_chain_0 = (each for each in found if not each.chain)
+    return list(itertools.takewhile(lambda each: not each.is_own, in_chain_0))
 
 
 def can_advance(found: Iterable[Filter]) -> bool:
     """Whether `attach` would move the agent's filter to an earlier position. `found`: from `filters`."""
-    found = [one for one in found if not one.chain]
-    best = _best_priority(one for one in found if not one.is_own)
-    at_best = [one for one in found if one.priority == best]
+    found = [each for each in found if not each.chain]
+    best = _best_priority(each for each in found if not each.is_own)
+    at_best = [each for each in found if each.priority == best]
     return not (at_best and at_best[0].is_own)
 
 
 def has_clsact(ifindex: int) -> bool:
-    """Whether the device has a clsact, made by any program. Raises Rejected."""
+    """Whether the device has a clsact, created by any program. Raises Rejected."""
     return _qdisc(ifindex) == CLSACT
 
 
 def attach(ifindex: int, side: Side, program: Program) -> bool:
-    """Attach `program` at the first position that is available. Make a clsact if needed.
+    """Attach `program` at the first position that is available. Create a clsact if needed.
 
     If the agent's filter has that position already, the kernel replaces the program between two packets
     (cls_bpf_change(), list_replace_rcu()). Otherwise a new filter is added, and then the old one is removed.
     A packet in between passes both. Filters of other programs are never changed. One of another kind, or for
     one protocol only, occupies its priority alone. Then the next priority is the first position available.
 
-    Returns whether it made the clsact. Raises NotFound if the device is gone, Rejected for other failures.
+    Return whether the clsact was created. Raises NotFound if the device is gone, Rejected for other failures.
     Raises Unsupported if the kernel has no clsact or no bpf filters, or the device's qdisc lacks this side.
     """
-    what = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
-    found = [one for one in filters(ifindex, side) if not one.chain]
-    made = _ensure_qdisc(ifindex, side, what)
-    own = next((one for one in found if one.is_own), None)
+    action = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
+    found = [each for each in filters(ifindex, side) if not each.chain]
+    created = _ensure_qdisc(ifindex, side, action)
+    own = next((each for each in found if each.is_own), None)
     try:
-        with _opened(ifindex, what) as changes:
+        with _opened(ifindex, action) as changes:
             if own and not can_advance(found):
-                where = _where(side, own.priority, own.handle)
-                changes.tc("replace-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **where)
+                position = _position(side, own.priority, own.handle)
+                changes.tc("replace-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **position)
             else:
-                priority = _best_priority(one for one in found if not one.is_own)
-                where = _where(side, priority, _free_handle(found, priority))
-                changes.tc("add-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **where)
+                priority = _best_priority(each for each in found if not each.is_own)
+                position = _position(side, priority, _free_handle(found, priority))
+                changes.tc("add-filter", "bpf", ifindex, fd=program.fd, direct_action=True, **position)
                 own = None
     except KernelError:
-        if made:
+        if created:
             remove_clsact(ifindex)
         raise
-    _remove(ifindex, side, [one for one in found if one.is_own and one != own], what)
-    return made
+    _remove(ifindex, side, [each for each in found if each.is_own and each != own], action)
+    return created
 
 
 def _best_priority(others: Iterable[Filter]) -> int:
     """The lowest priority that is available for the agent's filter. `others` are of chain 0."""
-    taken = {one.priority for one in others if not one.shares_priority}
+    taken = {each.priority for each in others if not each.shares_priority}
     return next(priority for priority in itertools.count(FIRST) if priority not in taken)
 
 
 def _free_handle(found: Iterable[Filter], priority: int) -> int:
-    """Raises AlreadyExists if no handle is free."""
-    taken = {one.handle for one in found if one.priority == priority}
+    """A free handle at the priority. Raises AlreadyExists if there is none."""
+    taken = {each.handle for each in found if each.priority == priority}
     for handle in HANDLES:
         if handle not in taken:
             return handle
-    raise AlreadyExists(f"all handles of ebpfproxy are taken at priority {priority}", "remove those filters")
+    raise AlreadyExists(f"all handles of ebpfproxy are taken at priority {priority}", "remove these filters")
 
 
 def detach(ifindex: int, side: Side) -> bool:
-    """Remove the agent's filters. The clsact stays. Returns whether a filter was removed. Raises Rejected."""
-    what = f"cannot detach from {side.name.lower()} of {iproute.device_name(ifindex)}"
-    own = [one for one in filters(ifindex, side) if one.is_own]
-    return _remove(ifindex, side, own, what)
+    """Remove the agent's filters; return whether a filter was removed. The clsact stays. Raises Rejected."""
+    action = f"cannot detach from {side.name.lower()} of {iproute.device_name(ifindex)}"
+    own = [each for each in filters(ifindex, side) if each.is_own]
+    return _remove(ifindex, side, own, action)
 
 
-def _remove(ifindex: int, side: Side, own: list[Filter], what: str) -> bool:
-    """Whether any filter was removed. It may be gone already, with the device or by another process."""
+def _remove(ifindex: int, side: Side, own: list[Filter], action: str) -> bool:
+    """Remove filters; return whether any was removed. The device or another process may have removed them."""
     removed = False
-    for one in own:
+    for each in own:
         try:
-            with iproute.opened(what) as changes:
-                changes.tc("del-filter", "bpf", ifindex, **_where(side, one.priority, one.handle))
+            with iproute.opened(action) as changes:
+                changes.tc("del-filter", "bpf", ifindex, **_position(side, each.priority, each.handle))
             removed = True
         except KernelError:
-            if one in filters(ifindex, side):
+            if each in filters(ifindex, side):
                 raise
     return removed
 
 
 def remove_clsact(ifindex: int) -> bool:
-    """Remove the clsact if neither side has a filter. Returns whether it was removed. Raises Rejected.
+    """Remove the clsact if neither side has a filter; return whether it was removed. Raises Rejected.
 
     A filter that another program adds between the check and the removal is removed, too. The kernel cannot
     remove a clsact on the condition that it is empty.
@@ -217,7 +218,7 @@ def remove_clsact(ifindex: int) -> bool:
 
 
 def try_out(ifindex: int, program: Program) -> None:
-    """Make a clsact on a device that has none, and attach `program` to both of its sides.
+    """Create a clsact on a device that has none, and attach `program` to both of its sides.
 
     For a temporary device: a failure undoes nothing. It uses raw netlink, since loading pyroute2 takes longer
     than these calls. Raises OSError with the kernel's errno.
@@ -228,9 +229,9 @@ def try_out(ifindex: int, program: Program) -> None:
     options = netlink.attribute(TCA_BPF_FD, _U32.pack(program.fd))
     options += netlink.attribute(TCA_BPF_NAME, NAME.encode() + b"\0")
     options += netlink.attribute(TCA_BPF_FLAGS, _U32.pack(TCA_BPF_FLAG_ACT_DIRECT))
-    place = FIRST << 16 | socket.htons(ETH_P_ALL)
+    info = FIRST << 16 | socket.htons(ETH_P_ALL)
     for side in Side:
-        body = _TCMSG.pack(0, ifindex, HANDLES[0], side, place) + _kind("bpf")
+        body = _TCMSG.pack(0, ifindex, HANDLES[0], side, info) + _kind("bpf")
         body += netlink.attribute(TCA_OPTIONS, options)
         netlink.change(socket.NETLINK_ROUTE, RTM_NEWTFILTER, body, create)
 
@@ -239,49 +240,49 @@ def _kind(name: str) -> bytes:
     return netlink.attribute(TCA_KIND, name.encode() + b"\0")
 
 
-def _where(side: Side, priority: int, handle: int) -> dict[str, Any]:
+def _position(side: Side, priority: int, handle: int) -> dict[str, Any]:
     """The parameters that identify a filter of the agent on a device."""
     return {"name": NAME, "handle": handle, "prio": priority, "protocol": ETH_P_ALL, "parent": int(side)}
 
 
 @contextlib.contextmanager
-def _opened(ifindex: int, what: str) -> Iterator[Any]:
-    """As iproute.opened. Raises Unsupported for ENOENT, with which a kernel without these features fails."""
+def _opened(ifindex: int, action: str) -> Iterator[Any]:
+    """Like iproute.opened, but for ENOENT it raises Unsupported: the kernel lacks these features."""
     try:
-        with iproute.opened(what) as changes:
+        with iproute.opened(action) as changes:
             yield changes
     except NotFound as failure:
         if not iproute.exists(ifindex):
             raise
-        hint = "it takes CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF"
+        hint = "use a kernel with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF"
         raise Unsupported(f"{failure.message}: this kernel lacks clsact or bpf filters", hint) from failure
 
 
-def _ensure_qdisc(ifindex: int, side: Side, what: str) -> bool:
-    """Ensure that a qdisc with this side exists. Returns whether it was made."""
+def _ensure_qdisc(ifindex: int, side: Side, action: str) -> bool:
+    """Ensure that a qdisc with this side exists; return whether it was created."""
     if not _qdisc(ifindex):
-        with contextlib.suppress(AlreadyExists):  # another program was faster
-            with _opened(ifindex, what) as changes:
+        with contextlib.suppress(AlreadyExists):  # another program created it since
+            with _opened(ifindex, action) as changes:
                 changes.tc("add", CLSACT, ifindex)
             return True
     if side is Side.EGRESS and _qdisc(ifindex) == INGRESS_ONLY:
         raise Unsupported(
-            f"{what}: there is an ingress qdisc of another program",
-            "have its owner use clsact, which serves both ways (tc qdisc add dev ... clsact)",
+            f"{action}: another program has an ingress qdisc there",
+            "configure its owner to use clsact, which has both sides (tc qdisc add dev ... clsact)",
         )
     return False
 
 
 def _qdisc(ifindex: int) -> str:
-    """The kind of the qdisc with clsact's parent. "" if there is none, or no such device."""
+    """The kind of the qdisc with clsact's parent. "" if the qdisc or the device does not exist."""
     request = _TCMSG.pack(0, ifindex, 0, _TC_H_INGRESS, 0)
     try:
-        answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETQDISC, request)
+        replies = netlink.get(socket.NETLINK_ROUTE, RTM_GETQDISC, request)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV):
             return ""
         raise _reading_failed(ifindex, error) from error
-    return netlink.text(dict(netlink.attributes(answers[0], _TCMSG.size)).get(TCA_KIND)) if answers else ""
+    return netlink.text(dict(netlink.attributes(replies[0], _TCMSG.size)).get(TCA_KIND)) if replies else ""
 
 
 def _filters(ifindex: int, side: Side) -> list[bytes]:

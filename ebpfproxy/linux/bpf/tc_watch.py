@@ -22,8 +22,8 @@ def watch(is_watched: Callable[[int], bool], changed: Callable[[], object], stop
     """Call `changed` soon after filters or qdiscs of a watched device may have changed, until `stop` is set.
 
     `is_watched` is called with the device's ifindex. A burst of changes leads to one call, or to a few calls
-    if it is long. Lost notifications count as a change. Runs in the calling thread, in its network namespace,
-    and calls both functions in it.
+    if it is long. Lost notifications count as a change. Both functions run in the calling thread and its
+    network namespace.
 
     Raises Rejected if notifications cannot be received.
     """

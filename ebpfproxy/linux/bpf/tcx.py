@@ -28,7 +28,7 @@ from ebpfproxy.linux.bpf.tc import Side
 from ebpfproxy.linux.netlink import iproute
 
 _ATTACH_TYPE = {Side.INGRESS: 46, Side.EGRESS: 47}  # BPF_TCX_INGRESS, BPF_TCX_EGRESS
-_ROOM = 64  # BPF_MPROG_MAX, programs in a list
+_MAX_PROGRAMS = 64  # BPF_MPROG_MAX: in one list
 _LOOPBACK = 1
 _SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
 _PROG_ARRAY = 3  # BPF_MAP_TYPE_PROG_ARRAY
@@ -68,7 +68,7 @@ def attach(ifindex: int, side: Side, program: Program, pin: Path) -> None:
     """Make `program` the first one of this side, by the link that is pinned at `pin`, or by a new link.
 
     If the link is at the head of the list, its program is replaced in one step. If another program is at the
-    head, a new link is made at the head, whose program calls `program`. Then the old link is detached, and
+    head, a new link is created at the head, whose program calls `program`. Then the old link is detached, and
     the new one gets `program` itself. Each packet passes `program` throughout. Between two of the steps a
     packet passes it twice.
 
@@ -85,28 +85,29 @@ def attach(ifindex: int, side: Side, program: Program, pin: Path) -> None:
                 _advance(ifindex, side, program, pin, link)
             return
     _remove(pin)
-    with contextlib.closing(_create(program, ifindex, side)) as made:
-        made.pin(pin)
+    with contextlib.closing(_create(program, ifindex, side)) as created:
+        created.pin(pin)
 
 
 def _advance(ifindex: int, side: Side, program: Program, pin: Path, previous: Link) -> None:
-    """If the process is killed after the detachment, the new link's program calls no other program any more.
+    """Replace the link `previous` by one at the head of the list.
 
-    The kernel empties an array of programs that no process has open. `_finish` repairs that.
+    If the process is killed after the detachment, the program of the new link no longer calls another one,
+    because the kernel empties an array of programs that no process has open. `_finish` repairs that.
     """
     with contextlib.ExitStack() as stack:
         caller = stack.enter_context(_caller(program))
-        made = _create(caller, ifindex, side)
-        stack.callback(made.close)
-        made.pin(_fresh(pin))
+        link = _create(caller, ifindex, side)
+        stack.callback(link.close)
+        link.pin(_new_pin(pin))
         previous.detach()
-        made.replace(program)
-        _fresh(pin).rename(pin)
+        link.replace(program)
+        _new_pin(pin).rename(pin)
 
 
 @contextlib.contextmanager
 def _caller(program: Program) -> Iterator[Program]:
-    """A program that calls `program`, within the block. If the call fails, it returns TCX_NEXT."""
+    """A program that calls `program` within the block. If the call fails, it returns TCX_NEXT."""
     with contextlib.closing(Map.create(_PROG_ARRAY, 4, 4, 1)) as array:
         array.update(bytes(4), struct.pack("=I", program.fd))
         code = b"".join(
@@ -126,27 +127,30 @@ def _caller(program: Program) -> Iterator[Program]:
 
 def _finish(pin: Path, ifindex: int, side: Side) -> None:
     """Complete the steps of a process that was killed in `_advance`."""
-    fresh = _fresh(pin)
-    with _pinned(fresh) as left:
-        if left is None:
+    new_pin = _new_pin(pin)
+    with _pinned(new_pin) as new_link:
+        if new_link is None:
             return
         with _pinned(pin) as link:
             if _position(link, programs(ifindex, side)) is None:
-                fresh.rename(pin)
+                new_pin.rename(pin)
                 return
-    _remove(fresh)
+    _remove(new_pin)
 
 
 def detach(pin: Path) -> bool:
-    """Detach the pinned link at once, and unpin it. Returns whether it was attached. Raises KernelError."""
+    """Detach the pinned link at once, and unpin it; return whether it was attached. Raises KernelError."""
     attached = False
-    for path in (_fresh(pin), pin):
+    for path in (_new_pin(pin), pin):
         attached = _remove(path) or attached
     return attached
 
 
 def _remove(path: Path) -> bool:
-    """Detach before unpinning: after the last pin is removed, the kernel detaches a link some time later."""
+    """Detach, then unpin; return whether it was attached.
+
+    Without the detachment, the kernel detaches a link some time after its last pin is removed.
+    """
     attached = False
     with _pinned(path) as link:
         if link:
@@ -157,7 +161,7 @@ def _remove(path: Path) -> bool:
 
 
 def link_id(pin: Path) -> int | None:
-    """The id of the pinned link. None if there is none."""
+    """The id of the pinned link. None if it does not exist."""
     with _pinned(pin) as link:
         return link.id if link else None
 
@@ -168,7 +172,8 @@ def _position(link: Link | None, placed: tuple[Placed, ...]) -> int | None:
     return ids.index(link.id) if link and link.id in ids else None
 
 
-def _fresh(pin: Path) -> Path:
+def _new_pin(pin: Path) -> Path:
+    """The pin of a new link until it replaces `pin`."""
     return pin.with_name(f"{pin.name}_new")
 
 
@@ -184,22 +189,22 @@ def _pinned(pin: Path) -> Iterator[Link | None]:
 
 
 def _create(program: Program, ifindex: int, side: Side) -> Link:
-    what = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
+    action = f"cannot attach to {side.name.lower()} of {iproute.device_name(ifindex)}"
     try:
         return Link.create_first(program, ifindex, _ATTACH_TYPE[side])
     except AlreadyExists as failure:
-        hint = "another link has this very program there: its pin was removed a moment ago, or moved"
-        raise AlreadyExists(f"{what}: {failure.message}", hint) from failure
+        hint = "check whether another program removed or moved the pin of the link that has this program"
+        raise AlreadyExists(f"{action}: {failure.message}", hint) from failure
     except KernelError as failure:
         kind = NotFound if errno_of(failure) == errno.ENODEV else Rejected
-        raise kind(f"{what}: {failure.message}", failure.hint) from failure.__cause__
+        raise kind(f"{action}: {failure.message}", failure.hint) from failure.__cause__
 
 
 def _query(ifindex: int, side: Side) -> tuple[Placed, ...]:
-    ids, links = (ctypes.c_uint32 * _ROOM)(), (ctypes.c_uint32 * _ROOM)()
-    where = (ifindex, _ATTACH_TYPE[side], 0, 0)
+    ids, links = (ctypes.c_uint32 * _MAX_PROGRAMS)(), (ctypes.c_uint32 * _MAX_PROGRAMS)()
+    target = (ifindex, _ATTACH_TYPE[side], 0, 0)
     attr = struct.pack(
-        "=IIIIQIIQQQQ", *where, ctypes.addressof(ids), _ROOM, 0, 0, ctypes.addressof(links), 0, 0
+        "=IIIIQIIQQQQ", *target, ctypes.addressof(ids), _MAX_PROGRAMS, 0, 0, ctypes.addressof(links), 0, 0
     )
     _, result = bpf(PROG_QUERY, attr, f"cannot list the tcx programs of {iproute.device_name(ifindex)}")
     count = struct.unpack_from("=I", result, 24)[0]

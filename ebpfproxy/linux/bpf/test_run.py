@@ -26,14 +26,14 @@ class TestRuns:
     """BPF_PROG_TEST_RUN of a classifier (4.12, 1cf1cae963c2; with a context 5.0, b0b9395d865e).
 
     A packet begins with an Ethernet header for every type of device, since that header contains its protocol.
-    All buffers are made once: a run costs 4 us in addition to the program.
+    All buffers are created once: a run costs 4 us in addition to the program.
 
     - `ifindex`: a device in the calling thread's network namespace. 0: its loopback.
-    - `ingress_ifindex`: the device where a leaving packet came in. 0: it is host-originated.
+    - `ingress_ifindex`: the device at which a leaving packet arrived. 0: it is host-originated.
     - `cb`: the first word of the control block.
     """
 
-    __test__ = False  # pytest: no test case
+    __test__ = False  # not a test case of pytest
     _ROOM = 1 << 16
     _CONTEXT = 192  # struct __sk_buff of 5.18 (f6d60facd9b6); a longer one is filled with zeros
     _SIZES = struct.Struct("=IIII")  # union bpf_attr: prog_fd, retval, data_size_in, data_size_out
@@ -81,7 +81,7 @@ class TestRuns:
         return verdict, self._out[:size]
 
     def measure(self, packet: bytes, repeat: int = 1) -> RunResult:
-        """As `run`, with all results. After several runs, the packet is that of the last one."""
+        """Like `run`, with all results. After several runs, the packet is that of the last one."""
         self._prepare(repeat)
         try:
             verdict, changed = self.run(packet)

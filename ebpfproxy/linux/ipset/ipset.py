@@ -1,9 +1,10 @@
-"""ipset: sets of addresses and ports that rules of iptables refer to, by netlink, without ipset(8).
+"""ipset: sets of addresses and ports to which iptables rules refer. It uses netlink, not ipset(8).
 
 A member is text as ipset(8) shows it: "10.0.0.1", "10.0.0.1,tcp:80", "10.0.0.1,tcp:80,10.0.0.0/8" (a single
-address without its length), "fd00::1,udp:53,fd00::2", "30080". Protocols are tcp, udp, sctp, or a number.
+address without a prefix length), "fd00::1,udp:53,fd00::2", "30080". Protocols are tcp, udp, sctp, or a
+number.
 
-Everything here acts in the network namespace that the calling thread is in. Sources as of `ipset_messages`.
+All functions act in the calling thread's network namespace. Sources: see `messages`.
 """
 
 import errno
@@ -20,15 +21,15 @@ from ebpfproxy.linux.netlink import netlink
 NETLINK_NETFILTER = 12
 
 TEMPORARY = "ebpfproxy-new"
-"""The set that `replace` fills."""
+"""The temporary set that `replace` fills and then swaps."""
 
 Rejections = dict[tuple[str, str], KernelError]
-"""Why the kernel rejected a member of a set, by the names of both. With "" for the member: the set itself, of
-which nothing was changed then."""
+"""Rejected members, by name of the set and member. The member "" means that the set itself was rejected; then
+nothing in it was changed."""
 
 
 class Change(NamedTuple):
-    """Members that come and go, of a set that there is."""
+    """Members to add to and to remove from an existing set."""
 
     set: IpSet
     add: Collection[str] = ()
@@ -36,7 +37,7 @@ class Change(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One message. `member` is "" for one about the set as a whole; `harmless`: errors that do not matter."""
+    """One message. `member` is "" if it is about the set itself. `harmless`: error numbers to ignore."""
 
     request: netlink.Request
     set: IpSet
@@ -45,25 +46,26 @@ class _Step(NamedTuple):
 
 
 def available() -> None:
-    """Load ipset where it is a module. Raises Unsupported where the kernel has none, Rejected."""
+    """Load the module of ipset if it is not loaded. Raises Unsupported if the kernel has no ipset,
+    Rejected."""
     try:
         netlink.get(NETLINK_NETFILTER, SUBSYSTEM | Command.PROTOCOL, messages.about(""))
     except OSError as error:
-        raise _failure("ipset cannot be used", error.errno or 0) from error
+        raise _failure("cannot use ipset", error.errno or 0) from error
 
 
 def sets() -> dict[str, Listed]:
-    """All that there are, by name, without their members. Raises Unsupported, Rejected."""
+    """All existing sets, by name, without their members. Raises Unsupported, Rejected."""
     payloads = _dump("", messages.headers_only())
     return {listed.set.name: listed for listed in map(messages.read_set, payloads)}
 
 
 def members(name: str) -> frozenset[str]:
-    """Raises NotFound; Unsupported for a type that is not one of `ipset_messages.TYPES`; Rejected."""
+    """The members of a set. Raises NotFound, Unsupported if its type is not in `messages.TYPES`, Rejected."""
     payloads = _dump(name)
     type_ = next(filter(None, map(messages.type_of, payloads)), "")
     if type_ not in messages.TYPES:
-        raise Unsupported(f"members of ipset {name} cannot be read: it is a {type_}")
+        raise Unsupported(f"cannot read the members of ipset {name}: unsupported type {type_}")
     return frozenset(
         member
         for payload in payloads
@@ -72,10 +74,9 @@ def members(name: str) -> frozenset[str]:
 
 
 def fingerprint(names: Iterable[str]) -> bytes:
-    """Changes with every change of the type or the members of one of these sets.
+    """A digest of the types and members of these sets. A set may be missing. Raises Unsupported, Rejected.
 
-    It takes a seventh of what `members` does: 13 ms for 30 000. A set may be missing. Raises
-    Unsupported, Rejected.
+    It takes a seventh of the time of `members`: 13 ms for 30 000 members.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name in names:
@@ -91,7 +92,8 @@ def fingerprint(names: Iterable[str]) -> bytes:
 
 
 def create(made: IpSet) -> None:
-    """Empty. Raises AlreadyExists, Unsupported where the kernel has no such type, TableFull, Rejected."""
+    """Create an empty set. Raises AlreadyExists, Unsupported if the kernel lacks the type, TableFull,
+    Rejected."""
     _do(
         Command.CREATE,
         made.name,
@@ -101,16 +103,17 @@ def create(made: IpSet) -> None:
 
 
 def destroy(name: str) -> None:
-    """Raises NotFound; Rejected while a rule refers to it, or for no name."""
-    if not name:  # the kernel would destroy all
-        raise Rejected("an ipset without a name cannot be destroyed")
-    _do(Command.DESTROY, name, messages.about(name), netlink.NLM_F_EXCL)  # else it need not be there
+    """Destroy a set. Raises NotFound, Rejected while a rule refers to it or if the name is empty."""
+    if not name:  # the kernel would destroy all sets
+        raise Rejected("cannot destroy an ipset without a name")
+    # Without NLM_F_EXCL, the kernel ignores a missing set.
+    _do(Command.DESTROY, name, messages.about(name), netlink.NLM_F_EXCL)
 
 
 def change(changes: Iterable[Change]) -> Rejections:
-    """Add and drop members, of any number of sets; what was rejected. All the rest is in force.
+    """Add and remove members of any number of sets; return the rejected ones. All others are changed.
 
-    To add what is there, or to drop what is not, is fine. Raises Unsupported, Rejected.
+    Adding an existing member, or removing a missing one, is no error. Raises Unsupported, Rejected.
     """
     rejections: Rejections = {}
     steps = [
@@ -123,10 +126,10 @@ def change(changes: Iterable[Change]) -> Rejections:
 
 
 def replace(contents: Mapping[IpSet, Collection[str]]) -> Rejections:
-    """Give each of these sets these members and no others, in one step as packets see it; what was rejected.
+    """Replace the members of each set atomically for packets; return the rejected ones.
 
-    A set that there is not is made. One that there is keeps its references, and gets the new maximum; it has
-    to be of the same type and family, else nothing becomes of it. Raises Unsupported, Rejected.
+    A missing set is created. An existing set keeps its references and gets the new maximum. If it has another
+    type or family, it is rejected and stays unchanged. Raises Unsupported, Rejected.
     """
     rejections: Rejections = {}
     steps = [step for made, texts in contents.items() for step in _replacing(made, texts, rejections)]
@@ -136,13 +139,13 @@ def replace(contents: Mapping[IpSet, Collection[str]]) -> Rejections:
 def _member_steps(
     command: Command, of: IpSet, name: str, texts: Collection[str], rejections: Rejections
 ) -> Iterator[_Step]:
-    """Those of members that cannot even be said are among the rejections at once."""
+    """The steps for these members. Members with invalid text are added to `rejections`."""
     about = messages.about(name)
     for text in texts:
         try:
             body = about + messages.describe_member(of, text)
         except ValueError as error:
-            rejections[of.name, text] = Rejected(f"member {text} of ipset {of.name}: {error}")
+            rejections[of.name, text] = Rejected(f"invalid member {text} of ipset {of.name}: {error}")
             continue
         yield _Step(netlink.Request(SUBSYSTEM | command, 0, body), of, text)
 
@@ -153,7 +156,7 @@ def _replacing(made: IpSet, texts: Collection[str], rejections: Rejections) -> I
 
     new = made._replace(name=TEMPORARY)
     created = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
-    yield step(Command.DESTROY, messages.about(TEMPORARY), 0, errno.ENOENT)  # of a run that was killed
+    yield step(Command.DESTROY, messages.about(TEMPORARY), 0, errno.ENOENT)  # left by a killed process
     yield step(Command.CREATE, messages.describe_set(new), created)
     yield from _member_steps(Command.ADD, made, TEMPORARY, texts, rejections)
     yield step(Command.CREATE, messages.describe_set(made), created, errno.EEXIST)
@@ -162,17 +165,17 @@ def _replacing(made: IpSet, texts: Collection[str], rejections: Rejections) -> I
 
 
 def _carry_out(steps: Collection[_Step], rejections: Rejections) -> Rejections:
-    """Of what was rejected of a set as a whole only the first thing is reported: the rest follows from it."""
+    """Send all steps. If a set itself is rejected, only its first error is reported: it causes the others."""
     steps = list(steps)
     try:
         rejected = netlink.changes(NETLINK_NETFILTER, [step.request for step in steps])
     except OSError as error:
-        raise _failure("ipsets cannot be changed", error.errno or 0) from error
-    for position, why in sorted(rejected.items()):
+        raise _failure("cannot change ipsets", error.errno or 0) from error
+    for position, rejection in sorted(rejected.items()):
         _, of, member, harmless = steps[position]
-        if why.errno not in harmless and (of.name, "") not in rejections:
-            what = f"member {member} of ipset {of.name}" if member else f"ipset {of.name}"
-            rejections[of.name, member] = _failure(what, why.errno)
+        if rejection.errno not in harmless and (of.name, "") not in rejections:
+            subject = f"member {member} of ipset {of.name}" if member else f"ipset {of.name}"
+            rejections[of.name, member] = _failure(f"cannot change {subject}", rejection.errno)
     return rejections
 
 
@@ -180,50 +183,51 @@ def _do(command: Command, name: str, body: bytes, flags: int = 0) -> None:
     try:
         netlink.change(NETLINK_NETFILTER, SUBSYSTEM | command, body, flags)
     except OSError as error:
-        raise _failure(f"ipset {name}", error.errno or 0) from error
+        action = command.name.lower()
+        raise _failure(f"cannot {action} ipset {name}", error.errno or 0) from error
 
 
 def _dump(name: str, conditions: bytes = b"") -> list[bytes]:
-    what = f"ipset {name}" if name else "ipsets cannot be read"
+    action = f"cannot read ipset {name}" if name else "cannot read ipsets"
     try:
         body = messages.about(name) + conditions
         return netlink.dump(NETLINK_NETFILTER, SUBSYSTEM | Command.LIST, body)
     except OSError as error:
-        raise _failure(what, error.errno or 0) from error
+        raise _failure(action, error.errno or 0) from error
 
 
 _OWN_ERRORS: dict[int, tuple[type[KernelError], str, str]] = {
     4098: (
         Unsupported,
-        "this kernel has no such type, or no such revision of it",
+        "this kernel does not have the type, or not the revision of it",
         "modprobe ip_set_hash_ipport",
     ),
-    4099: (TableFull, "there are as many sets as the kernel takes", "raise max_sets of the module ip_set"),
-    4100: (Rejected, "a rule, or a set of sets, refers to it", "remove that first"),
-    4102: (AlreadyExists, "there is one of another type or family already", "destroy it"),
-    4103: (AlreadyExists, "there is one already", ""),
-    4104: (Rejected, "a network of 0 bits cannot be a member", "say two of 1 bit"),
-    4108: (Rejected, "a rule refers to it", "remove that first"),
+    4099: (TableFull, "the maximum number of sets is reached", "raise max_sets of the module ip_set"),
+    4100: (Rejected, "a rule, or a set of sets, refers to it", "remove the reference first"),
+    4102: (AlreadyExists, "a set of another type or family exists", "destroy that set"),
+    4103: (AlreadyExists, "it exists already", ""),
+    4104: (Rejected, "a network with a prefix length of 0 cannot be a member", "use two with a length of 1"),
+    4108: (Rejected, "a rule refers to it", "remove the rule first"),
     4109: (Rejected, "not an IPv4 address", ""),
     4110: (Rejected, "not an IPv6 address", ""),
-    4352: (TableFull, "it has as many members as it may have", "make it with more"),
-    4354: (Rejected, "the kernel does not know that protocol", ""),
+    4352: (TableFull, "the maximum number of members is reached", "create the set with a higher maximum"),
+    4354: (Rejected, "the kernel does not know the protocol", ""),
 }
-"""enum ipset_errno, and what the types add to it."""
+"""enum ipset_errno, and the error numbers of the set types."""
 
 
-def _failure(what: str, number: int) -> KernelError:
-    """nfnetlink answers EINVAL for a part that it has not got (nfnetlink_rcv_msg())."""
+def _failure(action: str, number: int) -> KernelError:
+    """nfnetlink returns EINVAL for a subsystem that it lacks (nfnetlink_rcv_msg())."""
     if number in _OWN_ERRORS:
         kind, reason, hint = _OWN_ERRORS[number]
-        return kind(f"{what}: {reason}", hint)
-    message = f"{what}: {os.strerror(number)}"
+        return kind(f"{action}: {reason}", hint)
+    message = f"{action}: {os.strerror(number)}"
     if number == errno.ENOENT:
-        return NotFound(f"{what}: there is none")
+        return NotFound(f"{action}: it does not exist")
     if number == errno.EEXIST:
-        return AlreadyExists(f"{what}: there is one already")
+        return AlreadyExists(f"{action}: it exists already")
     if number in (errno.EPERM, errno.EACCES):
         return Unsupported(message, "run as root, or with CAP_NET_ADMIN")
     if number in (errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP):
-        return Unsupported(message, "modprobe ip_set, or use a kernel with CONFIG_IP_SET")
+        return Unsupported(message, "load CONFIG_IP_SET: modprobe ip_set")
     return Rejected(message)

@@ -1,7 +1,7 @@
-"""Sets of ipset and their members, and the messages by which the kernel is asked for them.
+"""Sets of ipset and their members, as values and as netlink messages.
 
-Sources: include/uapi/linux/netfilter/ipset/ip_set.h; net/netfilter/ipset/ip_set_core.c, and ip_set_hash_*.c
-and ip_set_bitmap_port.c for what a type requires.
+Sources: include/uapi/linux/netfilter/ipset/ip_set.h; net/netfilter/ipset/ip_set_core.c; ip_set_hash_*.c and
+ip_set_bitmap_port.c for the requirements of each type.
 """
 
 import enum
@@ -28,7 +28,7 @@ _IPADDR = {Family.IPV4: 1, Family.IPV6: 2}  # IPSET_ATTR_IPADDR_*
 _HEADERS_ONLY = 1 << 2  # IPSET_FLAG_LIST_HEADER
 _NESTED_HEAD = 4  # struct nlattr
 _LAST_PORT = 65535
-_VERSION = bytes((6,))  # of ipset's protocol: that which every kernel understands
+_VERSION = bytes((6,))  # the version of ipset's protocol that every kernel supports
 
 _NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _FAMILIES = {int(number): of for of, number in _NUMBERS.items()}
@@ -37,8 +37,8 @@ _PROTOCOL_NUMBERS = {protocol.name.lower(): int(protocol) for protocol in Protoc
 _PROTOCOL_NAMES = {number: name for name, number in _PROTOCOL_NUMBERS.items()}
 
 TYPES = {"hash:ip": 4, "hash:ip,port": 5, "hash:ip,port,ip": 5, "hash:ip,port,net": 7, "bitmap:port": 3}
-"""The types that can be made, each with the revision that is asked for: Linux 3.18's. Which is not the
-kernel's latest, since ipset(8) does not show a set of a revision that it does not know itself."""
+"""The supported types, with the revision to create: that of Linux 3.18. A later one is not used, since
+ipset(8) does not show a set whose revision it does not know."""
 
 
 class Command(enum.IntEnum):
@@ -54,9 +54,9 @@ class Command(enum.IntEnum):
 
 
 class IpSet(NamedTuple):
-    """What a set is made as. A bitmap:port is of no family, has no maximum, and holds all ports.
+    """The properties of a set. A bitmap:port has no family and no maximum, and can hold all ports.
 
-    `type` may be another one than those of TYPES where it was read, `max_elements` then 0.
+    A set that was read can have a type that is not in TYPES; then `max_elements` is 0.
     """
 
     name: str
@@ -66,7 +66,7 @@ class IpSet(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """`elements`: how many members it has. `references`: how many rules, and sets of sets, go by it."""
+    """A set as listed. `elements`: number of members. `references`: number of rules and sets that use it."""
 
     set: IpSet
     elements: int
@@ -74,7 +74,7 @@ class Listed(NamedTuple):
 
 
 def about(name: str) -> bytes:
-    """The body of a message about one set, which attributes may follow; of "": about none."""
+    """The start of the body of a message about one set. With the name "" the message is about no set."""
     return (
         _HEAD.pack(socket.AF_INET, 0, 0)
         + attribute(_PROTOCOL, _VERSION)
@@ -87,7 +87,7 @@ def headers_only() -> bytes:
 
 
 def describe_set(made: IpSet) -> bytes:
-    """Raises KeyError for a type that is not one of TYPES."""
+    """The body of a message that creates a set. Raises KeyError if its type is not in TYPES."""
     if made.type == "bitmap:port":
         data = attribute(_PORT | _ORDERED, bytes(2)) + attribute(_PORT_TO | _ORDERED, _LAST_PORT.to_bytes(2))
     else:
@@ -106,12 +106,13 @@ def swap(one: str, other: str) -> bytes:
 
 
 def describe_member(of: IpSet, member: str) -> bytes:
-    """What follows `about` to add it, or to delete it. Raises ValueError where the type has none such."""
+    """The attributes after `about` that add or delete a member. Raises ValueError if it does not fit the
+    type."""
     _, _, shape = of.type.partition(":")
     parts = member.split(",")
     kinds = shape.split(",")
     if len(parts) != len(kinds):
-        raise ValueError(f"{member!r} is not of {shape}")
+        raise ValueError(f"{member!r} does not have the form {shape}")
     if of.type == "bitmap:port":
         return attribute(_DATA | _NESTED, _port(member))
     data = _address(of, _IP, address.parse_address(parts[0]))
@@ -124,7 +125,7 @@ def describe_member(of: IpSet, member: str) -> bytes:
 
 
 def read_set(payload: bytes) -> Listed:
-    """Of an answer to LIST, headers only."""
+    """The set in a reply to LIST with `headers_only`."""
     found = dict(attributes(payload, _HEAD.size))
     data = dict(attributes(found.get(_DATA, b""), 0))
     number = int.from_bytes(found.get(_FAMILY, b""))
@@ -138,17 +139,17 @@ def read_set(payload: bytes) -> Listed:
 
 
 def type_of(payload: bytes) -> str:
-    """Of an answer to LIST; "" of one that continues another."""
+    """The type in a reply to LIST; "" in a continuation message."""
     return text(dict(attributes(payload, _HEAD.size)).get(_TYPE))
 
 
 def raw_members(payload: bytes) -> bytes:
-    """Of an answer to LIST: all its members as the kernel reports them; b"" where it has none."""
+    """The encoded members in a reply to LIST; b"" without members."""
     return dict(attributes(payload, _HEAD.size)).get(_MEMBERS, b"")
 
 
 def read_members(raw: bytes, type_: str) -> list[str]:
-    """Of `raw_members`, in no order. Raises KeyError for a type that is not one of TYPES."""
+    """The members in `raw_members`, in no order. Raises KeyError if the type is not in TYPES."""
     read = _READERS[type_]
     return [read(dict(attributes(data, 0))) for _, data in attributes(raw, 0)]
 
@@ -188,7 +189,7 @@ _READERS: dict[str, Callable[[dict[int, bytes]], str]] = {
 
 
 def _ip(nested: bytes) -> str:
-    """Of IPSET_ATTR_IP: one attribute within, which is the address."""
+    """The address in an IPSET_ATTR_IP, which contains one attribute."""
     raw = nested[_NESTED_HEAD:]
     return address.format_address(Address(V4_PREFIX + raw if len(raw) == 4 else raw))
 
@@ -212,15 +213,15 @@ def _protocol(text: str) -> int:
 
 
 def _address(of: IpSet, kind: int, value: Address) -> bytes:
-    four = address.family(value) is Family.IPV4
-    if four is not (of.family is Family.IPV4):
-        raise ValueError(f"{address.format_address(value)} is not of the set's family")
-    inner = _IPADDR[Family.IPV4 if four else Family.IPV6]
-    return attribute(kind | _NESTED, attribute(inner | _ORDERED, value[len(V4_PREFIX) :] if four else value))
+    v4 = address.family(value) is Family.IPV4
+    if v4 is not (of.family is Family.IPV4):
+        raise ValueError(f"{address.format_address(value)} has another family than the set")
+    inner = _IPADDR[Family.IPV4 if v4 else Family.IPV6]
+    return attribute(kind | _NESTED, attribute(inner | _ORDERED, value[len(V4_PREFIX) :] if v4 else value))
 
 
 def _second(of: IpSet, text: str, kind: str) -> bytes:
-    """What a client's address is compared with."""
+    """The attributes of the third part of a member, which is compared with the client's address."""
     if kind == "ip" or "/" not in text:
         second = address.parse_address(text)
         length = _BITS[address.family(second)]

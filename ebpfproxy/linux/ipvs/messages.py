@@ -1,6 +1,7 @@
-"""IPVS' objects, and the messages by which the kernel is asked for them.
+"""Virtual servers and real servers of IPVS, as values and as netlink messages.
 
-Sources: include/uapi/linux/ip_vs.h; net/netfilter/ipvs/ip_vs_ctl.c for what is required of a message.
+Sources: include/uapi/linux/{ip_vs,genetlink}.h; net/netfilter/ipvs/ip_vs_ctl.c for the required attributes;
+net/netlink/genetlink.c.
 """
 
 import enum
@@ -10,11 +11,17 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ebpfproxy.linux.netlink import genetlink, netlink
+from ebpfproxy.linux.netlink import netlink
 from ebpfproxy.linux.netlink.netlink import attribute, attributes
 from ebpfproxy.model.address import V4_PREFIX, Address, Family, Protocol, family, format_endpoint
 
-FAMILY_NAME = "IPVS"
+NETLINK_GENERIC = 16
+HEAD = struct.Struct("=BBxx")  # struct genlmsghdr: cmd, version
+_CONTROLLER = 0x10  # GENL_ID_CTRL
+_GET_FAMILY = 3  # CTRL_CMD_GETFAMILY
+_FAMILY_ID, _FAMILY_NAME = 1, 2  # CTRL_ATTR_*
+
+_NAME = b"IPVS"
 _VERSION = 1
 _NESTED = 0x8000  # NLA_F_NESTED
 
@@ -23,7 +30,7 @@ _AF, _PROTOCOL, _ADDRESS, _PORT, _MARK, _SCHEDULER, _FLAGS, _TIMEOUT, _NETMASK =
 _METHOD, _WEIGHT, _UPPER, _LOWER, _ACTIVE, _INACTIVE = 3, 4, 5, 6, 7, 8  # IPVS_DEST_ATTR_*, as 1 and 2:
 _REAL_ADDRESS, _REAL_PORT, _REAL_AF = 1, 2, 11
 
-_PERSISTENT, _HASHED = 1, 2  # IP_VS_SVC_F_*; the latter is the kernel's own
+_PERSISTENT, _HASHED = 1, 2  # IP_VS_SVC_F_*; only the kernel sets the second one
 _ALL_FLAGS = 0xFFFFFFFF ^ _HASHED
 _METHODS = 0x7  # IP_VS_CONN_F_FWD_MASK
 _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
@@ -50,7 +57,7 @@ class Command(enum.IntEnum):
 
 
 class Forwarding(enum.IntEnum):
-    """How a packet gets to a real server: IP_VS_CONN_F_MASQ and so on."""
+    """How IPVS forwards a packet to a real server: IP_VS_CONN_F_MASQ and so on."""
 
     MASQUERADE = 0
     LOCAL = 1
@@ -60,9 +67,9 @@ class Forwarding(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """IP_VS_SVC_F_*. FALLBACK and PORT are the scheduler's: of `sh` and `mh` sh-fallback, mh-port and so on.
+    """IP_VS_SVC_F_*. FALLBACK and PORT are options of the schedulers `sh` and `mh`: sh-fallback, mh-port, ...
 
-    kube-proxy gives PORT to `mh` (its FlagSourceHash).
+    kube-proxy sets PORT for `mh` (its FlagSourceHash).
     """
 
     ONE_PACKET = 0x4
@@ -71,7 +78,7 @@ class Flag(enum.IntFlag):
 
 
 class ServerKey(NamedTuple):
-    """What identifies a virtual server. As `plan.Frontend`, to which it is equal."""
+    """The key of a virtual server. It compares equal to a `plan.Frontend` with the same fields."""
 
     address: Address
     port: int
@@ -82,10 +89,11 @@ class ServerKey(NamedTuple):
 
 
 class VirtualServer(NamedTuple):
-    """`persistence`: seconds for which a client stays with its real server after its last connection; or 0.
+    """A virtual server without its real servers.
 
-    `prefix`: how many leading bits of their addresses make clients one and the same to persistence; None
-    for all of them, read or written.
+    `persistence`: seconds for which a client keeps its real server after its last connection. 0: none.
+    `prefix`: clients that share this number of leading address bits count as one client for persistence. None
+    means all bits, both when read and when written.
     """
 
     key: ServerKey
@@ -96,7 +104,7 @@ class VirtualServer(NamedTuple):
 
 
 class RealServer(NamedTuple):
-    """One endpoint of a virtual server. With weight 0 it gets no new connections, and keeps those it has."""
+    """One endpoint of a virtual server. With weight 0 it gets no new connections, but keeps existing ones."""
 
     address: Address
     port: int
@@ -105,37 +113,54 @@ class RealServer(NamedTuple):
 
 
 class Connections(NamedTuple):
-    """Of one real server, through one virtual server. Inactive: of UDP all, else those not established."""
+    """Connections of one real server in one virtual server. Inactive: not established; with UDP all of
+    them."""
 
     active: int
     inactive: int
 
 
 class Listed(NamedTuple):
-    """A virtual server and its real servers. Whose connections are 0 is not in use by anyone."""
+    """A virtual server and its real servers, with their connections."""
 
     server: VirtualServer
     reals: Mapping[RealServer, Connections]
 
     @property
     def connections(self) -> int:
-        """Of all its real servers; those of real servers that were deleted are not known."""
+        """The connections of all its real servers. The kernel does not show those of deleted real servers."""
         return sum(active + inactive for active, inactive in self.reals.values())
 
 
+def message_type() -> int:
+    """The netlink message type of IPVS, which the kernel assigns when it loads the module of IPVS.
+
+    The kernel loads the module for this request (net-pf-16-proto-16-family-IPVS). Raises OSError, with ENOENT
+    if the kernel has no IPVS.
+    """
+    request = HEAD.pack(_GET_FAMILY, 1) + attribute(_FAMILY_NAME, _NAME + b"\0")
+    replies = netlink.get(NETLINK_GENERIC, _CONTROLLER, request)
+    (number,) = _U16.unpack(dict(attributes(replies[0], HEAD.size))[_FAMILY_ID])
+    return int(number)
+
+
 def head(command: Command) -> bytes:
-    return genetlink.HEAD.pack(command, _VERSION)
+    return HEAD.pack(command, _VERSION)
 
 
 @functools.lru_cache(maxsize=256)
 def name_server(key: ServerKey) -> bytes:
-    """What says which virtual server is meant. Changes of its real servers follow one another."""
+    """The attribute that identifies a virtual server. Cached, since changes of its real servers are
+    adjacent."""
     return attribute(SERVICE | _NESTED, _identity(key))
 
 
 def describe_server(server: VirtualServer) -> bytes:
-    """All of it. Its netmask is of IPv4 a mask, of IPv6 the length of the prefix in the machine's byte order
-    (ip_vs_add_service()), and may be missing of neither."""
+    """The attribute with all fields of a virtual server.
+
+    The netmask is required. For IPv4 it is a mask, for IPv6 a prefix length in host byte order
+    (ip_vs_add_service()).
+    """
     of = family(server.key.address)
     length = _BITS[of] if server.prefix is None else server.prefix
     mask = (~0 << 32 - length & 0xFFFFFFFF).to_bytes(4) if of is Family.IPV4 else _U32.pack(length)
@@ -151,15 +176,15 @@ def describe_server(server: VirtualServer) -> bytes:
 
 
 def name_real(address: Address, port: int) -> bytes:
-    """What says which real server is meant."""
-    return attribute(REAL | _NESTED, _place(address, port))
+    """The attribute that identifies a real server."""
+    return attribute(REAL | _NESTED, _endpoint(address, port))
 
 
 def describe_real(real: RealServer) -> bytes:
-    """All of it. Thresholds may not be missing; 0 is none."""
+    """The attribute with all fields of a real server. Thresholds are required; 0 means none."""
     return attribute(
         REAL | _NESTED,
-        _place(real.address, real.port)
+        _endpoint(real.address, real.port)
         + attribute(_METHOD, _U32.pack(real.forwarding))
         + attribute(_WEIGHT, _U32.pack(real.weight))
         + attribute(_UPPER, _U32.pack(0))
@@ -168,8 +193,8 @@ def describe_real(real: RealServer) -> bytes:
 
 
 def read_server(payload: bytes) -> VirtualServer | None:
-    """None for one by firewall mark, or of another protocol."""
-    parts = dict(attributes(dict(attributes(payload, genetlink.HEAD.size)).get(SERVICE, b""), 0))
+    """The virtual server in a payload; None for one by firewall mark, or of another protocol."""
+    parts = dict(attributes(dict(attributes(payload, HEAD.size)).get(SERVICE, b""), 0))
     protocol = _U16.unpack(parts.get(_PROTOCOL, bytes(2)))[0]
     if _MARK in parts or protocol not in _PROTOCOLS:
         return None
@@ -177,20 +202,20 @@ def read_server(payload: bytes) -> VirtualServer | None:
     key = ServerKey(read_address(parts[_ADDRESS], number), int.from_bytes(parts[_PORT]), _PROTOCOLS[protocol])
     flags, _ = _FLAG_BITS.unpack(parts[_FLAGS])
     netmask = parts[_NETMASK]
-    four = number == socket.AF_INET
-    length = int.from_bytes(netmask).bit_count() if four else netlink.number(netmask)
+    v4 = number == socket.AF_INET
+    length = int.from_bytes(netmask).bit_count() if v4 else netlink.number(netmask)
     return VirtualServer(
         key,
         netlink.text(parts[_SCHEDULER]),
         Flag(flags & _KNOWN_FLAGS),
         netlink.number(parts[_TIMEOUT]) if flags & _PERSISTENT else 0,
-        None if length == (32 if four else 128) else length,
+        None if length == (32 if v4 else 128) else length,
     )
 
 
 def read_real(payload: bytes) -> tuple[RealServer, Connections]:
-    """Its family need not be that of its virtual server, where it is reached by a tunnel."""
-    parts = dict(attributes(dict(attributes(payload, genetlink.HEAD.size))[REAL], 0))
+    """The real server in a payload. With a tunnel, its family can differ from that of its virtual server."""
+    parts = dict(attributes(dict(attributes(payload, HEAD.size))[REAL], 0))
     (number,) = _U16.unpack(parts[_REAL_AF])
     real = RealServer(
         read_address(parts[_REAL_ADDRESS], number),
@@ -206,7 +231,7 @@ _KNOWN_FLAGS = Flag.ONE_PACKET | Flag.FALLBACK | Flag.PORT
 
 
 def read_address(value: bytes, number: int) -> Address:
-    """Of a union nf_inet_addr, in which an IPv4 address is the first four bytes."""
+    """The address in a union nf_inet_addr: an IPv4 address is its first four bytes. `number`: AF_*."""
     return Address(V4_PREFIX + value[:4] if number == socket.AF_INET else value)
 
 
@@ -219,7 +244,7 @@ def _identity(key: ServerKey) -> bytes:
     )
 
 
-def _place(address: Address, port: int) -> bytes:
+def _endpoint(address: Address, port: int) -> bytes:
     return attribute(_REAL_ADDRESS, _raw(address)) + attribute(_REAL_PORT, port.to_bytes(2))
 
 

@@ -1,12 +1,12 @@
-"""Changes of links and tc by pyroute2: opened for one task, its errors turned into ours.
+"""Changes of links and tc filters through pyroute2, with its errors converted to those of ebpfproxy.errors.
 
-pyroute2 0.9 runs an asyncio loop of its own inside of each IPRoute, so that none may be used in a
-thread in which a loop is running, nor in another thread than that which opened it. Opening one takes
-0.3 ms, a request 0.5 ms. It acts in the network namespace in which the thread was when it was opened.
+Each IPRoute of pyroute2 0.9 runs its own asyncio loop. Therefore it works only in the thread that opened it,
+and not in a thread that runs another loop. Opening one takes 0.3 ms, a request 0.5 ms. It acts in the network
+namespace of the thread at the time of opening.
 
-Imported only where something is to be changed: that takes 8 MB in an agent, whose other libraries have
-loaded asyncio already, and 20 MB in a command. There is no lighter way in: each of its modules loads
-the whole package (pyroute2/__init__.py).
+pyroute2 is imported at the first change, because it takes memory: 8 MB in an agent, which has loaded asyncio
+already, and 20 MB in a command. Importing one of its modules loads the complete package
+(pyroute2/__init__.py).
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _ERRORS: dict[int, type[KernelError]] = {
 
 
 @contextlib.contextmanager
-def opened(what: str) -> Iterator[Any]:
-    """A pyroute2.IPRoute within the block; what the kernel rejects there is raised as our error.
+def opened(action: str) -> Iterator[Any]:
+    """A pyroute2.IPRoute within the block. Errors of the kernel are raised as errors of ebpfproxy.errors.
 
-    `what` is what the block is about to do, with the device's name: it begins the message.
+    `action` starts the error message: "cannot ..." with the name of the device.
 
-    Raises NotFound (ENODEV, ENOENT), AlreadyExists, Unsupported (EOPNOTSUPP), and Rejected for all else.
+    Raises NotFound (ENODEV, ENOENT), AlreadyExists (EEXIST), Unsupported (EOPNOTSUPP), else Rejected.
     """
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
@@ -41,24 +41,24 @@ def opened(what: str) -> Iterator[Any]:
         with IPRoute(ext_ack=True) as iproute:
             yield iproute
     except NetlinkError as rejected:
-        raise error(rejected.code, what, str(rejected.args[1])) from rejected
-    except OSError as failed:  # the socket's own: no more file descriptors, no room
-        raise error(failed.errno or 0, what) from failed
+        raise error(rejected.code, action, str(rejected.args[1])) from rejected
+    except OSError as failed:  # of the socket: no file descriptors or no memory left
+        raise error(failed.errno or 0, action) from failed
 
 
-def error(number: int, what: str, reason: str = "") -> KernelError:
-    """The error of our tree that `number` (an errno) stands for; `reason` is the kernel's own wording."""
+def error(number: int, action: str, reason: str = "") -> KernelError:
+    """The error of ebpfproxy.errors for the errno `number`. `reason` is the kernel's text, if it gave one."""
     hint = "run as root, or with CAP_NET_ADMIN" if number == errno.EPERM else ""
-    return _ERRORS.get(number, Rejected)(f"{what}: {reason or os.strerror(number)}", hint)
+    return _ERRORS.get(number, Rejected)(f"{action}: {reason or os.strerror(number)}", hint)
 
 
 def device_name(ifindex: int) -> str:
-    """What to call a device in a message: its name, or its number where it is gone."""
+    """The name of a device for a message; "device number N" if it is gone."""
     return _name(ifindex) or f"device number {ifindex}"
 
 
 def exists(ifindex: int) -> bool:
-    """Whether there is such a device now."""
+    """Whether a device with this ifindex exists."""
     return bool(_name(ifindex))
 
 

@@ -1,7 +1,7 @@
-"""The network devices of this node: kind, addresses, and which of them default routes lead to.
+"""The network devices of this node: their kind, their addresses, and whether a default route uses them.
 
-Everything here acts in the network namespace that the calling thread is in. Read with raw netlink,
-not with pyroute2, since a node has a device for each pod: see `netlink`.
+All functions act in the calling thread's network namespace. They use raw netlink instead of pyroute2, since a
+node has a device for each pod (see `netlink`).
 """
 
 import socket
@@ -15,7 +15,7 @@ from ebpfproxy.linux.netlink import netlink, rtnetlink, rtnetlink_watch
 from ebpfproxy.model.address import V4_PREFIX, Address
 from ebpfproxy.model.device import PAIRS, Device
 
-RTEXT_FILTER_SKIP_STATS = 1 << 3  # a quarter of each message, and much of the kernel's work on it
+RTEXT_FILTER_SKIP_STATS = 1 << 3  # statistics are a quarter of each message, and costly for the kernel
 RTM_F_CLONED = 0x200
 
 IFA_F_SECONDARY = 0x01  # of IPv6: IFA_F_TEMPORARY (RFC 8981)
@@ -30,13 +30,13 @@ _HOP = struct.Struct("=HBBi")  # struct rtnexthop: len, flags, hops, ifindex; at
 def read() -> tuple[Device, ...]:
     """Every device, sorted by ifindex.
 
-    Its addresses are those that its packets may be given as their source: of global scope, and not
-    tentative. Those that the kernel would choose last come last: secondary ones of IPv4, temporary ones
-    of IPv6, deprecated ones.
+    Its addresses are those that can be the source of its packets: of global scope and not tentative. They are
+    sorted by the kernel's preference. Secondary addresses of IPv4, temporary ones of IPv6 and deprecated ones
+    are last.
 
-    Devices, addresses and routes are three readings, so a device made between them may lack its
-    addresses; `watch` reads again then. All routes of the main table are gone through, since the kernel
-    has no other way to find the default ones: 0.2 s where they are a hundred thousand.
+    Devices, addresses and routes are three dumps. A device that is created between them may lack its
+    addresses; `watch` then reads again. The kernel cannot filter default routes, so the function reads all
+    routes of the main table: 0.2 s for 100 000 routes.
 
     Raises Rejected.
     """
@@ -50,7 +50,7 @@ def read() -> tuple[Device, ...]:
 
 
 def names() -> dict[int, str]:
-    """The name of every device, by ifindex: as `read` returns it, in a hundredth of its time.
+    """The name of every device, by ifindex. Takes a hundredth of the time of `read`.
 
     Raises Rejected.
     """
@@ -61,14 +61,14 @@ def names() -> dict[int, str]:
 
 
 class Packets(NamedTuple):
-    """What a device has counted since it was made: struct rtnl_link_stats64, rx_packets and tx_packets."""
+    """Packets since the device was created: rx_packets and tx_packets of struct rtnl_link_stats64."""
 
     received: int
     sent: int
 
 
 def packets() -> dict[int, Packets]:
-    """By ifindex, of every device that counts. Raises Rejected."""
+    """The packet counters of every device that has them, by ifindex. Raises Rejected."""
     try:
         found = _dump(rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, 0, 0, 0))
     except OSError as error:
@@ -81,21 +81,21 @@ def packets() -> dict[int, Packets]:
     return counts
 
 
-_STATISTICS = struct.Struct("=QQ")  # the first two of struct rtnl_link_stats64
+_STATISTICS = struct.Struct("=QQ")  # the first two fields of struct rtnl_link_stats64
 _SKIP_STATS = netlink.attribute(rtnetlink.IFLA_EXT_MASK, struct.pack("=I", RTEXT_FILTER_SKIP_STATS))
 
 
 def watch(changed: Callable[[tuple[Device, ...]], object], stop: threading.Event) -> None:
-    """Report the devices to `changed` at once, and again whenever they differ, until `stop` is set.
+    """Report the devices to `changed` at once, and again after each change, until `stop` is set.
 
     Runs in the calling thread and calls `changed` in it: see `rtnetlink_watch`.
 
-    A device that is deleted and made again between two readings differs by its ifindex, unless its maker
-    asked for the same one; one that was in another network namespace meanwhile keeps its own. Where all
-    else is as before, too, nothing is reported, though the device has lost its filters: who put some there
-    has to look for them from time to time.
+    A device that is deleted and created again between two reads usually gets a new ifindex. It keeps its
+    ifindex if its creator requests that, or if it was only moved to another network namespace and back. Then
+    nothing may be reported, although the device has lost its filters. Owners of filters must check them
+    periodically.
 
-    Raises Rejected where the first read, or the subscription, fails.
+    Raises Rejected if the first read or the subscription fails.
     """
     rtnetlink_watch.watch("the network devices", read, _is_relevant, changed, stop)
 
@@ -103,25 +103,25 @@ def watch(changed: Callable[[tuple[Device, ...]], object], stop: threading.Event
 def devices(
     links: Iterable[bytes], addresses: Iterable[bytes], routes: Iterable[bytes]
 ) -> tuple[Device, ...]:
-    """What the payloads of RTM_NEWLINK, RTM_NEWADDR and RTM_NEWROUTE say of each device."""
-    found = {device.ifindex: device for device in map(_device, links)}
-    owned = _addresses_by_device(addresses)
-    leading = default_devices(routes)
+    """The devices in payloads of RTM_NEWLINK, RTM_NEWADDR and RTM_NEWROUTE, sorted by ifindex."""
+    by_ifindex = {device.ifindex: device for device in map(_device, links)}
+    addresses_by_ifindex = _addresses_by_device(addresses)
+    with_default_route = default_devices(routes)
     return tuple(
         device._replace(
-            master_kind=found[device.master].kind if device.master in found else "",
-            addresses=owned.get(ifindex, ()),
-            default_route=ifindex in leading,
+            master_kind=by_ifindex[device.master].kind if device.master in by_ifindex else "",
+            addresses=addresses_by_ifindex.get(ifindex, ()),
+            default_route=ifindex in with_default_route,
         )
-        for ifindex, device in sorted(found.items())
+        for ifindex, device in sorted(by_ifindex.items())
     )
 
 
 def default_devices(routes: Iterable[bytes]) -> set[int]:
-    """Indices of the devices that default routes of the main table lead to, each hop of a multipath one.
+    """The ifindexes of the devices that default routes of the main table use.
 
-    Nexthop objects are seen as the hops that they stand for (sysctl net.ipv4.nexthop_compat_mode, on
-    unless another program turned it off).
+    All hops of a multipath route count. The kernel shows nexthop objects as their hops (sysctl
+    net.ipv4.nexthop_compat_mode, on by default).
     """
     found: set[int] = set()
     for route in routes:
@@ -140,7 +140,7 @@ def _dump(kind: int, request: bytes) -> list[bytes]:
 
 
 def _unreadable(error: OSError) -> Rejected:
-    return Rejected(f"the network devices cannot be read: {error.strerror or error}")
+    return Rejected(f"cannot read the network devices: {error.strerror or error}")
 
 
 def _device(payload: bytes) -> Device:
@@ -156,41 +156,41 @@ def _device(payload: bytes) -> Device:
     )
 
 
-class _Owned(NamedTuple):
-    """An address, how willingly the kernel would choose it (0 first), and whose it is."""
+class _SourceAddress(NamedTuple):
+    """An address of a device. `rank`: the kernel prefers lower ones as a source, starting at 0."""
 
     ifindex: int
-    reluctance: int
+    rank: int
     address: Address
 
 
 def _addresses_by_device(messages: Iterable[bytes]) -> dict[int, tuple[Address, ...]]:
-    """Sorted by reluctance only, so that otherwise they stay in the kernel's order."""
+    """The usable addresses by ifindex, sorted by rank; those of the same rank stay in the kernel's order."""
     found: dict[int, list[Address]] = {}
-    for owned in sorted(_usable(messages), key=lambda one: one.reluctance):
-        found.setdefault(owned.ifindex, []).append(owned.address)
+    for usable in sorted(_usable(messages), key=lambda each: each.rank):
+        found.setdefault(usable.ifindex, []).append(usable.address)
     return {ifindex: tuple(addresses) for ifindex, addresses in found.items()}
 
 
-def _usable(messages: Iterable[bytes]) -> Iterator[_Owned]:
+def _usable(messages: Iterable[bytes]) -> Iterator[_SourceAddress]:
     for message in messages:
         family, _, flags, scope, ifindex = rtnetlink.ADDRESS.unpack_from(message)
         attributes = dict(netlink.attributes(message, rtnetlink.ADDRESS.size))
-        # The header has room for eight flags.
+        # The header has only the lower eight flags.
         flags = netlink.number(attributes.get(rtnetlink.IFA_FLAGS)) or flags
-        # Of a point-to-point address IFA_ADDRESS is the peer's, IFA_LOCAL ours.
+        # On a point-to-point device IFA_ADDRESS is the peer's address, IFA_LOCAL the local one.
         raw = attributes.get(rtnetlink.IFA_LOCAL) or attributes.get(rtnetlink.IFA_ADDRESS, b"")
         if scope or not _is_valid(flags):
             continue
-        reluctance = bool(flags & IFA_F_SECONDARY) + 2 * bool(flags & IFA_F_DEPRECATED)
+        rank = bool(flags & IFA_F_SECONDARY) + 2 * bool(flags & IFA_F_DEPRECATED)
         if family == socket.AF_INET and len(raw) == 4:
-            yield _Owned(ifindex, reluctance, Address(V4_PREFIX + raw))
+            yield _SourceAddress(ifindex, rank, Address(V4_PREFIX + raw))
         elif family == socket.AF_INET6 and len(raw) == 16:
-            yield _Owned(ifindex, reluctance, Address(raw))
+            yield _SourceAddress(ifindex, rank, Address(raw))
 
 
 def _is_valid(flags: int) -> bool:
-    """Whether duplicate address detection leaves it to be used (RFC 4862 5.4; optimistic: RFC 4429)."""
+    """Whether duplicate address detection permits its use (RFC 4862 5.4; optimistic addresses: RFC 4429)."""
     tentative = flags & IFA_F_TENTATIVE and not flags & IFA_F_OPTIMISTIC
     return not tentative and not flags & IFA_F_DADFAILED
 
@@ -206,6 +206,6 @@ def _hops(multipath: bytes) -> Iterator[int]:
 
 
 def _is_relevant(report: bytes) -> bool:
-    """False for a route that is no default one of the main table: a router's come and go by the thousand."""
+    """False for a route that is not a default route of the main table. A router changes thousands of them."""
     route = rtnetlink.reported_route(report)
     return route is None or route == (0, rtnetlink.RT_TABLE_MAIN)

@@ -1,13 +1,14 @@
-"""The kernel's local table: what this node would deliver to itself.
+"""The local addresses of this node, from routes of type local in the kernel's local table.
 
-A NodePort answers on every local address, and these are not Node.status.addresses but whatever the
-routes of type LOCAL say: addresses of all devices, 127.0.0.0/8, prefixes made local by hand (`ip route add
-local`, AnyIP). Broadcast, multicast and anycast routes are in the same table and are none of it. Nor are
-those of kube-ipvs0, which are addresses of Services: no NodePort answers on them, in other modes neither
-while they are still there (GetAllLocalAddressesExcept() of kube-proxy).
+A NodePort is reachable on every local address. These are not Node.status.addresses. They are the addresses
+of all devices, 127.0.0.0/8, and prefixes that were made local by hand (`ip route add local`, AnyIP).
 
-Everything here acts in the network namespace that the calling thread is in. Read with raw netlink,
-not with pyroute2: see `netlink` for why.
+Broadcast, multicast and anycast routes of the table do not count. Nor do routes of kube-ipvs0: its addresses
+belong to Services, and NodePorts are not reachable on them. Other modes ignore them too, while the device
+still exists (GetAllLocalAddressesExcept() of kube-proxy).
+
+All functions act in the calling thread's network namespace. They use raw netlink instead of pyroute2 (see
+`netlink`).
 """
 
 import socket
@@ -20,25 +21,27 @@ from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Network
 
 
 def read() -> frozenset[Network]:
-    """The networks of both families that are local, mostly single addresses.
+    """The local networks of both families, mostly single addresses.
 
-    127.0.0.0/8 and ::1/128 are among them once loopback is up; before, and without other devices, the
-    set is empty. IPv4 addresses of a device that is down are local, its IPv6 addresses are not.
+    They include 127.0.0.0/8 and ::1/128 once loopback is up. Without any address the set is empty. IPv4
+    addresses of a device that is down are local, its IPv6 addresses are not.
 
     Raises Rejected.
     """
-    services = dummy.index(dummy.KUBE_IPVS0)  # first: a device that comes later is in the next reading
+    # Before the routes: if the device is created later, the next read excludes it.
+    kube_ipvs0 = dummy.index(dummy.KUBE_IPVS0)
     try:
         routes = rtnetlink.routes(rtnetlink.RT_TABLE_LOCAL, rtnetlink.RTN_LOCAL)
     except OSError as error:
-        raise Rejected(f"the local routes cannot be read: {error.strerror or error}") from error
-    return frozenset(local_networks(routes, services))
+        raise Rejected(f"cannot read the local routes: {error.strerror or error}") from error
+    return frozenset(local_networks(routes, kube_ipvs0))
 
 
-def local_networks(routes: Iterable[bytes], except_by: int = 0) -> set[Network]:
-    """Destinations of the routes (struct rtmsg and attributes) that are of type local, in the local table.
+def local_networks(routes: Iterable[bytes], excluded_device: int = 0) -> set[Network]:
+    """Destinations of the routes of type local in the local table. `routes`: struct rtmsg and attributes.
 
-    Those by the device of index `except_by` are left out; an address that another one has, too, is not.
+    Routes through the device with ifindex `excluded_device` are skipped. An address that another device
+    also has is in the result.
     """
     found: set[Network] = set()
     for route in routes:
@@ -46,7 +49,7 @@ def local_networks(routes: Iterable[bytes], except_by: int = 0) -> set[Network]:
         if table != rtnetlink.RT_TABLE_LOCAL or kind != rtnetlink.RTN_LOCAL:
             continue
         attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
-        if except_by and netlink.number(attributes.get(rtnetlink.RTA_OIF)) == except_by:
+        if excluded_device and netlink.number(attributes.get(rtnetlink.RTA_OIF)) == excluded_device:
             continue
         value = attributes.get(rtnetlink.RTA_DST, b"")
         if family == socket.AF_INET:
@@ -57,20 +60,20 @@ def local_networks(routes: Iterable[bytes], except_by: int = 0) -> set[Network]:
 
 
 def watch(changed: Callable[[frozenset[Network]], object], stop: threading.Event) -> None:
-    """Report the local networks to `changed` at once, and again whenever they differ, until `stop` is set.
+    """Report the local networks to `changed` at once, and again after each change, until `stop` is set.
 
     Runs in the calling thread and calls `changed` in it: see `rtnetlink_watch`.
 
-    Raises Rejected where the first read, or the subscription, fails.
+    Raises Rejected if the first read or the subscription fails.
     """
     rtnetlink_watch.watch("the local routes", read, _is_relevant, changed, stop)
 
 
 def _is_relevant(report: bytes) -> bool:
-    """False for a route of another table: a router's come and go by the thousand.
+    """False for a route of another table. A router changes thousands of them.
 
-    Links concern us because a device that is put into a VRF takes its IPv4 routes out of this table
-    without a word about them (fib_disable_ip()).
+    Notifications about links are relevant. When a device joins a VRF, the kernel removes its IPv4 routes from
+    this table and does not report these routes (fib_disable_ip()).
     """
     route = rtnetlink.reported_route(report)
     return route is None or route.table == rtnetlink.RT_TABLE_LOCAL

@@ -1,10 +1,10 @@
-"""Requests and answers on a raw netlink socket: a dump, one object, or changes.
+"""Raw netlink sockets: dump a table, get one object, request changes.
 
-pyroute2 is for links and tc, where there is much to encode and little to read. Tables that are read
-again and again and may be long (the local routes of a node with IPVS, the sockets of a node) are
-read here: pyroute2 0.9 decodes about 6 000 routes a second, these few lines 200 000 (measured).
+The project changes links and tc filters with pyroute2, where encoding is complex and replies are short.
+Tables that are long and read often, such as the local routes of a node with IPVS or the sockets of a node,
+use this module. Measured: pyroute2 0.9 decodes about 6 000 routes per second, this module 200 000.
 
-Errors leave as OSError with the kernel's errno; the module that knows the request words them.
+All functions raise OSError with the kernel's errno. The callers convert it to an error of ebpfproxy.errors.
 Sources: Documentation/userspace-api/netlink/intro.rst; include/uapi/linux/netlink.h.
 """
 
@@ -33,8 +33,8 @@ NETLINK_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK = 10, 11, 12
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: len, type, flags, seq, pid
 _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: len, type
 _ERRNO = struct.Struct("=i")
-_REFUSED = _ERRNO.size + _HEADER.size  # struct nlmsgerr; behind it attributes
-_NLM_F_CAPPED = 0x100  # it does: what was rejected is not sent back
+_NLMSGERR_SIZE = _ERRNO.size + _HEADER.size  # struct nlmsgerr; attributes follow
+_NLM_F_CAPPED = 0x100  # the error message does not repeat the body of the request
 _REASON = 1  # NLMSGERR_ATTR_MSG
 _U32 = struct.Struct("=I")
 _KIND_BITS = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
@@ -43,19 +43,19 @@ RECEIVE_BYTES = 1 << 16
 """More than the 32 KiB to which the kernel fills one datagram of a dump (netlink_dump())."""
 
 ANSWER_SECONDS = 10.0
-"""The kernel answers within the system call or at the next one; this is only against waiting for ever."""
+"""Timeout of a receive. It should never expire: the kernel replies during sendto() or the next recvmsg()."""
 
 DUMP_ATTEMPTS = 10
 
-_AT_ONCE = 64
-"""Messages in one datagram: their errors, a KiB of memory each, have to fit the usual receive buffer."""
+_BATCH_MESSAGES = 64
+"""Messages in one datagram. Each error takes 1 KiB of memory, and all must fit the default receive buffer."""
 
-_AT_ONCE_BYTES = 1 << 16
-"""Less than the usual send buffer."""
+_BATCH_BYTES = 1 << 16
+"""Less than the default send buffer."""
 
 
 class Message(NamedTuple):
-    """One netlink message. `payload` is what follows the header, padding left out."""
+    """One netlink message. `payload` is what follows the header, without padding."""
 
     kind: int
     flags: int
@@ -64,7 +64,7 @@ class Message(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One change of several: its type, NLM_F_CREATE and the like, and what follows the header."""
+    """One request of a batch: message type, flags (such as NLM_F_CREATE), and what follows the header."""
 
     kind: int
     flags: int
@@ -72,88 +72,89 @@ class Request(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """Why the kernel rejected a request. `errno` may be a number of the subsystem's own; `reason` is the
-    kernel's wording, or that of the errno."""
+    """Why the kernel rejected a request. Some subsystems use their own numbers for `errno`. `reason` is the
+    kernel's text if it sent one, else the text of the errno."""
 
     errno: int
     reason: str
 
 
 def dump(protocol: int, kind: int, body: bytes, strict: bool = False) -> list[bytes]:
-    """The payloads of every message of one whole dump, in the calling thread's network namespace.
+    """The payloads of all messages of one consistent dump, in the calling thread's network namespace.
 
-    `protocol` is NETLINK_*, `kind` the message's type, `body` what follows the header. With `strict` the
-    kernel filters routes by what the body says (NETLINK_GET_STRICT_CHK, since 4.20; ignored before).
-    A dump in which the kernel saw a change (NLM_F_DUMP_INTR) or ran out of room (ENOBUFS) is repeated.
+    `protocol` is NETLINK_*, `kind` the message type, `body` what follows the header. With `strict` the kernel
+    filters by the fields of the body (NETLINK_GET_STRICT_CHK, since 4.20; ignored before).
+    A dump during which the table changed (NLM_F_DUMP_INTR) or the buffer overflowed (ENOBUFS) is repeated.
 
-    Raises OSError: the kernel's errno, or EAGAIN where `DUMP_ATTEMPTS` were all disturbed.
+    Raises OSError: the kernel's errno, or EAGAIN if all `DUMP_ATTEMPTS` dumps were interrupted.
     """
     for _ in range(DUMP_ATTEMPTS):
-        with _opened(protocol) as sock:  # a new one each time: the rest of a broken dump is gone with it
+        with _opened(protocol) as sock:  # a new socket each time discards the rest of an interrupted dump
             if strict:
-                _wish(sock, NETLINK_GET_STRICT_CHK)
+                _enable(sock, NETLINK_GET_STRICT_CHK)
             _send(sock, kind, NLM_F_REQUEST | NLM_F_DUMP, body)
             try:
-                payloads = _whole_dump(sock)
+                payloads = _complete_dump(sock)
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
                 continue
             if payloads is not None:
                 return payloads
-    raise OSError(errno.EAGAIN, "the table changed during each of the dumps")
+    raise OSError(errno.EAGAIN, f"the table changed during each of {DUMP_ATTEMPTS} dumps")
 
 
 def change(protocol: int, kind: int, body: bytes, flags: int = 0) -> None:
-    """Send one request and wait for its acknowledgment; `flags`: NLM_F_CREATE and the like.
+    """Send one request and wait for its acknowledgment. `flags`: such as NLM_F_CREATE.
 
-    Raises OSError with the errno of the answer.
+    Raises OSError with the errno of the reply.
     """
     with _opened(protocol) as sock:
         _send(sock, kind, NLM_F_REQUEST | NLM_F_ACK | flags, body)
-        for message in _answer(sock):
+        for message in _replies(sock):
             if message.kind == NLMSG_ERROR:
                 _raise_if_failed(message.payload)
                 return
 
 
 def changes(protocol: int, requests: Sequence[Request]) -> dict[int, Rejection]:
-    """Send many requests, of which each is taken or rejected on its own; the rejected ones, by position.
+    """Send many requests; return the rejected ones by their position.
 
-    They are carried out in their order, and all are when this returns. Only what is rejected is answered, and
-    the last of each datagram. Without requests nothing is asked.
+    The kernel accepts or rejects each request independently, in their order. All are finished when this
+    function returns. The kernel replies only to rejected requests and to the last one of each datagram.
+    Without requests nothing is sent.
 
-    Raises OSError where the socket fails.
+    Raises OSError if the socket fails.
     """
     if not requests:
         return {}
     rejected: dict[int, Rejection] = {}
     with _opened(protocol) as sock:
-        _wish(sock, NETLINK_CAP_ACK)
-        _wish(sock, NETLINK_EXT_ACK)
+        _enable(sock, NETLINK_CAP_ACK)
+        _enable(sock, NETLINK_EXT_ACK)
         for datagram, last in _datagrams(requests):
             sock.sendto(datagram, (0, 0))
-            for answer in _received(sock):
-                if answer.kind == NLMSG_ERROR:
-                    why = _rejected(answer)
-                    if why:
-                        rejected[answer.sequence] = why
-                    if answer.sequence == last:
+            for reply in _received(sock):
+                if reply.kind == NLMSG_ERROR:
+                    rejection = _rejection(reply)
+                    if rejection:
+                        rejected[reply.sequence] = rejection
+                    if reply.sequence == last:
                         break
     return rejected
 
 
 def get(protocol: int, kind: int, body: bytes) -> list[bytes]:
-    """The payloads that answer one request about one object, in the calling thread's network namespace.
+    """The payloads of the reply to a request for one object, in the calling thread's network namespace.
 
-    With NLM_F_ECHO, without which net/sched reports a queueing discipline to all but the requester.
+    The request has NLM_F_ECHO. Without it, net/sched reports a qdisc to all listeners except the requester.
 
-    Raises OSError with the errno of the answer.
+    Raises OSError with the errno of the reply.
     """
     payloads: list[bytes] = []
     with _opened(protocol) as sock:
         _send(sock, kind, NLM_F_REQUEST | NLM_F_ACK | NLM_F_ECHO, body)
-        for received in _answer(sock):
+        for received in _replies(sock):
             if received.kind == NLMSG_ERROR:
                 _raise_if_failed(received.payload)
                 break
@@ -162,12 +163,12 @@ def get(protocol: int, kind: int, body: bytes) -> list[bytes]:
 
 
 def message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
-    """One message to the kernel, header included."""
+    """One message to the kernel, with its header."""
     return _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
 
 
 def messages(datagram: bytes) -> Iterator[Message]:
-    """The messages of one datagram; a last one that is cut short is left out."""
+    """The messages of one datagram, without a truncated last one."""
     offset = 0
     while offset + _HEADER.size <= len(datagram):
         length, kind, flags, sequence, _ = _HEADER.unpack_from(datagram, offset)
@@ -184,7 +185,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 
 def attributes(payload: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Type and value of each attribute of `payload` from `offset` on; ends at the first malformed one."""
+    """Type and value of each attribute of `payload` from `offset` on. Stops at the first malformed one."""
     while offset + _ATTRIBUTE.size <= len(payload):
         length, kind = _ATTRIBUTE.unpack_from(payload, offset)
         if length < _ATTRIBUTE.size or offset + length > len(payload):
@@ -194,12 +195,12 @@ def attributes(payload: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
 
 
 def text(value: bytes | None) -> str:
-    """A value that is a string, its terminating zero left out; "" where the attribute is missing."""
+    """The value of a string attribute, without its terminating zero; "" if the attribute is missing."""
     return (value or b"").rstrip(b"\0").decode(errors="replace")
 
 
 def number(value: bytes | None) -> int:
-    """A value that is a u32; 0 where the attribute is missing, or too short."""
+    """The value of a u32 attribute; 0 if the attribute is missing or too short."""
     return int(_U32.unpack_from(value)[0]) if value and len(value) >= _U32.size else 0
 
 
@@ -213,8 +214,8 @@ def _opened(protocol: int) -> socket.socket:
     return sock
 
 
-def _wish(sock: socket.socket, option: int) -> None:
-    """Turn it on where the kernel has it: since 4.2 CAP_ACK, 4.12 EXT_ACK, 4.20 GET_STRICT_CHK."""
+def _enable(sock: socket.socket, option: int) -> None:
+    """Set an option if the kernel has it. CAP_ACK: since 4.2. EXT_ACK: 4.12. GET_STRICT_CHK: 4.20."""
     try:
         sock.setsockopt(SOL_NETLINK, option, 1)
     except OSError as error:
@@ -222,17 +223,17 @@ def _wish(sock: socket.socket, option: int) -> None:
             raise
 
 
-_SEQUENCE = 1  # each socket makes one request
+_SEQUENCE = 1  # except in `changes`, a socket sends only one request
 
 
 def _datagrams(requests: Sequence[Request]) -> Iterator[tuple[bytes, int]]:
-    """Each with the position of its last request, which is the only one that asks for an answer anyway."""
+    """The datagrams, each with the position of its last request, the only one that requests a reply."""
     parts: list[bytes] = []
     size = 0
     for position, (kind, flags, body) in enumerate(requests):
-        following = len(requests[position + 1].body) if position + 1 < len(requests) else _AT_ONCE_BYTES
+        next_size = len(requests[position + 1].body) if position + 1 < len(requests) else _BATCH_BYTES
         size += _HEADER.size + len(body)
-        full = len(parts) + 1 == _AT_ONCE or size + _HEADER.size + following > _AT_ONCE_BYTES
+        full = len(parts) + 1 == _BATCH_MESSAGES or size + _HEADER.size + next_size > _BATCH_BYTES
         flags |= NLM_F_REQUEST | (NLM_F_ACK if full else 0)
         parts.append(message(kind, flags, position, body))
         if full:
@@ -241,40 +242,40 @@ def _datagrams(requests: Sequence[Request]) -> Iterator[tuple[bytes, int]]:
             size = 0
 
 
-def _rejected(answer: Message) -> Rejection | None:
-    """None where it says that all went well."""
-    (code,) = _ERRNO.unpack_from(answer.payload)
+def _rejection(reply: Message) -> Rejection | None:
+    """The rejection in an NLMSG_ERROR; None if it is an acknowledgment."""
+    (code,) = _ERRNO.unpack_from(reply.payload)
     if not code:
         return None
-    reported = dict(attributes(answer.payload, _REFUSED)) if answer.flags & _NLM_F_CAPPED else {}
-    return Rejection(-code, text(reported.get(_REASON)) or os.strerror(-code))
+    details = dict(attributes(reply.payload, _NLMSGERR_SIZE)) if reply.flags & _NLM_F_CAPPED else {}
+    return Rejection(-code, text(details.get(_REASON)) or os.strerror(-code))
 
 
 def _send(sock: socket.socket, kind: int, flags: int, body: bytes) -> None:
     sock.sendto(message(kind, flags, _SEQUENCE, body), (0, 0))
 
 
-def _answer(sock: socket.socket) -> Iterator[Message]:
-    """Every message that answers our request, for as long as the caller wants more."""
+def _replies(sock: socket.socket) -> Iterator[Message]:
+    """The replies to the request with _SEQUENCE, without an end: the caller stops the iteration."""
     return (received for received in _received(sock) if received.sequence == _SEQUENCE)
 
 
 def _received(sock: socket.socket) -> Iterator[Message]:
-    """Every message of the kernel's, for as long as the caller wants more."""
+    """The messages from the kernel, without an end: the caller stops the iteration."""
     while True:
         datagram, _, flags, sender = sock.recvmsg(RECEIVE_BYTES)
         if flags & socket.MSG_TRUNC:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
-        if sender[0] != 0:  # only the kernel has port 0; another process may send to us, too
+        if sender[0] != 0:  # only the kernel has port 0; other processes can send to this socket, too
             continue
         yield from messages(datagram)
 
 
-def _whole_dump(sock: socket.socket) -> list[bytes] | None:
-    """The payloads up to NLMSG_DONE; None where the kernel says that they do not fit together."""
+def _complete_dump(sock: socket.socket) -> list[bytes] | None:
+    """The payloads up to NLMSG_DONE; None if the kernel reports that the dump is inconsistent."""
     payloads: list[bytes] = []
     interrupted = False
-    for received in _answer(sock):
+    for received in _replies(sock):
         interrupted = interrupted or bool(received.flags & NLM_F_DUMP_INTR)
         if received.kind in (NLMSG_DONE, NLMSG_ERROR):
             _raise_if_failed(received.payload)
@@ -285,7 +286,7 @@ def _whole_dump(sock: socket.socket) -> list[bytes] | None:
 
 
 def _raise_if_failed(payload: bytes) -> None:
-    """NLMSG_ERROR and NLMSG_DONE begin with a negative errno, or with 0 (or nothing) for success."""
+    """NLMSG_ERROR and NLMSG_DONE start with a negative errno, or with 0 or nothing on success."""
     code = _ERRNO.unpack_from(payload)[0] if len(payload) >= _ERRNO.size else 0
     if code < 0:
         raise OSError(-code, os.strerror(-code))

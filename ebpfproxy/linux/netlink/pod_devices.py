@@ -1,7 +1,7 @@
-"""Devices of pods, and the device of the node that leads to each: the other end of its pair (veth, netkit).
+"""Devices of pods, and the device of the node that leads to each: its peer in a veth or netkit pair.
 
-IFLA_LINK of one end is the index of the other one, in that one's network namespace. Drivers without a pair
-(macvlan, ipvlan) have the index of a parent there, which does not refer back.
+IFLA_LINK of one device is the ifindex of its peer, in the network namespace of the peer. For drivers without
+pairs (macvlan, ipvlan), IFLA_LINK is the ifindex of the parent. The parent does not refer back.
 """
 
 import errno
@@ -12,12 +12,12 @@ from ebpfproxy.errors import KernelError, NotFound, Rejected
 from ebpfproxy.linux.netlink import links, netlink, rtnetlink
 from ebpfproxy.model.address import V4_PREFIX, Address, Family, family
 
-RTA_GATEWAY, RTA_VIA = 5, 18  # include/uapi/linux/rtnetlink.h; the second one of another family
+RTA_GATEWAY, RTA_VIA = 5, 18  # include/uapi/linux/rtnetlink.h; RTA_VIA: a gateway of another family
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
 class PodDevice(NamedTuple):
-    """Indexes of the pod's end, in the pod's network namespace, and of the other end, in the node's."""
+    """The ifindexes of the pod's device, in the pod's network namespace, and of its peer, in the node's."""
 
     inner: int
     outer: int
@@ -26,7 +26,7 @@ class PodDevice(NamedTuple):
 def by_address() -> dict[Address, PodDevice]:
     """The devices of the calling thread's network namespace, which is a pod's, by each of their addresses.
 
-    `outer` is a claim only: see `leads_to`. Raises KernelError.
+    Verify `outer` with `leads_to`. Raises KernelError.
     """
     return {
         address: PodDevice(device.ifindex, _counterpart(device.ifindex))
@@ -36,8 +36,9 @@ def by_address() -> dict[Address, PodDevice]:
 
 
 def has_gateway(destination: Address) -> bool:
-    """Whether the calling thread's network namespace sends to an address by a gateway. Where it does not, it
-    sends only while a neighbor answers for that very address. Raises Rejected.
+    """Whether the calling thread's network namespace reaches an address through a gateway.
+
+    Without a gateway, packets are sent only while a neighbor answers for the address itself. Raises Rejected.
     """
     v4 = family(destination) is Family.IPV4
     raw = destination[len(V4_PREFIX) :] if v4 else destination
@@ -56,7 +57,7 @@ def has_gateway(destination: Address) -> bool:
 
 
 def leads_to(pod: PodDevice) -> bool:
-    """Whether both ends name each other. The calling thread is in the node's network namespace.
+    """Whether both devices refer to each other. The calling thread is in the node's network namespace.
 
     Raises Rejected.
     """
@@ -67,9 +68,9 @@ def leads_to(pod: PodDevice) -> bool:
 
 
 def _counterpart(ifindex: int) -> int:
-    """The index of the other end. A kernel before feadc4b6cf42 (5.13) omits it where it is the same number.
+    """The ifindex of the peer. A kernel before feadc4b6cf42 (5.13) omits IFLA_LINK if both are equal.
 
-    Raises NotFound where there is no such device, else Rejected.
+    Raises NotFound if the device does not exist, else Rejected.
     """
     try:
         answers = netlink.get(

@@ -1,20 +1,25 @@
-"""The inner: a device of ours by which the packet path gives packets to the node itself.
+"""The reinjection veth pair: the packet path delivers IPv4 replies to host-originated packets through it.
 
-A reply from a Service's endpoint to a client on this node comes in by an uplink or a pod's device, and
-there gets the Service's address back as its source. What the kernel thinks of such a source is not for
-us to change on another program's device: a reverse path filter drops it, since no way to it leads there,
-and a source that is an address of this node (its own NodePort, or 127.0.0.1) is a martian. So such
-replies are sent on by a veth pair, ebpfproxy1 to ebpfproxy0, and on the latter, the inner, all of that
-is allowed. It opens nothing to others: no other program is on this pair, and no route leads there.
+A reply from an endpoint to a client on this node arrives at an uplink or at a pod's device. There the program
+replaces its source with the frontend address. The stack would drop such a packet:
+- The reverse path filter drops it, because no route to that source uses this device.
+- A source that is an address of the node (its own NodePort, or 127.0.0.1) is a martian.
 
-rp_filter is 2 and not 0, since the kernel takes the stricter of this one and that for all devices. Any
-way to the source will do then, and the client had one when it sent to the Service. But to a device
-without an address the kernel is as strict as with 1 (`no_addr` in __fib_validate_source()), so the
-inner has one that the node has anyway, in 127.0.0.0/8, and of host scope: no packet ever gets it as
-its source. accept_local and route_localnet are for sources that are the node's. IPv6 has no such filter.
+Other programs own that device, so its sysctls must not be changed. Instead, the program redirects the reply
+to the ingress of ebpfproxy0 (DEVICE), whose sysctls accept it. ebpfproxy1 (PEER) exists because a veth has
+two ends. No other program uses the pair and no route leads to it, so the sysctls admit no other packets.
+
+Sysctls and address of ebpfproxy0:
+- rp_filter is 2 (loose), because the kernel applies the higher of the device's value and that of `all`. A
+  route to the source by any device is enough, and the client used one when it sent to the frontend.
+- A loose filter is strict at a device without an address (`no_addr` in __fib_validate_source()). Therefore
+  the device has one in 127.0.0.0/8, which is local anyway. It has scope host, so no packet uses it as its
+  source.
+- accept_local and route_localnet admit sources that are addresses of the node.
+IPv6 has no such checks.
 
 Sources: net/ipv4/fib_frontend.c, ip_route_input_slow() of net/ipv4/route.c, Documentation/networking/
-ip-sysctl.rst. Everything here acts in the network namespace that the calling thread is in.
+ip-sysctl.rst. All functions act in the calling thread's network namespace.
 """
 
 import errno
@@ -25,25 +30,32 @@ from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import iproute, netlink, rtnetlink
 
-INNER = "ebpfproxy0"
-OUTER = "ebpfproxy1"
+DEVICE = "ebpfproxy0"
+"""The device at whose ingress packets enter the stack."""
+
+PEER = "ebpfproxy1"
+
 MAC = bytes.fromhex("02ebbf000001")
-"""Of the inner, locally administered (IEEE 802): the packet path writes it into what it sends there.
-Given at its making, so that it counts as chosen and systemd-udevd's MACAddressPolicy lets it be."""
+"""The MAC address of DEVICE, locally administered (IEEE 802). The packet path writes it into the packets.
+
+It is set when the device is created. So the kernel marks it as set by the user, and systemd-udevd's
+MACAddressPolicy does not change it.
+"""
 
 MTU = 65535
-"""The largest of a veth (ETH_MAX_MTU): whatever fitted through another device fits through this one."""
+"""The maximum of a veth (ETH_MAX_MTU): every packet that another device received fits."""
 
 ADDRESS = "127.235.0.1"
-"""Of the inner, as a /32. 235 is 0xeb."""
+"""The address of DEVICE, as a /32. 235 is 0xeb."""
 
 SYSCTLS = {"rp_filter": "2", "accept_local": "1", "route_localnet": "1"}
+"""The settings of DEVICE below net/ipv4/conf."""
 
 RT_SCOPE_HOST = 254
 
 
 class _Device(NamedTuple):
-    """`peer` is the index of the other end of a veth, 0 where that is in another network namespace."""
+    """`peer` is the ifindex of a veth's peer, 0 if the peer is in another network namespace."""
 
     ifindex: int
     kind: str
@@ -54,58 +66,65 @@ class _Device(NamedTuple):
 
 
 def ensure_pair() -> int:
-    """Have the pair as described above, repairing what differs; the inner's ifindex.
+    """Create the pair, or repair what differs from the module's description; return the ifindex of DEVICE.
 
-    Nothing is changed, nor reported by the kernel, where all is as it should be.
+    If nothing differs, nothing is written, so the kernel sends no notifications.
 
-    Raises AlreadyExists where a device that is no veth has one of the names; Unsupported where the
-    kernel has no veth; NotFound where another program takes it away meanwhile; Rejected.
+    Raises AlreadyExists if a device of another kind has one of the names, Unsupported if the kernel has no
+    veth, NotFound if another program deletes the pair meanwhile, else Rejected.
     """
-    ends = _pair()
-    if ends is None:
-        _make_pair()
-        ends = _pair()
-    if ends is None:
-        raise Rejected(f"{INNER} and {OUTER} do not stay as they were made", "who else changes devices here?")
-    for name in (INNER, OUTER):
+    pair = _pair()
+    if pair is None:
+        _create_pair()
+        pair = _pair()
+    if pair is None:
+        raise Rejected(
+            f"cannot create the devices {DEVICE} and {PEER}: another program changed them at once",
+            "check for another process that manages these interfaces",
+        )
+    for name in (DEVICE, PEER):
         _quiet_ipv6(name)
     for setting, value in SYSCTLS.items():
-        sysctl.ensure(f"net/ipv4/conf/{INNER}/{setting}", value)
-    _ensure_address(ends[0].ifindex)
-    _repair(INNER, ends[0], MAC)
-    _repair(OUTER, ends[1], ends[1].mac)
-    return ends[0].ifindex
+        sysctl.ensure(f"net/ipv4/conf/{DEVICE}/{setting}", value)
+    device, peer = pair
+    _ensure_address(device.ifindex)
+    _repair(DEVICE, device, MAC)
+    _repair(PEER, peer, peer.mac)
+    return device.ifindex
 
 
 def remove_pair() -> bool:
-    """Remove the pair, or what is left of one; whether there was anything. Raises Rejected."""
-    with_inner = _remove(INNER)
-    return _remove(OUTER) or with_inner
+    """Delete the pair, or the part of it that exists; return whether anything existed. Raises Rejected."""
+    had_device = _remove(DEVICE)
+    return _remove(PEER) or had_device
 
 
 def has_pair() -> bool:
-    """Whether `remove_pair` would find anything. Raises Rejected."""
-    return any(device and device.kind == "veth" for device in map(_find, (INNER, OUTER)))
+    """Whether `remove_pair` would delete anything. Raises Rejected."""
+    return any(device and device.kind == "veth" for device in map(_find, (DEVICE, PEER)))
 
 
 def _pair() -> tuple[_Device, _Device] | None:
-    inner, outer = _find(INNER), _find(OUTER)
-    if inner is None or outer is None or (inner.kind, outer.kind) != ("veth", "veth"):
+    """DEVICE and PEER, if both exist and are peers of each other."""
+    device, peer = _find(DEVICE), _find(PEER)
+    if device is None or peer is None or (device.kind, peer.kind) != ("veth", "veth"):
         return None
-    return (inner, outer) if (inner.peer, outer.peer) == (outer.ifindex, inner.ifindex) else None
+    return (device, peer) if (device.peer, peer.peer) == (peer.ifindex, device.ifindex) else None
 
 
-def _make_pair() -> None:
-    """Down, so that nothing is sent before IPv6 is configured to be silent. Remains of another pair go."""
-    for name in (INNER, OUTER):
-        present = _find(name)
-        if present and present.kind != "veth":
-            kind = present.kind or "unknown"
-            raise AlreadyExists(f"device {name} is another program's, of kind {kind}", "rename or delete it")
+def _create_pair() -> None:
+    """Create the pair, down, so that it sends nothing before `_quiet_ipv6`. Deletes parts of other pairs."""
+    for name in (DEVICE, PEER):
+        existing = _find(name)
+        if existing and existing.kind != "veth":
+            raise AlreadyExists(
+                f"device {name} is another program's, of kind {existing.kind or 'unknown'}",
+                "rename or delete that device",
+            )
         _remove(name)
-    with iproute.opened(f"cannot make the devices {INNER} and {OUTER}") as changes:
-        other = {"ifname": OUTER, "mtu": MTU}
-        changes.link("add", ifname=INNER, kind="veth", address=MAC.hex(":"), mtu=MTU, peer=other)
+    with iproute.opened(f"cannot create the devices {DEVICE} and {PEER}") as changes:
+        peer = {"ifname": PEER, "mtu": MTU}
+        changes.link("add", ifname=DEVICE, kind="veth", address=MAC.hex(":"), mtu=MTU, peer=peer)
 
 
 def _repair(name: str, device: _Device, mac: bytes) -> None:
@@ -117,13 +136,13 @@ def _repair(name: str, device: _Device, mac: bytes) -> None:
     if not device.up:
         wanted["state"] = "up"
     if wanted:
-        with iproute.opened(f"cannot set up device {name}") as changes:
+        with iproute.opened(f"cannot configure the device {name}") as changes:
             changes.link("set", index=device.ifindex, **wanted)
 
 
 def _ensure_address(ifindex: int) -> None:
     if not _has_address(ifindex):
-        with iproute.opened(f"cannot give {INNER} the address {ADDRESS}") as changes:
+        with iproute.opened(f"cannot add the address {ADDRESS} to {DEVICE}") as changes:
             changes.addr("add", index=ifindex, address=ADDRESS, prefixlen=32, scope=RT_SCOPE_HOST)
 
 
@@ -135,37 +154,35 @@ def _has_address(ifindex: int) -> bool:
     except OSError as error:
         if error.errno == errno.ENODEV:
             return False
-        raise Rejected(f"addresses of {INNER} cannot be read: {error.strerror or error}") from error
+        raise Rejected(f"cannot read the addresses of {DEVICE}: {error.strerror or error}") from error
     return any(_address(message) == wanted for message in messages)
 
 
 def _address(message: bytes) -> tuple[int, bytes]:
-    """The device's index, and the address. A kernel before 4.20 returns those of all devices."""
+    """The ifindex and the address in a message. A kernel before 4.20 returns those of all devices."""
     _, _, _, _, ifindex = rtnetlink.ADDRESS.unpack_from(message)
     return ifindex, dict(netlink.attributes(message, rtnetlink.ADDRESS.size)).get(rtnetlink.IFA_LOCAL, b"")
 
 
 def _quiet_ipv6(name: str) -> None:
-    """No link-local address, so no router or neighbor solicitations; but packets are taken in.
-
-    Nothing to do where the kernel has no IPv6, or was started without it (ipv6.disable=1).
-    """
+    """Give the device no link-local address, so it sends no router or neighbor solicitations. It still
+    receives IPv6. Does nothing if the kernel has no IPv6, or was started without it (ipv6.disable=1)."""
     if (sysctl.ROOT / f"net/ipv6/conf/{name}").is_dir():
         sysctl.ensure(f"net/ipv6/conf/{name}/addr_gen_mode", "1")  # IN6_ADDR_GEN_MODE_NONE
 
 
 def _remove(name: str) -> bool:
-    """Delete a veth of that name, its other end included; whether there was one."""
+    """Delete the veth of that name with its peer; return whether it existed."""
     device = _find(name)
     if device is None or device.kind != "veth":
         return False
     try:
-        with iproute.opened(f"cannot remove device {name}") as changes:
+        with iproute.opened(f"cannot delete the device {name}") as changes:
             changes.link("del", index=device.ifindex)
     except KernelError:
         if _find(name) is not None:
             raise
-        return False  # another program was faster
+        return False  # another program deleted it since `_find`
     return True
 
 
@@ -173,16 +190,16 @@ def _find(name: str) -> _Device | None:
     try:
         link = rtnetlink.link_named(name)
     except OSError as error:
-        raise Rejected(f"device {name} cannot be read: {error.strerror or error}") from error
+        raise Rejected(f"cannot read the device {name}: {error.strerror or error}") from error
     return _device(link) if link else None
 
 
 def _device(link: rtnetlink.Link) -> _Device:
-    elsewhere = rtnetlink.IFLA_LINK_NETNSID in link.attributes
+    peer_elsewhere = rtnetlink.IFLA_LINK_NETNSID in link.attributes
     return _Device(
         ifindex=link.ifindex,
         kind=link.kind,
-        peer=0 if elsewhere else netlink.number(link.attributes.get(rtnetlink.IFLA_LINK)),
+        peer=0 if peer_elsewhere else netlink.number(link.attributes.get(rtnetlink.IFLA_LINK)),
         up=link.up,
         mtu=netlink.number(link.attributes.get(rtnetlink.IFLA_MTU)),
         mac=link.attributes.get(rtnetlink.IFLA_ADDRESS, b""),

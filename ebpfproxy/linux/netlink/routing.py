@@ -1,7 +1,4 @@
-"""Routes as the kernel chooses them, for IPv4.
-
-Everything acts in the network namespace of the calling thread. Numbers are of include/uapi/linux/rtnetlink.h.
-"""
+"""IPv4 route lookups, in the calling thread's network namespace (include/uapi/linux/rtnetlink.h)."""
 
 import errno
 import socket
@@ -16,37 +13,37 @@ RTA_SRC, RTA_IIF = 2, 3
 _U32 = struct.Struct("=I")
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 _NOT_ACCEPTED = (errno.EXDEV, errno.EINVAL)
-"""For a packet whose source is reached by another device. Linux 6.18 gives EINVAL, as for all martians."""
+"""The reverse path filter dropped the packet. Linux 6.18 returns EINVAL, as for all martians."""
 
 
 def device_to(address: Address) -> int:
-    """The index of the device by which the host would send to an IPv4 address; 0 where there is no route.
+    """The ifindex of the device through which the host sends to an IPv4 address; 0 without a route.
 
     Raises Rejected.
     """
     try:
-        answers = _route(_attribute(rtnetlink.RTA_DST, address))
+        replies = _route(_attribute(rtnetlink.RTA_DST, address))
     except OSError as error:
         if error.errno in _NO_ROUTE:
             return 0
         raise _unreadable(error) from error
-    attributes = dict(netlink.attributes(answers[0], rtnetlink.ROUTE.size)) if answers else {}
+    attributes = dict(netlink.attributes(replies[0], rtnetlink.ROUTE.size)) if replies else {}
     return netlink.number(attributes.get(rtnetlink.RTA_OIF))
 
 
 def accepts(ifindex: int, source: Address, destination: Address) -> bool:
-    """Whether the host accepts a packet that comes in by the device, from and to these IPv4 addresses.
+    """Whether the host accepts a packet with these IPv4 addresses that arrives at the device.
 
-    False where the reverse path filter (rp_filter) drops it, or where it is a martian for another reason.
-    Marks count as 0. Raises Rejected.
+    False if the reverse path filter (rp_filter) drops it, or if it is a martian for another reason.
+    The lookup assumes the mark 0. Raises Rejected.
     """
-    asked = (
+    lookup = (
         _attribute(rtnetlink.RTA_DST, destination),
         _attribute(RTA_SRC, source),
         netlink.attribute(RTA_IIF, _U32.pack(ifindex)),
     )
     try:
-        _route(*asked, source_length=32)
+        _route(*lookup, source_length=32)
     except OSError as error:
         if error.errno in _NOT_ACCEPTED:
             return False

@@ -1,8 +1,8 @@
-"""rtnetlink(7) of links, addresses and routes: the messages, what is in them, and what is asked for by them.
+"""rtnetlink(7) messages for links, addresses and routes: constants, decoding, and requests.
 
-Numbers are of include/uapi/linux/{rtnetlink,if_link,if_addr}.h. A payload is what follows struct nlmsghdr,
-as `netlink` gives it. Errors leave as OSError with the kernel's errno; the module that knows what is read
-words them.
+Constants are from include/uapi/linux/{rtnetlink,if_link,if_addr}.h. A payload is what follows struct
+nlmsghdr, as `netlink` returns it. Functions raise OSError with the kernel's errno. The callers convert it to
+an error of ebpfproxy.errors.
 """
 
 import errno
@@ -32,12 +32,12 @@ LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags,
 ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefixlen, flags, scope, index
 # struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
 ROUTE = struct.Struct("=BBBBBBBBI")
-# Of struct nlmsghdr the type; then of struct rtmsg the length of the destination and the table.
+# The type in struct nlmsghdr; the destination's prefix length and the table in struct rtmsg.
 _REPORT = struct.Struct("=4xH10xxB2xB")
 
 
 class Link(NamedTuple):
-    """`type` is ARPHRD_*; `kind` is IFLA_INFO_KIND, "" for hardware and for loopback."""
+    """`type` is ARPHRD_*. `kind` is IFLA_INFO_KIND, "" for hardware and for loopback."""
 
     ifindex: int
     type: int
@@ -47,14 +47,14 @@ class Link(NamedTuple):
 
 
 class ReportedRoute(NamedTuple):
-    """The length of its destination, in bits of its own family, and its table."""
+    """The prefix length of its destination, in bits of its own family, and its table."""
 
     length: int
     table: int
 
 
 def link(payload: bytes) -> Link:
-    """Of an RTM_NEWLINK."""
+    """The link in the payload of an RTM_NEWLINK."""
     _, type_, ifindex, flags, _ = LINK.unpack_from(payload)
     attributes = dict(netlink.attributes(payload, LINK.size))
     info = dict(netlink.attributes(attributes.get(IFLA_LINKINFO, b""), 0))
@@ -62,7 +62,7 @@ def link(payload: bytes) -> Link:
 
 
 def link_named(name: str) -> Link | None:
-    """None where there is no device of that name. Raises OSError."""
+    """The link of that name; None if there is none. Raises OSError."""
     wanted = netlink.attribute(IFLA_IFNAME, name.encode() + b"\0")
     try:
         answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETLINK, LINK.pack(0, 0, 0, 0, 0) + wanted)
@@ -74,9 +74,9 @@ def link_named(name: str) -> Link | None:
 
 
 def routes(table: int, kind: int) -> list[bytes]:
-    """The payloads of the routes of both families in `table` (RT_TABLE_*) that are of `kind` (RTN_*).
+    """The payloads of the routes of both families in `table` (RT_TABLE_*) with the type `kind` (RTN_*).
 
-    A kernel before 4.20 returns all that there are: see `netlink.dump`. Raises OSError.
+    A kernel before 4.20 returns all routes: see `netlink.dump`. Raises OSError.
     """
     found: list[bytes] = []
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -84,14 +84,13 @@ def routes(table: int, kind: int) -> list[bytes]:
         try:
             found += netlink.dump(socket.NETLINK_ROUTE, RTM_GETROUTE, request, strict=True)
         except OSError as error:
-            if error.errno != errno.ENOENT:  # a table does not exist before its first route does
+            if error.errno != errno.ENOENT:  # a table exists only once it has had a route
                 raise
     return found
 
 
 def reported_route(report: bytes) -> ReportedRoute | None:
-    """What route a report is about, struct nlmsghdr included; None for a report about anything else, or
-    one that is too short to tell."""
+    """The route in a notification (with struct nlmsghdr). None if it is truncated or has no route."""
     if len(report) < _REPORT.size:
         return None
     kind, length, table = _REPORT.unpack_from(report)

@@ -1,8 +1,7 @@
-"""Reading something of rtnetlink(7) again whenever the kernel reports that it may have changed.
+"""Waits for rtnetlink(7) notifications, for `local_addresses`, `links` and `tc_watch`.
 
-The loop that `local_addresses` and `links` share, and the waiting for reports of `tc_watch`. What a report
-says is of no interest, only that there was one, so reports that the kernel had to drop (ENOBUFS) are one more
-reason to read and no loss.
+A notification only triggers a new read, so its contents do not matter. If the kernel drops notifications
+(ENOBUFS), nothing is lost, because that triggers a read as well.
 """
 
 import contextlib
@@ -20,22 +19,23 @@ from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.log import Logger
 
 COALESCE_SECONDS = 0.02
-"""For how long changes are gathered: a device that comes up brings several reports at once."""
+"""Delay between a notification and the read. A device that comes up causes several notifications at once."""
 
 BUSY_FACTOR = 9
-"""How many times as long as a read took the next one waits: changes without end cost a tenth of a CPU."""
+"""Delay after a read, in multiples of its duration. Permanent changes so take at most a tenth of a CPU."""
 
 REREAD_SECONDS = 30.0
-"""After how long is read though nothing was reported, should a report ever be missing."""
+"""Read after this time even without a notification, in case one was missed."""
 
 STOP_SECONDS = 0.2
-"""At most how long a stop that is no `Stop` goes unnoticed."""
+"""Interval in which an event that is not a `Stop` is checked, and the minimum between two calls of
+`await_reports`."""
 
 GROUPS = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
 """RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR, _IPV6_ROUTE: links, addresses and routes."""
 
 REPORT_BYTES = 32
-"""How much of each report `concerns` gets to see: the header, and what begins every kind of message."""
+"""The bytes of each notification that `concerns` gets: struct nlmsghdr, and the start of the message."""
 
 _SO_RCVBUFFORCE = 33
 _RECEIVE_BUFFER_BYTES = 1 << 20
@@ -43,13 +43,13 @@ _RECEIVE_BUFFER_BYTES = 1 << 20
 log = Logger(__name__)
 
 READ_FAILED = "Failed to read the kernel after a change"
-"""Read again at the next change."""
+"""It is read again at the next change."""
 
 T = TypeVar("T")
 
 
 class Stop(threading.Event):
-    """An event that also ends a `poll` of it at once, so that the wait costs nothing."""
+    """An event with a file descriptor, so that poll(2) can wait for it without a timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Stop(threading.Event):
         os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:
-        """Nothing may use it any more."""
+        """Close the file descriptor. Do not use the event afterwards."""
         os.close(self._fd)
 
 
@@ -74,28 +74,28 @@ def watch(
     changed: Callable[[T], object],
     stop: threading.Event,
 ) -> None:
-    """Hand what `read` returns to `changed` at once, and again whenever it differs, until `stop` is set.
+    """Pass the result of `read` to `changed` at once, and again whenever it differs, until `stop` is set.
 
-    `what` names it in logs and errors; `concerns` says of a report (its first REPORT_BYTES, struct
-    nlmsghdr included) whether it may be about it. Runs in the calling thread, in its network namespace,
-    and calls all of them in it. Subscribes before it reads, so nothing falls between. A read that fails
-    later on is logged, and made again at the next change or when it is due.
+    `what` names the subject in logs and errors. `concerns` returns whether a notification may be about it; it
+    gets the first REPORT_BYTES, which include struct nlmsghdr. All functions run in the calling thread and
+    its network namespace. The subscription precedes the first read, so no change is missed. If a later read
+    fails, this is logged, and the read is retried at the next notification or after REREAD_SECONDS.
 
-    Raises Rejected where the subscription fails, and what `read` raises where that fails the first time.
+    Raises Rejected if the subscription fails, and the errors of the first `read`.
     """
-    with _subscribed(what, GROUPS) as reports:
-        known = read()
-        changed(known)
-        while _await_report(what, reports, concerns, stop, REREAD_SECONDS):
+    with _subscribed(what, GROUPS) as notifications:
+        last = read()
+        changed(last)
+        while _await_report(what, notifications, concerns, stop, REREAD_SECONDS):
             started = time.monotonic()
             try:
                 current = read()
             except KernelError as error:
                 log.warning(READ_FAILED, what=what, error=error.message)
                 continue
-            if current != known:
-                known = current
-                changed(known)
+            if current != last:
+                last = current
+                changed(last)
             stop.wait(BUSY_FACTOR * (time.monotonic() - started))
 
 
@@ -106,30 +106,29 @@ def await_reports(
     reported: Callable[[], object],
     stop: Stop,
 ) -> None:
-    """Call `reported` after each burst of reports to these groups of which one `concerns` the caller, until
-    `stop` is set. Between two calls are at least STOP_SECONDS.
+    """Call `reported` after each burst of relevant notifications of these groups, until `stop` is set.
 
-    `what` and `concerns` are as in `watch`. Runs in the calling thread, in its network namespace, and calls
-    both functions in it.
+    At least STOP_SECONDS are between two calls. `what` and `concerns` are as in `watch`. All functions run in
+    the calling thread and its network namespace.
 
-    Raises Rejected where reports cannot be received.
+    Raises Rejected if notifications cannot be received.
     """
-    with _subscribed(what, groups) as reports:
-        while _await_report(what, reports, concerns, stop, math.inf):
+    with _subscribed(what, groups) as notifications:
+        while _await_report(what, notifications, concerns, stop, math.inf):
             reported()
             stop.wait(STOP_SECONDS)
 
 
 def _await_report(
     what: str,
-    reports: socket.socket,
+    notifications: socket.socket,
     concerns: Callable[[bytes], bool],
     stop: threading.Event,
     seconds: float,
 ) -> bool:
-    """Wait until something may have changed, at most for so long; False once `stop` is set."""
+    """Wait for a relevant notification, at most `seconds`. Return False once `stop` is set."""
     poll = select.poll()
-    poll.register(reports, select.POLLIN)
+    poll.register(notifications, select.POLLIN)
     timeout: float | None = STOP_SECONDS * 1000
     if isinstance(stop, Stop) and seconds == math.inf:
         poll.register(stop, select.POLLIN)
@@ -138,36 +137,36 @@ def _await_report(
     while not stop.is_set() and time.monotonic() < due:
         if poll.poll(timeout):
             stop.wait(COALESCE_SECONDS)
-            if _drain(what, reports, concerns):
+            if _drain(what, notifications, concerns):
                 break
     return not stop.is_set()
 
 
 def _subscribed(what: str, groups: int) -> socket.socket:
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    reports = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
+    notifications = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
     try:
-        with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the usual size has to do
-            reports.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER_BYTES)
-        reports.bind((0, groups))
+        with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the default size remains
+            notifications.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER_BYTES)
+        notifications.bind((0, groups))
     except OSError as error:
-        reports.close()
-        raise Rejected(f"changes of {what} cannot be subscribed to: {error.strerror}") from error
-    return reports
+        notifications.close()
+        raise Rejected(f"cannot subscribe to changes of {what}: {error.strerror}") from error
+    return notifications
 
 
-def _drain(what: str, reports: socket.socket, concerns: Callable[[bytes], bool]) -> bool:
-    """Take all reports that are there; whether one of them may be of interest.
+def _drain(what: str, notifications: socket.socket, concerns: Callable[[bytes], bool]) -> bool:
+    """Receive all pending notifications; return whether one of them is relevant.
 
-    ENOBUFS stands for reports that were dropped, and is given once for all of them.
+    The kernel reports dropped notifications once, with ENOBUFS. They count as relevant.
     """
     relevant = False
     while True:
         try:
-            relevant = concerns(reports.recv(REPORT_BYTES)) or relevant  # the rest goes with it
+            relevant = concerns(notifications.recv(REPORT_BYTES)) or relevant  # recv() discards the rest
         except BlockingIOError:
             return relevant
         except OSError as error:
             if error.errno != errno.ENOBUFS:
-                raise Rejected(f"changes of {what} cannot be received: {error.strerror}") from error
+                raise Rejected(f"cannot receive changes of {what}: {error.strerror}") from error
             relevant = True

@@ -1,7 +1,7 @@
-"""Network namespaces of the machine: which there are, and doing something inside of one.
+"""All network namespaces of the machine: finding them, and running code inside one.
 
-The agent stands in the host's network namespace, but the sockets of pods are in theirs, and sock_diag
-shows only those of the namespace one is in. So stale UDP sockets are searched in each of them.
+The agent runs in the host's network namespace. sock_diag shows only sockets of the current namespace, so the
+search for stale UDP sockets enters the namespace of each pod.
 Sources: namespaces(7), setns(2), proc_pid_ns(5); ip-netns(8) for the mounts under /run/netns.
 """
 
@@ -13,19 +13,19 @@ from ebpfproxy.errors import NotFound
 from ebpfproxy.linux.netns import netns
 
 Identity = tuple[int, int]
-"""Device and inode number of a namespace: two are the same where both are (namespaces(7))."""
+"""Device and inode number of a namespace. They identify it (namespaces(7))."""
 
 RUN_NETNS = ("/run/netns", "/var/run/netns", "/run/docker/netns")
-"""Where ip-netns, container runtimes (CNI) and Docker bind-mount namespaces that no process need be in."""
+"""Folders in which ip-netns, container runtimes (CNI) and Docker bind-mount namespaces."""
 
 
 def network_namespaces(proc_root: str = "/proc", run_netns: Sequence[str] = RUN_NETNS) -> list[str]:
-    """One path for each network namespace of the machine: the bind mounts first, then processes'.
+    """One path for each network namespace of the machine: bind mounts first, then those of processes.
 
-    A path of a process is valid only while that process lives; `opened_network_namespaces` has no such
-    gap. Of a container it takes hostPID (all processes) and CAP_SYS_PTRACE (processes of other users);
-    a process that is gone, is a zombie, or may not be looked into is skipped. A namespace that only a
-    thread other than its process's first, or only an open descriptor, holds is not found.
+    A path in proc is valid only while its process exists; `opened_network_namespaces` avoids this race.
+    In a container this requires hostPID (to see all processes) and CAP_SYS_PTRACE (for processes of other
+    users). Processes that have ended or cannot be accessed are skipped. A namespace is not found if only
+    a thread that is not its process's main thread, or only an open descriptor, refers to it.
     """
     found: dict[Identity, str] = {}
     for path, identity in _candidates(proc_root, run_netns):
@@ -36,23 +36,23 @@ def network_namespaces(proc_root: str = "/proc", run_netns: Sequence[str] = RUN_
 def opened_network_namespaces(
     proc_root: str = "/proc", run_netns: Sequence[str] = RUN_NETNS
 ) -> Generator[int, None, None]:
-    """A descriptor of each network namespace once, valid until the next is asked for, then closed.
+    """Yield one descriptor for each network namespace. It is closed when the next one is requested.
 
-    Where a process vanishes before it could be opened, the next one of the same namespace stands in.
-    Close the iterator (`contextlib.closing`) where it is left early.
+    If a process ends before its namespace is opened, another process of the same namespace is used.
+    If you end the iteration early, close the generator (`contextlib.closing`).
     """
-    given: set[Identity] = set()
+    yielded: set[Identity] = set()
     for path, identity in _candidates(proc_root, run_netns):
-        if identity in given:
+        if identity in yielded:
             continue
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             continue
         try:
-            opened = identity_of_descriptor(descriptor)  # the process id may have changed hands since
-            if opened not in given:
-                given.add(opened)
+            opened = identity_of_descriptor(descriptor)  # another process may have the process id by now
+            if opened not in yielded:
+                yielded.add(opened)
                 yield descriptor
         finally:
             os.close(descriptor)
@@ -60,13 +60,13 @@ def opened_network_namespaces(
 
 @contextlib.contextmanager
 def in_namespace(descriptor: int) -> Iterator[None]:
-    """Have the calling thread in the network namespace of `descriptor`, and back in its own afterwards.
+    """Run the block in the network namespace of `descriptor`, then return to the thread's own.
 
-    setns(2) moves one thread. Sockets keep the namespace in which they were made; threads started
-    inside stay inside. So nothing but the task at hand may run in this thread meanwhile: no event
-    loop, no thread pool that is shared.
+    setns(2) moves only the calling thread. Sockets keep the namespace in which they are created, and threads
+    that are started in the block stay in the namespace. So run no event loop and use no shared thread pool in
+    the block.
 
-    Raises what `netns.enter` raises: without CAP_SYS_ADMIN, or for a descriptor of something else.
+    Raises the errors of `netns.enter`: without CAP_SYS_ADMIN, or if `descriptor` is not a network namespace.
     """
     with open("/proc/thread-self/ns/net", "rb") as own:
         netns.enter(descriptor)
@@ -77,12 +77,12 @@ def in_namespace(descriptor: int) -> Iterator[None]:
 
 
 def _candidates(proc_root: str, run_netns: Sequence[str]) -> Iterator[tuple[str, Identity]]:
-    """Every path of a network namespace with the namespace's identity, the same namespace many times."""
+    """Every path of a network namespace, with its identity. A namespace can have many paths."""
     device = _nsfs_device(proc_root)
     for folder in run_netns:
         for name in _entries(folder):
             path = f"{folder}/{name}"
-            # A file on which nothing is mounted (any more) is no namespace.
+            # A file without a mount is not a namespace.
             if (identity := identity_of(path)) and identity[0] == device:
                 yield path, identity
     for name in _entries(proc_root):
@@ -95,31 +95,30 @@ def _candidates(proc_root: str, run_netns: Sequence[str]) -> Iterator[tuple[str,
 def _nsfs_device(proc_root: str) -> int:
     identity = identity_of(f"{proc_root}/self/ns/net")
     if identity is None:
-        raise NotFound(f"{proc_root} shows no namespaces", "is it a proc file system?")
+        raise NotFound(f"cannot find namespaces in {proc_root}", "mount a proc file system there")
     return identity[0]
 
 
 def _entries(folder: str) -> list[str]:
-    """Names in a folder; none where the folder is missing."""
+    """Names in a folder; empty if the folder cannot be read."""
     try:
-        return os.listdir(folder)  # noqa: PTH208  (twice as fast as Path.iterdir, and names are all we need)
+        return os.listdir(folder)  # noqa: PTH208  (twice as fast as Path.iterdir)
     except OSError:
         return []
 
 
 def identity_of(path: str) -> Identity | None:
-    """None where there is no such file, or it must not be read."""
+    """The identity of the namespace at `path`; None if the file does not exist or may not be accessed."""
     try:
-        return _identity(os.stat(path))  # noqa: PTH116  (half of the time of Path.stat)
+        return _identity(os.stat(path))  # noqa: PTH116  (takes half the time of Path.stat)
     except OSError:
         return None
 
 
 def identity_of_descriptor(descriptor: int) -> Identity:
-    """Of the namespace that is open as `descriptor`."""
+    """The identity of an open namespace."""
     return _identity(os.fstat(descriptor))
 
 
 def _identity(status: os.stat_result) -> Identity:
-    """namespaces(7): two are the same where both device and inode number are."""
     return status.st_dev, status.st_ino

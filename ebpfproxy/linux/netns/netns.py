@@ -1,7 +1,7 @@
-"""Named network namespaces, as `ip netns` keeps them: a bind mount of each under /run/netns.
+"""Named network namespaces, compatible with `ip netns`: each is a bind mount below /run/netns.
 
-Namespaces belong to threads: `entered` and `enter` move the calling thread alone, and whatever it
-forks later. See network_namespaces(7), setns(2), ip-netns(8).
+Each thread has a network namespace. `entered` and `enter` move only the calling thread; its later child
+processes inherit the namespace. See network_namespaces(7), setns(2), ip-netns(8).
 """
 
 import contextlib
@@ -39,19 +39,19 @@ _ERRORS: dict[int, type[KernelError]] = {
 
 
 def path(name: str) -> Path:
-    """Where the namespace of that name is, whether it exists or not."""
+    """The path of the namespace of that name, whether or not it exists."""
     return FOLDER / name
 
 
 def names(prefix: str = "") -> list[str]:
-    """The names that exist and start with `prefix`, sorted; empty where there is none."""
+    """The names of the existing namespaces that start with `prefix`, sorted."""
     if not FOLDER.is_dir():
         return []
     return sorted(entry.name for entry in FOLDER.iterdir() if entry.name.startswith(prefix))
 
 
 def create(name: str) -> None:
-    """Make a network namespace that lives until `delete`, with its loopback device down.
+    """Create a network namespace that exists until `delete`. Its loopback device is down.
 
     Raises AlreadyExists, or Rejected without CAP_SYS_ADMIN.
     """
@@ -59,91 +59,91 @@ def create(name: str) -> None:
     try:
         os.close(os.open(path(name), os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0))
     except OSError as error:
-        raise _failure(f"network namespace {name}", error.errno or 0) from None
-    back = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        raise _failure(f"create network namespace {name}", error.errno or 0) from None
+    previous = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _check("unshare", _libc.unshare(_CLONE_NEWNET))
+        _check("create a network namespace", _libc.unshare(_CLONE_NEWNET))
         try:
             _check(
                 f"mount {path(name)}", _libc.mount(_OWN.encode(), bytes(path(name)), b"none", _MS_BIND, None)
             )
         finally:
-            enter(back)
+            enter(previous)
     except KernelError:
         path(name).unlink()
         raise
     finally:
-        os.close(back)
+        os.close(previous)
 
 
 def delete(name: str) -> None:
-    """Take the name away; the kernel frees the namespace once no process or socket is in it.
+    """Remove the name. The kernel frees the namespace once no process or socket uses it.
 
     Raises NotFound.
     """
     if not path(name).exists():
         raise NotFound(f"network namespace {name} does not exist")
-    # EINVAL: not a mount point, so a creation that was cut short.
+    # EINVAL: not a mount point, because `create` was interrupted.
     if _libc.umount2(bytes(path(name)), _MNT_DETACH) and ctypes.get_errno() != errno.EINVAL:
-        raise _failure(f"umount {path(name)}", ctypes.get_errno())
+        raise _failure(f"unmount {path(name)}", ctypes.get_errno())
     path(name).unlink()
 
 
 def enter(namespace: int) -> None:
-    """Move the calling thread into the network namespace of that file descriptor, for good."""
-    _check("setns", _libc.setns(namespace, _CLONE_NEWNET))
+    """Move the calling thread permanently into the network namespace of that file descriptor."""
+    _check("enter a network namespace", _libc.setns(namespace, _CLONE_NEWNET))
 
 
 @contextlib.contextmanager
-def entered(where: Path) -> Iterator[None]:
-    """Be in the network namespace at `where` within the block: sockets made there stay there.
+def entered(namespace_path: Path) -> Iterator[None]:
+    """Run the block in the network namespace at `namespace_path`. Sockets created in the block stay in it.
 
     Raises NotFound, or Rejected without CAP_SYS_ADMIN.
     """
     try:
-        there = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
+        target = os.open(namespace_path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise _failure(f"network namespace {where}", error.errno or 0) from None
+        raise _failure(f"open network namespace {namespace_path}", error.errno or 0) from None
     try:
-        back = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        previous = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            enter(there)
+            enter(target)
             yield
         finally:
-            enter(back)
-            os.close(back)
+            enter(previous)
+            os.close(previous)
     finally:
-        os.close(there)
+        os.close(target)
 
 
 @contextlib.contextmanager
 def throw_away() -> Iterator[None]:
-    """Be in a new network namespace within the block, with loopback down, that ends with it.
+    """Run the block in a new network namespace with loopback down, which is removed afterwards.
 
-    Raises Rejected without CAP_SYS_ADMIN, Unsupported where the kernel has no network namespaces.
+    Raises Rejected without CAP_SYS_ADMIN, Unsupported if the kernel has no network namespaces.
     """
-    back = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    previous = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _check("unshare", _libc.unshare(_CLONE_NEWNET))
+        _check("create a network namespace", _libc.unshare(_CLONE_NEWNET))
         try:
             yield
         finally:
-            enter(back)
+            enter(previous)
     finally:
-        os.close(back)
+        os.close(previous)
 
 
 def set_loopback_up() -> None:
-    """In the calling thread's network namespace. Raises OSError."""
+    """Set the loopback device of the calling thread's network namespace up. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
 def cookie() -> int:
-    """The cookie of the calling thread's network namespace: what bpf_get_netns_cookie gives there.
+    """The cookie of the calling thread's network namespace, as bpf_get_netns_cookie() returns it.
 
-    Never 0, and never used twice until the machine starts again. Raises Unsupported before Linux 5.14
-    (e8b9eab99232, "net: retrieve netns cookie via getsocketopt").
+    It is never 0 and is unique until the next boot. Raises Unsupported before Linux 5.14 (e8b9eab99232,
+    "net: retrieve netns cookie via getsocketopt").
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
@@ -151,12 +151,12 @@ def cookie() -> int:
         except OSError as error:
             if error.errno == errno.ENOPROTOOPT:
                 raise Unsupported("this kernel has no SO_NETNS_COOKIE (Linux 5.14)") from None
-            raise _failure("SO_NETNS_COOKIE", error.errno or 0) from None
+            raise _failure("read SO_NETNS_COOKIE", error.errno or 0) from None
     return int.from_bytes(raw, sys.byteorder)
 
 
 def _share_folder() -> None:
-    """Make FOLDER a shared mount, as `ip netns add` does: else its first run would bury our mounts."""
+    """Make FOLDER a shared mount, as `ip netns add` does. Otherwise its first run would hide these mounts."""
     FOLDER.mkdir(mode=0o755, exist_ok=True)
     folder = bytes(FOLDER)
     if not _libc.mount(b"", folder, b"none", _MS_SHARED | _MS_REC, None):
@@ -167,13 +167,14 @@ def _share_folder() -> None:
     _check(f"mount {FOLDER}", _libc.mount(b"", folder, b"none", _MS_SHARED | _MS_REC, None))
 
 
-def _check(what: str, result: int) -> None:
+def _check(action: str, result: int) -> None:
     if result:
-        raise _failure(what, ctypes.get_errno())
+        raise _failure(action, ctypes.get_errno())
 
 
-def _failure(what: str, number: int) -> KernelError:
-    hint = "it takes the capability CAP_SYS_ADMIN" if number == errno.EPERM else ""
-    failure = _ERRORS.get(number, KernelError)(f"{what}: {os.strerror(number)}", hint)
+def _failure(action: str, number: int) -> KernelError:
+    """`action` completes "cannot ..."."""
+    hint = "run with the capability CAP_SYS_ADMIN" if number == errno.EPERM else ""
+    failure = _ERRORS.get(number, KernelError)(f"cannot {action}: {os.strerror(number)}", hint)
     failure.__cause__ = OSError(number, os.strerror(number))
     return failure

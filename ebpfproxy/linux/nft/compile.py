@@ -1,6 +1,6 @@
-"""From the text of a rule to the rule: the words of nftables that the nftables backend writes, and no more.
+"""Compiles the text of a rule: only the part of nft's syntax that the nftables backend uses.
 
-The expressions are those that `nft` makes of the same text, so that it lists them as they were written.
+The expressions are the same as those of nft(8) for the same text, so that nft lists the rules as written.
 """
 
 import functools
@@ -32,38 +32,39 @@ from ebpfproxy.linux.nft.expressions import (
 from ebpfproxy.linux.nft.rule import FIELDS, AnonymousSet, Field, Rule, random_number
 from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag, interval_elements
 
-REFUSALS = {"ip": Reject(0, 3), "ip6": Reject(0, 4)}
-"""By family: what `reject` is, port unreachable of its ICMP."""
+REJECT = {"ip": Reject(0, 3), "ip6": Reject(0, 4)}
+"""The expression of `reject`, by family: ICMP port unreachable."""
 
 FULLY_RANDOM = 0x10  # NF_NAT_RANGE_PROTO_RANDOM_FULLY
 DESTINATION = 1  # NFT_NAT_DNAT
 UPDATE = 1  # NFT_DYNSET_OP_UPDATE
 NAT_FAMILIES = {"ip": int(socket.AF_INET), "ip6": int(socket.AF_INET6)}
 VERDICTS = {"drop": Code.DROP, "accept": Code.ACCEPT, "return": Code.RETURN}
-GOING = {"jump": Code.JUMP, "goto": Code.GOTO}
+JUMPS = {"jump": Code.JUMP, "goto": Code.GOTO}
 
 _COMMENTED = re.compile(r'(.*?) ?\bcomment "([^"]*)"')
 _WORDS_OF_FIELDS = {words.partition(" ")[0]: words.count(" ") + 1 for words in FIELDS}
-_PORT_SLOT = 4  # behind the longest address
+_PORT_SLOT = 4  # after the longest address
 _CONSTANT = SetFlag.ANONYMOUS | SetFlag.CONSTANT
 _WORD = 4  # bytes of a register
 
 
 def compile_rule(text: str, family: str) -> Rule:
-    """`family` is "ip" or "ip6". Raises ValueError, which says at which word it does not understand it."""
+    """The rule of a text. `family` is "ip" or "ip6". Raises ValueError with the word that is not
+    supported."""
     commented = _COMMENTED.fullmatch(text) if text.endswith('"') else None
     body, comment = commented.groups() if commented else (text, "")
     rule = _Compiler(body.split(" "), family)
     try:
         rule.compile()
     except (ValueError, IndexError, KeyError) as failure:
-        where = " ".join(rule.words[max(0, rule.at - 1) :])
-        raise ValueError(f"the rule {text!r} is not understood at {where!r}: {failure}") from failure
+        rest = " ".join(rule.words[max(0, rule.at - 1) :])
+        raise ValueError(f"cannot compile the rule {text!r} at {rest!r}: {failure}") from failure
     return Rule(tuple(rule.expressions), comment, tuple(rule.sets))
 
 
-def places(family: str) -> types.Key:
-    """The types of an address and a port that packets may be sent to."""
+def endpoint_types(family: str) -> types.Key:
+    """The types of an endpoint's address and port."""
     return FIELDS[f"{family} daddr"].type, types.PORT
 
 
@@ -78,13 +79,13 @@ def parse_verdict(text: str) -> Verdict:
     word, _, chain = text.partition(" ")
     if word in VERDICTS and not chain:
         return Verdict(VERDICTS[word])
-    if word in GOING and chain and " " not in chain:
-        return Verdict(GOING[word], chain)
+    if word in JUMPS and chain and " " not in chain:
+        return Verdict(JUMPS[word], chain)
     raise ValueError(f"{text!r} is not a verdict")
 
 
 class _Compiler:
-    """`at`: how many words were taken."""
+    """`at`: the number of words that were consumed."""
 
     def __init__(self, words: list[str], family: str) -> None:
         self.words = words
@@ -101,8 +102,8 @@ class _Compiler:
                 statement(self)
             elif word in VERDICTS:
                 self._put(Verdict(VERDICTS[word]))
-            elif word in GOING:
-                self._put(Verdict(GOING[word], self._next()))
+            elif word in JUMPS:
+                self._put(Verdict(JUMPS[word], self._next()))
             else:
                 self._condition(word)
 
@@ -116,7 +117,7 @@ class _Compiler:
                 raise ValueError(f"{word!r} is missing")
 
     def _follows(self, *words: str) -> bool:
-        """Whether these come next; then they are taken."""
+        """Consume these words if they are the next ones; return whether they are."""
         if self.words[self.at : self.at + len(words)] != list(words):
             return False
         self.at += len(words)
@@ -128,19 +129,19 @@ class _Compiler:
     # --- statements ---
 
     def reject(self) -> None:
-        self._put(REFUSALS[self._family])
+        self._put(REJECT[self._family])
 
     def masquerade(self) -> None:
         self._put(Masquerade(FULLY_RANDOM if self._follows("fully-random") else 0))
 
     def dnat(self) -> None:
-        """To one place, or to what a map gives."""
-        address, port = place = places(self._family)
+        """DNAT to one endpoint, or to the endpoint that a map returns."""
+        address, port = endpoint = endpoint_types(self._family)
         port_slot = _PORT_SLOT
         if self._follows(self._family, "to"):
             field = self._field(self._next())
             self._expect("map")
-            self._put(field.load, self._values((field.type,), place))
+            self._put(field.load, self._values((field.type,), endpoint))
             port_slot = types.padded(address) // _WORD
         else:
             self._expect("to")
@@ -205,15 +206,15 @@ class _Compiler:
             self._put(Lookup(self._named(self._next()), 0, inverted=inverted))
 
     def _assignment(self, field: Field) -> None:
-        """`meta mark set meta mark | 0x4000`, or ^."""
+        """`meta mark set meta mark | 0x4000`, or with ^."""
         if field.words != "meta mark" or not self._follows("meta", "mark"):
-            raise ValueError("only the mark can be set, to what follows from it")
+            raise ValueError("only the mark can be set, to a value that is computed from it")
         operator, value = self._next(), types.MARK.parse(self._next())
         keeping = {"|": _inverted(value), "^": b"\xff" * _WORD}
         self._put(field.load, Bitwise(0, 0, keeping[operator], value), SetMeta(0, MetaKey.MARK))
 
     def _verdicts(self, key: types.Key) -> None:
-        """What follows `vmap`: a map by its name, or the map itself."""
+        """What follows `vmap`: the name of a map, or an anonymous map."""
         word = self._next()
         if word.startswith("@"):
             self._put(Lookup(word[1:], 0, VERDICT_REGISTER))
@@ -226,10 +227,10 @@ class _Compiler:
         self._put(Lookup("__map%d", 0, VERDICT_REGISTER, len(self.sets)))
 
     def _values(self, key: types.Key, values: types.Key) -> Lookup:
-        """What follows `map`."""
+        """What follows `map`: an anonymous map of values."""
         elements = tuple(
-            SetElement(types.parse_key(key, one), value=types.parse_key(values, other))
-            for one, other in self._pairs(self._next())
+            SetElement(types.parse_key(key, key_text), value=types.parse_key(values, value_text))
+            for key_text, value_text in self._pairs(self._next())
         )
         declaration = Declaration(key, flags=_CONSTANT, size=len(elements), values=values)
         self.sets.append(AnonymousSet(declaration, elements))
@@ -237,8 +238,8 @@ class _Compiler:
 
     def _pairs(self, word: str) -> Iterator[tuple[str, str]]:
         for each in self._listed(word):
-            one, _, other = each.partition(" : ")
-            yield one, other
+            key, _, value = each.partition(" : ")
+            yield key, value
 
     def _named(self, word: str) -> str:
         if not word.startswith("@"):
@@ -246,7 +247,7 @@ class _Compiler:
         return word[1:]
 
     def _listed(self, word: str) -> Iterator[str]:
-        """What stands between braces, of which `word` is the first."""
+        """The elements between braces. `word` is the opening brace."""
         if word != "{":
             raise ValueError("'{' is missing")
         end = self.words.index("}", self.at)
@@ -271,7 +272,7 @@ class _Compiler:
             self._put(field.load, Compare(0, how, field.type.parse(word)))
 
     def _anonymous(self, field: Field, inverted: bool) -> Lookup:
-        elements = [one for each in self._listed("{") for one in interval_elements(field.type, each)]
+        elements = [end for each in self._listed("{") for end in interval_elements(field.type, each)]
         flags = _CONSTANT | SetFlag.INTERVAL
         declaration = Declaration((field.type,), flags=flags, size=len(elements))
         self.sets.append(AnonymousSet(declaration, tuple(elements)))
@@ -287,7 +288,8 @@ _STATEMENTS: dict[str, Callable[[_Compiler], None]] = {
 
 
 def _in_interval(field: Field, how: Comparison, interval: types.Interval) -> Iterator[Expression]:
-    """Of a prefix of whole bytes only these are loaded."""
+    """The expressions of a comparison with an interval. If a prefix consists of full bytes, only these are
+    loaded."""
     length = types.prefix_length(interval)
     assert isinstance(field.load, Payload)
     if length is None:
@@ -301,7 +303,7 @@ def _in_interval(field: Field, how: Comparison, interval: types.Interval) -> Ite
         yield field.load._replace(length=length // 8)
         yield Compare(0, how, interval.first[: length // 8])
     else:
-        mask = bytes(one ^ other ^ 0xFF for one, other in zip(*interval, strict=True))
+        mask = bytes(first ^ last ^ 0xFF for first, last in zip(*interval, strict=True))
         yield field.load
         yield Bitwise(0, 0, mask, bytes(len(mask)))
         yield Compare(0, how, interval.first)

@@ -1,4 +1,4 @@
-"""From a rule to its text: what `nft_compile` makes a rule of, in the very same words."""
+"""Converts a rule to its text: the same text from which `compile` makes the rule."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,12 +8,12 @@ from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.compile import (
     DESTINATION,
     FULLY_RANDOM,
-    GOING,
+    JUMPS,
     NAT_FAMILIES,
-    REFUSALS,
+    REJECT,
     UPDATE,
     VERDICTS,
-    places,
+    endpoint_types,
 )
 from ebpfproxy.linux.nft.expressions import (
     VERDICT_REGISTER,
@@ -41,10 +41,10 @@ from ebpfproxy.linux.nft.rule import FIELDS, AnonymousSet, Field, Rule, random_n
 from ebpfproxy.linux.nft.sets import SetElement, intervals
 from ebpfproxy.linux.nft.types import Interval
 
-_GOING_WORDS = {int(code): word for word, code in GOING.items()}
+_JUMPS_WORDS = {int(code): word for word, code in JUMPS.items()}
 _VERDICT_WORDS = {int(code): word for word, code in VERDICTS.items()}
 _SIGNS = {Comparison.EQUAL: "", Comparison.UNEQUAL: "!= "}
-# By type, too, since tuples of two types may be equal.
+# The key contains the type, since tuples of two types can be equal.
 _FIELDS_BY_LOAD: dict[tuple[type, Expression], Field] = {
     (type(each.load), each.load): each for each in FIELDS.values()
 }
@@ -55,12 +55,15 @@ _WORD = 4
 
 
 class _Unreadable(Exception):
-    """The rule is not of the kind that `nft_compile` makes."""
+    """The rule has something that `compile` does not produce."""
 
 
 def rule_text(rule: Rule, family: str) -> str:
-    """`family` is "ip" or "ip6". A rule with anything to it that we never write comes out as a text that
-    compiles to nothing: "other: " and the names of its expressions."""
+    """The text of a rule. `family` is "ip" or "ip6".
+
+    For a rule with anything that `compile` does not produce, the text is "other: " and the names of its
+    expressions, which cannot be compiled.
+    """
     reader = _Decompiler(rule.sets, family)
     try:
         for each in rule.expressions:
@@ -74,24 +77,24 @@ def rule_text(rule: Rule, family: str) -> str:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """What `parse_verdict` reads; of a code that we do not know its number."""
+    """The text that `parse_verdict` reads; for an unknown code, its number."""
     if verdict.chain:
-        return f"{_GOING_WORDS.get(verdict.code, verdict.code)} {verdict.chain}"
+        return f"{_JUMPS_WORDS.get(verdict.code, verdict.code)} {verdict.chain}"
     return _VERDICT_WORDS.get(verdict.code, str(verdict.code))
 
 
 class _Decompiler:
-    """What is loaded is remembered by its slot, and forgotten when something looks at it."""
+    """Remembers the fields and constants that are loaded, by slot, until an expression uses them."""
 
     def __init__(self, sets: tuple[AnonymousSet, ...], family: str) -> None:
         self.words: list[str] = []
         self._sets = sets
         self._family = family
-        self._fields: dict[int, tuple[Field, int]] = {}  # and how many bytes of it
+        self._fields: dict[int, tuple[Field, int]] = {}  # and the number of bytes that are loaded
         self._constants: dict[int, bytes] = {}
-        self._chosen = ""  # what a map gives, from slot 0 on
+        self._chosen = ""  # the text of a map lookup whose result is in the slots from 0 on
         self._bits: Bitwise | None = None
-        self._floor: Compare | None = None  # the lower end of a range, which waits for the upper one
+        self._floor: Compare | None = None  # the lower end of a range, until the upper end is read
 
     def read(self, each: Expression) -> None:
         if self._floor and not isinstance(each, Compare):
@@ -102,7 +105,7 @@ class _Decompiler:
         handler(self, each)
 
     def end(self) -> None:
-        """Nothing may be left that nothing looked at."""
+        """Raise _Unreadable if something that was loaded is unused."""
         if self._fields or self._constants or self._bits or self._floor or self._chosen:
             raise _Unreadable
 
@@ -121,8 +124,8 @@ class _Decompiler:
             raise _Unreadable
         self._bits = each
 
-    def _whole(self, slot: int) -> Field:
-        """What is in the slot, all of it and as it was loaded."""
+    def _unmodified(self, slot: int) -> Field:
+        """The field in the slot, if all of its bytes are loaded and not modified."""
         field, length = self._fields.pop(slot)
         if self._bits or length != field.type.length:
             raise _Unreadable
@@ -152,9 +155,9 @@ class _Decompiler:
         self._say(field.words, _SIGNS[Comparison(each.how)] + text)
 
     def _compare_bits(self, each: Compare, bits: Bitwise) -> None:
-        """A prefix of an address, one of several states, or bits of the mark."""
+        """Compare a prefix of an address, one of several states, or bits of the mark."""
         self._bits = None
-        field = self._whole(each.slot)
+        field = self._unmodified(each.slot)
         sign = _SIGNS[Comparison(each.how)]
         if any(bits.xor) or len(bits.mask) != len(each.value):
             raise _Unreadable
@@ -185,7 +188,7 @@ class _Decompiler:
         self._interval(each.slot, _SIGNS[Comparison(each.how)], Interval(each.low, each.high))
 
     def _interval(self, slot: int, sign: str, interval: Interval) -> None:
-        field = self._whole(slot)
+        field = self._unmodified(slot)
         self._say(field.words, sign + types.interval_text(field.type, interval))
 
     def lookup(self, each: Lookup) -> None:
@@ -199,24 +202,24 @@ class _Decompiler:
             raise _Unreadable
         elif each.target == VERDICT_REGISTER:
             self._say(words, "vmap", _map_text(own, fields) if own else f"@{each.set_name}")
-        elif own and each.target == 0 and own.declaration.values == places(self._family):
+        elif own and each.target == 0 and own.declaration.values == endpoint_types(self._family):
             self._chosen = f"{words} map {_map_text(own, fields)}"
         else:
             raise _Unreadable
 
     def _concatenated(self, slot: int) -> Iterator[Field]:
-        """All that is loaded, from this slot on, one behind the other."""
+        """All fields in adjacent slots, from this slot on. No other field may be loaded."""
         while slot in self._fields:
-            field = self._whole(slot)
+            field = self._unmodified(slot)
             slot += types.padded(field.type) // _WORD
             yield field
         if self._fields:
             raise _Unreadable
 
     def set_meta(self, each: SetMeta) -> None:
-        """Bits of the mark are set, or turned."""
+        """Set or invert bits of the mark."""
         bits, self._bits = self._bits, None
-        field = self._whole(each.slot)
+        field = self._unmodified(each.slot)
         if bits is None or (field.words, each.key) != ("meta mark", MetaKey.MARK):
             raise _Unreadable
         mask, xor = (int.from_bytes(value, sys.byteorder) for value in (bits.mask, bits.xor))
@@ -231,7 +234,7 @@ class _Decompiler:
     def dynset(self, each: Dynset) -> None:
         if each.how != UPDATE or not each.timeout or each.timeout % 1000:
             raise _Unreadable
-        field = self._whole(each.slot)
+        field = self._unmodified(each.slot)
         self._say(f"update @{each.set_name} {{ {field.words} timeout {each.timeout // 1000}s }}")
 
     def nat(self, each: Nat) -> None:
@@ -247,7 +250,7 @@ class _Decompiler:
         self._say("dnat to", f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
 
     def _nat_to_chosen(self, each: Nat) -> None:
-        address, _ = places(self._family)
+        address, _ = endpoint_types(self._family)
         if (each.address, each.port) != (0, types.padded(address) // _WORD):
             raise _Unreadable
         self._say(f"dnat {self._family} to", self._chosen)
@@ -259,7 +262,7 @@ class _Decompiler:
         self._say("masquerade fully-random" if each.flags else "masquerade")
 
     def reject(self, each: Reject) -> None:
-        if each != REFUSALS[self._family]:
+        if each != REJECT[self._family]:
             raise _Unreadable
         self._say("reject")
 
@@ -287,7 +290,7 @@ _HANDLERS: dict[type, Callable[[_Decompiler, Any], None]] = {
 
 
 def _field(load: Payload | Meta | Ct | Fib | Numgen) -> tuple[Field, int]:
-    """What it loads, and how many bytes of it. Raises KeyError for what we never look at."""
+    """The field that an expression loads, and the number of bytes. Raises KeyError for an unknown field."""
     if isinstance(load, Numgen):
         field = random_number(load.modulus)
         if field.load != load._replace(slot=0):
@@ -298,22 +301,21 @@ def _field(load: Payload | Meta | Ct | Fib | Numgen) -> tuple[Field, int]:
         if load.length > field.type.length:
             raise KeyError(load)
         return field, load.length
-    anywhere = load._replace(slot=0)
-    field = _FIELDS_BY_LOAD[type(load), anywhere]
+    field = _FIELDS_BY_LOAD[type(load), load._replace(slot=0)]
     return field, field.type.length
 
 
 def _map_text(of: AnonymousSet, fields: Sequence[Field]) -> str:
-    """Of a map of verdicts, or of values."""
+    """The text of an anonymous map of verdicts or values."""
     key, values = tuple(field.type for field in fields), of.declaration.values
     if key != of.declaration.key:
         raise _Unreadable
     elements = sorted(of.elements, key=lambda each: _ordered(key, each.key))
-    return _braced(f"{types.key_text(key, each.key)} : {_said(each, values)}" for each in elements)
+    return _braced(f"{types.key_text(key, each.key)} : {_value_text(each, values)}" for each in elements)
 
 
-def _said(each: SetElement, values: types.Key) -> str:
-    """What a map says of one key."""
+def _value_text(each: SetElement, values: types.Key) -> str:
+    """The verdict or value of one element of a map."""
     if values:
         return types.key_text(values, each.value)
     if each.verdict:
@@ -328,7 +330,7 @@ def _set_text(of: AnonymousSet, fields: Sequence[Field]) -> str:
 
 
 def _ordered(key: types.Key, value: bytes) -> int | bytes:
-    """Numbers of host order by what they are."""
+    """The sort key of a set's key: numbers in host byte order are sorted by value."""
     return int.from_bytes(value, sys.byteorder) if key == (types.INTEGER,) else value
 
 

@@ -1,9 +1,9 @@
-"""Expressions of nf_tables as the kernel takes and gives them.
+"""Encodes expressions of nf_tables as netlink attributes, and decodes them.
 
-What we do not know, or what has something to it that we do not know, is read as `Other`: then a rule is taken
-as unknown, never as another one than it is.
+An unknown expression, or one with unknown attributes, is decoded as `Other`. So an unknown rule is never
+mistaken for a known one.
 
-Sources: include/uapi/linux/netfilter/nf_tables.h, and nft_*.c of net/netfilter for what is optional.
+Sources: include/uapi/linux/netfilter/nf_tables.h; nft_*.c of net/netfilter for optional attributes.
 """
 
 import functools
@@ -43,12 +43,12 @@ _INVERTED = 1  # NFT_LOOKUP_F_INV
 
 
 def nested(kind: int, *parts: bytes) -> bytes:
-    """One attribute that holds others."""
+    """An attribute that contains other attributes."""
     return attribute(kind | NESTED, b"".join(parts))
 
 
 def u32(kind: int, value: int) -> bytes:
-    """nf_tables has all its numbers in network order."""
+    """A number; all numbers of nf_tables are in network byte order."""
     return attribute(kind, _U32.pack(value))
 
 
@@ -57,7 +57,7 @@ def name(kind: int, value: str) -> bytes:
 
 
 def number(value: bytes | None) -> int:
-    """0 where the attribute is missing."""
+    """The number in an attribute; 0 if the attribute is missing."""
     return int.from_bytes(value) if value else 0
 
 
@@ -67,7 +67,7 @@ def encode_all(expressions: Iterable[Expression]) -> bytes:
 
 
 def decode_all(data: bytes) -> tuple[Expression, ...]:
-    """The opposite; what is not known comes out as `Other`."""
+    """The expressions in NFTA_RULE_EXPRESSIONS. Unknown ones are `Other`."""
     return tuple(_decode(element) for _, element in attributes(data, 0))
 
 
@@ -78,13 +78,13 @@ def encode_verdict(verdict: Verdict) -> bytes:
 
 
 def decode_verdict(data: bytes) -> Verdict:
-    """From the value of NFTA_DATA_VERDICT."""
+    """The verdict in the value of NFTA_DATA_VERDICT."""
     found = dict(attributes(data, 0))
     return Verdict(_I32.unpack(found[1])[0], text(found.get(2)))
 
 
-# Registers: 0 is the verdict, 1 to 4 of 16 bytes are the same as 8 to 23 of 4 bytes. The kernel reports
-# the older form where it can (nft_dump_register()).
+# Registers: 0 is the verdict. Registers 1 to 4 of 16 bytes are the same memory as 8 to 23 of 4 bytes. The
+# kernel reports the older form if possible (nft_dump_register()).
 
 
 def _register(kind: int, slot: int) -> bytes:
@@ -118,7 +118,7 @@ def _bitwise(each: Bitwise) -> tuple[bytes, ...]:
 
 def _read_bitwise(found: Attributes) -> Bitwise:
     if number(found.get(6)) != 0:
-        raise KeyError("a shift, or one of two registers")
+        raise KeyError("a shift, or an operation on two registers")
     return Bitwise(_slot(found[1]), _slot(found[2]), _value(found[4]), _value(found[5]))
 
 
@@ -149,7 +149,7 @@ def _nat(each: Nat) -> tuple[bytes, ...]:
 
 
 def _read_nat(found: Attributes) -> Nat:
-    """The kernel gives the end of each range, too, which is its beginning here."""
+    """The kernel also returns the end of each range. Here it must equal the start."""
     if found.get(4, found.get(3)) != found.get(3) or found.get(6, found.get(5)) != found.get(5):
         raise KeyError("a range")
     address, port = (_slot(found[kind]) if kind in found else None for kind in (3, 5))
@@ -221,7 +221,7 @@ _ENCODE: dict[type, tuple[str, Callable[[Any], Iterable[bytes]]]] = {
 
 
 class _Reader(NamedTuple):
-    """`known`: all attributes that `read` looks at, or that say nothing."""
+    """Decodes an expression. `known`: the attributes that `read` uses, or that have no meaning."""
 
     known: frozenset[int]
     read: Callable[[Attributes], Expression]
@@ -256,9 +256,9 @@ _DECODE = {
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _encode(expression: Expression) -> bytes:
-    """Remembered, since most are in every other rule; by type, too, as tuples of two types may be equal."""
+    """Cached, since most rules share expressions. `typed`, since tuples of two types can be equal."""
     if isinstance(expression, Other):
-        raise TypeError(f"{expression.name} cannot be written")
+        raise TypeError(f"cannot encode an expression {expression.name}")
     kernel_name, parts = _ENCODE[type(expression)]
     return nested(1, name(1, kernel_name), nested(2, *parts(expression)))
 

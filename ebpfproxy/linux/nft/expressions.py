@@ -1,18 +1,19 @@
-"""The expressions that rules of nf_tables are made of, as values.
+"""The expressions of nf_tables rules, as values.
 
-A rule is a list of them. Most load something into registers, or look at what is there: sixteen slots of four
-bytes each; the verdict has a register of its own. Source: include/uapi/linux/netfilter/nf_tables.h.
+A rule is a list of expressions. Most of them load data into registers, or use the data there. There are
+sixteen slots of four bytes each, and a register for the verdict. Source:
+include/uapi/linux/netfilter/nf_tables.h.
 """
 
 import enum
 from typing import NamedTuple
 
 VERDICT_REGISTER = -1
-"""In place of a slot: where a map of verdicts leads to."""
+"""Used instead of a slot, as the target of a verdict map lookup."""
 
 
 class Base(enum.IntEnum):
-    """Where a payload is counted from: NFT_PAYLOAD_*."""
+    """The header at which a payload offset starts: NFT_PAYLOAD_*."""
 
     NETWORK = 1
     TRANSPORT = 2
@@ -27,7 +28,7 @@ class MetaKey(enum.IntEnum):
 
 
 class Comparison(enum.IntEnum):
-    """NFT_CMP_*, of which NFT_RANGE_* has the first two."""
+    """NFT_CMP_*. NFT_RANGE_* has the first two."""
 
     EQUAL = 0
     UNEQUAL = 1
@@ -46,7 +47,7 @@ class Code(enum.IntEnum):
 
 
 class Payload(NamedTuple):
-    """`length` bytes of the packet, from `offset` on."""
+    """Load `length` bytes of the packet, from `offset` on."""
 
     slot: int
     base: int
@@ -55,24 +56,28 @@ class Payload(NamedTuple):
 
 
 class Meta(NamedTuple):
+    """Load metadata of the packet: NFT_META_*."""
+
     slot: int
     key: int
 
 
 class SetMeta(NamedTuple):
+    """Write the slot to metadata of the packet."""
+
     slot: int
     key: int
 
 
 class Ct(NamedTuple):
-    """What conntrack knows: NFT_CT_*."""
+    """Load data of the conntrack entry: NFT_CT_*."""
 
     slot: int
     key: int
 
 
 class Fib(NamedTuple):
-    """What the routes say of an address: `result` is NFT_FIB_RESULT_*, `flags` are NFTA_FIB_F_*."""
+    """Look up an address in the routing tables. `result` is NFT_FIB_RESULT_*, `flags` are NFTA_FIB_F_*."""
 
     slot: int
     result: int
@@ -80,7 +85,7 @@ class Fib(NamedTuple):
 
 
 class Numgen(NamedTuple):
-    """`kind` is NFT_NG_*."""
+    """Load a generated number. `kind` is NFT_NG_*."""
 
     slot: int
     modulus: int
@@ -89,7 +94,7 @@ class Numgen(NamedTuple):
 
 
 class Bitwise(NamedTuple):
-    """What is in a slot, `& mask ^ xor`."""
+    """Store `slot & mask ^ xor` in `target`."""
 
     slot: int
     target: int
@@ -98,12 +103,16 @@ class Bitwise(NamedTuple):
 
 
 class Compare(NamedTuple):
+    """End the rule unless the comparison is true."""
+
     slot: int
     how: int
     value: bytes
 
 
 class InRange(NamedTuple):
+    """End the rule unless the slot is in (EQUAL) or outside (UNEQUAL) the range."""
+
     slot: int
     how: int
     low: bytes
@@ -111,22 +120,25 @@ class InRange(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A constant."""
+    """Load a constant."""
 
     slot: int
     value: bytes
 
 
 class Verdict(NamedTuple):
-    """What becomes of the packet; `chain` is "" where none is gone to."""
+    """Set the verdict. `chain` is "" unless the code is JUMP or GOTO."""
 
     code: int
     chain: str = ""
 
 
 class Lookup(NamedTuple):
-    """`target`: where what a map says goes to; None for a set. `set_id` is that of a set made in the same
-    transaction, 0 for one that has its name already."""
+    """Look up a slot in a set or map.
+
+    `target`: the slot for the value of a map, None for a set. `set_id` identifies a set that is created in
+    the same transaction; 0 if the set is identified by its name.
+    """
 
     set_name: str
     slot: int
@@ -136,8 +148,11 @@ class Lookup(NamedTuple):
 
 
 class Nat(NamedTuple):
-    """`kind` is NFT_NAT_*, `family` an NFPROTO_*; slots, None where it does not matter. `flags` are
-    NF_NAT_RANGE_*, without those two that follow from the slots."""
+    """Translate the packet. `kind` is NFT_NAT_*, `family` an NFPROTO_*.
+
+    `address` and `port` are slots, None if not translated. `flags` are NF_NAT_RANGE_*, without the two that
+    follow from the slots.
+    """
 
     kind: int
     family: int
@@ -147,19 +162,21 @@ class Nat(NamedTuple):
 
 
 class Masquerade(NamedTuple):
+    """Masquerade the packet. `flags` are NF_NAT_RANGE_*."""
+
     flags: int
 
 
 class Reject(NamedTuple):
-    """`kind` is NFT_REJECT_*, `code` that of ICMP."""
+    """Reject the packet. `kind` is NFT_REJECT_*, `code` that of ICMP."""
 
     kind: int
     code: int
 
 
 class Dynset(NamedTuple):
-    """Put what is in a slot into a set. `how` is NFT_DYNSET_OP_*, `timeout` in milliseconds, 0 for the
-    set's own."""
+    """Add the slot to a set. `how` is NFT_DYNSET_OP_*. `timeout` is in milliseconds, 0 for the set's
+    timeout."""
 
     set_name: str
     how: int
@@ -168,7 +185,7 @@ class Dynset(NamedTuple):
 
 
 class Other(NamedTuple):
-    """One that is not known, or has something that is not."""
+    """An unknown expression, or one with unknown attributes."""
 
     name: str
     data: bytes

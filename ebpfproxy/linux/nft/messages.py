@@ -1,7 +1,7 @@
-"""The objects of nf_tables as messages: what the kernel may be asked for.
+"""Netlink messages that create, change and delete objects of nf_tables.
 
-Sources: include/uapi/linux/netfilter/nf_tables.h; nf_tables_api.c for what is required of a message; for the
-userdata, which only those read who list tables: include/libnftnl/udata.h of libnftnl.
+Sources: include/uapi/linux/netfilter/nf_tables.h; nf_tables_api.c for the required attributes;
+include/libnftnl/udata.h of libnftnl for the userdata, which only programs that list tables read.
 """
 
 import enum
@@ -22,7 +22,7 @@ from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag
 
 HEAD = struct.Struct(">BBH")  # struct nfgenmsg: family, version, res_id
 _NLM_F_APPEND = 0x800
-VERDICTS = 0xFFFFFF00  # NFT_DATA_VERDICT, in place of the number of a type
+VERDICTS = 0xFFFFFF00  # NFT_DATA_VERDICT, instead of the number of a type
 _VERDICT_LENGTH = 16
 INTERVAL_END = 1  # NFT_SET_ELEMINTERVAL_END
 _DORMANT = 1  # NFT_TABLE_F_DORMANT
@@ -85,7 +85,7 @@ class Operation(NamedTuple):
 
 
 class Hook(NamedTuple):
-    """Where a base chain is called from. `type` is "filter", "nat" or "route"."""
+    """The hook of a base chain. `type` is "filter", "nat" or "route"."""
 
     type: str
     hook: str
@@ -93,23 +93,23 @@ class Hook(NamedTuple):
 
 
 class SetNames:
-    """Numbers and names for sets, of which none is given twice, by any process.
+    """Generates numbers and names for anonymous sets, unique among all processes.
 
-    A set that belongs to a rule could have a name of the kernel's choice; but to choose one, the kernel looks
-    at the names of all sets that there are (nf_tables_set_alloc_name()).
+    The kernel could generate the names. But to do so, it walks over all existing sets
+    (nf_tables_set_alloc_name()).
     """
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._of_ours = secrets.token_hex(4)
+        self._prefix = secrets.token_hex(4)
 
     def number(self) -> int:
-        """One that only has to be another than those of this transaction."""
+        """A number for a set. The kernel requires that it is unique within a transaction."""
         return next(self._numbers)
 
     def name(self, number: int) -> str:
-        """For a set that belongs to a rule."""
-        return f"__{self._of_ours}-{number}"
+        """The name of an anonymous set with this number."""
+        return f"__{self._prefix}-{number}"
 
 
 def _operation(kind: Kind, table: Table, *parts: bytes) -> Operation:
@@ -122,25 +122,25 @@ def _of(table: Table) -> bytes:
     return name(1, table.name)
 
 
-# To add what is there already is no error; to delete what is not there is one, ENOENT.
+# Adding an existing object is no error. Deleting a missing object is ENOENT.
 
 
 def add_table(table: Table, dormant: bool = False) -> Operation:
-    """`dormant`: no packet ever comes to its chains."""
+    """Add a table. `dormant`: its chains are not called for any packet."""
     return _operation(Kind.NEW_TABLE, table, _of(table), u32(2, _DORMANT) if dormant else b"")
 
 
 def delete_table(table: Table) -> Operation:
-    """With all that is in it."""
+    """Delete a table with its contents."""
     return _operation(Kind.DELETE_TABLE, table, _of(table))
 
 
 def add_chain(table: Table, chain: str, hook: Hook | None = None) -> Operation:
-    """A base chain where there is a `hook`; it then lets pass what no rule decides on."""
+    """Add a chain. With a `hook` it is a base chain with the policy accept."""
     parts = [_of(table), name(3, chain)]
     if hook:
-        place = u32(1, HOOKS[hook.hook]), attribute(2, struct.pack(">i", hook.priority))
-        parts += [nested(4, *place), u32(5, _ACCEPT), name(7, hook.type)]
+        position = u32(1, HOOKS[hook.hook]), attribute(2, struct.pack(">i", hook.priority))
+        parts += [nested(4, *position), u32(5, _ACCEPT), name(7, hook.type)]
     return _operation(Kind.NEW_CHAIN, table, *parts)
 
 
@@ -149,27 +149,27 @@ def flush_chain(table: Table, chain: str) -> Operation:
 
 
 def delete_chain(table: Table, chain: str) -> Operation:
-    """Rejections with EBUSY where anything goes to it."""
+    """Delete a chain. Rejected with EBUSY if a rule or an element jumps to it."""
     return _operation(Kind.DELETE_CHAIN, table, _of(table), name(3, chain))
 
 
 def add_rule(table: Table, chain: str, rule: Rule, names: SetNames) -> Iterator[Operation]:
-    """At the end of the chain, behind the sets that belong to it."""
+    """Add the anonymous sets of a rule, then the rule at the end of the chain."""
     numbers = [names.number() for _ in rule.sets]
     for number, each in zip(numbers, rule.sets, strict=True):
         yield add_set(table, names.name(number), each.declaration, number)
         yield from add_elements(table, names.name(number), each.elements, number)
     expressions = rule.expressions
     if numbers:
-        expressions = tuple(_looking_into(each, numbers, names) for each in expressions)
+        expressions = tuple(_with_set(each, numbers, names) for each in expressions)
     parts = [_of(table), name(2, chain), nested(4, encode_all(expressions))]
     if rule.comment:
         parts.append(attribute(7, _comment(rule.comment)))
     yield Operation(Kind.NEW_RULE, NLM_F_CREATE | _NLM_F_APPEND, table.number, b"".join(parts))
 
 
-def _looking_into(each: Expression, numbers: Sequence[int], names: SetNames) -> Expression:
-    """Where it looks into a set that belongs to the rule, into that one."""
+def _with_set(each: Expression, numbers: Sequence[int], names: SetNames) -> Expression:
+    """The expression with the name and number of the anonymous set, if it uses one."""
     if not isinstance(each, Lookup) or not each.set_id:
         return each
     number = numbers[each.set_id - 1]
@@ -177,8 +177,10 @@ def _looking_into(each: Expression, numbers: Sequence[int], names: SetNames) -> 
 
 
 def add_set(table: Table, set_name: str, declaration: Declaration, number: int) -> Operation:
-    """`number` is one that no other set of this transaction has. Rejections with EEXIST where it is declared
-    otherwise."""
+    """Add a set. No other set of this transaction may have the same `number`.
+
+    Rejected with EEXIST if the set exists with another declaration.
+    """
     flags = declaration.flags | (SetFlag.MAP if declaration.verdicts or declaration.values else 0)
     parts = [_of(table), name(2, set_name), u32(3, flags)]
     parts += [u32(4, types.key_number(declaration.key)), u32(5, types.key_length(declaration.key))]
@@ -196,17 +198,19 @@ def add_set(table: Table, set_name: str, declaration: Declaration, number: int) 
 
 
 def delete_set(table: Table, set_name: str) -> Operation:
-    """With its elements. Rejections with EBUSY where a rule looks into it."""
+    """Delete a set with its elements. Rejected with EBUSY if a rule uses it."""
     return _operation(Kind.DELETE_SET, table, _of(table), name(2, set_name))
 
 
 def add_elements(
     table: Table, set_name: str, elements: Sequence[SetElement], number: int = 0
 ) -> Iterator[Operation]:
-    """In as many messages as it takes, for the length of an attribute is a u16. The kernel rejects an element
-    with EBUSY where another one has its key and another value. `number`: that of a set of this transaction.
+    """Add elements, in several messages if needed, since the length of an attribute is a u16.
+
+    The kernel rejects an element with EBUSY if an element with the same key has another value. `number`: that
+    of a set that this transaction creates, else 0.
     """
-    of_set = u32(4, number) if number else name(2, set_name)  # a number is found without a walk over all sets
+    of_set = u32(4, number) if number else name(2, set_name)  # by number, the kernel does not walk all sets
     for first in range(0, len(elements), _ELEMENTS_IN_A_MESSAGE):
         part = elements[first : first + _ELEMENTS_IN_A_MESSAGE]
         yield _operation(Kind.NEW_ELEMENT, table, _of(table), of_set, nested(3, *map(_element, part)))

@@ -1,11 +1,11 @@
-"""Transactions of nf_tables, and what a table holds: nfnetlink, without `nft` and its libraries.
+"""Commits transactions of nf_tables and reads tables through nfnetlink, without nft(8) and its libraries.
 
-Those read all chains and sets of a family before they write one rule, for which the kernel takes time by the
-square of their number; and how they word a rule changes from version to version. See
-docs/decisions/0015-how-nftables-is-spoken-to.md, with figures.
+nft and its libraries read all chains and sets of a family before they write a rule. That takes time
+quadratic in their number. The text of rules also changes between versions of nft. See
+docs/decisions/0015-how-nftables-is-spoken-to.md for measurements.
 
-Everything here acts in the network namespace in which the calling thread is when a `Session` is opened.
-Sources: include/uapi/linux/netfilter/nfnetlink.h; net/netfilter/nfnetlink.c for how a batch is answered.
+A `Session` acts in the network namespace in which the calling thread is when it is created.
+Sources: include/uapi/linux/netfilter/nfnetlink.h; net/netfilter/nfnetlink.c for the replies to a batch.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ _BATCH_BEGIN, _BATCH_END = 16, 17  # NFNL_MSG_BATCH_*
 
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _NETLINK_CAP_ACK, _NETLINK_EXT_ACK = 10, 11
-_CODE = struct.Struct("=i")  # 0, or the errno with a minus
-_ERROR = struct.Struct("=i16x")  # and the header of what was rejected
+_CODE = struct.Struct("=i")  # 0, or the negative errno
+_ERROR = struct.Struct("=i16x")  # followed by the header of the rejected message
 _REASON = 1  # NLMSGERR_ATTR_MSG
-_ROOM_FOR_ERRORS = 64 << 20  # bytes; each rejected message takes about one KiB of it
+_ERROR_BUFFER_BYTES = 64 << 20  # each rejected message takes about one KiB of it
 _SLACK = 1 << 16
 
 
 class Rejection(NamedTuple):
-    """Why the kernel rejected one operation; `reason` is its own wording, where it has one."""
+    """Why the kernel rejected one operation. `reason` is the kernel's text, "" if it sent none."""
 
     position: int
     errno: int
@@ -47,13 +47,13 @@ class Rejection(NamedTuple):
 
 
 class Session:
-    """A socket. `commits`: how many transactions were taken.
+    """A netlink socket for transactions and reads. `commits`: the number of accepted transactions.
 
-    Raises Unsupported where the kernel has no nfnetlink, Rejected without file descriptors.
+    Raises Unsupported if the kernel has no nfnetlink, Rejected if no file descriptor is free.
     """
 
     def __init__(self) -> None:
-        with _worded("nf_tables cannot be reached"):
+        with _converted("cannot access nf_tables"):
             self._socket = socket.socket(
                 socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER
             )
@@ -72,20 +72,20 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the socket; a second call does nothing."""
         self._socket.close()
 
     def commit(self, operations: Sequence[Operation]) -> list[Rejection]:
-        """All of them in one step, or none: then what the kernel rejects, in their order.
+        """Apply all operations atomically, or none. Return the rejected ones, in their order.
 
-        A packet sees all of it or nothing. It takes the kernel time by the square of how many sets belong to
-        new rules: some hundreds of those at a time are best. Without operations nothing is asked.
+        A packet sees either all changes or none. The kernel takes time quadratic in the number of new
+        anonymous sets, so pass some hundreds of them at a time. Without operations nothing is sent.
 
-        Raises Unsupported without nf_tables or CAP_NET_ADMIN, Rejected where the whole is rejected.
+        Raises Unsupported without nf_tables or CAP_NET_ADMIN, Rejected if the transaction itself is rejected.
         """
         if not operations:
             return []
-        with _worded("a change of nftables"):
+        with _converted("cannot change nftables"):
             self._send(operations)
             found = sorted(self._rejections())
             if found and found[0].position < 0:
@@ -94,12 +94,12 @@ class Session:
         return found
 
     def attempt(self, operations: Sequence[Operation]) -> list[Rejection]:
-        """As `commit`, but nothing comes of it, except for what the kernel would reject as it goes along.
+        """Return what `commit` would reject, without applying anything. Raises the errors of `commit`.
 
-        That chains do not fit together is not among it. Raises as `commit`.
+        It does not find errors in the way chains refer to each other, which the kernel checks last.
         """
-        impossible = Operation(Kind.NEW_SET, 0, socket.AF_INET, b"")  # of no table: EINVAL
-        found = self.commit([*operations, impossible])
+        invalid = Operation(Kind.NEW_SET, 0, socket.AF_INET, b"")  # without a table: EINVAL
+        found = self.commit([*operations, invalid])
         return [each for each in found if each.position < len(operations)]
 
     def _send(self, operations: Sequence[Operation]) -> None:
@@ -111,11 +111,11 @@ class Session:
         parts.append(netlink.message(_BATCH_END, NLM_F_REQUEST, len(operations) + 1, subsystem))
         batch = b"".join(parts)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, len(batch) + _SLACK)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM_FOR_ERRORS)
-        self._socket.sendto(batch, (0, 0))  # all is done when this returns
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ERROR_BUFFER_BYTES)
+        self._socket.sendto(batch, (0, 0))  # the kernel has processed the batch when this returns
 
     def _rejections(self) -> Iterator[Rejection]:
-        """All that was answered; where nothing was rejected, that is nothing."""
+        """The pending replies. The kernel replies only to rejected messages."""
         self._socket.settimeout(0)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -123,42 +123,42 @@ class Session:
                 for each in netlink.messages(datagram):
                     (code,) = _ERROR.unpack_from(each.payload)
                     if each.kind == netlink.NLMSG_ERROR and code:
-                        said = dict(netlink.attributes(each.payload, _ERROR.size))
-                        yield Rejection(each.sequence - 1, -code, netlink.text(said.get(_REASON)))
+                        details = dict(netlink.attributes(each.payload, _ERROR.size))
+                        yield Rejection(each.sequence - 1, -code, netlink.text(details.get(_REASON)))
         self._socket.settimeout(netlink.ANSWER_SECONDS)
 
     # --- reading ---
 
     def generation(self) -> int:
-        """A number that changes with every change of any table of the network namespace.
+        """The generation number, which every change of any table of the network namespace increments.
 
-        By a socket that is there already: to close one takes milliseconds after a change, as the kernel
-        first finishes what that left to do (nft_rcv_nl_event()).
+        It uses the session's socket: closing a socket takes milliseconds after a change, because the kernel
+        first finishes deferred work (nft_rcv_nl_event()).
         """
-        with _worded("nf_tables cannot be reached"):
-            answer = self._answers(Kind.GET_GENERATION, HEAD.pack(socket.AF_UNSPEC, 0, 0), NLM_F_ACK)
-        return int.from_bytes(dict(netlink.attributes(answer[0], HEAD.size))[1]) if answer else 0
+        with _converted("cannot access nf_tables"):
+            payloads = self._payloads(Kind.GET_GENERATION, HEAD.pack(socket.AF_UNSPEC, 0, 0), NLM_F_ACK)
+        return int.from_bytes(dict(netlink.attributes(payloads[0], HEAD.size))[1]) if payloads else 0
 
     def tables(self) -> list[Table]:
-        """Those of IPv4 and of IPv6, of each its own."""
+        """All tables of the families ip and ip6."""
         found = map(replies.table_of, self._dump(Kind.GET_TABLE, socket.AF_UNSPEC))
         return [table for table in found if table]
 
     def chains(self, table: Table) -> list[ListedChain]:
-        """Empty where there is no such table."""
+        """The chains of a table; empty if the table does not exist."""
         payloads = self._dump(Kind.GET_CHAIN, table.number)
         return [replies.read_chain(each) for each in payloads if replies.table_of(each) == table]
 
     def rules(self, table: Table, chain: str) -> list[bytes]:
-        """As messages, for `nft_answers.read_rule`.
+        """The rules of a chain as payloads for `replies.read_rule`.
 
-        One chain at a time, since of a whole table it takes the kernel time by the square of their number.
+        Read one chain at a time: for a complete table, the kernel takes time quadratic in its rules.
         """
         body = attribute(1, table.name.encode() + b"\0") + attribute(2, chain.encode() + b"\0")
         return self._dump(Kind.GET_RULE, table.number, body)
 
     def sets(self, table: Table) -> list[ListedSet]:
-        """Empty where there is no such table."""
+        """The sets of a table; empty if the table does not exist."""
         body = attribute(1, table.name.encode() + b"\0")
         try:
             return [replies.read_set(each) for each in self._dump(Kind.GET_SET, table.number, body)]
@@ -166,46 +166,46 @@ class Session:
             return []
 
     def elements(self, table: Table, set_name: str) -> list[SetElement]:
-        """Raises NotFound where there is no such set."""
+        """The elements of a set. Raises NotFound if it does not exist."""
         body = attribute(1, table.name.encode() + b"\0") + attribute(2, set_name.encode() + b"\0")
         payloads = self._dump(Kind.GET_ELEMENT, table.number, body)
         return [element for each in payloads for element in replies.read_elements(each)]
 
     def _dump(self, kind: Kind, family: int, body: bytes = b"") -> list[bytes]:
         for _ in range(netlink.DUMP_ATTEMPTS):
-            with _worded("nftables cannot be read"):
-                payloads = self._answers(kind, HEAD.pack(family, 0, 0) + body, NLM_F_DUMP)
+            with _converted("cannot read nftables"):
+                payloads = self._payloads(kind, HEAD.pack(family, 0, 0) + body, NLM_F_DUMP)
             if payloads is not None:
                 return payloads
-        raise Rejected("nftables cannot be read: it changed during each of several attempts")
+        raise Rejected(f"cannot read nftables: it changed during each of {netlink.DUMP_ATTEMPTS} attempts")
 
-    def _answers(self, kind: Kind, body: bytes, flags: int) -> list[bytes] | None:
-        """The payloads; None where the kernel says that those of a dump do not fit together."""
+    def _payloads(self, kind: Kind, body: bytes, flags: int) -> list[bytes] | None:
+        """The payloads of the reply; None if the kernel reports that a dump is inconsistent."""
         self._sequence += 1
         request = netlink.message(SUBSYSTEM | kind, NLM_F_REQUEST | flags, self._sequence, body)
         self._socket.sendto(request, (0, 0))
         payloads: list[bytes] = []
-        disturbed = False
+        interrupted = False
         while True:
             for each in netlink.messages(self._socket.recv(netlink.RECEIVE_BYTES)):
-                if each.sequence != self._sequence:  # of a dump that failed
+                if each.sequence != self._sequence:  # left from a failed dump
                     continue
-                disturbed = disturbed or bool(each.flags & NLM_F_DUMP_INTR)
+                interrupted = interrupted or bool(each.flags & NLM_F_DUMP_INTR)
                 if each.kind in (netlink.NLMSG_ERROR, netlink.NLMSG_DONE):
                     (code,) = _CODE.unpack_from(each.payload)
                     if code:
                         raise OSError(-code, os.strerror(-code))
-                    return None if disturbed else payloads
+                    return None if interrupted else payloads
                 payloads.append(each.payload)
 
 
-def failure(what: str, number: int, reason: str = "") -> KernelError:
-    """The error of our tree that an errno of nf_tables' stands for."""
-    message = f"{what}: {reason or os.strerror(number)}"
+def failure(action: str, number: int, reason: str = "") -> KernelError:
+    """The error of ebpfproxy.errors for an errno of nf_tables. `action`: "cannot ..."."""
+    message = f"{action}: {reason or os.strerror(number)}"
     if number in (errno.EPERM, errno.EACCES):
         return Unsupported(message, "run as root, or with CAP_NET_ADMIN")
     if number in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
-        return Unsupported(message, "ebpfproxy doctor shows what this kernel lacks")
+        return Unsupported(message, "run `ebpfproxy doctor`, which shows what this kernel lacks")
     if number == errno.ENOENT:
         return NotFound(message)
     if number in (errno.ENFILE, errno.ENOSPC):
@@ -214,15 +214,15 @@ def failure(what: str, number: int, reason: str = "") -> KernelError:
 
 
 def has_none(error: KernelError) -> bool:
-    """Whether it was raised because the kernel has no nf_tables at all."""
+    """Whether an error was raised because the kernel has no nf_tables."""
     number = getattr(error.__cause__, "errno", None)
     return number in (errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP)  # nfnetlink_rcv_msg(), socket(2)
 
 
 @contextlib.contextmanager
-def _worded(what: str) -> Iterator[None]:
-    """What fails within, as our error."""
+def _converted(action: str) -> Iterator[None]:
+    """Convert an OSError within the block to an error of ebpfproxy.errors."""
     try:
         yield
     except OSError as error:
-        raise failure(what, error.errno or 0, error.strerror or str(error)) from error
+        raise failure(action, error.errno or 0, error.strerror or str(error)) from error

@@ -1,7 +1,4 @@
-"""What the kernel reports of nf_tables' objects, from the payloads of its messages.
-
-Sources as of `nft_messages`.
-"""
+"""Decodes the objects of nf_tables in the kernel's replies. Sources: see `messages`."""
 
 import functools
 import operator
@@ -24,7 +21,7 @@ _ALL_FLAGS = functools.reduce(operator.or_, SetFlag)
 
 
 class ListedChain(NamedTuple):
-    """`hook` is None for a regular chain. `accepts`: what no rule of a base chain decides on."""
+    """A chain. `hook` is None for a regular chain. `accepts`: the policy of a base chain is accept."""
 
     name: str
     hook: Hook | None
@@ -32,7 +29,8 @@ class ListedChain(NamedTuple):
 
 
 class ListedSet(NamedTuple):
-    """`declaration` is None where it has to it what we never write. `is_anonymous`: it belongs to a rule."""
+    """A set. `declaration` is None if the set has properties that ebpfproxy never uses. `is_anonymous`: it
+    belongs to a rule."""
 
     name: str
     declaration: Declaration | None
@@ -41,7 +39,7 @@ class ListedSet(NamedTuple):
 
 
 def table_of(payload: bytes) -> Table | None:
-    """The table that a message of any kind is about; None for another family than IPv4 and IPv6."""
+    """The table of a message of any kind; None for a family other than ip and ip6."""
     found = next((value for kind, value in attributes(payload, HEAD.size) if kind == 1), None)
     return Table(_FAMILIES[payload[0]], text(found)) if found and payload[0] in _FAMILIES else None
 
@@ -50,14 +48,14 @@ def read_chain(payload: bytes) -> ListedChain:
     found = dict(attributes(payload, HEAD.size))
     hook = None
     if 4 in found:
-        place = dict(attributes(found[4], 0))
-        (priority,) = struct.unpack(">i", place[2])
-        hook = Hook(text(found.get(7)), _HOOKS.get(number(place[1]), "other"), priority)
+        position = dict(attributes(found[4], 0))
+        (priority,) = struct.unpack(">i", position[2])
+        hook = Hook(text(found.get(7)), _HOOKS.get(number(position[1]), "other"), priority)
     return ListedChain(text(found[3]), hook, number(found.get(5, _ACCEPT)) == 1)
 
 
 def read_set(payload: bytes) -> ListedSet:
-    """The policy of memory or performance, timeouts and comments are ignored."""
+    """The set in a payload. Its policy (memory or performance), timeouts and comments are ignored."""
     found = dict(attributes(payload, HEAD.size))
     flags = SetFlag(number(found.get(3)) & _ALL_FLAGS)
     data = number(found.get(6))
@@ -74,10 +72,10 @@ def read_set(payload: bytes) -> ListedSet:
 
 
 def read_elements(payload: bytes) -> Iterator[SetElement]:
-    """Those of one message, of which a set may take several."""
+    """The elements in one payload. A set may have several payloads."""
     for _, element in attributes(dict(attributes(payload, HEAD.size)).get(3, b""), 0):
         found = dict(attributes(element, 0))
-        if 1 not in found:  # the element that stands for all others
+        if 1 not in found:  # the catch-all element has no key
             continue
         data = dict(attributes(found.get(2, b""), 0))
         yield SetElement(
@@ -90,7 +88,7 @@ def read_elements(payload: bytes) -> Iterator[SetElement]:
 
 
 def read_rule(payload: bytes, anonymous: Callable[[str], AnonymousSet | None]) -> Rule:
-    """`anonymous` gives the sets that belong to rules, by name, and None for others."""
+    """The rule in a payload. `anonymous` returns the anonymous set of a name, and None for other sets."""
     found = dict(attributes(payload, HEAD.size))
     sets: list[AnonymousSet] = []
     expressions: list[Expression] = []
@@ -104,7 +102,7 @@ def read_rule(payload: bytes, anonymous: Callable[[str], AnonymousSet | None]) -
 
 
 def _read_comment(data: bytes | None) -> str:
-    """Of userdata; "" where it has none."""
+    """The comment in userdata; "" if there is none."""
     while data and len(data) >= 2:
         kind, length = data[0], data[1]
         if kind == COMMENT:

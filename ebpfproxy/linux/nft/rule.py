@@ -1,4 +1,4 @@
-"""A rule of nf_tables as a value; and what rules look at, by the words that `nft` has for it."""
+"""Rules of nf_tables as values, and the fields that rules can match, by nft's words for them."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,15 @@ from ebpfproxy.linux.nft.types import Datatype
 
 
 class AnonymousSet(NamedTuple):
-    """A set that belongs to one rule, and goes with it."""
+    """A set that belongs to one rule, and is deleted with it."""
 
     declaration: Declaration
     elements: tuple[SetElement, ...]
 
 
 class Rule(NamedTuple):
-    """`sets`: those that belong to it. An expression that looks into the first of them has 1 as its `set_id`,
-    and so on."""
+    """A rule. `sets`: its anonymous sets. An expression that uses the first of them has the `set_id` 1, and
+    so on."""
 
     expressions: tuple[Expression, ...]
     comment: str = ""
@@ -25,7 +25,7 @@ class Rule(NamedTuple):
 
 
 class Field(NamedTuple):
-    """`load` gets it into slot 0."""
+    """A field that rules can match. `load` loads it into slot 0."""
 
     words: str
     type: Datatype
@@ -57,5 +57,5 @@ FIELDS = {
 
 
 def random_number(modulus: int) -> Field:
-    """From 0 to `modulus` - 1, another one for each packet."""
+    """A random number from 0 to `modulus` - 1 for each packet."""
     return Field(f"numgen random mod {modulus}", types.INTEGER, Numgen(0, modulus, _RANDOM, 0))

@@ -1,4 +1,4 @@
-"""Sets and maps of nf_tables: what fits in, and what is in, as values and in the words of `nft`."""
+"""Sets and maps of nf_tables: declarations and elements, as values and as text of nft."""
 
 import enum
 import functools
@@ -12,7 +12,7 @@ from ebpfproxy.linux.nft.types import Datatype, Interval
 
 
 class SetFlag(enum.IntFlag):
-    """NFT_SET_*: of `flags dynamic` the kernel's word is EVAL."""
+    """NFT_SET_*. The kernel calls nft's `flags dynamic` EVAL."""
 
     ANONYMOUS = 0x1
     CONSTANT = 0x2
@@ -23,8 +23,10 @@ class SetFlag(enum.IntFlag):
 
 
 class Declaration(NamedTuple):
-    """What fits into a set; `verdicts`: it is a map that says what becomes of packets. `values`: it is a map
-    that gives such ones. `size` is 0 for no limit."""
+    """The declaration of a set or map. `size` is 0 for no limit.
+
+    `verdicts`: it is a verdict map. `values`: it is a map with values of these types; () if it is not.
+    """
 
     key: types.Key
     verdicts: bool = False
@@ -34,8 +36,11 @@ class Declaration(NamedTuple):
 
 
 class SetElement(NamedTuple):
-    """`is_end`: the first value behind an interval, rather than one that is in the set; `is_open`: nothing is
-    behind this interval."""
+    """An element of a set or map.
+
+    `is_end`: the first value after an interval, which is not in the set. `is_open`: the interval that starts
+    here has no end, because it contains the largest value.
+    """
 
     key: bytes
     verdict: Verdict | None = None
@@ -59,7 +64,7 @@ def parse_declaration(text: str) -> Declaration:
     >>> parse_declaration("type ipv4_addr; size 65535; flags dynamic,timeout;").size
     65535
 
-    Raises ValueError, for a type that we never write, too.
+    Raises ValueError, also for a type that ebpfproxy never uses.
     """
     parts = dict(part.strip().partition(" ")[::2] for part in text.rstrip("; ").split(";"))
     named, _, data = parts.pop("type", "").partition(" : ")
@@ -67,13 +72,13 @@ def parse_declaration(text: str) -> Declaration:
     words = list(filter(None, parts.pop("flags", "").split(",")))
     known = types.IN_SETS.keys() >= set(names) and _FLAGS.keys() >= set(words)
     if parts or not known or data not in ("", "verdict") or not size.isdecimal():
-        raise ValueError(f"the declaration {text!r} is not understood")
+        raise ValueError(f"cannot parse the declaration {text!r}")
     flags = functools.reduce(operator.or_, (_FLAGS[word] for word in words), SetFlag(0))
     return Declaration(tuple(types.IN_SETS[name] for name in names), bool(data), flags, int(size))
 
 
 def declaration_text(of: Declaration) -> str:
-    """What `parse_declaration` reads."""
+    """The text that `parse_declaration` reads."""
     text = f"type {' . '.join(part.name for part in of.key)}{' : verdict' if of.verdicts else ''};"
     if of.size:
         text += f" size {of.size};"
@@ -82,23 +87,23 @@ def declaration_text(of: Declaration) -> str:
 
 
 def interval_elements(of: Datatype, text: str) -> Iterator[SetElement]:
-    """The one or two elements that an interval, in the words of `parse_interval`, is in a set."""
+    """The one or two set elements of an interval. `text`: see `types.parse_interval`."""
     interval = types.parse_interval(of, text)
-    behind = int.from_bytes(interval.last) + 1
-    is_open = behind.bit_length() > 8 * of.length
+    end = int.from_bytes(interval.last) + 1
+    is_open = end.bit_length() > 8 * of.length
     yield SetElement(interval.first, is_open=is_open)
     if not is_open:
-        yield SetElement(behind.to_bytes(of.length), is_end=True)
+        yield SetElement(end.to_bytes(of.length), is_end=True)
 
 
 def intervals(found: Iterable[SetElement]) -> Iterator[Interval]:
     """The intervals of a set, from its elements in any order.
 
-    An end without a beginning says nothing: `nft` puts one before the first interval of a set.
+    An end without a start has no meaning: `nft` adds one before the first interval of a set.
     """
     first: bytes | None = None
     for each in sorted(found, key=lambda each: (each.key, not each.is_end)):
-        if first is not None:  # another beginning ends what is open as well
+        if first is not None:  # the start of the next interval ends this one, too
             yield Interval(first, (int.from_bytes(each.key) - 1).to_bytes(len(first)))
         first = None if each.is_end else each.key
     if first is not None:

@@ -1,7 +1,6 @@
-"""Which Linux and which nft(8) this machine has. The tool is only asked for its version: rules are read
-and written by netlink.
+"""The versions of Linux and of nft(8) on this machine: uname(2), nft(8).
 
-Sources: uname(2), nft(8).
+ebpfproxy reads and writes rules through netlink and runs nft only for its version.
 """
 
 import os
@@ -10,7 +9,7 @@ import shutil
 import subprocess
 
 _FOLDERS = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
-_PATIENCE = 10.0  # seconds that the tool has to say its version
+_TIMEOUT = 10.0  # seconds
 _NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _NFT = re.compile(rf"nftables v({_NUMBERS.pattern})")
 
@@ -18,7 +17,7 @@ Version = tuple[int, int, int]
 
 
 def linux() -> Version:
-    """The version of the kernel that runs.
+    """The version of the running kernel.
 
     >>> linux() > (3, 0, 0)
     True
@@ -27,16 +26,16 @@ def linux() -> Version:
 
 
 def installed() -> Version | None:
-    """That of the nft of PATH; None where there is none, or it does not say.
+    """The version of the nft in PATH; None if it is missing or reports none.
 
-    In a container that is the image's tool, and not the node's.
+    In a container this is the image's tool, not the node's.
     """
     path = shutil.which("nft", path=_FOLDERS)
     if not path:
         return None
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_PATIENCE, check=False
+            [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return None

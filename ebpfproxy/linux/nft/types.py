@@ -1,7 +1,7 @@
-"""The types of nf_tables' data: how values stand in text as `nft` has it, and in the kernel.
+"""Data types of nf_tables: conversion of values between nft's text and the kernel's bytes.
 
-The kernel knows only lengths; the numbers of types are for those who list tables (enum datatypes of
-include/datatype.h of nftables). Everything is in network order, but for what is named otherwise.
+The kernel knows only lengths. The numbers of types are for programs that list tables (enum datatypes of
+include/datatype.h of nftables). Values are in network byte order unless stated otherwise.
 """
 
 import ipaddress
@@ -12,12 +12,14 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 IFNAMSIZ = 16
-_REGISTER = 4  # what each part of a concatenation is padded to
+_REGISTER = 4  # bytes to which each part of a concatenation is padded
 
 
 class Datatype(NamedTuple):
-    """`number` is nftables' own, `length` in bytes. `parse` and `text` are of one value; the first raises
-    ValueError."""
+    """A data type. `number` is that of nftables, `length` is in bytes.
+
+    `parse` and `text` convert one value from and to text. `parse` raises ValueError.
+    """
 
     name: str
     number: int
@@ -52,7 +54,7 @@ def _packed(family: int, text: str) -> bytes:
 
 
 def address_text(value: bytes) -> str:
-    """4 or 16 bytes."""
+    """The text of an address of 4 or 16 bytes."""
     return socket.inet_ntop(socket.AF_INET if len(value) == 4 else socket.AF_INET6, value)
 
 
@@ -72,7 +74,7 @@ def _protocol_text(value: bytes) -> str:
 
 
 def _host_number(names: dict[str, int]) -> Callable[[str], bytes]:
-    """A u32 of host order."""
+    """A parser for a u32 in host byte order."""
     return lambda text: _raw(names[text] if text in names else int(text, 0), 4, sys.byteorder)
 
 
@@ -85,17 +87,17 @@ def _host_text(names: dict[int, str]) -> Callable[[bytes], str]:
 
 
 def _parse_device(text: str) -> bytes:
-    """A name with its padding; of one that ends with an asterisk only what stands before that."""
+    """The name with its padding. Of a name with a final asterisk only the part before it, without padding."""
     found = re.fullmatch(r'"([^"]{1,15})"', text)
     if not found:
-        raise ValueError(f"{text} is not a quoted name of a device")
+        raise ValueError(f"{text} is not a quoted device name")
     name = found[1].encode()
     return name[:-1] if name.endswith(b"*") else name.ljust(IFNAMSIZ, b"\0")
 
 
 def _device_text(value: bytes) -> str:
-    whole = len(value) == IFNAMSIZ
-    return f'"{value.rstrip(bytes(1)).decode(errors="replace")}{"" if whole else "*"}"'
+    complete = len(value) == IFNAMSIZ
+    return f'"{value.rstrip(bytes(1)).decode(errors="replace")}{"" if complete else "*"}"'
 
 
 IPV4 = Datatype("ipv4_addr", 7, 4, _parse_v4, address_text)
@@ -114,17 +116,17 @@ ADDRESS_TYPE = Datatype("fib_addrtype", 33, 4, _host_number(_ADDRESS_TYPES), _ho
 DEVICE = Datatype("ifname", 41, IFNAMSIZ, _parse_device, _device_text)
 
 BITS = (STATE, STATUS)
-"""Those of which a value is one of several bits that may be set."""
+"""The types whose values are single bits, of which several can be set."""
 
 IN_SETS = {each.name: each for each in (IPV4, IPV6, PROTOCOL, PORT, MARK, INTEGER)}
 _BY_NUMBER = {each.number: each for each in IN_SETS.values()}
 
 Key = tuple[Datatype, ...]
-"""The parts of a set's key: several are a concatenation."""
+"""The types of a set's key. Several types are a concatenation."""
 
 
 def key_length(key: Key) -> int:
-    """In bytes: parts of a concatenation are padded, a single one is not."""
+    """The length of a key in bytes. Parts of a concatenation are padded, a single type is not."""
     return key[0].length if len(key) == 1 else sum(map(padded, key))
 
 
@@ -133,7 +135,7 @@ def padded(of: Datatype) -> int:
 
 
 def key_number(key: Key) -> int:
-    """Of a concatenation the numbers of its parts, six bits each (TYPE_BITS)."""
+    """The number of a key. That of a concatenation has six bits for each part (TYPE_BITS)."""
     number = 0
     for part in key:
         number = number << 6 | part.number
@@ -141,7 +143,7 @@ def key_number(key: Key) -> int:
 
 
 def key_of_number(number: int) -> Key | None:
-    """None where a part is none of those that we know."""
+    """The key with this number; None if it has an unknown type."""
     parts: list[Datatype] = []
     while number:
         if number & 63 not in _BY_NUMBER:
@@ -160,7 +162,7 @@ def parse_key(key: Key, text: str) -> bytes:
     """
     texts = text.split(" . ")
     if len(texts) != len(key):
-        raise ValueError(f"{text!r} has {len(texts)} parts, and needs {len(key)}")
+        raise ValueError(f"{text!r} has {len(texts)} parts instead of {len(key)}")
     if len(key) == 1:
         return key[0].parse(text)
     return b"".join(
@@ -169,7 +171,7 @@ def parse_key(key: Key, text: str) -> bytes:
 
 
 def key_text(key: Key, value: bytes) -> str:
-    """What `parse_key` reads."""
+    """The text that `parse_key` reads."""
     texts = []
     for part in key:
         texts.append(part.text(value[: part.length]))
@@ -181,7 +183,7 @@ def key_text(key: Key, value: bytes) -> str:
 
 
 class Interval(NamedTuple):
-    """All values from `first` to `last`, both included, and equally long."""
+    """All values from `first` to `last` inclusive, which have the same length."""
 
     first: bytes
     last: bytes
@@ -196,7 +198,7 @@ def parse_interval(of: Datatype, text: str) -> Interval:
     if "/" in text:
         network = ipaddress.ip_network(text)
         if network.max_prefixlen != 8 * of.length:
-            raise ValueError(f"{text!r} is of the other family")
+            raise ValueError(f"{text!r} belongs to the other family")
         return Interval(network.network_address.packed, network.broadcast_address.packed)
     first, dash, last = text.partition("-")
     start = of.parse(first)
@@ -204,7 +206,7 @@ def parse_interval(of: Datatype, text: str) -> Interval:
 
 
 def interval_text(of: Datatype, interval: Interval) -> str:
-    """A value, a prefix where it is one, else both ends."""
+    """The text of an interval: a single value, a prefix if possible, else both ends."""
     if interval.first == interval.last:
         return of.text(interval.first)
     length = prefix_length(interval)
@@ -214,7 +216,7 @@ def interval_text(of: Datatype, interval: Interval) -> str:
 
 
 def prefix_length(interval: Interval) -> int | None:
-    """None where the interval is no prefix."""
+    """The prefix length of an interval; None if it is not a prefix."""
     bits = 8 * len(interval.first)
     first = int.from_bytes(interval.first)
     size = int.from_bytes(interval.last) - first + 1

@@ -1,7 +1,7 @@
-"""Which processes hold which sockets: /proc/PID/fd, where the link of a socket is `socket:[INODE]`.
+"""Finds the processes that hold sockets: the links of sockets in /proc/PID/fd are `socket:[INODE]`.
 
-sock_diag(7) shows the inode of a socket, but not its process. Only the directories of processes show
-that (proc_pid_fd(5)). Reading them needs CAP_SYS_PTRACE for processes of other users.
+sock_diag(7) shows the inode of a socket, but not its processes. Only the folders of processes in proc show
+them (proc_pid_fd(5)). Reading those of other users' processes requires CAP_SYS_PTRACE.
 """
 
 import os
@@ -24,14 +24,14 @@ class Holder(NamedTuple):
 def holders(
     proc_root: str, wanted: Collection[int], near: Collection[namespaces.Identity]
 ) -> Iterator[list[Holder]]:
-    """By process, what it holds of the sockets with the inodes `wanted`. One walk over all processes.
+    """Walk over all processes once; yield, for each one, its descriptors of sockets with the inodes `wanted`.
 
-    Processes in one of the network namespaces `near` come first. The caller removes from `wanted` what it
-    needs no more, and the walk ends when `wanted` is empty. A process that holds none of them, has ended or
-    must not be read is left out.
+    Processes in one of the network namespaces `near` come first. The caller may remove inodes from `wanted`;
+    the walk ends when `wanted` is empty. Processes that hold none of them, have ended or may not be accessed
+    are skipped.
 
-    Not found are sockets that are held only by a message in flight (SCM_RIGHTS), by an io_uring, or by a
-    thread with a descriptor table of its own.
+    A socket is not found if only a message in flight (SCM_RIGHTS), an io_uring, or a thread with its own
+    descriptor table holds it.
     """
     for pid in _processes(proc_root, near):
         if not wanted:
@@ -55,7 +55,7 @@ def _held(folder: str, pid: int, wanted: Collection[int]) -> list[Holder]:
     found: list[Holder] = []
     for name in _entries(folder):
         try:
-            link = os.readlink(f"{folder}/{name}")  # noqa: PTH115  (a third of the time of Path.readlink)
+            link = os.readlink(f"{folder}/{name}")  # noqa: PTH115  (takes a third of the time of Path.readlink)
         except OSError:
             continue  # closed meanwhile
         if link.startswith(_SOCKET) and (inode := int(link[len(_SOCKET) : -1])) in wanted:
@@ -64,8 +64,8 @@ def _held(folder: str, pid: int, wanted: Collection[int]) -> list[Holder]:
 
 
 def _entries(folder: str) -> list[str]:
-    """Names in a folder; none where it is missing or must not be read."""
+    """Names in a folder; empty if it is missing or may not be read."""
     try:
-        return os.listdir(folder)  # noqa: PTH208  (twice as fast as Path.iterdir, and names are all we need)
+        return os.listdir(folder)  # noqa: PTH208  (twice as fast as Path.iterdir)
     except OSError:
         return []

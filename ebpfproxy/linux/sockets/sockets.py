@@ -1,13 +1,12 @@
-"""The sockets of a network namespace, and destroying one of them: sock_diag(7).
+"""Lists and destroys sockets of the calling thread's network namespace: sock_diag(7).
 
-A connected UDP socket keeps sending to its endpoint after that endpoint is gone, and no hook sees its
-packets. SOCK_DESTROY disconnects it: the process gets an error, and has to connect again. Which sockets
-are destroyed is decided elsewhere.
+A connected UDP socket continues to send to its endpoint after the endpoint is gone, and no hook sees its
+packets. SOCK_DESTROY disconnects it: the process gets an error and must connect again. The callers select
+the sockets to destroy.
 
-Everything here acts in the network namespace that the calling thread is in (`namespaces.in_namespace`).
-Sources: include/uapi/linux/inet_diag.h, sock_diag.h; net/ipv4/inet_diag.c, udp_diag.c; c1e64e298b8c
-("net: diag: Support destroying TCP sockets."), 5d77dca82839 ("net: diag: support SOCK_DESTROY for UDP
-sockets").
+To act in another namespace, use `namespaces.in_namespace`. Sources: include/uapi/linux/inet_diag.h,
+sock_diag.h; net/ipv4/inet_diag.c, udp_diag.c; c1e64e298b8c ("net: diag: Support destroying TCP sockets."),
+5d77dca82839 ("net: diag: support SOCK_DESTROY for UDP sockets").
 """
 
 import enum
@@ -29,12 +28,15 @@ Destinations = Collection[tuple[Address, int]]
 """Addresses and ports (host order) of peers."""
 
 KERNEL_FILTER_LIMIT = 100
-"""Up to how many destinations the kernel filters. Measured with 20 000 connected sockets, none of which
-match: 3 ms for 1 destination, 11 ms for 32, 27 ms for 128, 80 ms for 256; 36 ms where Python filters."""
+"""With up to this many destinations the kernel filters, with more of them Python does.
+
+Measured with 20 000 connected sockets of which none match: 3 ms for 1 destination, 11 ms for 32, 27 ms for
+128, 80 ms for 256. Python takes 36 ms.
+"""
 
 
 class State(enum.IntEnum):
-    """enum of include/net/tcp_states.h; a UDP socket is ESTABLISHED where it is connected, else CLOSE."""
+    """The states of include/net/tcp_states.h. A UDP socket is ESTABLISHED if it is connected, else CLOSE."""
 
     ESTABLISHED = 1
     SYN_SENT = 2
@@ -51,11 +53,11 @@ class State(enum.IntEnum):
 
 
 class DiagSocket(NamedTuple):
-    """One socket as struct inet_diag_msg shows it; enough to name it to SOCK_DESTROY.
+    """One socket, from struct inet_diag_msg. It has all fields that SOCK_DESTROY needs.
 
-    `family` is AF_INET or AF_INET6: the socket's, so AF_INET6 also where its addresses are v4-mapped.
-    Ports are in host order. `cookie` is what SO_COOKIE and bpf_get_socket_cookie() give. `interface` is
-    the index of the device it is bound to, 0 for none. `inode` is its number in /proc/PID/fd.
+    `family` is AF_INET or AF_INET6. An AF_INET6 socket may have v4-mapped addresses. Ports are in host order.
+    `cookie` is the value of SO_COOKIE and bpf_get_socket_cookie(). `interface` is the ifindex of the device
+    that it is bound to, 0 for none. `inode` is its number in /proc/PID/fd.
     """
 
     family: int
@@ -71,7 +73,7 @@ class DiagSocket(NamedTuple):
 
 
 def connected_udp(destinations: Destinations | None = None) -> Iterator[DiagSocket]:
-    """Connected UDP sockets of both families: those whose peer is one of `destinations`, or all for None."""
+    """Connected UDP sockets of both families whose peer is one of `destinations`. None: all of them."""
     return read(Protocol.UDP, [State.ESTABLISHED], destinations)
 
 
@@ -83,13 +85,13 @@ def tcp(states: Iterable[State]) -> Iterator[DiagSocket]:
 def read(
     protocol: Protocol, states: Iterable[State], destinations: Destinations | None = None
 ) -> Iterator[DiagSocket]:
-    """Sockets of a protocol, both families, in one of `states`, with one of `destinations` as peer.
+    """Sockets of a protocol, both families, in one of `states`, whose peer is one of `destinations`.
 
-    The kernel has been asked, in the thread's namespace of the moment, when this returns. A dump is no
-    snapshot: a socket made or moved meanwhile may be missing or come twice, so who has to be sure reads
-    again until nothing is left.
+    The dump is complete when this function returns, so the thread may change its namespace before it
+    iterates. A dump is not a snapshot. A socket that is created or changed during it may be missing or appear
+    twice. To find all of them, repeat until the result is empty.
 
-    Raises Unsupported where the kernel lists no sockets of that protocol, else Rejected.
+    Raises Unsupported if the kernel cannot list sockets of the protocol, else Rejected.
     """
     mask = sum(1 << state for state in set(states))
     found: list[DiagSocket] = []
@@ -99,14 +101,13 @@ def read(
 
 
 def destroy(sock: DiagSocket) -> None:
-    """Break one socket: reading gives its process ECONNABORTED, and a poll wakes up.
+    """Destroy one socket: its process gets ECONNABORTED from reads, and poll(2) returns.
 
-    A UDP socket is unconnected from then on (sending gives EDESTADDRREQ) and can be connected again.
+    A UDP socket becomes unconnected: sends fail with EDESTADDRREQ until the process connects it again. The
+    kernel compares the cookie, so another socket that has the same addresses by now is not affected.
 
-    The cookie is compared, so a socket that has taken the same addresses since is left alone.
-
-    Raises NotFound where it is gone (or where it shares both addresses with another socket, which the
-    kernel finds in its place), Unsupported without CONFIG_INET_DIAG_DESTROY or CAP_NET_ADMIN.
+    Raises NotFound if the socket is gone, or if it shares both addresses with another socket, which the
+    kernel finds first. Raises Unsupported without CONFIG_INET_DIAG_DESTROY or CAP_NET_ADMIN.
     """
     try:
         netlink.change(NETLINK_SOCK_DIAG, SOCK_DESTROY, _request_for(sock))
@@ -124,7 +125,7 @@ _MESSAGE_HEAD = struct.Struct("=BBBB")  # struct inet_diag_msg: family, state, t
 _INODE = struct.Struct("=I")  # at the end of struct inet_diag_msg, after expires, queues and uid
 _INODE_AT = _MESSAGE_HEAD.size + _SOCKID.size + 16
 
-# Where the peer's port and address are in struct inet_diag_msg.
+# The position of the peer's port and address in struct inet_diag_msg.
 _PEER_PORT = slice(6, 8)
 _PEER_V4 = slice(24, 28)
 _PEER_V6 = slice(24, 40)
@@ -137,24 +138,24 @@ _CONDITION = struct.Struct("=BBxxi")  # struct inet_diag_hostcond: family, prefi
 
 
 def _dump(number: int, protocol: Protocol, mask: int, destinations: Destinations | None) -> list[bytes]:
-    """Payloads of one family's dump, those of other peers left out.
+    """Payloads of one family's dump, filtered by peer.
 
-    A short list of destinations is a program for the kernel, which then sends only what matches. It
-    runs down that list for each socket, so a long one is looked up here instead.
+    A short list of destinations becomes a filter program for the kernel. The kernel walks the program for
+    each socket, so this module filters a long list itself, with a set.
     """
     body = _REQUEST.pack(number, protocol, 0, 0, mask) + _ANY_SOCKET
     if destinations is None:
-        return _asked(protocol, body)
-    four = [(address, port) for address, port in destinations if family(address) is Family.IPV4]
-    sought = four if number == socket.AF_INET else list(destinations)
+        return _payloads(protocol, body)
+    v4 = [(address, port) for address, port in destinations if family(address) is Family.IPV4]
+    sought = v4 if number == socket.AF_INET else list(destinations)
     if not sought:
         return []
     if len(sought) <= KERNEL_FILTER_LIMIT:
-        return _asked(protocol, body + netlink.attribute(_REQ_BYTECODE, bytecode(sought)))
-    return _with_peer(_asked(protocol, body), number, sought)
+        return _payloads(protocol, body + netlink.attribute(_REQ_BYTECODE, bytecode(sought)))
+    return _with_peer(_payloads(protocol, body), number, sought)
 
 
-def _asked(protocol: Protocol, body: bytes) -> list[bytes]:
+def _payloads(protocol: Protocol, body: bytes) -> list[bytes]:
     try:
         return netlink.dump(NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, body)
     except OSError as error:
@@ -164,25 +165,26 @@ def _asked(protocol: Protocol, body: bytes) -> list[bytes]:
 def _with_peer(payloads: list[bytes], number: int, sought: list[tuple[Address, int]]) -> list[bytes]:
     if number == socket.AF_INET:
         keys = {address[12:] + port.to_bytes(2) for address, port in sought}
-        return [one for one in payloads if one[_PEER_V4] + one[_PEER_PORT] in keys]
+        return [each for each in payloads if each[_PEER_V4] + each[_PEER_PORT] in keys]
     keys = {address + port.to_bytes(2) for address, port in sought}
-    return [one for one in payloads if one[_PEER_V6] + one[_PEER_PORT] in keys]
+    return [each for each in payloads if each[_PEER_V6] + each[_PEER_PORT] in keys]
 
 
 def bytecode(destinations: Destinations) -> bytes:
-    """The program by which the kernel accepts sockets whose peer is one of `destinations`.
+    """A filter program with which the kernel accepts sockets whose peer is one of `destinations`.
 
-    Each destination is a condition; "yes" continues to a jump to the end (accepted), "no" around that to
-    the next condition. The last one has no jump after it: its "yes" is the end, its "no" is four bytes
-    past the end, which is how a program rejects. A condition of AF_INET matches v4-mapped peers of IPv6
-    sockets too. See inet_diag_bc_run(), inet_diag_bc_audit(). Jumps have 16 bits: at most 2 047.
+    Each destination is a condition. "yes" continues with a jump to the end, which accepts the socket. "no"
+    skips this jump and continues with the next condition. The last condition has no jump after it: its "yes"
+    is the end, its "no" is four bytes past the end, which rejects the socket. A condition of AF_INET also
+    matches v4-mapped peers of IPv6 sockets. See inet_diag_bc_run(), inet_diag_bc_audit(). A jump has 16 bits,
+    so at most 2 047 destinations are possible.
     """
     program = b""
     for address, port in reversed(list(destinations)):
-        one = _condition(address, port)
-        length = _OPERATION.size + len(one)
+        condition = _condition(address, port)
+        length = _OPERATION.size + len(condition)
         jump = _OPERATION.pack(_BC_JMP, _OPERATION.size, _OPERATION.size + len(program)) if program else b""
-        program = _OPERATION.pack(_BC_D_COND, length, length + _OPERATION.size) + one + jump + program
+        program = _OPERATION.pack(_BC_D_COND, length, length + _OPERATION.size) + condition + jump + program
     return program
 
 
@@ -228,22 +230,21 @@ def _request_for(sock: DiagSocket) -> bytes:
 
 
 def _read_error(protocol: Protocol, error: OSError) -> KernelError:
-    """ENOENT is what the kernel answers for a protocol it has no handler for (inet_diag_lock_handler())."""
-    what = f"the {protocol.name} sockets cannot be listed: {error.strerror or error}"
+    """The kernel returns ENOENT for a protocol without a handler (inet_diag_lock_handler())."""
+    message = f"cannot list {protocol.name} sockets: {error.strerror or error}"
     if error.errno in (errno.ENOENT, errno.EPROTONOSUPPORT):
-        return Unsupported(
-            what, f"modprobe {protocol.name.lower()}_diag, or use a kernel with CONFIG_INET_DIAG"
-        )
-    return Rejected(what)
+        module = f"{protocol.name.lower()}_diag"
+        return Unsupported(message, f"use a kernel with CONFIG_INET_DIAG, or load the module {module}")
+    return Rejected(message)
 
 
 def _destroy_error(sock: DiagSocket, error: OSError) -> KernelError:
     peer = format_endpoint(sock.destination, sock.destination_port)
-    what = f"the {sock.protocol.name} socket to {peer} cannot be destroyed: {error.strerror or error}"
+    message = f"cannot destroy the {sock.protocol.name} socket to {peer}: {error.strerror or error}"
     if error.errno == errno.ENOENT:
-        return NotFound(what)
+        return NotFound(message)
     if error.errno in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT):
-        return Unsupported(what, "it takes a kernel with CONFIG_INET_DIAG_DESTROY")
+        return Unsupported(message, "use a kernel with CONFIG_INET_DIAG_DESTROY")
     if error.errno in (errno.EPERM, errno.EACCES):
-        return Unsupported(what, "it takes the capability CAP_NET_ADMIN")
-    return Rejected(what)
+        return Unsupported(message, "run with the capability CAP_NET_ADMIN")
+    return Rejected(message)

@@ -1,7 +1,7 @@
-"""iptables by its own tools: a table as text, saved and restored, for one backend and one family.
+"""Runs the tools of iptables: saves and restores tables as text, for one iptables backend and one family.
 
-The rules that the tools of the backend legacy show are not those of the backend nft; the kernel goes by both.
-Everything here acts in the network namespace that the calling thread is in.
+The legacy tools and the nft tools show different rules. The kernel applies both.
+All functions act in the calling thread's network namespace.
 
 Sources: iptables-save(8), iptables-restore(8), xtables-legacy(8), xtables-nft(8) of iptables 1.8.9.
 """
@@ -18,25 +18,25 @@ from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux.xtables import legacy
-from ebpfproxy.linux.xtables.lock_file import XtablesLock
+from ebpfproxy.linux.xtables.legacy import XtablesLock
 from ebpfproxy.model.address import Family
 
 TIMEOUT = 300.0
-"""Seconds after which a tool is taken to hang. 10 000 Services may take iptables-nft half a minute."""
+"""Seconds after which a tool is killed. With 10 000 Services, iptables-nft can take half a minute."""
 
 LOCK_PATIENCE = 5
-"""Seconds for which a tool waits for /run/xtables.lock, as those that kube-proxy starts do."""
+"""Seconds for which a tool waits for /run/xtables.lock, as in kube-proxy."""
 
 _STEMS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 _FOLDERS = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 _SCRIPT = ("--noflush",)
-_NONE_SUCH = 1
-"""With what status a tool ends that finds no such chain; with others it could not look."""
+_NO_CHAIN = 1
+"""The exit status of a tool if the chain does not exist. Other statuses are failures."""
 _LOCKED = "xtables lock"
 _PERMISSION = re.compile(r"Permission denied|you must be root|Operation not permitted")
 _NO_TABLE = re.compile(r"unable to initialize table|can't initialize ip6?tables table")
 _VERSION = re.compile(r"v(?P<number>[0-9.]+)(?: \((?P<backend>[a-z_]+)\))?")
-_SPEAKER = re.compile(r"^[\w-]+(?: v[0-9.]+)?(?: \([a-z_]+\))?: *")
+_TOOL_NAME = re.compile(r"^[\w-]+(?: v[0-9.]+)?(?: \([a-z_]+\))?: *")
 _AT_LINE = re.compile(r"Error occurred at line: (\d+)")
 _LINE = re.compile(r"(?:^|.*: )line (\d+)(?:: | failed(?:: )?)(.*)")
 
@@ -47,23 +47,23 @@ class ToolBackend(enum.StrEnum):
 
 
 class LinesRejected(Rejected):
-    """`lines`: what the tool said, by the number of the line of the text, from 1.
+    """iptables-restore rejected lines of its input. `lines`: the tool's messages, by line number from 1.
 
-    The line of a COMMIT stands for all before it: the kernel does not report which one it was to
-    iptables-legacy. Of the tables before that one everything is in force, of this one and those behind it
-    nothing.
+    The line of a COMMIT means that any line before it can be the cause: the kernel does not report the line
+    to iptables-legacy. The tables before that COMMIT are in force. This table and the later ones are
+    unchanged.
     """
 
     def __init__(self, message: str, lines: Mapping[int, str]) -> None:
-        super().__init__(message, "iptables and the kernel must both have the matches and targets in it")
+        super().__init__(message, "check that iptables and the kernel support its matches and targets")
         self.lines = lines
 
 
 class Iptables:
-    """The tools of one backend and family. Get one by `find`."""
+    """The tools of one iptables backend and family. Use `find` to create it."""
 
     def __init__(self, family: Family, tool_backend: ToolBackend, stem: str, version: str) -> None:
-        """`stem`: the path of what is called iptables, from which -save and -restore are called, too."""
+        """`stem`: the path of iptables. The paths of the other tools append -save and -restore to it."""
         self.family = family
         self.tool_backend = tool_backend
         self.version = version
@@ -73,9 +73,9 @@ class Iptables:
         return f"{_STEMS[self.family]}-{self.tool_backend}"
 
     def save(self) -> str:
-        """What iptables-save prints: every table that there is. It makes none.
+        """The output of iptables-save: all existing tables. It creates no table. Raises KernelError.
 
-        They are not asked for one by one, since iptables-nft reads all of them for each. Raises KernelError.
+        Tables are not saved one by one, since iptables-nft reads all of them each time.
         """
         done = _run((f"{self._stem}-save",))
         if done.code:
@@ -83,29 +83,29 @@ class Iptables:
         return done.output
 
     def show(self, table: str, chain: str) -> list[str]:
-        """The lines that make this chain, from -N or -P on; empty where there is none such.
+        """The lines of this chain, starting with -N or -P; empty if the chain does not exist.
 
-        That does not take the reading of a table, nor makes one. Raises KernelError where it cannot look.
+        It does not read the complete table, and creates none. Raises KernelError.
         """
         if self.tool_backend is ToolBackend.LEGACY and table not in legacy.tables(self.family):
             return []
         done = _run((self._stem, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain))
-        if done.code not in (0, _NONE_SUCH):
+        if done.code not in (0, _NO_CHAIN):
             raise self._failure(f"cannot show {chain}", done)
         return [] if done.code else done.output.splitlines()
 
     def restore(self, text: str) -> None:
-        """Bring in what iptables-restore reads, without emptying what it does not name (--noflush).
+        """Apply text with iptables-restore. Chains that it does not mention stay (--noflush).
 
-        Each table, or each part of it up to a COMMIT, comes into force at once or not at all.
-        Raises LinesRejected, Rejected where another process holds the lock for `LOCK_PATIENCE` seconds,
-        Unsupported where the kernel has no such table, else KernelError.
+        Each part of a table up to a COMMIT takes effect atomically.
+        Raises LinesRejected, Rejected if another process holds the lock for `LOCK_PATIENCE` seconds,
+        Unsupported if the kernel does not have the table, else KernelError.
         """
-        if self._waiting is None:
+        if self._wait_arguments is None:
             with XtablesLock(LOCK_PATIENCE):
                 done = _run((f"{self._stem}-restore", *_SCRIPT), text)
         else:
-            done = _run((f"{self._stem}-restore", *_SCRIPT, *self._waiting), text)
+            done = _run((f"{self._stem}-restore", *_SCRIPT, *self._wait_arguments), text)
         if done.code:
             lines = rejected_lines(done.errors)
             if lines and not _NO_TABLE.search(done.errors):
@@ -115,35 +115,34 @@ class Iptables:
             raise self._failure("cannot restore", done)
 
     def has_random_fully(self) -> bool:
-        """Whether MASQUERADE has --random-fully: since iptables 1.6.2."""
+        """Whether MASQUERADE supports --random-fully (since iptables 1.6.2)."""
         return "--random-fully" in _run((self._stem, "-j", "MASQUERADE", "--help")).output
 
     @functools.cached_property
-    def _waiting(self) -> tuple[str, ...] | None:
-        """The argument that makes it wait for the lock; None where it cannot be: before 1.6.2 restore took
-        none."""
+    def _wait_arguments(self) -> tuple[str, ...] | None:
+        """The arguments with which iptables-restore waits for the lock; None before 1.6.2, which has none."""
         patience = ("-w", str(LOCK_PATIENCE))
         for options in ((*patience, "-W", "100000"), patience):  # since 1.8.8 the second has no effect
             if not _run((f"{self._stem}-restore", *_SCRIPT, *options)).code:
                 return options
         return None
 
-    def _failure(self, what: str, done: "_Done") -> KernelError:
+    def _failure(self, action: str, done: "_Done") -> KernelError:
         reason = _reason(done)
         if _LOCKED in done.errors:
             return Rejected(
-                f"{self} {what}: another process holds the xtables lock",
-                "lslocks shows which one has /run/xtables.lock; it is tried again",
+                f"{self} {action}: another process holds the xtables lock",
+                "find the process that holds /run/xtables.lock with lslocks; the agent retries",
             )
         if _PERMISSION.search(done.errors):
-            return Rejected(f"{self} {what}: {reason}", "run as root, in a container as a privileged one")
+            return Rejected(f"{self} {action}: {reason}", "run as root, and in a container privileged")
         if _NO_TABLE.search(done.errors):
-            return Unsupported(f"{self} {what}: {reason}", "the kernel lacks the module of this table")
-        return KernelError(f"{self} {what}: {reason}", f"what {self} says is all that is known")
+            return Unsupported(f"{self} {action}: {reason}", "load the kernel module of this table")
+        return KernelError(f"{self} {action}: {reason}", f"run {self} by hand for details")
 
 
 def find(family: Family, tool_backend: ToolBackend) -> Iptables:
-    """The tools of that backend: those that have it in their names, else those that say that they are it.
+    """The tools of an iptables backend: those with its name, else those that report it as their backend.
 
     Raises Unsupported.
     """
@@ -153,19 +152,19 @@ def find(family: Family, tool_backend: ToolBackend) -> Iptables:
         if found and found.tool_backend is tool_backend:
             return Iptables(family, tool_backend, found.path, found.version)
     raise Unsupported(
-        f"there is no {stem} of the tool_backend {tool_backend} here",
+        f"cannot find {stem} of the iptables backend {tool_backend}",
         "apt-get install iptables, or apk add iptables",
     )
 
 
 def plain_tool_backend(family: Family) -> ToolBackend | None:
-    """What is called just iptables; None where there is no such."""
+    """The iptables backend of the tool with the plain name (iptables, ip6tables); None if it is missing."""
     found = _reported(_STEMS[family])
     return found.tool_backend if found else None
 
 
 def rejected_lines(errors: str) -> dict[int, str]:
-    """What iptables-restore wrote about lines of its input, by their numbers; empty where it is about none.
+    """The messages of iptables-restore about lines of its input, by line number.
 
     >>> rejected_lines("iptables-restore: line 7 failed\\n")
     {7: 'rejected by the kernel'}
@@ -175,14 +174,14 @@ def rejected_lines(errors: str) -> dict[int, str]:
     {4: 'no target'}
     """
     lines: dict[int, str] = {}
-    said = ""
+    previous = ""
     for line in errors.splitlines():
         if found := _AT_LINE.match(line):
-            lines[int(found[1])] = said
+            lines[int(found[1])] = previous
         elif found := _LINE.fullmatch(line):
             lines.setdefault(int(found[1]), found[2] or "rejected by the kernel")
         else:
-            said = _SPEAKER.sub("", line).strip() or said
+            previous = _TOOL_NAME.sub("", line).strip() or previous
     return lines
 
 
@@ -193,11 +192,10 @@ class _Done(NamedTuple):
 
 
 def _run(command: Sequence[str], text: str = "") -> _Done:
-    """A tool, run to its end. Bytes that are no UTF-8, in a comment, pass as they are.
+    """Run a tool until it ends. Bytes in comments that are not UTF-8 are preserved.
 
-    It reads from a file in memory: the alarm that iptables-legacy sets while it waits for the lock is not
-    taken back when it has it (xtables_lock() of 1.8.9), and goes off in the middle of a long text. Reading
-    from a pipe would end there.
+    Standard input is a file in memory. iptables-legacy sets an alarm while it waits for the lock and does not
+    cancel it afterwards (xtables_lock() of 1.8.9). The alarm would interrupt reading a long text from a pipe.
     """
     try:
         with open(os.memfd_create("iptables"), "w+b") as script:
@@ -209,13 +207,13 @@ def _run(command: Sequence[str], text: str = "") -> _Done:
                 capture_output=True,
                 timeout=TIMEOUT,
                 env=os.environ | {"LC_ALL": "C"},
-                process_group=0,  # a Ctrl-C is for us, not for a tool in the middle of a table
+                process_group=0,  # Ctrl-C must not end a tool while it changes a table
                 check=False,
             )
     except subprocess.TimeoutExpired as failure:
-        raise KernelError(f"{command[0]} has not ended after {TIMEOUT:.0f} s, and was killed") from failure
+        raise KernelError(f"{command[0]} timed out after {TIMEOUT:.0f} s and was killed") from failure
     except OSError as failure:
-        raise Unsupported(f"{command[0]} cannot be started: {failure.strerror}") from failure
+        raise Unsupported(f"cannot start {command[0]}: {failure.strerror}") from failure
     return _Done(done.returncode, _decoded(done.stdout), _decoded(done.stderr))
 
 
@@ -224,7 +222,7 @@ def _decoded(output: bytes) -> str:
 
 
 class _Reported(NamedTuple):
-    """What a tool says of itself. `version` as in "1.8.9"."""
+    """A tool's path, its version, such as "1.8.9", and its iptables backend."""
 
     path: str
     version: str
@@ -232,7 +230,10 @@ class _Reported(NamedTuple):
 
 
 def _reported(name: str) -> _Reported | None:
-    """None where there is no such tool, or not all of it. Before 1.8 there was legacy alone."""
+    """The version and backend that a tool reports; None if one of the three tools is missing.
+
+    Before 1.8 only the legacy backend existed.
+    """
     path = shutil.which(name, path=_FOLDERS)
     if not path or not all(shutil.which(f"{path}-{action}") for action in ("save", "restore")):
         return None
@@ -246,9 +247,10 @@ def _reported(name: str) -> _Reported | None:
 
 
 def _reason(done: _Done) -> str:
-    """What a tool said last before its advice to read the help."""
-    said = [_SPEAKER.sub("", line).strip() for line in done.errors.splitlines()]
-    said = [line for line in said if line and not line.startswith(("Try `", "Error occurred", "Ignoring "))]
+    """The last message of a tool, without its advice to read the help."""
+    lines = [_TOOL_NAME.sub("", line).strip() for line in done.errors.splitlines()]
+    ignored = ("Try `", "Error occurred", "Ignoring ")
+    lines = [line for line in lines if line and not line.startswith(ignored)]
     if done.code < 0:
-        return f"it was ended by {signal.Signals(-done.code).name}"
-    return said[-1] if said else f"it ended with {done.code}"
+        return f"killed by {signal.Signals(-done.code).name}"
+    return lines[-1] if lines else f"exit status {done.code}"

@@ -1,15 +1,22 @@
-"""What the kernel reports about the tables of iptables-legacy, without the tool that makes text of them.
+"""iptables-legacy without its tools: what the kernel reports about its tables, and its lock.
 
-Sources: iptables-legacy's own interface, include/uapi/linux/netfilter_ipv4/ip_tables.h and its ip6 twin;
-get_info() and get_entries() of net/ipv4/netfilter/ip_tables.c; xt_table_seq_show() of
-net/netfilter/x_tables.c.
+Sources: include/uapi/linux/netfilter_ipv4/ip_tables.h and its counterpart for IPv6; get_info() and
+get_entries() of net/ipv4/netfilter/ip_tables.c; xt_table_seq_show() of net/netfilter/x_tables.c.
+
+The lock is for versions of the tools that do not take it themselves. Before 1.4.20 the lock was an abstract
+address of unix(7). Before 1.6.2 iptables-restore took no lock. kube-proxy takes both locks before it runs
+such a tool (grabIptablesLocks() in pkg/util/iptables/iptables_linux.go). The tools of the nft backend need
+no lock.
 """
 
 import ctypes
 import errno
+import fcntl
 import os
 import socket
 import struct
+import time
+import types
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -18,19 +25,19 @@ from ebpfproxy.errors import Rejected
 from ebpfproxy.model.address import Family
 
 
-class _Place(NamedTuple):
+class _Interface(NamedTuple):
     number: int  # AF_*
     level: int  # SOL_IP, SOL_IPV6
     names: Path
-    next_offset: int  # in an entry, struct ipt_entry or ip6t_entry: where it says how long it is
-    counters: int  # in an entry: where its struct xt_counters is
+    next_offset: int  # the position of the entry's length in struct ipt_entry or ip6t_entry
+    counters: int  # the position of struct xt_counters in an entry
 
 
-_PLACES = {
-    Family.IPV4: _Place(
+_INTERFACES = {
+    Family.IPV4: _Interface(
         socket.AF_INET, socket.IPPROTO_IP, Path("/proc/thread-self/net/ip_tables_names"), 90, 96
     ),
-    Family.IPV6: _Place(
+    Family.IPV6: _Interface(
         socket.AF_INET6, socket.IPPROTO_IPV6, Path("/proc/thread-self/net/ip6_tables_names"), 142, 152
     ),
 }
@@ -41,15 +48,19 @@ _NO_COUNTERS = bytes(16)
 # struct ipt_getinfo: name, valid_hooks, hook_entry[5], underflow[5], num_entries, size
 _INFO = struct.Struct("=32s13I")
 
+LOCK_FILE = Path("/run/xtables.lock")
+_LOCK_ADDRESS = b"\0xtables"
+_LOCK_POLL_SECONDS = 0.1
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def tables(family: Family) -> frozenset[str]:
-    """The tables that are in use in the calling thread's network namespace; asking makes none.
+    """The tables that exist in the calling thread's network namespace. The call creates none.
 
-    Empty where the kernel has no ip_tables, or it is not loaded. Raises Rejected where we may not look.
+    Empty if the kernel has no ip_tables or it is not loaded. Raises Rejected if the file cannot be read.
     """
-    path = _PLACES[family].names
+    path = _INTERFACES[family].names
     try:
         return frozenset(path.read_text().split())
     except FileNotFoundError:
@@ -59,23 +70,23 @@ def tables(family: Family) -> frozenset[str]:
 
 
 def fingerprint(family: Family, table: str) -> bytes:
-    """Where the built-in chains begin and end in a table, how many entries it has, and how large all are.
+    """The layout of a table: the positions of its built-in chains, the number of its entries, and their size.
 
-    That changes with nearly every change, and takes microseconds at any size. It does not with one that
-    leaves all sizes as they are, such as another address in a rule: see `digest`. b"" where the table is not
-    in use, which it is not by this either. Raises Rejected.
+    It takes microseconds for any table. It differs after nearly every change, but not if all sizes stay, for
+    example after a change of an address: see `digest`. b"" if the table does not exist; the call does not
+    create it. Raises Rejected.
     """
-    if table not in tables(family):  # the kernel would make it
+    if table not in tables(family):  # the kernel would create it
         return b""
-    asked = ctypes.create_string_buffer(_INFO.pack(table.encode(), *[0] * 13), _INFO.size)
-    return asked.raw if _ask(family, table, _SO_GET_INFO, asked, _INFO.size) else b""
+    info = ctypes.create_string_buffer(_INFO.pack(table.encode(), *[0] * 13), _INFO.size)
+    return info.raw if _fill(family, table, _SO_GET_INFO, info, _INFO.size) else b""
 
 
 def digest(family: Family, table: str, largest: int) -> int:
-    """A number that all rules of a table are in, but for their counters; another one after nearly any change.
+    """A checksum of all rules of a table without their counters.
 
-    The kernel gives out a copy: of 100 MB in half a second, of 1 MB in a few milliseconds. 0 where it is
-    larger than `largest` bytes, where the table is not in use, and where it just changes. Raises Rejected.
+    The kernel copies the table: 100 MB in half a second, 1 MB in a few milliseconds. 0 if the table is larger
+    than `largest` bytes, does not exist, or changes during the call. Raises Rejected.
     """
     info = fingerprint(family, table)
     size = _INFO.unpack(info)[-1] if info else 0
@@ -83,22 +94,22 @@ def digest(family: Family, table: str, largest: int) -> int:
         return 0
     copy = bytearray(_HEAD.size + size)
     _HEAD.pack_into(copy, 0, table.encode(), size)
-    if not _ask(family, table, _SO_GET_ENTRIES, (ctypes.c_char * len(copy)).from_buffer(copy), len(copy)):
+    if not _fill(family, table, _SO_GET_ENTRIES, (ctypes.c_char * len(copy)).from_buffer(copy), len(copy)):
         return 0
-    place, at = _PLACES[family], _HEAD.size
-    while at < len(copy):
-        counters = at + place.counters
+    interface, position = _INTERFACES[family], _HEAD.size
+    while position < len(copy):
+        counters = position + interface.counters
         copy[counters : counters + len(_NO_COUNTERS)] = _NO_COUNTERS
-        at += _LENGTH.unpack_from(copy, at + place.next_offset)[0]
+        position += _LENGTH.unpack_from(copy, position + interface.next_offset)[0]
     return zlib.crc32(copy)
 
 
-def _ask(family: Family, table: str, what: int, buffer: "ctypes.Array[ctypes.c_char]", size: int) -> bool:
-    """Have the buffer filled; False where the table went meanwhile, or is another one. Raises Rejected."""
-    place, length = _PLACES[family], ctypes.c_uint32(size)
+def _fill(family: Family, table: str, option: int, buffer: "ctypes.Array[ctypes.c_char]", size: int) -> bool:
+    """Fill the buffer by getsockopt(2). False if the table is gone or has changed. Raises Rejected."""
+    interface, length = _INTERFACES[family], ctypes.c_uint32(size)
     try:
-        with socket.socket(place.number, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
-            failed = _libc.getsockopt(raw.fileno(), place.level, what, buffer, ctypes.byref(length))
+        with socket.socket(interface.number, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
+            failed = _libc.getsockopt(raw.fileno(), interface.level, option, buffer, ctypes.byref(length))
             number = ctypes.get_errno() if failed else 0
     except OSError as failure:
         raise _rejected(table, failure.errno or 0) from failure
@@ -111,4 +122,54 @@ def _ask(family: Family, table: str, what: int, buffer: "ctypes.Array[ctypes.c_c
 
 def _rejected(table: str, number: int) -> Rejected:
     hint = "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW" if number == errno.EPERM else ""
-    return Rejected(f"cannot ask about the table {table} of iptables-legacy: {os.strerror(number)}", hint)
+    return Rejected(f"cannot read the table {table} of iptables-legacy: {os.strerror(number)}", hint)
+
+
+class XtablesLock:
+    """Holds both locks within the block. Entering raises Rejected if another process has one for `patience`
+    seconds."""
+
+    def __init__(self, patience: float, file: Path | None = None) -> None:
+        self._patience = patience
+        self._file = file or LOCK_FILE
+
+    def __enter__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as failure:
+            self._socket.close()
+            raise Rejected(f"cannot open {self._file}: {failure.strerror}", "run as root") from failure
+        deadline = time.monotonic() + self._patience
+        while not self._taken():
+            if time.monotonic() >= deadline:
+                self._release()
+                raise Rejected(
+                    f"cannot lock {self._file}: another process holds it",
+                    "find the process with lslocks; the agent retries",
+                )
+            time.sleep(_LOCK_POLL_SECONDS)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self._release()
+
+    def _taken(self) -> bool:
+        """Take both locks, the file first. If only the address is taken, the file stays locked."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._socket.getsockname():
+                self._socket.bind(_LOCK_ADDRESS)
+        except OSError as failure:
+            if failure.errno in (errno.EWOULDBLOCK, errno.EADDRINUSE):
+                return False
+            raise Rejected(f"cannot lock {self._file}: {failure.strerror}") from failure
+        return True
+
+    def _release(self) -> None:
+        os.close(self._fd)
+        self._socket.close()

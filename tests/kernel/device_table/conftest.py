@@ -1,4 +1,4 @@
-"""A namespace with devices, and a backend there whose programs do nothing."""
+"""A namespace with devices, and a backend whose programs do nothing."""
 
 import shutil
 import time
@@ -18,7 +18,7 @@ from tests.support.namespace import Namespace, namespace
 
 @pytest.fixture(scope="module", autouse=True)
 def _simple_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the programs do is of no matter here, and ours take seconds to compile."""
+    """Replaces the real programs, which take seconds to compile, since their behavior is not tested here."""
     sources = tmp_path_factory.mktemp("sources") / "bpf"
     shutil.copytree(abi.source_directory(), sources)
     passing = "(struct __sk_buff *skb) { return -1; }"
@@ -30,7 +30,7 @@ def _simple_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(autouse=True, params=["tcx", "clsact"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How programs are attached: in the one way of this kernel, and in that of those before 6.6."""
+    """How programs are attached: by tcx links, and by filters as on kernels before Linux 6.6."""
     if request.param == "clsact":
         monkeypatch.setattr(tcx, "is_supported", lambda: False)
     elif not tcx.is_supported():
@@ -66,7 +66,7 @@ def clock() -> list[float]:
 
 @pytest.fixture
 def backend(settings: EbpfSettings, node: Namespace, clock: list[float]) -> Iterator[EbpfBackend]:
-    """Open, with nothing on any device, whatever the test before has left in the maps."""
+    """An open backend without programs on any device. Entries of earlier tests may be in the maps."""
     with running(settings, clock=lambda: clock[0]) as opened:
         assert not bring(opened, NOBODY)
         yield opened

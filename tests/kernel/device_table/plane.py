@@ -1,4 +1,4 @@
-"""A backend with some devices, as a proxier brings it in step; what rejects for once."""
+"""A backend with some devices, and helpers that program it, change its programs and reject once."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ OTHER_SIZES = dataclasses.replace(SIZES, flows=32)
 NOBODY = NodePlan()
 CLSACT_ONLY = pytest.mark.parametrize("way", ["clsact"], indirect=True)
 TCX_ONLY = pytest.mark.parametrize("way", ["tcx"], indirect=True)
-U32 = "u32 match u32 0 0 flowid 1:1"  # a filter as others have them
+U32 = "u32 match u32 0 0 flowid 1:1"  # a filter of another program
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def plan(*names: str) -> NodePlan:
 
 
 def bring(backend: EbpfBackend, node: NodePlan) -> Mapping[Key, KernelError]:
-    """As a proxier does at a verification; what was rejected."""
+    """Read, compare and apply, as a verification does. Returns what was rejected."""
     return backend.apply(diff(backend.read(), backend.render((), node)))
 
 
@@ -71,12 +71,12 @@ def programs(name: str) -> tuple[int | None, int | None]:
 
 
 def attaching() -> ModuleType:
-    """Whose function `attach` attaches; its first argument is the device's index."""
+    """The module whose function `attach` is in use; its first argument is the device's index."""
     return tcx if tcx.is_supported() else tc
 
 
 def put(bpffs: Path, name: str, side: Side, program: Program) -> None:
-    """Have another program of ours run there, in the present way of attaching."""
+    """Attach another program in the name of ebpfproxy, by the current way of attaching."""
     ifindex = socket.if_nametoindex(name)
     if tcx.is_supported():
         tcx.attach(ifindex, side, program, _pin(bpffs, ifindex, side))
@@ -85,7 +85,7 @@ def put(bpffs: Path, name: str, side: Side, program: Program) -> None:
 
 
 def take_off(bpffs: Path, name: str, side: Side) -> None:
-    """As somebody else might."""
+    """Detach the program, as another program on the host might."""
     ifindex = socket.if_nametoindex(name)
     if tcx.is_supported():
         tcx.detach(_pin(bpffs, ifindex, side))
@@ -98,7 +98,7 @@ def _pin(bpffs: Path, ifindex: int, side: Side) -> Path:
 
 
 def pinned(bpffs: Path, *names: str) -> tuple[int, ...]:
-    """The ids of the programs in force."""
+    """The ids of the current programs."""
     folder = bpffs / "current"
     ids = []
     for name in names:
@@ -108,4 +108,4 @@ def pinned(bpffs: Path, *names: str) -> tuple[int, ...]:
 
 
 def reject(*_: object) -> None:
-    raise Rejected("for once")
+    raise Rejected("rejected once")

@@ -1,4 +1,4 @@
-"""More than one agent in one network namespace, and cleanup there."""
+"""More than one agent in one network namespace, and cleanup in it."""
 
 import contextlib
 import dataclasses
@@ -25,16 +25,16 @@ pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture
-def beside(settings: EbpfSettings) -> Iterator[EbpfSettings]:
-    """Of an agent with a bpffs root and a cgroup of its own."""
+def other_settings(settings: EbpfSettings) -> Iterator[EbpfSettings]:
+    """The settings of another agent, with a separate bpffs root and cgroup."""
     with bpf_place() as place:
         yield dataclasses.replace(settings, cgroup_root=place.cgroup, bpffs_root=place.bpffs)
 
 
-def test_an_agent_without_devices_runs_beside_one_with_them_and_touches_nothing(
-    settings: EbpfSettings, beside: EbpfSettings, node: Namespace
+def test_an_agent_without_devices_leaves_the_devices_of_another_agent_unchanged(
+    settings: EbpfSettings, other_settings: EbpfSettings, node: Namespace
 ) -> None:
-    without = dataclasses.replace(beside, devices=False)
+    without = dataclasses.replace(other_settings, devices=False)
     with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as first:
         bring(first, plan("net"))
         before = programs("net")
@@ -47,31 +47,31 @@ def test_an_agent_without_devices_runs_beside_one_with_them_and_touches_nothing(
         bring(first, NOBODY)
 
 
-def test_an_agent_that_has_devices_no_more_takes_off_what_was_its_own(
-    settings: EbpfSettings, beside: EbpfSettings, node: Namespace
+def test_an_agent_restarted_without_devices_removes_only_its_own_programs(
+    settings: EbpfSettings, other_settings: EbpfSettings, node: Namespace
 ) -> None:
-    with running(beside) as previous:
+    with running(other_settings) as previous:
         bring(previous, plan("net", "pod"))
     with running(settings) as other:
         bring(other, plan("net"))
-        theirs = programs("net")
-        with running(dataclasses.replace(beside, devices=False)) as present:
+        foreign = programs("net")
+        with running(dataclasses.replace(other_settings, devices=False)) as present:
             assert not bring(present, NOBODY)
             assert in_step(present, NOBODY)
-        assert programs("net") == theirs
+        assert programs("net") == foreign
         assert programs("pod") == (None, None)
         assert not tc.has_clsact(socket.if_nametoindex("pod"))
         bring(other, NOBODY)
 
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["another root", "no bpffs"])
-def test_cleanup_of_another_root_gives_way_to_an_agent_with_devices(
-    settings: EbpfSettings, beside: EbpfSettings, node: Namespace, tmp_path: Path, pinned: bool
+def test_cleanup_of_another_root_is_rejected_while_an_agent_with_devices_runs(
+    settings: EbpfSettings, other_settings: EbpfSettings, node: Namespace, tmp_path: Path, pinned: bool
 ) -> None:
-    root = beside.bpffs_root if pinned else tmp_path
-    command = ["cleanup", f"--bpffs-root={root}", f"--cgroup-root={beside.cgroup_root}"]
+    root = other_settings.bpffs_root if pinned else tmp_path
+    command = ["cleanup", f"--bpffs-root={root}", f"--cgroup-root={other_settings.cgroup_root}"]
     with running(settings) as backend, contextlib.ExitStack() as held:
-        held.callback(NamespaceLock().release)  # as whoever runs a backend with devices has it
+        held.callback(NamespaceLock().release)  # the lock that a backend with devices holds
         bring(backend, plan("net"))
         before = programs("net")
         done = subprocess.run(
@@ -91,7 +91,7 @@ def test_cleanup_of_another_root_gives_way_to_an_agent_with_devices(
 # cleanup
 
 
-def test_cleanup_takes_everything_off_the_devices_and_says_so(
+def test_cleanup_removes_and_reports_everything_on_the_devices(
     settings: EbpfSettings, node: Namespace, way: str
 ) -> None:
     with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as backend:
@@ -111,7 +111,7 @@ def test_cleanup_takes_everything_off_the_devices_and_says_so(
 
 
 @CLSACT_ONLY
-def test_cleanup_removes_filters_also_where_the_bpffs_is_gone(
+def test_cleanup_removes_filters_also_without_a_bpffs(
     settings: EbpfSettings, node: Namespace, tmp_path: Path
 ) -> None:
     with running(settings) as backend:

@@ -1,4 +1,4 @@
-"""What one run leaves on devices, and the next makes of it: map sizes, crashes, removed pins."""
+"""Programs on devices across restarts: other map sizes, crashes, removed pins, older versions."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Map, Program
-from ebpfproxy.linux.bpf.compiler import TAIL_CALLS
+from ebpfproxy.linux.bpf.loader import TAIL_CALLS
 from ebpfproxy.linux.locks import FolderLock
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
@@ -46,15 +46,15 @@ pytestmark = pytest.mark.kernel
 
 
 @pytest.mark.parametrize("sizes", [SIZES, OTHER_SIZES], ids=["same sizes", "other sizes"])
-def test_the_next_run_takes_over_and_remembers_whose_the_clsact_is(
+def test_the_next_run_adopts_the_programs_and_the_clsact_owner(
     settings: EbpfSettings, node: Namespace, sizes: MapSizes
 ) -> None:
     with running(settings) as first:
         bring(first, plan("net", "pod"))
         before = programs("net")
-    assert programs("net") == before, "an agent that ends leaves all in place"
+    assert programs("net") == before, "an agent that ends keeps its programs"
     with running(dataclasses.replace(settings, sizes=sizes)) as second:
-        assert programs("net") == before, "nor does the next one change anything by coming"
+        assert programs("net") == before, "the start of the next agent changes nothing"
         assert not bring(second, plan("net"))
         assert None not in programs("net")
         assert (programs("net") == before) is (sizes == SIZES)
@@ -64,7 +64,7 @@ def test_the_next_run_takes_over_and_remembers_whose_the_clsact_is(
 
 
 @CLSACT_ONLY
-def test_a_device_that_refuses_keeps_previous_programs_only_while_it_runs_one(
+def test_a_rejecting_device_without_previous_programs_does_not_keep_them(
     settings: EbpfSettings, node: Namespace
 ) -> None:
     with running(settings) as first:
@@ -79,7 +79,7 @@ def test_a_device_that_refuses_keeps_previous_programs_only_while_it_runs_one(
 
 
 @pytest.mark.parametrize("sizes", [SIZES, OTHER_SIZES], ids=["same sizes", "other sizes"])
-def test_the_next_run_is_told_at_once_which_pods_were_served_or_seen_to_bypass(
+def test_the_next_run_reports_at_once_the_pods_that_have_programs_or_bypass(
     settings: EbpfSettings, node: Namespace, sizes: MapSizes
 ) -> None:
     with running(settings) as first:
@@ -88,15 +88,15 @@ def test_the_next_run_is_told_at_once_which_pods_were_served_or_seen_to_bypass(
             Map.pinned(next(settings.bpffs_root.glob("programs-*/maps")) / "bypassing")
         ) as seen:
             seen.update((1000).to_bytes(4, "little"), bytes(8))
-    told: list[frozenset[int]] = []
-    with running(dataclasses.replace(settings, sizes=sizes), told.append) as second:
-        assert told == [{socket.if_nametoindex("pod"), 1000}]
+    reported: list[frozenset[int]] = []
+    with running(dataclasses.replace(settings, sizes=sizes), reported.append) as second:
+        assert reported == [{socket.if_nametoindex("pod"), 1000}]
         bring(second, NOBODY)
-    cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # what bypasses is never forgotten
+    cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # entries of bypassing pods never expire
 
 
 @CLSACT_ONLY
-def test_who_ends_before_a_clsact_is_used_leaves_none_that_nobody_owns(
+def test_a_clsact_of_an_agent_killed_during_an_attach_is_removed_later(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = attaching().attach
@@ -116,20 +116,20 @@ def test_who_ends_before_a_clsact_is_used_leaves_none_that_nobody_owns(
 
 
 @CLSACT_ONLY
-def test_a_device_that_refuses_leaves_no_clsact_that_counts_as_ours(
+def test_after_a_rejected_attach_a_foreign_clsact_is_not_removed(
     backend: EbpfBackend, node: Namespace
 ) -> None:
     node.tc("qdisc add dev pod ingress")
     assert bring(backend, plan("pod"))
     node.tc("qdisc del dev pod ingress", "qdisc add dev pod clsact")
     bring(backend, NOBODY)
-    assert tc.has_clsact(socket.if_nametoindex("pod")), "it is theirs"
+    assert tc.has_clsact(socket.if_nametoindex("pod")), "the clsact is foreign"
 
 
-def test_a_device_that_goes_on_refusing_has_nothing_copied_again(
+def test_a_device_that_keeps_rejecting_causes_no_repeated_copies(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There may be hundreds of thousands of entries, and a sync comes at each change."""
+    """There may be hundreds of thousands of entries, and each change causes a sync."""
     copies: list[Migration] = []
     with running(settings) as first:
         bring(first, plan("net"))
@@ -151,10 +151,11 @@ def test_a_device_that_goes_on_refusing_has_nothing_copied_again(
         bring(second, NOBODY)
 
 
-def test_while_previous_programs_run_the_new_ones_look_up_their_flows(
+def test_new_programs_look_up_flows_of_previous_programs_while_those_run(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first device is switched, and until the last is, also when the agent is killed meanwhile."""
+    """From before the first device is switched until the last one is, also if the agent is killed
+    meanwhile."""
     lookups: list[bool] = []
     real = attaching().attach
 
@@ -186,17 +187,17 @@ def test_while_previous_programs_run_the_new_ones_look_up_their_flows(
 
 
 def looks_up_previous(settings: EbpfSettings) -> bool:
-    """Whether programs look up flows in another map than theirs."""
+    """Whether programs look up flows also in the previous map."""
     (pin,) = settings.bpffs_root.glob("maps/previous_flows-*")
     with contextlib.closing(Map.pinned(pin)) as opened:
         return opened.lookup(bytes(4)) is not None
 
 
-@pytest.mark.parametrize("way", ["killed", "device is let go", "device vanishes"])
-def test_flows_are_migrated_also_where_nothing_is_left_to_replace(
+@pytest.mark.parametrize("way", ["killed", "device is deselected", "device vanishes"])
+def test_flows_are_migrated_also_if_no_program_is_left_to_replace(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """The agent was killed when all was replaced; or a device that kept a previous filter is gone."""
+    """The agent was killed after the replacement, or the device with the previous filter is gone."""
     others = dataclasses.replace(settings, sizes=OTHER_SIZES)
     real_attach, real_finish = attaching().attach, Migration.finish_flows
 
@@ -236,10 +237,10 @@ def test_flows_are_migrated_also_where_nothing_is_left_to_replace(
         bring(second, NOBODY)
 
 
-def test_a_hook_that_refuses_does_not_delay_the_migration_of_flows(
+def test_a_rejecting_hook_does_not_delay_the_migration_of_flows(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Programs of the cgroup write none."""
+    """Programs of the cgroup write no flows."""
     with running(settings) as first:
         bring(first, plan("net"))
     with running(dataclasses.replace(settings, sizes=OTHER_SIZES)) as second:
@@ -254,7 +255,7 @@ def test_a_hook_that_refuses_does_not_delay_the_migration_of_flows(
 
 
 def as_of_version_0_1(settings: EbpfSettings) -> None:
-    """Maps and programs in force are pinned as version 0.1 did."""
+    """Pin the current maps and programs as version 0.1 did."""
     root = settings.bpffs_root
     previous = root / "v2-0123456789"
     for name in ("maps", "programs_1"):
@@ -278,9 +279,9 @@ def test_programs_of_version_0_1_are_replaced_and_its_devices_recognized(
         bring(first, NodePlan(devices=(device("net"), device("pod", DeviceRole.POD))))
         before = programs("net"), first.read()
     as_of_version_0_1(settings)
-    told: list[frozenset[int]] = []
-    with running(settings, told.append) as second:
-        assert told == [{socket.if_nametoindex("pod")}]
+    reported: list[frozenset[int]] = []
+    with running(settings, reported.append) as second:
+        assert reported == [{socket.if_nametoindex("pod")}]
         assert not bring(second, plan("net"))
         assert in_step(second, plan("net"))
         assert programs("net") != before[0]
@@ -299,14 +300,14 @@ def test_cleanup_removes_what_version_0_1_left(settings: EbpfSettings, node: Nam
     assert "pins v2-0123456789" in removed
     assert ("clsact of net" in removed) is not tcx.is_supported()
     left = {path.name for path in settings.bpffs_root.iterdir()}
-    assert left <= {"maps.debug", "progs.debug"}, "the kernel has those in each bpffs"
+    assert left <= {"maps.debug", "progs.debug"}, "the kernel creates these in each bpffs"
 
 
-# Pins that go
+# Removed pins
 
 
 @pytest.mark.parametrize("part", ["Programs", "Maps", "NodeEntry", "FlowCollector", "Readings"])
-def test_a_loading_anew_that_fails_half_way_is_done_by_the_next_reading(
+def test_a_failed_reload_is_completed_by_the_next_read(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     with running(settings) as backend:
@@ -316,7 +317,7 @@ def test_a_loading_anew_that_fails_half_way_is_done_by_the_next_reading(
         with monkeypatch.context() as patch:
             patch.setattr(module, part, reject)
             for _ in range(2):
-                with pytest.raises(Rejected, match="for once"):
+                with pytest.raises(Rejected, match="rejected once"):
                     backend.read()
             FolderLock(settings.bpffs_root).release()
         assert not bring(backend, plan("net"))

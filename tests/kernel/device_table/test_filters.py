@@ -1,4 +1,4 @@
-"""Our classifiers on devices, as a backend puts them there, reads them back, replaces and removes them."""
+"""A backend attaches its classifiers to devices, reads them back, replaces and removes them."""
 
 import contextlib
 import socket
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.kernel
         (DeviceRole.POD, False, ("from_any", "to_any")),
     ],
 )
-def test_each_kind_of_device_has_programs_of_its_own(
+def test_each_kind_of_device_has_its_own_programs(
     backend: EbpfBackend, place: BpfPlace, role: DeviceRole, layer3: bool, expected: tuple[str, str]
 ) -> None:
     assert not bring(backend, NodePlan(devices=(device("net", role, layer3),)))
@@ -56,12 +56,12 @@ def test_each_kind_of_device_has_programs_of_its_own(
     assert programs("pod") == (None, None)
 
 
-def test_a_look_reads_only_the_devices_that_have_programs(
+def test_a_generation_check_reads_only_devices_with_programs(
     backend: EbpfBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: set[int] = set()
 
-    def noting(real: Callable[..., object]) -> Callable[..., object]:
+    def recorded(real: Callable[..., object]) -> Callable[..., object]:
         def running_at(table: object, ifindex: int, side: Side) -> object:
             read.add(ifindex)
             return real(table, ifindex, side)
@@ -70,7 +70,7 @@ def test_a_look_reads_only_the_devices_that_have_programs(
 
     assert not bring(backend, plan("net"))
     for way in (TcFilters, TcxLinks):
-        monkeypatch.setattr(way, "running", noting(way.running))
+        monkeypatch.setattr(way, "running", recorded(way.running))
     before = backend.generation()
     assert read == {socket.if_nametoindex("net")}
     backend.read()
@@ -78,13 +78,13 @@ def test_a_look_reads_only_the_devices_that_have_programs(
     assert backend.generation() == before
 
 
-def test_loopback_has_a_program_at_egress_alone(backend: EbpfBackend, place: BpfPlace) -> None:
+def test_loopback_has_a_program_only_at_egress(backend: EbpfBackend, place: BpfPlace) -> None:
     assert not bring(backend, plan("lo"))
     assert not bring(backend, NodePlan(devices=(device("lo", DeviceRole.LOOPBACK),)))
     assert programs("lo") == (None, *pinned(place.bpffs, "to_any"))
 
 
-def test_a_filter_that_somebody_removed_is_back_after_the_next_verification(
+def test_a_removed_program_is_restored_by_the_next_verification(
     backend: EbpfBackend, place: BpfPlace
 ) -> None:
     bring(backend, plan("net", "pod"))
@@ -97,7 +97,7 @@ def test_a_filter_that_somebody_removed_is_back_after_the_next_verification(
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_program_of_another_code_is_replaced_or_removed(
+def test_a_program_with_other_code_is_replaced_or_removed(
     backend: EbpfBackend, place: BpfPlace, wanted: bool
 ) -> None:
     node = plan("net") if wanted else NOBODY
@@ -115,7 +115,7 @@ def test_the_program_of_another_code_is_replaced_or_removed(
         previous.close()
 
 
-def test_what_the_map_lost_is_written_again(backend: EbpfBackend, place: BpfPlace) -> None:
+def test_a_deleted_entry_of_the_device_map_is_written_again(backend: EbpfBackend, place: BpfPlace) -> None:
     bring(backend, plan("net"))
     with contextlib.closing(devices_map(place)) as devices:
         devices.delete(socket.if_nametoindex("net").to_bytes(4, "little"))
@@ -128,22 +128,24 @@ def devices_map(place: BpfPlace) -> Map:
     return Map.pinned((place.bpffs / "current").resolve() / "maps" / "devices")
 
 
-# Others on the same device
+# Other programs on the same device
 
 
-def test_filters_of_others_and_their_clsact_are_left_alone(backend: EbpfBackend, node: Namespace) -> None:
+def test_filters_of_other_programs_and_their_clsact_are_left_alone(
+    backend: EbpfBackend, node: Namespace
+) -> None:
     node.tc("qdisc add dev net clsact", f"filter add dev net ingress prio 7 protocol all {U32}")
     ifindex = socket.if_nametoindex("net")
-    theirs = tc.filters(ifindex, Side.INGRESS)
+    foreign = tc.filters(ifindex, Side.INGRESS)
     bring(backend, plan("net"))
-    assert [each for each in tc.filters(ifindex, Side.INGRESS) if not each.is_own] == theirs
+    assert [each for each in tc.filters(ifindex, Side.INGRESS) if not each.is_own] == foreign
     node.tc("filter del dev net ingress prio 7")
     bring(backend, NOBODY)
-    assert tc.has_clsact(ifindex), "it is theirs, though nothing is in it"
+    assert tc.has_clsact(ifindex), "the clsact is foreign, though it is empty"
 
 
 @CLSACT_ONLY
-def test_our_clsact_goes_with_our_filters_unless_somebody_else_uses_it(
+def test_the_own_clsact_is_removed_unless_another_program_uses_it(
     backend: EbpfBackend, node: Namespace
 ) -> None:
     bring(backend, plan("net", "pod"))
@@ -156,14 +158,14 @@ def test_our_clsact_goes_with_our_filters_unless_somebody_else_uses_it(
 
 
 @CLSACT_ONLY
-def test_a_device_where_somebody_is_in_the_way_is_refused_and_all_others_are_served(
+def test_a_device_with_an_ingress_qdisc_is_rejected_and_others_are_served(
     backend: EbpfBackend, node: Namespace
 ) -> None:
     node.tc("qdisc add dev pod ingress")
     rejected = bring(backend, plan("net", "pod"))
     assert [(str(key), type(failure)) for key, failure in rejected.items()] == [("device pod", Unsupported)]
     assert None not in programs("net")
-    assert programs("pod") == (None, None), "nothing is translated whose replies are not"
+    assert programs("pod") == (None, None), "requests are not translated without their replies"
 
 
 @TCX_ONLY
@@ -179,7 +181,7 @@ def test_links_need_no_clsact_and_work_beside_an_ingress_qdisc(backend: EbpfBack
 def test_filters_of_a_previous_version_are_replaced_by_links_or_removed(
     settings: EbpfSettings, node: Namespace, wanted: bool
 ) -> None:
-    """They are from before an upgrade of ebpfproxy, which finds its first kernel with tcx."""
+    """A previous version attached them before the kernel had tcx."""
     ifindex = socket.if_nametoindex("net")
     with running(settings) as backend, contextlib.closing(load_program(SCHED_CLS, 0)) as previous:
         for side in Side:
@@ -193,11 +195,11 @@ def test_filters_of_a_previous_version_are_replaced_by_links_or_removed(
         bring(backend, NOBODY)
 
 
-def test_a_map_that_is_full_names_the_flag_that_helps() -> None:
+def test_a_full_device_map_is_reported_with_the_flag_that_raises_its_size() -> None:
     with contextlib.closing(create_map(HASH, 4, abi.DEVICE.size, 1)) as small:
         entry = DeviceEntry(0, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
         keys = [DeviceKey(number, f"n{number}") for number in (1, 2)]
         ((key, failure),) = DeviceTable(small, {}).fill(dict.fromkeys(keys, entry)).items()
     assert (key, type(failure)) == (keys[1], TableFull)
-    assert failure.message == "device n2: map devices has room for 1 devices, and there are more"
+    assert failure.message == "device n2: map devices is full: it has room for 1 devices"
     assert "--tc-devices" in failure.hint

@@ -1,4 +1,4 @@
-"""The first place at a device: programs of others before, after and around ours, attached either way."""
+"""The own programs run first on a device, with other programs before and after, by both ways of attaching."""
 
 import contextlib
 import socket
@@ -31,68 +31,68 @@ BOTH = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
 
 @pytest.fixture
-def theirs() -> Iterator[Program]:
+def foreign() -> Iterator[Program]:
     with program() as loaded:
         yield loaded
 
 
-def placed(theirs: Program, side: Side) -> contextlib.AbstractContextManager[None]:
-    """Another program at the head, in the way of attaching that ours are attached in."""
-    return (linked if tcx.is_supported() else filtered)(socket.if_nametoindex("net"), side, theirs, HEAD)
+def placed(foreign: Program, side: Side) -> contextlib.AbstractContextManager[None]:
+    """Another program at the head, by the same way of attaching as the own programs."""
+    return (linked if tcx.is_supported() else filtered)(socket.if_nametoindex("net"), side, foreign, HEAD)
 
 
 def order(side: Side, name: str = "net") -> list[int]:
-    """Program ids, in running order."""
+    """Program ids, in the order in which they run."""
     return others.order(socket.if_nametoindex(name), side)
 
 
 @BOTH
-def test_ours_is_first_where_others_were_there_before(
-    backend: EbpfBackend, theirs: Program, side: Side
+def test_the_own_program_is_attached_before_existing_programs(
+    backend: EbpfBackend, foreign: Program, side: Side
 ) -> None:
-    with placed(theirs, side):
+    with placed(foreign, side):
         assert not bring(backend, plan("net"))
-        assert order(side) == [programs("net")[list(Side).index(side)], theirs.id]
+        assert order(side) == [programs("net")[list(Side).index(side)], foreign.id]
         assert backend.bypassed() == ()
         bring(backend, NOBODY)
-        assert order(side) == [theirs.id]
+        assert order(side) == [foreign.id]
 
 
 @BOTH
-def test_who_comes_to_be_first_is_passed_at_the_next_look(
-    backend: EbpfBackend, theirs: Program, side: Side
+def test_a_program_that_is_attached_first_is_overtaken_at_the_next_check(
+    backend: EbpfBackend, foreign: Program, side: Side
 ) -> None:
     bring(backend, plan("net"))
-    ours = programs("net")[list(Side).index(side)]
+    own = programs("net")[list(Side).index(side)]
     before = backend.generation()
-    with placed(theirs, side):
-        assert order(side) == [theirs.id, ours]
+    with placed(foreign, side):
+        assert order(side) == [foreign.id, own]
         assert backend.generation() != before
         (trouble,) = backend.bypassed()
         assert (trouble.device, trouble.side, trouble.position) == ("net", side.name.lower(), 2)
-        assert f"program {theirs.id}" in trouble.before[0]
+        assert f"program {foreign.id}" in trouble.before[0]
         assert not trouble.is_bypassed
         assert not in_step(backend, plan("net"))
         assert not bring(backend, plan("net"))
-        assert order(side) == [ours, theirs.id]
+        assert order(side) == [own, foreign.id]
         assert in_step(backend, plan("net"))
         assert backend.bypassed() == ()
         bring(backend, NOBODY)
 
 
-def test_who_gets_to_be_first_again_and_again_is_reported_and_passed_less_and_less_often(
-    backend: EbpfBackend, clock: list[float], theirs: Program
+def test_a_program_that_keeps_moving_first_is_overtaken_with_increasing_delays(
+    backend: EbpfBackend, clock: list[float], foreign: Program
 ) -> None:
     bring(backend, plan("net"))
-    ours = programs("net")[0]
+    own = programs("net")[0]
     for wait in (4.0, 8.0, 16.0):
         with contextlib.ExitStack() as stack:
-            stack.enter_context(placed(theirs, Side.INGRESS))
+            stack.enter_context(placed(foreign, Side.INGRESS))
             assert not bring(backend, plan("net"))
-            assert order(Side.INGRESS)[0] == ours
+            assert order(Side.INGRESS)[0] == own
             stack.close()
-            stack.enter_context(placed(theirs, Side.INGRESS))
-            assert in_step(backend, plan("net")), "it is not due"
+            stack.enter_context(placed(foreign, Side.INGRESS))
+            assert in_step(backend, plan("net")), "the next attempt is not due"
             (trouble,) = backend.bypassed()
             assert trouble.contested
             assert trouble.is_bypassed
@@ -108,7 +108,7 @@ def test_who_gets_to_be_first_again_and_again_is_reported_and_passed_less_and_le
 
 @CLSACT_ONLY
 @pytest.mark.parametrize("protocol", ["all", "ip"])
-def test_a_filter_that_has_priority_1_for_itself_is_reported_and_not_contested(
+def test_a_non_bpf_filter_with_priority_1_is_reported_and_not_contested(
     backend: EbpfBackend, node: Namespace, protocol: str
 ) -> None:
     node.tc("qdisc add dev net clsact", f"filter add dev net egress prio 1 protocol {protocol} {U32}")
@@ -132,17 +132,17 @@ KINDS = {
 @pytest.mark.parametrize("plugin", PLUGINS.values(), ids=PLUGINS)
 @pytest.mark.parametrize("comes", ["before", "after"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_beside_network_plugins_ours_is_first_on_every_kind_of_device(
+def test_with_network_plugins_the_own_program_is_first_on_every_kind_of_device(
     backend: EbpfBackend, node: Namespace, side: Side, plugin: Plugin, comes: str, kind: str
 ) -> None:
     node.ip(KINDS[kind])
     ifindex = socket.if_nametoindex("made")
     if comes == "after":
         bring(backend, plan("made"))
-    with plugin.loaded() as theirs, plugin.attached(ifindex, side, theirs):
+    with plugin.loaded() as foreign, plugin.attached(ifindex, side, foreign):
         bring(backend, plan("made"))
         assert in_step(backend, plan("made"))
         assert backend.bypassed() == ()
-        ours = programs("made")[list(Side).index(side)]
-        assert order(side, "made") == [ours, theirs.id]
+        own = programs("made")[list(Side).index(side)]
+        assert order(side, "made") == [own, foreign.id]
         bring(backend, NOBODY)

@@ -1,4 +1,4 @@
-"""What holds for the whole node: its entry, the inner, and hooks that a previous run had."""
+"""State of the complete node: its map entry, the reinjection veth pair, and hooks of a previous run."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.kernel
 
 
 def node_entry(place: BpfPlace) -> tuple[int, int]:
-    """Flags and inner."""
+    """The flags, and the index of the reinjection device."""
     with contextlib.closing(Map.pinned(place.bpffs / "current" / "maps" / "node")) as opened:
         _, flags, reinjection, *_ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
     return flags, reinjection
@@ -51,7 +51,7 @@ def test_the_entry_of_the_node_is_repaired_when_it_is_read(backend: EbpfBackend,
 
 
 def icmp_limits(place: BpfPlace) -> tuple[int, int]:
-    """ICMP errors per second, and at once."""
+    """ICMP errors per second, and in a burst."""
     (layout,) = place.bpffs.glob("programs-*")
     with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
         *_, rate, burst = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
@@ -61,7 +61,7 @@ def icmp_limits(place: BpfPlace) -> tuple[int, int]:
 def test_icmp_errors_are_limited_as_the_kernel_limits_its_own(
     backend: EbpfBackend, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sysctl that is absent, or no number, stands for the kernel's default."""
+    """If a sysctl is absent or not a number, the kernel's default applies."""
     known = {"net/ipv4/icmp_msgs_per_sec": "7", "net/ipv4/icmp_msgs_burst": "3"}
 
     def read(name: str) -> str:
@@ -80,10 +80,10 @@ def test_icmp_errors_are_limited_as_the_kernel_limits_its_own(
     assert icmp_limits(place) == (1000, 50)
 
 
-def test_the_programs_look_for_netfilters_flows_while_there_are_some_also_after_a_restart(
+def test_the_lookup_of_netfilter_flows_is_on_while_there_are_some(
     settings: EbpfSettings, node: Namespace, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Conntrack has none of what is learned here, so the first walk of the collector forgets it."""
+    """Conntrack does not have the learned flow, so that the first walk of the collector deletes it."""
     client, frontend, endpoint, this = (parse_address(f"192.0.2.{number}") for number in range(1, 5))
     ends = client, 4001, frontend, 53, endpoint, 5353, this, 4002
     flow = conntrack.Flow(Protocol.UDP, *ends, status=0, zone=0, reply_zone=0, mark=0, id=1)
@@ -100,12 +100,12 @@ def test_the_programs_look_for_netfilters_flows_while_there_are_some_also_after_
     monkeypatch.setattr(collector, "_POLL", 0.01)
     monkeypatch.setattr(collector, "_SHORTEST", 0.01)
     with running(settings) as third:
-        eventually(lambda: node_entry(place)[0] == pods, "the last of them is forgotten")
+        eventually(lambda: node_entry(place)[0] == pods, "the last flow is deleted")
         third.read()
         assert node_entry(place)[0] == pods
 
 
-def test_pods_lose_the_socket_path_only_when_all_else_is_in_force(
+def test_pods_lose_the_socket_path_only_after_the_packet_path_is_ready(
     settings: EbpfSettings, node: Namespace, place: BpfPlace
 ) -> None:
     with running(settings) as first:
@@ -118,14 +118,14 @@ def test_pods_lose_the_socket_path_only_when_all_else_is_in_force(
         assert None not in programs("pod")
 
 
-def test_without_the_socket_path_there_is_an_inlet_and_no_hook(
+def test_without_the_socket_path_there_is_a_reinjection_pair_and_no_hook(
     settings: EbpfSettings, node: Namespace, place: BpfPlace
 ) -> None:
     with running(settings) as first:
         bring(first, NOBODY)
         assert list((place.bpffs / "links").iterdir())
     with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as second:
-        assert list((place.bpffs / "links").iterdir()), "until what takes their place is there"
+        assert list((place.bpffs / "links").iterdir()), "the hooks stay until their replacement works"
         assert not bring(second, NOBODY)
         assert not list((place.bpffs / "links").iterdir())
         reinjection = socket.if_nametoindex("ebpfproxy0")
@@ -141,7 +141,7 @@ def test_without_the_socket_path_there_is_an_inlet_and_no_hook(
         assert "ebpfproxy0" not in dict(socket.if_nameindex()).values()
 
 
-def test_an_inlet_that_cannot_be_had_again_stops_no_sync_but_a_start(
+def test_a_failed_reinjection_pair_prevents_a_start_but_no_sync(
     settings: EbpfSettings, node: Namespace, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     off = dataclasses.replace(settings, socket_lb=SocketLb.OFF)
@@ -153,13 +153,15 @@ def test_an_inlet_that_cannot_be_had_again_stops_no_sync_but_a_start(
         monkeypatch.setattr(reinjection, "ensure_pair", reject)
         assert not bring(first, plan("net"))
         assert None not in programs("net")
-        assert node_entry(place) == before, "the rest is repaired"
+        assert node_entry(place) == before, "the other fields are repaired"
         bring(first, NOBODY)
-    with pytest.raises(Rejected, match="for once"):
+    with pytest.raises(Rejected, match="rejected once"):
         EbpfBackend(off).open()
 
 
-def test_hooks_of_previous_programs_go_where_none_are_wanted(settings: EbpfSettings, node: Namespace) -> None:
+def test_hooks_of_previous_programs_are_removed_without_the_socket_path(
+    settings: EbpfSettings, node: Namespace
+) -> None:
     with running(settings) as first:
         bring(first, NOBODY)
     other = dataclasses.replace(settings, sizes=OTHER_SIZES, socket_lb=SocketLb.OFF)
@@ -168,14 +170,14 @@ def test_hooks_of_previous_programs_go_where_none_are_wanted(settings: EbpfSetti
         assert not list((settings.bpffs_root / "links").iterdir())
 
 
-def test_hooks_go_also_where_the_kernel_has_no_links(
+def test_hooks_are_removed_also_on_kernels_without_links(
     settings: EbpfSettings, node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reject(*_: object) -> None:
         raise Unsupported("no links")
 
     monkeypatch.setattr(cgroup, "attach_link", reject)
-    cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # the links of the tests before
+    cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # the links of earlier tests
     with running(settings) as first:
         assert not bring(first, NOBODY)
         assert all(attached(settings))

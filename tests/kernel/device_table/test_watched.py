@@ -1,4 +1,4 @@
-"""Changes of filters that a backend reports before the next look at its devices."""
+"""Changes of filters that a backend reports before the next check of its devices."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def reported() -> threading.Semaphore:
 
 @pytest.fixture
 def watching(settings: EbpfSettings, node: Namespace, reported: threading.Semaphore) -> Iterator[EbpfBackend]:
-    """With programs on net."""
+    """A backend with programs on net."""
     with running(settings, filters_changed=reported.release) as opened:
         assert not bring(opened, NOBODY)
         assert not bring(opened, plan("net"))
@@ -50,14 +50,14 @@ def watching(settings: EbpfSettings, node: Namespace, reported: threading.Semaph
 
 
 def settle(reported: threading.Semaphore) -> None:
-    """Await that all changes so far were reported, and forget them."""
+    """Await the reports of all changes so far, and discard them."""
     eventually(lambda: is_subscribed() and not unread(), "all notifications were read")
     while reported.acquire(timeout=2 * rtnetlink_watch.STOP_SECONDS):
         pass
 
 
 def subscriptions() -> list[list[str]]:
-    """Of /proc/net/netlink: the sockets that are subscribed to notifications of filters alone."""
+    """The rows of /proc/net/netlink for sockets that are subscribed only to notifications of filters."""
     with open("/proc/thread-self/net/netlink") as table:
         rows = [line.split() for line in table.readlines()[1:]]
     return [row for row in rows if int(row[3], 16) == tc_watch.GROUPS]
@@ -68,7 +68,7 @@ def is_subscribed() -> bool:
 
 
 def unread() -> int:
-    """Bytes of the kernel's memory that notifications take."""
+    """Bytes of unread notifications in the kernel."""
     return sum(int(row[4]) for row in subscriptions())
 
 
@@ -78,17 +78,17 @@ def threads() -> int:
 
 @CLSACT_ONLY
 @SIDES
-def test_a_filter_that_is_placed_first_is_reported_and_passed(
+def test_a_filter_that_is_placed_first_is_reported_and_overtaken(
     watching: EbpfBackend, reported: threading.Semaphore, side: Side
 ) -> None:
     settle(reported)
     before, index = watching.generation(), socket.if_nametoindex("net")
-    with program(PASS) as theirs:
-        add_filter(index, side, theirs)
+    with program(PASS) as foreign:
+        add_filter(index, side, foreign)
         assert reported.acquire(timeout=PATIENCE)
         assert watching.generation() != before
         assert not bring(watching, plan("net"))
-        assert order(index, side) == [programs("net")[list(Side).index(side)], theirs.id]
+        assert order(index, side) == [programs("net")[list(Side).index(side)], foreign.id]
 
 
 @CLSACT_ONLY
@@ -105,7 +105,7 @@ def test_a_clsact_that_is_removed_is_reported_and_restored(
 
 
 @CLSACT_ONLY
-def test_looks_and_readings_are_not_notified_themselves(watching: EbpfBackend) -> None:
+def test_checks_and_reads_cause_no_notifications(watching: EbpfBackend) -> None:
     """The kernel sends a notification within the call that makes the change."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as notified:
         notified.bind((0, tc_watch.GROUPS))
@@ -120,14 +120,14 @@ def test_looks_and_readings_are_not_notified_themselves(watching: EbpfBackend) -
 
 
 @CLSACT_ONLY
-def test_devices_are_watched_from_when_they_have_programs(
+def test_devices_are_watched_once_they_have_programs(
     watching: EbpfBackend, reported: threading.Semaphore
 ) -> None:
-    with program(PASS) as theirs:
-        add_filter(socket.if_nametoindex("pod"), Side.INGRESS, theirs)
+    with program(PASS) as foreign:
+        add_filter(socket.if_nametoindex("pod"), Side.INGRESS, foreign)
         assert not bring(watching, plan("net", "pod"))
         settle(reported)
-        remove_filters(socket.if_nametoindex("pod"), Side.INGRESS, "theirs")
+        remove_filters(socket.if_nametoindex("pod"), Side.INGRESS, "foreign")
         assert reported.acquire(timeout=PATIENCE)
 
 
@@ -135,30 +135,30 @@ def test_devices_are_watched_from_when_they_have_programs(
 def test_devices_without_programs_are_not_watched(
     settings: EbpfSettings, node: Namespace, reported: threading.Semaphore
 ) -> None:
-    with running(settings, filters_changed=reported.release) as opened, program(PASS) as theirs:
+    with running(settings, filters_changed=reported.release) as opened, program(PASS) as foreign:
         assert not bring(opened, NOBODY)
         eventually(is_subscribed, "the thread has subscribed")
-        add_filter(socket.if_nametoindex("pod"), Side.INGRESS, theirs)
+        add_filter(socket.if_nametoindex("pod"), Side.INGRESS, foreign)
         eventually(lambda: not unread(), "the notification was read")
     assert not reported.acquire(blocking=False)
 
 
 @CLSACT_ONLY
-def test_without_notifications_it_is_logged_once_and_looks_find_changes(
+def test_a_failed_watch_is_logged_once_and_checks_find_changes(
     settings: EbpfSettings,
     node: Namespace,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(*_: object) -> None:
-        raise Rejected("for once")
+        raise Rejected("rejected once")
 
     monkeypatch.setattr(tc_watch, "watch", fail)
-    with running(settings) as opened, program(PASS) as theirs:
+    with running(settings) as opened, program(PASS) as foreign:
         assert not bring(opened, plan("net"))
         eventually(lambda: not opened.is_notified(), "the thread has ended")
         before = opened.generation()
-        add_filter(socket.if_nametoindex("net"), Side.INGRESS, theirs)
+        add_filter(socket.if_nametoindex("net"), Side.INGRESS, foreign)
         assert opened.generation() != before
         bring(opened, NOBODY)
     assert [record.message for record in caplog.records].count(UNWATCHED) == 1

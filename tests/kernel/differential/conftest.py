@@ -1,4 +1,4 @@
-"""The labs of all modes, made once."""
+"""The labs of all modes, created once."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ SUBJECTS = {
     "nftables": ("nftables", {}),
     "ipvs": ("ipvs", {"iptables_backend": "legacy", "ipvs_udp_timeout": f"{REMEMBERED}s"}),
 }
-"""A mode, and texts of its configuration. What it does otherwise than the reference is in differences.py."""
+"""A mode, and its configuration. Its differences from the reference are in differences.py."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -39,8 +39,8 @@ def _chosen(config: pytest.Config) -> list[str]:
 
 
 class _Labs:
-    """Each is made when it is asked for. The lock that iptables takes is the machine's; the rules in a lab
-    are nobody else's."""
+    """Each lab is created on demand. The labs use a separate iptables lock, since no other program changes
+    their rules."""
 
     def __init__(self, opened: contextlib.ExitStack) -> None:
         self._opened = opened
@@ -65,8 +65,8 @@ def _labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Labs]:
 
 @pytest.fixture(scope="module")
 def subjects(_labs: _Labs, pytestconfig: pytest.Config) -> tuple[Subject, ...]:
-    """All at once; one that the kernel lacks is told by the tests of one subject, or where it was the only
-    one."""
+    """All subjects that the kernel supports. A missing one causes a skip if it is the only one, and in the
+    tests of single subjects."""
     lacking = "ipvs" if lacks_ipvs() else ""
     names = [name for name in _chosen(pytestconfig) if name != lacking]
     if not names:
@@ -76,6 +76,6 @@ def subjects(_labs: _Labs, pytestconfig: pytest.Config) -> tuple[Subject, ...]:
 
 @pytest.fixture(scope="module")
 def subject(_labs: _Labs, request: pytest.FixtureRequest) -> Subject:
-    """One after the other."""
+    """One subject after the other."""
     skip_without_ipvs(request.param)
     return _labs.get(request.param)

@@ -1,4 +1,4 @@
-"""One history after the other, in all modes at once; after each step everybody dials everything."""
+"""One history after the other, in all modes at once. After each step all clients dial all frontends."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from tests.kernel.differential.subject import Subject
 from tests.support.reference import SOURCES, Reached
 
 Adapted = Callable[[str, Case, Reached], Reached]
-"""What the reference says of a case, as a mode is known to do it."""
+"""Adapts the reference's outcome of a case to the known differences of a mode."""
 
 _ROUNDS = 3
 _MOST_KEPT = 4
@@ -22,7 +22,8 @@ _MOST_SHOWN = 20
 
 
 class Course:
-    """The state that all `subjects` are in. `steps`: how many it went; `compared`: outcomes, of all."""
+    """The state that all `subjects` are in. `steps`: how many steps were run; `compared`: how many outcomes
+    were compared, of all subjects."""
 
     def __init__(self, subjects: Sequence[Subject], adapted: Adapted) -> None:
         self.steps = 0
@@ -34,7 +35,7 @@ class Course:
         return sum(run.compared for run in self._runs)
 
     def run(self, history: Iterable[Step]) -> None:
-        """Raises AssertionError with a line for all that is not as it should be."""
+        """Raises AssertionError with a line for each wrong outcome."""
         for step in history:
             self.steps += 1
             change = advance(self._world.state, step)
@@ -42,13 +43,13 @@ class Course:
             under_way = [run.begin(change, self._world) for run in self._runs]
             wrong = list(dict.fromkeys(line for each in under_way for line in each.result()))
             assert not wrong, "\n".join(["", *wrong[:_MOST_SHOWN]])
-        lasts = {run.subject.name: run.subject.verify() for run in self._runs}
-        for name, done in lasts.items():
+        verifications = {run.subject.name: run.subject.verify() for run in self._runs}
+        for name, done in verifications.items():
             assert done.result()[:2] == (0, 0), f"{name}: the kernel does not hold what was written"
 
 
 class _Asked(NamedTuple):
-    """A case, and all that its client may be told."""
+    """A case, and all outcomes that its client may get."""
 
     case: Case
     allowed: frozenset[str]
@@ -63,7 +64,7 @@ class _Asked(NamedTuple):
 
     @property
     def times(self) -> int:
-        """Less often where nothing is left to chance."""
+        """How often the case is dialed: less often if its outcome is certain."""
         return min(len(self.allowed) + 1, _ROUNDS) if self.is_answered else 1
 
     def wrong(self, outcome: str) -> Iterator[str]:
@@ -72,7 +73,7 @@ class _Asked(NamedTuple):
 
 
 class _Run:
-    """One subject's way, in its control thread."""
+    """The run of one subject, in its control thread."""
 
     def __init__(self, subject: Subject, adapted: Adapted) -> None:
         self.subject = subject
@@ -91,15 +92,15 @@ class _Run:
         asked: dict[str, list[_Asked]] = {source: [] for source in SOURCES}
         for case in world.cases:
             asked[case.source].append(_Asked(case, outcomes(case, self._reached(case))))
-        yield from self._go_on(world)
+        yield from self._use_kept_sockets(world)
         yield from self._dial(asked)
         self._keep(asked)
 
     def _reached(self, case: Case) -> Reached:
         return self._adapted(self.subject.name, case, by_reference(case))
 
-    def _go_on(self, world: World) -> Iterator[str]:
-        """With the sockets that were kept."""
+    def _use_kept_sockets(self, world: World) -> Iterator[str]:
+        """Exchange again by the sockets that were kept."""
         wanted: dict[str, list[tuple[Case, Kept]]] = {}
         for source, kept in self._kept.items():
             wanted[source] = []
@@ -108,12 +109,12 @@ class _Run:
                 if promised:
                     dial = _Asked(before, frozenset()).dial
                     wanted[source].append((before, Kept(dial, *promised)))
-            self._dialers[source].go_on([each for _, each in wanted[source]])
+            self._dialers[source].exchange_again([each for _, each in wanted[source]])
         for source, cases in wanted.items():
             for (case, each), outcome in zip(cases, self._dialers[source].result(), strict=True):
                 self.compared += 1
                 if outcome not in each.outcomes:
-                    yield f"{case}, by a socket kept: {outcome}, not {' or '.join(sorted(each.outcomes))}"
+                    yield f"{case}, by a kept socket: {outcome}, not {' or '.join(sorted(each.outcomes))}"
 
     def _dial(self, asked: dict[str, list[_Asked]]) -> Iterator[str]:
         plans: dict[str, tuple[list[list[_Asked]], list[_Asked]]] = {}
@@ -135,7 +136,7 @@ class _Run:
                     yield f"{each.case}: with affinity {', then '.join(found)}"
 
     def _keep(self, asked: dict[str, list[_Asked]]) -> None:
-        """A client of its own for each, which is what affinity is by, too: so none of those."""
+        """Keep UDP sockets of answered cases for the next step."""
         for source, cases in asked.items():
             some = [each for each in cases if each.is_answered and each.case.protocol is UDP][:_MOST_KEPT]
             self._dialers[source].keep([each.dial for each in some])
@@ -148,7 +149,7 @@ class _Run:
 
 
 def _sticky(cases: Iterable[_Asked]) -> list[_Asked]:
-    """One frontend of each port that has session affinity, and somebody to choose from."""
+    """One frontend of each port that has session affinity and more than one possible endpoint."""
     found: dict[object, _Asked] = {}
     for each in cases:
         claim = each.case.claim

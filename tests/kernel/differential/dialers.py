@@ -1,8 +1,8 @@
-"""Small processes in a lab: servers that tell who they are and whom they see, and clients that dial by the
-list, all of it at once.
+"""Small processes in a lab. Servers answer with their name and the client's address. Clients dial a list of
+frontends concurrently.
 
-Silence is never a matter of time: that nobody answers a datagram, or a few SYNs, is known by what was sent
-after them and answered, see `_Fence`.
+Silence is not decided by a timeout. A datagram or a few SYNs count as unanswered when packets that were sent
+after them are answered, see `_Fence`.
 """
 
 import collections
@@ -25,34 +25,34 @@ from tests.kernel.clients import KINDS, REFUSED, SILENT, TCP, UDP, family_of
 from tests.kernel.differential import places
 
 BROKEN = "broken"
-"""A connected UDP socket that was ended."""
+"""The outcome of a connected UDP socket that was destroyed."""
 
 _QUESTION = b"?"
 _PORTS = [port for port in range(1024, 1 << 16) if port not in places.PORTS]
 _FORGOTTEN = 1.1 * places.REMEMBERED
-_ABORT = struct.pack("=ii", 1, 0)  # SO_LINGER: a reset, so that nothing waits for the port
-_ATTEMPTS = 3  # of SYNs, beside the first one
-_MOST_ATTEMPTS = 100  # TCP_SYNCNT: it is not for the kernel to give up
+_ABORT = struct.pack("=ii", 1, 0)  # SO_LINGER: a reset, so that the port is free at once
+_ATTEMPTS = 3  # SYNs after the first one
+_MOST_ATTEMPTS = 100  # TCP_SYNCNT: the kernel shall not give up
 _SYN_SENT = 2  # TCP_SYN_SENT
-_PAUSE = 0.01  # seconds, in which SYNs are sent
+_PAUSE = 0.01  # seconds between two checks of the SYNs
 _LEISURE = 0.1
-"""Seconds between two questions of one kept socket. To end its flow takes workers of the kernel that share
-its processor, and do not always get their part of that (EEVDF with autogroup, seen on 6.18: a minute without
-a turn beside processes that wake each other without a pause)."""
+"""Seconds between two exchanges of one kept socket. The kernel's workers that delete its flow share the
+processor, and need pauses: with EEVDF and autogroup (seen on 6.18) they did not run for a minute beside
+processes that wake each other without a pause."""
 _LAPS = 3
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDED = (errno.ECONNABORTED, errno.EDESTADDRREQ, errno.ENOTCONN)
-_PATIENCE = 60.0  # for what has to come, on however busy a machine
-_STALE = 75.0  # until a thread of the backend has ended a stale flow, which it tries again after 30 seconds
+_PATIENCE = 60.0  # seconds, for answers that must arrive, also on a busy machine
+_STALE = 75.0  # seconds, until the backend has deleted a stale flow; it retries after 30 seconds
 
 
 # Servers
 
 
 def serve(
-    place: Netns, name: str, addresses: Sequence[str], ports: Mapping[Protocol, Sequence[int]], processor: int
+    netns: Netns, name: str, addresses: Sequence[str], ports: Mapping[Protocol, Sequence[int]], processor: int
 ) -> None:
-    """Answer on each of these: whoever connects, and every datagram, is told "name:port client"."""
+    """Serve on each address and port: answer connections and datagrams with "name:port client"."""
 
     def child(ready: int) -> None:
         os.sched_setaffinity(0, {processor})
@@ -68,11 +68,11 @@ def serve(
                 for key, _ in selector.select():
                     _answer_all(key.fileobj, *key.data)
 
-    place.start_until_ready(child)
+    netns.start_until_ready(child)
 
 
 def _answer_all(listener: object, protocol: Protocol, who: str) -> None:
-    """All that are waiting, so that nobody waits longer than who comes next to another port."""
+    """Answer all waiting clients, so that none waits longer than later clients of another port."""
     assert isinstance(listener, socket.socket)
     while True:
         try:
@@ -80,7 +80,7 @@ def _answer_all(listener: object, protocol: Protocol, who: str) -> None:
         except BlockingIOError:
             return
         except OSError:
-            continue  # the client's business
+            continue  # an error of one client
 
 
 def _answer(listener: socket.socket, protocol: Protocol, who: str) -> None:
@@ -103,7 +103,7 @@ class Dial(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a socket that was kept may meet: one of `outcomes`, servers without what they see; where not
+    """The outcomes that a kept socket may get: names of servers without client addresses, or errors. If not
     `eventually`, at once."""
 
     dial: Dial
@@ -112,12 +112,12 @@ class Kept(NamedTuple):
 
 
 class Dialer:
-    """A client process in a place. Its methods begin something; `result` awaits it."""
+    """A client process in a network namespace. Its methods start an operation; `result` awaits it."""
 
-    def __init__(self, place: Netns, fence: Iterable[tuple[str, int]], processor: int) -> None:
-        """`fence`: each address and UDP port of the servers."""
-        self._place = place
-        self._pipe, theirs = multiprocessing.Pipe()
+    def __init__(self, netns: Netns, fence: Iterable[tuple[str, int]], processor: int) -> None:
+        """`fence`: all addresses and UDP ports of the servers."""
+        self._netns = netns
+        self._pipe, child_end = multiprocessing.Pipe()
 
         def child(ready: int) -> None:
             os.sched_setaffinity(0, {processor})
@@ -125,26 +125,27 @@ class Dialer:
             client = _Client(_Fence(fence, ports), ports)
             os.write(ready, b"!")
             while True:
-                name, arguments = theirs.recv()
-                theirs.send(getattr(client, name)(*arguments))
+                name, arguments = child_end.recv()
+                child_end.send(getattr(client, name)(*arguments))
 
-        self._child = place.start_until_ready(child)
-        theirs.close()
+        self._child = netns.start_until_ready(child)
+        child_end.close()
 
     def dial(self, rounds: Sequence[Sequence[Dial]]) -> None:
-        """Each round after the one before. For each dial the server's answer, REFUSED or SILENT."""
+        """Dial the rounds one after the other. The result has for each dial the server's answer, REFUSED or
+        SILENT."""
         self._pipe.send(("dial", (rounds,)))
 
     def keep(self, dials: Sequence[Dial]) -> None:
-        """Have one UDP socket for each, in place of all that were kept before; else as a round of `dial`."""
+        """As a round of `dial`, but keep the UDP sockets, instead of all that were kept before."""
         self._pipe.send(("keep", (dials,)))
 
-    def go_on(self, wanted: Sequence[Kept]) -> None:
-        """Ask again by the sockets that are kept. For each its last outcome, of which BROKEN may be one."""
-        self._pipe.send(("go_on", (wanted,)))
+    def exchange_again(self, wanted: Sequence[Kept]) -> None:
+        """Exchange again by the kept sockets. The result has each last outcome, which may be BROKEN."""
+        self._pipe.send(("exchange_again", (wanted,)))
 
     def result(self) -> list[str]:
-        """Of `dial` the outcomes of all rounds in one list."""
+        """The outcomes; those of all rounds of `dial` are in one list."""
         try:
             answer: list[str] = self._pipe.recv()
         except EOFError:
@@ -154,13 +155,13 @@ class Dialer:
 
 
 class _Fence:
-    """A question to each socket of the servers, by no Service.
+    """A direct question to each socket of the servers, not through a Service.
 
-    All that runs in a lab, and so all its packets, is on one processor, which takes them in the order of
-    their coming, one device further each time; and a socket is read in that order, while nothing is known of
-    two. So when the answers are here, what was sent before has been answered, if anybody answers it: by a
-    server, or by the kernel, wherever it got to. There is more than one lap since a way by a Service may have
-    more devices, there and back.
+    All processes of a lab, and so all its packets, are on one processor. It handles packets in the order of
+    their arrival, one device further each time, and one socket is read in that order. The order of two
+    sockets is unknown. So when the answers have arrived, packets that were sent before have been answered, if
+    a server or the kernel answers them. There is more than one lap since a path through a Service may have
+    more devices in both directions.
     """
 
     def __init__(self, servers: Iterable[tuple[str, int]], ports: "_Ports") -> None:
@@ -203,7 +204,7 @@ class _Client:
         self._kept = {each.dial: each.sock for each in opened}
         return self._outcomes(opened)
 
-    def go_on(self, wanted: Sequence[Kept]) -> list[str]:
+    def exchange_again(self, wanted: Sequence[Kept]) -> list[str]:
         found = dict.fromkeys(range(len(wanted)), "")
         rest = list(found)
         deadline = time.monotonic() + _STALE
@@ -246,9 +247,9 @@ class _Client:
 
 
 class _Ports:
-    """Where to dial from: ports that neither another socket has, nor a flow that is remembered.
+    """Client ports that no other socket and no remembered flow has.
 
-    A port that was given back comes last, and after `_FORGOTTEN` seconds.
+    A port that was given back is used last, and not before `_FORGOTTEN` seconds have passed.
     """
 
     def __init__(self) -> None:
@@ -264,7 +265,7 @@ class _Ports:
 
 
 class _Conversation:
-    """One question by a socket that does not block: `outcome` is "" as long as there is none."""
+    """One question by a nonblocking socket. `outcome` is "" until there is one."""
 
     def __init__(self, dial: Dial, sock: socket.socket) -> None:
         self.dial = dial
@@ -283,7 +284,7 @@ class _Conversation:
         self._attempt(self._receive)
 
     def is_unheard(self) -> bool:
-        """Whether SYNs were sent, as many as have to be, and nobody said anything."""
+        """Whether enough SYNs were sent without any answer."""
         state, _, attempts = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 3)
         return state == _SYN_SENT and attempts >= _ATTEMPTS
 
@@ -292,12 +293,12 @@ class _Conversation:
         return ""
 
     def _send(self) -> str:
-        with contextlib.suppress(PermissionError):  # a rule of OUTPUT: a rejection is still to come, or not
+        with contextlib.suppress(PermissionError):  # a rule of OUTPUT: a rejection may follow
             self.sock.send(_QUESTION)
         return ""
 
     def _receive(self) -> str:
-        return self.sock.recv(256).decode() or "nothing, and an end"
+        return self.sock.recv(256).decode() or "end without an answer"
 
     def _attempt(self, what: Callable[[], str]) -> None:
         if self.outcome:
@@ -319,7 +320,7 @@ def _named(error: OSError) -> str:
 
 
 def _await(streams: Iterable[_Conversation], fence: _Fence) -> None:
-    """Until each has an answer or a rejection, or is not heard."""
+    """Wait until each one has an answer or a rejection, or is known to be unanswered."""
     waiting = {each.sock.fileno(): each for each in streams if not each.outcome}
     deadline = time.monotonic() + _PATIENCE
     with select.epoll() as poll:

@@ -1,5 +1,5 @@
-"""What modes do otherwise than tests/support/reference.py has it, and why: "as in kube-proxy" where its mode
-of that name does the same. Whatever else a mode does in its own way is wrong.
+"""The differences of the modes from tests/support/reference.py, and their reasons. "As in kube-proxy" means
+that kube-proxy's mode of the same name does the same. All other differences are errors.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,9 +11,9 @@ from tests.support.reference import Reached
 
 
 class Difference(NamedTuple):
-    """What the clients of some cases meet in some modes, other than by the reference, and why.
+    """The outcome of some cases in some modes that differs from the reference, and why.
 
-    `when` and `then` are given what the case's client meets by the reference and the lines above.
+    `when` and `then` get the outcome by the reference and by the earlier entries.
     """
 
     modes: tuple[str, ...]
@@ -27,13 +27,13 @@ def _unmasqueraded(_: Case, it: Reached) -> Reached:
 
 
 def _masqueraded_elsewhere(case: Case, it: Reached) -> Reached:
-    """And where an endpoint would come upon itself."""
+    """Masqueraded on other nodes, and if an endpoint would reach itself."""
     targets = dict(it.targets)
     for target, masqueraded in it.targets.items():
         if masqueraded and target[0] != case.client.address:
             if target in case.local_targets:
                 targets[target] = False
-            elif target in case.unsaid_targets:
+            elif target in case.unnamed_targets:
                 targets[target] = None
     return it._replace(targets=targets)
 
@@ -80,22 +80,22 @@ _EBPF, _IPTABLES = ("ebpf", "ebpf-off"), ("iptables", "iptables-nft")
 DIFFERENCES = (
     Difference(
         ("ebpf",),
-        "A pod's socket is sent to its endpoint when it connects: there is no packet to be masqueraded. "
-        "Where source ranges count, and so packets do, it is as in the next line.",
+        "A pod's socket connects to the endpoint directly: there is no packet to masquerade. "
+        "If source ranges apply, packets are translated, as in the next entry.",
         lambda case, _: case.source == "pod" and not case.restricted,
         _unmasqueraded,
     ),
     Difference(
         _EBPF,
-        "An endpoint on this node sees its client, whose reply comes by this node anyway (decision 0011). "
-        "One that does not say that it is here may do so: most pods' devices have no program.",
+        "An endpoint on this node sees its client, since the reply passes this node anyway (decision 0011). "
+        "One without a node name may see it: most pods' devices have no program.",
         lambda case, _: case.source != "node",
         _masqueraded_elsewhere,
     ),
     Difference(
         ("ebpf",),
-        "What is dropped is dropped by its packets, and the node's to itself are not looked at: where source "
-        "ranges keep it from a load balancer's address that is its own, it comes to whoever listens there.",
+        "Packets are dropped on devices, and packets of the node to itself pass none: if source ranges "
+        "exclude the node from a load balancer address that it has itself, it reaches its own listener.",
         lambda case, it: case.source == "node" and case.is_own and it.verdict == "drop",
         _refused,
     ),
@@ -107,27 +107,27 @@ DIFFERENCES = (
     ),
     Difference(
         _IPTABLES,
-        "NodePorts do not answer on ::1, as in kube-proxy: no packet leaves the node from there. What policy "
-        "Local keeps from clients outside is dropped there, too.",
+        "NodePorts do not answer on ::1, as in kube-proxy: no packet leaves the node from there. If policy "
+        "Local drops packets of external clients, it drops those to ::1, too.",
         lambda case, _: case.is_loopback and case.of is Family.IPV6,
         lambda case, it: _silent(case, it) if case.is_dropped_outside else _refused(case, it),
     ),
     Difference(
         ("nftables",),
-        "A port of a ClusterIP that no Service has is refused, as in kube-proxy; else routes decide.",
+        "An unused port of a ClusterIP is rejected, as in kube-proxy; otherwise routes decide.",
         lambda case, _: "ClusterIP" in case.neighbors,
         _refused,
     ),
     Difference(
         _IPTABLES,
-        "Without endpoints anywhere source ranges do not count, as in kube-proxy: everybody is refused.",
+        "Without any endpoints source ranges do not apply, as in kube-proxy: all clients are rejected.",
         lambda case, _: case.restricted and case.is_without_endpoints,
         _refused,
     ),
     Difference(
         _IPTABLES,
-        "The node is not refused an external address without endpoints, as in kube-proxy: no such rule is in "
-        "the way of what it sends, which goes to whoever has the address.",
+        "The node is not rejected at an external address without endpoints, as in kube-proxy: no such rule "
+        "applies to its own packets, which are routed to the host that has the address.",
         lambda case, it: (
             case.source == "node"
             and it.verdict == "reject"
@@ -138,53 +138,54 @@ DIFFERENCES = (
     ),
     Difference(
         (*_IPTABLES, "nftables"),
-        "An external address that is the node's own, and without endpoints, gives way to the NodePort of "
-        "that number, as in kube-proxy.",
+        "At an external address of the node without endpoints the NodePort of the same number answers, as in "
+        "kube-proxy.",
         lambda case, it: it.verdict == "reject" and case.is_before_node_port,
         _to_node_port,
     ),
     Difference(
         _IPTABLES,
-        "So it does for those whom policy Local or source ranges leave nothing.",
+        "The same applies to clients without endpoints by policy Local or by source ranges.",
         lambda case, it: it.verdict == "drop" and case.is_before_node_port,
         _to_node_port,
     ),
     Difference(
         ("nftables",),
-        "Where that NodePort has nobody either, it decides how that is said, as in kube-proxy: NodePorts are "
-        "looked up first in what comes in.",
+        "If that NodePort has no endpoint either, it decides between rejecting and dropping, as in "
+        "kube-proxy: NodePorts are looked up first at input.",
         lambda case, it: case.is_before_node_port and not it.targets and not case.is_kept_out,
         _as_node_port,
     ),
     Difference(
         _IPTABLES,
-        "There the one or the other decides, as in kube-proxy: whose rule happens to be the first.",
+        "There either one decides, as in kube-proxy: the one whose rule happens to be first.",
         lambda case, it: case.is_before_node_port and not it.targets and not case.is_kept_out,
         _by_chance,
     ),
     Difference(
         ("ipvs",),
-        "A virtual server has one list for all, as in kube-proxy: where policy Local gives clients outside "
-        "endpoints on this node, pods and the node are given those, too.",
+        "A virtual server has one list for all clients, as in kube-proxy: if policy Local gives external "
+        "clients endpoints on this node, pods and the node get only those, too.",
         lambda case, it: case.source != "outside" and bool(it.targets and case.outside_targets),
         _as_outside,
     ),
     Difference(
         ("ipvs",),
-        "NodePorts do not answer on 127.0.0.1 and ::1, as in kube-proxy: nothing leaves the node from there.",
+        "NodePorts do not answer on 127.0.0.1 and ::1, as in kube-proxy: no packet leaves the node from "
+        "there.",
         lambda case, _: case.is_loopback,
         _refused,
     ),
     Difference(
         ("ipvs",),
-        "On an address of a Service a port that none has is refused, as in kube-proxy: it is the node's.",
+        "An unused port of a Service's address is rejected, as in kube-proxy: the node has the address.",
         lambda case, _: bool(case.neighbors),
         _refused,
     ),
     Difference(
         ("ipvs",),
-        "A pod that comes upon itself has no answer where the endpoint does not say that it is here, as in "
-        "kube-proxy: only those that do are in the ipset of who is masqueraded then.",
+        "A pod that reaches itself gets no answer if the endpoint has no node name, as in kube-proxy: the "
+        "ipset for this masquerade has only endpoints with this node's name.",
         lambda case, it: (
             not case.is_masqueraded
             and any(target[0] == case.client.address for target in it.targets)
@@ -194,7 +195,7 @@ DIFFERENCES = (
     ),
     Difference(
         ("ipvs",),
-        "UDP flows end with the real server, as in kube-proxy: when new ones would not get the endpoint.",
+        "UDP flows end with the real server, as in kube-proxy: once new flows would not get the endpoint.",
         lambda case, _: case.protocol is Protocol.UDP,
         lambda _, it: it._replace(ends_flows=True),
     ),
@@ -202,7 +203,7 @@ DIFFERENCES = (
 
 
 def adapted(differences: Iterable[Difference], mode: str, case: Case, reached: Reached) -> Reached:
-    """What the reference says, as this mode is known to do it."""
+    """The reference's outcome, adapted to the known differences of this mode."""
     for each in differences:
         if mode in each.modes and each.when(case, reached):
             reached = each.then(case, reached)

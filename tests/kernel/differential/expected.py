@@ -1,4 +1,4 @@
-"""What is dialed in a cluster's state, and what comes of it by the reference, whatever the backend."""
+"""The frontends that are dialed in a cluster's state, and the outcomes by the reference, for all backends."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from tests.kernel.differential.places import (
     of_family,
 )
 from tests.support import reference
-from tests.support.reference import Claim, Client, Netns, Outcome, Question, Reached, Target
+from tests.support.reference import Claim, Client, FrontendAddress, Outcome, Question, Reached, Target
 
 CONTEXT = PlanContext(node_name=HERE)
 
@@ -44,8 +44,9 @@ _VERDICTS = {
 
 
 class Case(NamedTuple):
-    """What one class of clients dials. `claim`: who has it, None for nobody; then `neighbors`: the kinds of
-    frontends that the address has on other ports. `node_port`: who would have it otherwise.
+    """An address and port that one class of clients dials. `claim`: the Service port that has it, or None;
+    then `neighbors` are the kinds of frontends that the address has on other ports. `node_port`: the NodePort
+    that would have it without `claim`.
     """
 
     source: str
@@ -75,60 +76,60 @@ class Case(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Of the frontend; "" where there is none."""
+        """The kind of the frontend; "" if there is none."""
         return self.claim.kind if self.claim else ""
 
     @property
     def restricted(self) -> bool:
-        """Whether source ranges count."""
+        """Whether source ranges apply."""
         return self.claim is not None and self._outcome(self.source).restricted
 
     @property
     def is_kept_out(self) -> bool:
-        """Whether they keep this client out."""
+        """Whether source ranges exclude this client."""
         return self.restricted and not reference.admitted(self.question, self.client)
 
     @property
     def is_without_endpoints(self) -> bool:
-        """Whether somebody has it, and no endpoint anywhere."""
+        """Whether a Service port has it, but no endpoints."""
         return self.claim is not None and self._outcome(self.source).verdict == "reject"
 
     @property
     def is_dropped_outside(self) -> bool:
-        """Whether policy Local leaves nothing to clients outside."""
+        """Whether policy Local drops packets of external clients."""
         return self.claim is not None and self._outcome("outside").verdict == "drop"
 
     @property
     def is_before_node_port(self) -> bool:
-        """Whether somebody has this very address and number, and a NodePort would have it, too."""
+        """Whether a frontend has exactly this address and port, and a NodePort has the port, too."""
         return self.kind not in ("", "NodePort") and self.node_port is not None
 
     @property
     def outside_targets(self) -> frozenset[Target]:
-        """The endpoints that clients outside may get, but for source ranges."""
+        """The endpoints that external clients may get, apart from source ranges."""
         return (self.claim and self._outcome("outside").targets) or frozenset()
 
     @property
     def is_masqueraded(self) -> bool:
-        """Whoever the endpoint is."""
+        """Whether the client is masqueraded for all endpoints."""
         return self.claim is not None and self._outcome(self.source).masquerade
 
     @property
     def local_targets(self) -> frozenset[Target]:
-        """The endpoints that say that they are on the first node."""
+        """The endpoints with the first node's name."""
         found = reference.endpoints(self.claim.question) if self.claim else {}
         return frozenset(target for target, endpoint in found.items() if endpoint.node == HERE)
 
     @property
-    def unsaid_targets(self) -> frozenset[Target]:
-        """Those that are, but do not say so."""
+    def unnamed_targets(self) -> frozenset[Target]:
+        """The endpoints that are on the first node, but without its name."""
         found = reference.endpoints(self.claim.question) if self.claim else {}
         here = frozenset(target for target in found if BY_ADDRESS[target[0]].node == HERE)
         return here - self.local_targets
 
     @property
     def question(self) -> Question:
-        """Of who has it."""
+        """The question to the reference about the Service port that has it."""
         assert self.claim
         return self.claim.question
 
@@ -136,16 +137,16 @@ class Case(NamedTuple):
         return reference.outcome(self.question, self.kind, source)
 
     def __str__(self) -> str:
-        kind = self.kind or "nobody's"
+        kind = self.kind or "unused"
         return f"{self.source}: {kind} {format_address(self.address)} {self.port}/{self.protocol.name}"
 
 
 class World:
-    """A state, who has what in it, and what is worth to be dialed: also what somebody had before."""
+    """A state, its frontends, and the cases to dial. These include frontends of the previous state."""
 
     def __init__(self, state: ClusterState, previous: "World | None" = None) -> None:
         self.state = state
-        self.granted: Mapping[Netns, Claim] = reference.granted(state, CONTEXT)
+        self.granted: Mapping[FrontendAddress, Claim] = reference.granted(state, CONTEXT)
         self._kinds: dict[Address, set[str]] = {}
         for (address, _, _), granted in self.granted.items():
             self._kinds.setdefault(address, set()).add(granted.kind)
@@ -153,7 +154,7 @@ class World:
         self.cases = [case for place in sorted(places) for case in self._cases(place)]
 
     def case(self, source: str, protocol: Protocol, address: Address, port: int) -> Case:
-        """An address of its own goes before NodePorts, which are on all addresses of the node."""
+        """A frontend with exactly this address precedes NodePorts, which are on all addresses of the node."""
         own = self.granted.get((address, port, protocol))
         node_port = None
         if address in _OWN:
@@ -163,10 +164,10 @@ class World:
         return Case(source, protocol, address, port, claim, neighbors, node_port)
 
     def again(self, case: Case) -> Case:
-        """The same as it is in this state."""
+        """The same case in this state."""
         return self.case(case.source, case.protocol, case.address, case.port)
 
-    def _cases(self, place: Netns) -> Iterator[Case]:
+    def _cases(self, place: FrontendAddress) -> Iterator[Case]:
         address, port, protocol = place
         for source in reference.SOURCES:
             if not is_unspecified(address):
@@ -178,14 +179,14 @@ class World:
 
 
 def by_reference(case: Case) -> Reached:
-    """What nobody serves is refused by the machine that has the address; else the network leads nowhere."""
+    """An address without a frontend: the host that has it rejects; otherwise the packet is lost."""
     if case.claim:
         return reference.reached(case.claim, case.client)
     return Reached({}, "reject" if case.is_own or case.address in _OTHERS else "drop")
 
 
 def outcomes(case: Case, reached: Reached) -> frozenset[str]:
-    """What a client may be told."""
+    """All outcomes that a client may get."""
     return _VERDICTS[reached.verdict] | {
         f"{name_of(target)} {format_address(seen)}"
         for target, masqueraded in reached.targets.items()
@@ -194,15 +195,15 @@ def outcomes(case: Case, reached: Reached) -> frozenset[str]:
 
 
 def name_of(target: Target) -> str:
-    """As its server calls itself."""
+    """The name in the server's answer."""
     return f"{BY_ADDRESS[target[0]].name}:{target[1]}"
 
 
 def _seen(case: Case, server: Server, masqueraded: bool | None) -> Iterator[Address]:
     """The client's address as the server sees it.
 
-    The node is seen at the address by which it leads there. What is delivered to the node itself leaves by no
-    device, so it is never masqueraded; its own may come from any of its addresses.
+    The node is seen with its address toward the server. Packets to the node itself leave by no device, so
+    they are never masqueraded; its own packets may have any of its addresses.
     """
     if server.node == HERE and server.host:
         if case.source == "node":
@@ -217,11 +218,11 @@ def _seen(case: Case, server: Server, masqueraded: bool | None) -> Iterator[Addr
 
 
 def of_kept(world: World, before: Case, who: str, reached: Reached) -> tuple[frozenset[str], bool] | None:
-    """What a UDP socket may meet that was with the server `who` before, and whether it may take a while.
+    """The outcomes that a UDP socket may get whose server was `who` before, and whether they may be delayed.
 
-    `reached` is what a new one would meet now. A flow stays with an endpoint that serves, whoever gets that
-    now, and leaves one that is gone. None where neither is promised: where the frontend is gone, or is
-    another's, while the endpoint is there for that Service still.
+    `reached` is the outcome of a new socket. A flow stays with an endpoint that serves, also if new clients
+    do not get it, and leaves a removed one. None if neither is promised: if the frontend is gone or has
+    another Service, while the first Service still has the endpoint.
     """
     assert before.claim
     now = world.again(before).claim
@@ -234,12 +235,12 @@ def of_kept(world: World, before: Case, who: str, reached: Reached) -> tuple[fro
         return fresh | {BROKEN} | ({who} & perhaps), True
     if who in perhaps:
         return None
-    heirs = _keepers(world, now, before.of)[1] if now else frozenset()
-    return fresh | {BROKEN} | ({who} & heirs), True
+    successors = _keepers(world, now, before.of)[1] if now else frozenset()
+    return fresh | {BROKEN} | ({who} & successors), True
 
 
 def _keepers(world: World, claim: Claim, of: Family) -> tuple[frozenset[str], frozenset[str]]:
-    """By their names, those that keep flows of this port of a Service, and those that may."""
+    """The names of the endpoints that keep flows of this Service port, and of those that may keep them."""
     for each in world.granted.values():
         if each.name == claim.name and each.question.of is of:
             sure, perhaps = reference.keeps_flows(each.question)

@@ -1,6 +1,7 @@
 """Random histories of a few Services and their EndpointSlices.
 
-Few names, addresses and ports, so that Services get in each other's way, and what one leaves another takes.
+There are few names, addresses and ports, so that Services conflict, and one Service takes over addresses of
+another.
 """
 
 import dataclasses
@@ -42,10 +43,10 @@ Exposed = tuple[Service, tuple[EndpointSlice, ...]]
 NAMES = tuple(NamespacedName("default", name) for name in ("alpha", "bravo", "charlie"))
 
 _PORTS = (("http", TCP, 80, 0), ("dns", UDP, 53, 1), ("dns-tcp", TCP, 53, 1), ("quic", UDP, 80, 0))
-"""Name, protocol, number, and what its NodePort ends with: one number serves both protocols."""
+"""Name, protocol, number, and the last digit of its NodePort: one number is for both protocols."""
 
 _CLASH = ("clash", TCP, NODE_PORTS[0], 2)
-"""The NodePort of alpha's http: an external IP that is the node's address has it, too."""
+"""The same number as the NodePort of alpha's http, for external IPs that are the node's address."""
 
 _HOSTS = [
     f"{getattr(pair, of)}/{bits}" for pair in CLIENTS.values() for of, bits in (("v4", 32), ("v6", 128))
@@ -61,13 +62,13 @@ _RANGES = tuple(
 
 
 class Step(NamedTuple):
-    """What changes at once: Services that are new or others than before, None for one that goes; the zone."""
+    """Changes at one time: new or changed Services, None for a deleted one, and the zone of the node."""
 
     services: Mapping[NamespacedName, Exposed | None]
     zone: str
 
     def __repr__(self) -> str:
-        """As hypothesis shows it."""
+        """The format for hypothesis' output."""
         lines = [f"zone {self.zone!r}"]
         for name, exposed in self.services.items():
             lines += _described(*exposed) if exposed else [f"{name.name}: None"]
@@ -77,11 +78,11 @@ class Step(NamedTuple):
 def _described(service: Service, slices: tuple[EndpointSlice, ...]) -> Iterator[str]:
     own = {"name", "ports", "cluster_ips", "health_check_node_port"}
     rest = [each for each in dataclasses.fields(Service) if each.name not in own]
-    said = {
+    changed = {
         each.name: getattr(service, each.name) for each in rest if getattr(service, each.name) != each.default
     }
     ports = " ".join(f"{p.name}={p.port}/{p.protocol.name}/{p.node_port}" for p in service.ports)
-    texts = [f"{field}={_text(value)}" for field, value in said.items()]
+    texts = [f"{field}={_text(value)}" for field, value in changed.items()]
     yield f"{service.name.name}: {_text(service.cluster_ips)} {ports} {' '.join(texts)}"
     for piece in slices:
         yield f"  {piece.name.name}: {' '.join(f'{p.name}={p.port}' for p in piece.ports)}"
@@ -99,7 +100,7 @@ def _text(value: object) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A step's outcome, and what of it a proxier has to be told."""
+    """The state after a step, and the names that a proxier is notified of."""
 
     state: ClusterState
     services: frozenset[NamespacedName]
@@ -124,7 +125,7 @@ def advance(state: ClusterState, step: Step) -> Change:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Step, ...]:
-    """Two to four steps. The first one says of every Service whether it is there."""
+    """Two to four steps. The first one decides for every Service whether it exists."""
     present: dict[NamespacedName, Exposed] = {}
     steps = []
     for number in range(draw(st.integers(2, 4))):
@@ -176,7 +177,7 @@ _FIELDS: Mapping[str, SearchStrategy[Any]] = {
     "external_policy": st.sampled_from(TrafficPolicy),
     "affinity_timeout": st.sampled_from((0, 0, 3600)),
 }
-"""What of a Service may change while it exists, beside its ports."""
+"""The fields of a Service that may change while it exists, except its ports."""
 
 
 @st.composite
@@ -211,7 +212,7 @@ def _slices(draw: st.DrawFn, service: Service) -> tuple[EndpointSlice, ...]:
 
 
 def _endpoint_ports(draw: st.DrawFn, service: Service) -> list[EndpointPort]:
-    """Mostly all of the Service's; of each slice the numbers may be others."""
+    """Mostly all ports of the Service; the numbers may differ between slices."""
     return [
         EndpointPort(port.name, port.protocol, number)
         for port in service.ports
@@ -232,7 +233,7 @@ _ENDPOINTS = {
 
 
 def history_of_differences() -> tuple[Step, ...]:
-    """In which backends that are right meet all that they do in other ways; see test_differential.py."""
+    """A history in which correct backends show all differences; see test_differential.py."""
     dns, clash = build.port(53, "dns", protocol=UDP), build.port(NODE_PORTS[0], "clash")
     http, quic = build.port(80, "http", node_port=NODE_PORTS[0]), build.port(80, "quic", protocol=UDP)
     alpha = _by_hand(0, http, build.port(53, "dns-tcp"), quic)
@@ -289,7 +290,7 @@ def _by_hand(
 def _slices_by_hand(
     service: Service, *servers: Server, leaving: Sequence[Server] = ()
 ) -> tuple[EndpointSlice, ...]:
-    """`leaving`: those that serve still, but are not ready."""
+    """`leaving`: servers that still serve, but are not ready."""
     ports = [EndpointPort(port.name, port.protocol, TARGET_PORTS[port.protocol][0]) for port in service.ports]
     return tuple(
         build.slice_of(

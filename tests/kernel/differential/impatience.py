@@ -1,7 +1,7 @@
-"""TCP connections that try again soon.
+"""A short SYN retransmission timeout for TCP connections.
 
-Where all is on one machine, a rejection by ICMP arrives while the first SYN is still being sent. The kernel
-ignores it then (tcp_v4_err, LINUX_MIB_LOCKDROPPEDICMPS), and sends the next SYN after a second.
+On one machine an ICMP rejection arrives while the first SYN is still being sent. The kernel then ignores it
+(tcp_v4_err, LINUX_MIB_LOCKDROPPEDICMPS), and sends the next SYN after a second.
 """
 
 from pathlib import Path
@@ -19,11 +19,11 @@ _CODE = bytes.fromhex(
     "6331040000000000"  # reply = r3
     "9500000000000000"
 )
-"""In the byte order of x86 and arm64."""
+"""BPF code in the byte order of x86 and arm64."""
 
 
 def try_again_soon(of: Path) -> None:
-    """All sockets of this cgroup, as long as it exists. Raises KernelError."""
+    """Apply it to all sockets of this cgroup, as long as it exists. Raises KernelError."""
     program = Program.load(_SOCK_OPS, _CGROUP_SOCK_OPS, _CODE)
     try:
         cgroup.attach_multi(program, of, _CGROUP_SOCK_OPS, None)

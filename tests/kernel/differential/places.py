@@ -1,6 +1,7 @@
-"""Who is where: the same in the lab of every mode, so that one history suits them all.
+"""Addresses and servers, which are the same in the lab of every mode, so that one history fits all of them.
 
-Two nodes, the first of which is served; its pods p and a, the other one's d and e; a client outside, x.
+There are two nodes. The mode under test serves the first one, with the pods p and a. The other node has the
+pods d and e. The external client is x.
 """
 
 from typing import NamedTuple
@@ -15,18 +16,19 @@ HERE, THERE = f"node-{NUMBER}", f"node-{NUMBER}-2"
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 TARGET_PORTS = {TCP: (8080, 8081), UDP: (5353, 5354)}
-"""On which every server answers."""
+"""The ports on which every server answers."""
 NODE_PORTS = range(30_000, 30_100)
 PORTS = frozenset((*TARGET_PORTS[TCP], *TARGET_PORTS[UDP], *NODE_PORTS))
-"""Not for clients."""
+"""Ports that clients do not use."""
 
 REMEMBERED = 180
-"""Seconds for which the first node remembers a flow at the most, after its last packet: longer than any pause
-that a busy machine makes between two steps of a history."""
+"""Seconds after its last packet for which the first node remembers a flow: longer than any pause of a busy
+machine between two steps of a history."""
 
 
 class Server(NamedTuple):
-    """What answers with its name, its port, and the client's address. `host`: in its node's own network."""
+    """A server that answers with its name, its port, and the client's address. `host`: in the host
+    network."""
 
     name: str
     at: Pair
@@ -45,10 +47,10 @@ SERVERS = (
 BY_ADDRESS = {parse_address(text): server for server in SERVERS for text in server.at}
 
 CLIENTS = {"pod": ADDRESSES.pod(0, 2), "node": ADDRESSES.node(0), "outside": ADDRESSES.outside}
-"""By their class: p, the first node itself, and x."""
+"""The address of each class of clients: p, the first node itself, and x."""
 
 NODE, GATEWAY, OTHER_NODE = ADDRESSES.node(0), ADDRESSES.gateway(0), ADDRESSES.node(1)
-"""The first node as its network knows it, and as its pods do; the second node."""
+"""The first node's uplink and gateway addresses; the second node's address."""
 
 LOOPBACK = Pair("127.0.0.1", "::1")
 
@@ -57,7 +59,7 @@ BALANCER_IPS = (Pair("10.99.0.1", "fd00:10:96:2::1"), EXTERNAL_IPS[0], NODE)
 
 
 def cluster_ips(index: int) -> Pair:
-    """Of the Service with this index."""
+    """The ClusterIPs of the Service with this index."""
     return Pair(f"10.96.0.{index + 1}", f"fd00:10:96::{index + 1:x}")
 
 

@@ -1,4 +1,4 @@
-"""A lab whose first node one mode serves: driven in this process, without an agent."""
+"""A lab whose first node one mode serves, without an agent: the backend runs in this process."""
 
 import concurrent.futures
 import dataclasses
@@ -28,23 +28,24 @@ _ICMP_UNLIMITED = {
     "net/ipv6/icmp/ratelimit": "0",
     "net/ipv6/icmp/ratemask": "128",
 }
-"""A rejection by ICMP is one of a few in a second otherwise; the last: of echo requests alone."""
+"""Without these, only a few ICMP rejections are sent per second. The last value leaves
+only ICMPv6 type 128 limited, the echo request."""
 
 _TIMEOUTS = {
     f"net/netfilter/nf_conntrack_{key}": str(REMEMBERED) for key in ("udp_timeout", "udp_timeout_stream")
 }
-"""The previous is that of a flow with one exchange. What TCP leaves without an answer goes earlier."""
+"""`udp_timeout` applies to flows with one exchange. Entries of unanswered TCP connections expire earlier."""
 
 
 class Subject:
-    """From `with Subject(...) as subject:` to the end of the block.
+    """A lab and a backend, within a `with` block.
 
-    One thread, which is in the node's network namespace, opens the backend and brings states into it.
+    One thread in the node's network namespace opens the backend and applies states to it.
     """
 
     def __init__(self, name: str, mode: Mode, texts: Mapping[str, Any], processor: int) -> None:
-        """`texts`: of the configuration, beside what concerns the lab. `processor`: the one of all its
-        packets, see `dialers`."""
+        """`texts`: configuration values, in addition to those for the lab. `processor`: the one for all
+        packets of the lab, see `dialers`."""
         self.name = name
         self._processor = processor
         self._mode = mode
@@ -55,7 +56,7 @@ class Subject:
     def __enter__(self) -> "Subject":
         self._lab.__enter__()
         try:
-            self._people()
+            self._start_servers_and_clients()
             self._control = concurrent.futures.ThreadPoolExecutor(
                 1, f"control-{self.name}", initializer=_enter, initargs=(self._lab.node,)
             )
@@ -82,11 +83,11 @@ class Subject:
         return self._control.submit(function)
 
     def verify(self) -> concurrent.futures.Future[SyncResult]:
-        """Read the kernel back, and repair what is not as it was written."""
+        """Read the kernel state back, and repair differences."""
         return self._control.submit(self._serving.sync, True)
 
-    def _people(self) -> None:
-        """Servers and clients; the node leads nowhere whom nobody has translated."""
+    def _start_servers_and_clients(self) -> None:
+        """Start servers and clients. The router drops untranslated packets to Service addresses."""
         lab = self._lab
         for gateway, network in zip((lab.node.v4, lab.node.v6), SERVICE_NETWORKS, strict=True):
             lab.ip(
@@ -97,24 +98,24 @@ class Subject:
             family = "-6" if ":" in network else "-4"
             lab.router.run(["ip", family, "rule", "add", "iif", "outside", "to", network, "lookup", "100"])
         try_again_soon(lab.cgroup.parent)
-        places = [self._place(server) for server in SERVERS]
-        for place in (*places, lab.outside):
-            place.call(lambda: _set(_ICMP_UNLIMITED))
+        namespaces = [self._netns_of(server) for server in SERVERS]
+        for ns in (*namespaces, lab.outside):
+            ns.call(lambda: _set(_ICMP_UNLIMITED))
         lab.node.call(lambda: _set(_TIMEOUTS))
-        for server, place in zip(SERVERS, places, strict=True):
+        for server, ns in zip(SERVERS, namespaces, strict=True):
             own = server.at if server.host else ("::",)
-            serve(place, server.name, own, TARGET_PORTS, self._processor)
-        clients = {"pod": places[0], "node": lab.node, "outside": lab.outside}
-        for source, place in clients.items():
-            assert (place.v4, place.v6) == CLIENTS[source]
+            serve(ns, server.name, own, TARGET_PORTS, self._processor)
+        clients = {"pod": namespaces[0], "node": lab.node, "outside": lab.outside}
+        for source, ns in clients.items():
+            assert (ns.v4, ns.v6) == CLIENTS[source]
         fence = [(address, port) for server in SERVERS for address in server.at for port in TARGET_PORTS[UDP]]
-        self.dialers = {source: Dialer(place, fence, self._processor) for source, place in clients.items()}
+        self.dialers = {source: Dialer(ns, fence, self._processor) for source, ns in clients.items()}
 
-    def _place(self, server: Server) -> Pod:
+    def _netns_of(self, server: Server) -> Pod:
         node = next(node for node in self._lab.nodes if node.name == server.node)
-        place = node.host if server.host else node.pod(server.name)
-        assert (place.v4, place.v6) == server.at
-        return place
+        ns = node.host if server.host else node.pod(server.name)
+        assert (ns.v4, ns.v6) == server.at
+        return ns
 
     # In the control thread:
 
@@ -138,7 +139,7 @@ class Subject:
         self._networks, self._devices = local_addresses.read(), links.read()
 
     def apply(self, change: Change) -> None:
-        """It is in force then. Raises KernelError."""
+        """Apply the change completely. Raises KernelError."""
         state = dataclasses.replace(
             change.state,
             local_networks=self._networks,
@@ -152,8 +153,8 @@ class Subject:
         assert not done.rejected, done
 
 
-def _enter(place: Netns) -> None:
-    namespace = os.open(place.netns, os.O_RDONLY | os.O_CLOEXEC)
+def _enter(ns: Netns) -> None:
+    namespace = os.open(ns.netns, os.O_RDONLY | os.O_CLOEXEC)
     netns.enter(namespace)
     os.close(namespace)
 

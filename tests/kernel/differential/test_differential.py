@@ -1,7 +1,7 @@
-"""All backends side by side: what clients reach through random histories of Services is what Kubernetes'
-rules say, worked out by tests/support/reference.py, but for what is in differences.py.
+"""All backends in comparison with the reference, through random histories of Services.
 
-Each history begins with what the one before it left.
+Clients get the outcomes of Kubernetes' rules, which tests/support/reference.py computes, except for the
+differences in differences.py. Each history begins with the state at the end of the previous one.
 """
 
 import functools
@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
 FEW = 15
 
 
-def test_clients_reach_what_the_reference_says(
+def test_clients_reach_the_endpoints_of_the_reference(
     subjects: tuple[Subject, ...],
     pytestconfig: pytest.Config,
     record_testsuite_property: Callable[[str, object], None],
 ) -> None:
-    """A few histories, always the same ones, or as many others as --histories says; --junitxml=FILE notes how
-    many steps that were, and how many outcomes."""
+    """A few histories, always the same ones, or --histories random ones. --junitxml=FILE records the numbers
+    of steps and of compared outcomes."""
     course = Course(subjects, functools.partial(adapted, DIFFERENCES))
     many: int | None = pytestconfig.getoption("--histories")
 
@@ -45,19 +45,21 @@ def test_clients_reach_what_the_reference_says(
     record_testsuite_property("outcomes compared", course.compared)
 
 
-def test_a_history_that_meets_all_differences(subjects: tuple[Subject, ...]) -> None:
+def test_a_history_that_shows_all_differences_has_the_expected_outcomes(
+    subjects: tuple[Subject, ...],
+) -> None:
     Course(subjects, functools.partial(adapted, DIFFERENCES)).run(history_of_differences())
 
 
-def test_each_difference_is_one(subject: Subject) -> None:
-    """Without any one of its lines the history above is not as expected."""
-    idle = []
+def test_each_listed_difference_is_needed(subject: Subject) -> None:
+    """Without any one of the differences the history above has an unexpected outcome."""
+    unneeded = []
     for each in DIFFERENCES:
         if subject.name in each.modes:
             course = Course([subject], functools.partial(adapted, [a for a in DIFFERENCES if a is not each]))
             if not _goes_wrong(course, subject.name):
-                idle.append(each.why)
-    assert not idle
+                unneeded.append(each.why)
+    assert not unneeded
 
 
 def _goes_wrong(course: Course, subject: str) -> bool:

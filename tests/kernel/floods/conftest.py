@@ -10,7 +10,7 @@ from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.support.flood import Sender, Size
 
 _SECONDS = 11.0
-"""How long a flood of the long form takes."""
+"""The duration of a flood in the long form."""
 _SHORT_SECONDS = 1.0
 
 
@@ -21,7 +21,7 @@ def sender(tmp_path_factory: pytest.TempPathFactory) -> Sender:
 
 @pytest.fixture(scope="session")
 def size(pytestconfig: pytest.Config) -> Size:
-    """Of a flood, by the option --flood."""
+    """The size of a flood, by the option --flood."""
     packets: int = pytestconfig.getoption("flood")
     return Size(packets, int(packets / (_SECONDS if packets > SHORT else _SHORT_SECONDS)))
 

@@ -1,4 +1,4 @@
-"""What the pods of a target serve: an answer, or an end of the connection if the client asks for it."""
+"""The servers of a target's pods: they answer, or end the connection if the client requests it."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Raises ValueError for anything else, such as silence."""
+        """Raises ValueError for any other text, such as SILENT."""
         pod, client, port = text.split(" ")
         return cls(pod, client, int(port))
 
@@ -51,7 +51,7 @@ async def _serve(listener: socket.socket, name: str) -> None:
             if chunk == RESET:
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         except ConnectionError:
-            pass  # the client ended it
+            pass  # the client ended the connection
         finally:
             writer.close()
 

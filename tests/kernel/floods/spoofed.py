@@ -1,4 +1,4 @@
-"""Packets in another's name, sent by raw sockets."""
+"""Packets with spoofed source addresses, sent by raw sockets."""
 
 import random
 import socket
@@ -23,8 +23,9 @@ def segment(source: End, to: End, flags: str) -> Packet:
     return header(src=source[0], dst=to[0]) / TCP(sport=source[1], dport=to[1], flags=flags, seq=seq, ack=ack)
 
 
-def send(place: Netns, packets: Iterable[Packet]) -> None:
-    """From the place, in order. A veth pair delivers a packet before the next one is sent."""
+def send(netns: Netns, packets: Iterable[Packet]) -> None:
+    """Send them from the network namespace, in order. A veth pair delivers a packet before the next one is
+    sent."""
     frames = [(":" in packet.dst, packet.dst, bytes(packet)) for packet in packets]
 
     def send_all() -> None:
@@ -36,4 +37,4 @@ def send(place: Netns, packets: Iterable[Packet]) -> None:
             for is_six, address, frame in frames:
                 (six if is_six else four).sendto(frame, (address, 0))
 
-    place.call(send_all)
+    netns.call(send_all)

@@ -1,4 +1,4 @@
-"""Answers that the node itself makes: pings of frontends, and errors for Services without endpoints."""
+"""Replies by the node itself: to pings of frontends, and errors for Services without endpoints."""
 
 import socket
 import struct
@@ -23,12 +23,12 @@ from tests.support.flood import Sender, Size
 
 pytestmark = pytest.mark.kernel
 
-NOBODY = "02:00:00:00:00:99"
+UNUSED_MAC = "02:00:00:00:00:99"
 """An Ethernet address that no device has."""
 ERRORS = Size(packets=20_000, rate=40_000)
-"""Datagrams to a Service without endpoints: many times more than what is answered."""
+"""Datagrams to a Service without endpoints: many times more than the limit of errors."""
 SLACK = 1.25
-"""Of the time in which errors are sent: the kernel measures it in ticks."""
+"""A tolerance factor for the time in which errors are sent: the kernel measures it in ticks."""
 
 
 def _echo(source: str, destination: str, number: int) -> Packet:
@@ -41,9 +41,9 @@ def _echo(source: str, destination: str, number: int) -> Packet:
     return message
 
 
-def _answered(place: Pod, frames: Sequence[Packet], last: int) -> set[int]:
-    """The numbers of the echo requests that are answered. The last one's number is `last`: its answer comes
-    after those of all others."""
+def _answered(netns: Pod, frames: Sequence[Packet], last: int) -> set[int]:
+    """The numbers of the echo requests that are answered. `last` is the number of the last request, whose
+    answer comes after all others."""
     raw = [bytes(frame) for frame in frames]
     v6 = IPv6 in frames[0]
     kind, at = (0x86DD, 54) if v6 else (0x0800, 34)
@@ -64,7 +64,7 @@ def _answered(place: Pod, frames: Sequence[Packet], last: int) -> set[int]:
                     found.add(int(struct.unpack_from("!H", frame, at + 4)[0]))
         return found
 
-    return place.call(exchange)
+    return netns.call(exchange)
 
 
 @both_families
@@ -75,7 +75,7 @@ def test_a_ping_for_another_host_is_not_answered(target: Target, family: str) ->
     source, frontend = getattr(outside, family), web.address(family)
     own, node = _hardware_address(outside), _hardware_address(target.node)
     frames = [
-        Ether(src=own, dst=NOBODY) / _echo(source, frontend, 1),
+        Ether(src=own, dst=UNUSED_MAC) / _echo(source, frontend, 1),
         Ether(src=own, dst=node) / _echo(source, frontend, 2),
         # The node's own address is answered in every mode, last.
         Ether(src=own, dst=node) / _echo(source, getattr(target.node, family), 3),
@@ -84,17 +84,19 @@ def test_a_ping_for_another_host_is_not_answered(target: Target, family: str) ->
     assert answered == ({2, 3} if DIFFERENCES[target.mode].answers_pings else {3})
 
 
-def _hardware_address(place: Pod) -> str:
-    """The Ethernet address of the place's device eth0."""
-    words = place.run(["ip", "-o", "link", "show", "dev", "eth0"]).stdout.split()
+def _hardware_address(netns: Pod) -> str:
+    """The Ethernet address of eth0 in this network namespace."""
+    words = netns.run(["ip", "-o", "link", "show", "dev", "eth0"]).stdout.split()
     return words[words.index("link/ether") + 1]
 
 
 @both_families
 @in_modes(ipvs_lacks="kube-ipvs0 has the addresses of all Services, as with kube-proxy")
-def test_a_ping_of_a_load_balancer_is_answered_where_the_node_serves_it(target: Target, family: str) -> None:
-    """With externalTrafficPolicy Local a node without an endpoint drops what clients outside send there, so
-    it does not answer their pings either."""
+def test_a_ping_of_a_load_balancer_address_is_answered_only_with_local_endpoints(
+    target: Target, family: str
+) -> None:
+    """With externalTrafficPolicy Local a node without an endpoint drops packets of external clients, so it
+    does not answer their pings either."""
     web = _load_balancer(target, externalTrafficPolicy="Local")
     address = web.status["loadBalancer"]["ingress"][family == "v6"]["ip"]
     answers = DIFFERENCES[target.mode].answers_pings
@@ -116,9 +118,9 @@ def _load_balancer(target: Target, **spec: Any) -> Exposed:
 
 @both_families
 @in_modes()
-def test_errors_obey_the_kernels_limit(target: Target, sender: Sender, family: str) -> None:
-    """net.ipv4.icmp_msgs_per_sec and icmp_msgs_burst limit errors of both families (icmp_global_allow()). The
-    clients are many, so that no limit for one of them counts (net.ipv4.icmp_ratelimit)."""
+def test_icmp_errors_obey_the_kernels_limit(target: Target, sender: Sender, family: str) -> None:
+    """net.ipv4.icmp_msgs_per_sec and icmp_msgs_burst limit errors of both families (icmp_global_allow()).
+    There are so many clients that the limit per client does not matter (net.ipv4.icmp_ratelimit)."""
     web, outside = target.service().to(), target.lab.outside
     rate, burst = (_limit(target.node, name) for name in ("per_sec", "burst"))
     before = outside.call(_received)
@@ -131,7 +133,8 @@ def test_errors_obey_the_kernels_limit(target: Target, sender: Sender, family: s
 
 
 def _limit(node: Pod, name: str) -> int:
-    """Of the node. On kernels where only the initial namespace has it, it is one limit for all."""
+    """The limit of the node. On kernels where only the initial namespace has it, it applies to all of
+    them."""
 
     def read() -> str:
         return sysctl.read(f"net/ipv4/icmp_msgs_{name}")

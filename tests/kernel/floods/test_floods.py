@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 IDLE = 10
 """Connections, and as many UDP flows, that have no packet during the flood."""
 AFTERWARDS = 5.0
-"""Seconds between the end of a flood of the long form and the next packet of the idle connections."""
+"""Seconds between the end of a flood in the long form and the next packet of the idle connections."""
 ASSURED = 2.5
-"""Seconds after which connection tracking takes a UDP flow for a stream, if it goes on (2 s,
-nf_conntrack_udp_packet()): until then it may be evicted, and it ends after 30 s without a packet."""
+"""Seconds after which connection tracking treats a continuing UDP flow as a stream (2 s,
+nf_conntrack_udp_packet()). Before that it may be evicted, and it ends after 30 s without a packet."""
 ATTEMPTS = 5
-"""Of a client of UDP: the endpoints' sockets drop datagrams while they are flooded."""
+"""Attempts of a UDP client: the endpoints' sockets drop datagrams during a flood."""
 
 
 @both_families
@@ -30,9 +30,9 @@ ATTEMPTS = 5
 def test_a_flood_ends_no_established_flow(
     target: Target, sender: Sender, size: Size, family: str, protocol: Protocol
 ) -> None:
-    """A flood to the NodePort that the idle connections have. Mode ebpf: a separate table has half-open and
-    unreplied flows, so that they never evict an established one. Other modes: see `Target.has_room_for`; no
-    established flow is ever evicted there either."""
+    """A flood to the NodePort of the idle connections. In mode ebpf a separate map has half-open and
+    unreplied flows, so that they never evict an established one. Other modes never evict an established flow
+    either, see `Target.has_room_for`."""
     target.forget_connections()
     room = target.has_room_for(size.packets)
     address, port = getattr(target.node, family), target.node_port().node_port
@@ -46,7 +46,7 @@ def test_a_flood_ends_no_established_flow(
         print(f"{size.packets} packets in {took} s; {len(connected_meanwhile)} new clients meanwhile")
         assert not room or set(connected_meanwhile) <= {"a", "b", "c"}
         if size.packets > SHORT:
-            time.sleep(AFTERWARDS)  # the time itself is the condition: they stay idle for it
+            time.sleep(AFTERWARDS)  # the tested condition: the connections stay idle
         assert not room or _new_client(target, address, port) in {"a", "b", "c"}
         assert [_answer(sock) for sock in idle] == answers
 
@@ -54,7 +54,7 @@ def test_a_flood_ends_no_established_flow(
 def _established(
     stack: contextlib.ExitStack, target: Target, address: str, port: int, room: bool
 ) -> tuple[list[socket.socket], list[str]]:
-    """Connections and flows that will be idle, and what each endpoint says. `room`: no table will be full."""
+    """Connections and flows that will be idle, and each endpoint's answer. `room`: no table will be full."""
     idle = [
         stack.enter_context(connected(target.lab.outside, protocol, address, port))
         for protocol in (TCP, UDP)
@@ -63,13 +63,13 @@ def _established(
     answers = [_answer(sock) for sock in idle]
     assert SILENT not in answers
     if not room:
-        time.sleep(ASSURED)  # the time itself is the condition
+        time.sleep(ASSURED)  # the tested condition
     assert [_answer(sock) for sock in idle] == answers  # UDP is established by this exchange
     return idle, answers
 
 
 def _answer(sock: socket.socket) -> str:
-    """What the endpoint says, or SILENT; "closed" where the connection is gone."""
+    """The endpoint's answer, SILENT, or "closed" if the connection has ended."""
     if sock.type == socket.SOCK_STREAM:
         try:
             return converse(sock) or "closed"
@@ -80,7 +80,7 @@ def _answer(sock: socket.socket) -> str:
 
 
 def _new_client(target: Target, address: str, port: int) -> str:
-    """Which endpoint answers a new client of TCP; SILENT where none does in time for its third SYN."""
+    """The endpoint that answers a new TCP client; SILENT if none answers until its third SYN."""
     return outcome(target.lab.outside, TCP, address, port, 4.0).partition(" ")[0]
 
 
@@ -89,7 +89,7 @@ def _new_client(target: Target, address: str, port: int) -> str:
 def test_a_flood_of_one_service_ends_no_flow_of_another(
     target: Target, sender: Sender, size: Size, family: str
 ) -> None:
-    """A new client of UDP is answered after the flood, too."""
+    """A new UDP client is answered after the flood."""
     target.forget_connections()
     room = target.has_room_for(2 * size.packets)
     address, port = getattr(target.node, family), target.node_port().node_port

@@ -1,7 +1,7 @@
-"""Spoofed packets for TCP connections whose addresses and ports the attacker knows, but no sequence number.
+"""Spoofed packets of an attacker who knows a TCP connection's addresses and ports, but no sequence number.
 
-RFC 5961: such packets end no connection. A connection that its own ends have closed does end: its client may
-use the port again.
+RFC 5961: such packets end no connection. A connection that its own ends closed does end: its client may use
+the port again.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ CONNECTIONS = 20
 
 
 class Victim:
-    """An established connection of the client outside to a NodePort."""
+    """An established connection of the external client to a NodePort."""
 
     def __init__(self, target: Target, sock: socket.socket) -> None:
         self.socket = sock
@@ -35,19 +35,19 @@ class Victim:
         self.pod = pod
         self.endpoint: End = (pod.v6 if ":" in self.client[0] else pod.v4, TCP_TARGET)
         self.seen: End = self.answer[1:]
-        """The client, as the endpoint knows it."""
+        """The client's address and port as the endpoint sees them."""
 
     def by_client(self, target: Target, *flags: str) -> None:
-        """Segments in the client's name."""
+        """Send segments with the client's address."""
         attack = (spoofed.segment(self.client, self.frontend, each) for each in flags)
         spoofed.send(target.lab.outside, attack)
 
     def by_endpoint(self, flags: str) -> None:
-        """A segment in the endpoint's name, with its address and from its place."""
+        """Send a segment with the endpoint's address, from its pod."""
         spoofed.send(self.pod, [spoofed.segment(self.endpoint, self.seen, flags)])
 
     def answers_still(self) -> bool:
-        """By the same endpoint, to which the client looks the same."""
+        """Whether the same endpoint answers, and sees the same client."""
         try:
             return converse(self.socket) == " ".join(map(str, self.answer))
         except ConnectionError:
@@ -72,7 +72,7 @@ ATTACKS: Mapping[str, Callable[[Target, Victim], None]] = {
     "RST of the endpoint, SYN": _reset_by_endpoint,
     "FIN of both, SYN": _closed_by_both,
 }
-_IPVS_LACKS = "IPVS looks at flags alone (tcp_state_idx() of ip_vs_proto_tcp.c)"
+_IPVS_LACKS = "IPVS checks only flags (tcp_state_idx() of ip_vs_proto_tcp.c)"
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def _victims(target: Target, family: str, port: int) -> Iterator[list[Victim]]:
 @pytest.mark.parametrize("attack", ATTACKS)
 @in_modes(ipvs_lacks=_IPVS_LACKS)
 def test_random_sequence_numbers_end_no_connection(target: Target, family: str, attack: str) -> None:
-    """Three endpoints: a SYN that chose one anew would most likely choose another one."""
+    """There are three endpoints: a SYN that selected an endpoint again would most likely get another one."""
     with _victims(target, family, target.node_port().node_port) as victims:
         for victim in victims:
             ATTACKS[attack](target, victim)
@@ -100,10 +100,10 @@ def test_random_sequence_numbers_end_no_connection(target: Target, family: str, 
 @both_families
 @pytest.mark.parametrize("attack", ["SYN", "RST, SYN"])
 @in_modes(ipvs_lacks=_IPVS_LACKS)
-def test_a_connection_whose_endpoint_left_the_service_survives_too(
+def test_a_connection_whose_endpoint_left_the_service_survives(
     target: Target, family: str, attack: str
 ) -> None:
-    """The pod of a Service's previous endpoint still serves the connections that it has."""
+    """The pod of the previous endpoint still serves its existing connections."""
     web = target.node_port()
     web.to(target.a)
     with _victims(target, family, web.node_port) as victims:
@@ -115,7 +115,7 @@ def test_a_connection_whose_endpoint_left_the_service_survives_too(
 
 
 def _closed_by_endpoint(sock: socket.socket) -> None:
-    """It closes first, so that the client's port is free at once."""
+    """The endpoint closes first, so that the client's port is free at once."""
     sock.sendall(endpoints.CLOSE)
     assert sock.recv(1) == b""
     sock.close()
@@ -134,8 +134,8 @@ def _ended_by_reset_of_endpoint(sock: socket.socket) -> None:
 
 
 def _is_remembered(target: Target, ending: str) -> bool:
-    """Whether a new SYN still goes to the previous endpoint. Connection tracking begins a new flow if the
-    SYN comes from the side that sent the reset (nf_conntrack_tcp_packet(), last_dir), and else 10 s later."""
+    """Whether a new SYN still reaches the previous endpoint. Connection tracking begins a new flow if the SYN
+    comes from the side that sent the reset (nf_conntrack_tcp_packet(), last_dir), otherwise 10 s later."""
     return target.mode != "ebpf" and ending == "reset by the endpoint"
 
 
@@ -150,10 +150,10 @@ ENDINGS: Mapping[str, Callable[[socket.socket], None]] = {
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("after", ["", "RST, SYN"], ids=["at once", "after an attack"])
 @in_modes(ipvs_lacks="IPVS keeps a closed connection for up to two minutes")
-def test_a_port_that_is_used_again_after_a_real_end_reaches_an_endpoint_in_force(
+def test_a_port_reused_after_a_real_end_reaches_a_current_endpoint(
     target: Target, family: str, ending: str, after: str
 ) -> None:
-    """Also where the previous endpoint is gone, and after an attack that the connection has survived."""
+    """Also if the previous endpoint is gone, and after an attack that the connection survived."""
     web = target.node_port()
     web.to(target.a)
     source = (getattr(target.lab.outside, family), next(new_ports))
@@ -171,7 +171,7 @@ def test_a_port_that_is_used_again_after_a_real_end_reaches_an_endpoint_in_force
 
 
 def _dialed(target: Target, source: End, to: End) -> socket.socket:
-    """A connection of the client outside from this port, once no earlier socket has it."""
+    """A connection of the external client from this port, once no earlier socket has it."""
     made: list[socket.socket] = []
 
     def dial() -> bool:

@@ -1,6 +1,6 @@
-"""One node whose NodePorts a client outside floods, and whose connections it attacks with spoofed packets.
+"""One node: an external client floods its NodePorts, and attacks its connections with spoofed packets.
 
-Three pods serve. The third counts as another node's, so clients are masqueraded there in every mode.
+Three pods serve. The third one counts as a pod of another node, so its clients are masqueraded in every mode.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,15 +43,15 @@ both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 
 
 class Target(Cluster):
-    """As `Cluster`. No way leads to the clients of a flood: what is sent to them is lost in silence."""
+    """As `Cluster`. The clients of a flood are not reachable: packets to them are dropped silently."""
 
     def __init__(self, lab: Lab, mode: str) -> None:
         super().__init__(lab, mode)
         lab.ip(lab.outside, *(f"route add blackhole {network}" for network in NETWORKS.values()))
 
     def route(self) -> None:
-        """The client outside reaches the addresses of Services. What the node sends back there, because
-        nothing translates it, is lost."""
+        """The external client reaches the addresses of Services. Untranslated packets that the node sends
+        back are dropped."""
         for network in SERVICE_NETWORKS:
             self.lab.ip(self.lab.outside, f"route add blackhole {network} table 100")
             family = "-6" if ":" in network else "-4"
@@ -69,7 +69,7 @@ class Target(Cluster):
 
     def has_room_for(self, flows: int) -> bool:
         """Whether a new client connects while so many flows are half open or unreplied. Modes other than ebpf
-        have nf_conntrack_max entries for flows of all kinds. Only the initial namespace may write it. A full
+        have nf_conntrack_max entries for all flows. Only the initial namespace can write this limit. A full
         table drops the first packet of a flow unless it finds one in a few buckets which it may evict
         (early_drop() of nf_conntrack_core.c), as with kube-proxy."""
         if self.mode == "ebpf":
@@ -77,7 +77,7 @@ class Target(Cluster):
         return flows < int(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
 
     def forget_connections(self) -> None:
-        """Empty the node's connection tracking, so that what an earlier flood left does not count."""
+        """Empty the node's connection tracking table, so that entries of earlier floods do not matter."""
         self.node.call(_flush)
 
     def node_port(self, **spec: Any) -> Exposed:
@@ -88,7 +88,8 @@ class Target(Cluster):
 def in_modes(
     *, ebpf_lacks: str = "", ipvs_lacks: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test of `target` in every mode. `ebpf_lacks`, `ipvs_lacks`: why it fails there; "": it does not."""
+    """A test of `target` in every mode. `ebpf_lacks`, `ipvs_lacks`: why it fails in this mode; "" if it
+    passes."""
     lacks = {"ebpf": ebpf_lacks, "ipvs": ipvs_lacks}
     modes = [
         pytest.param(mode, marks=[pytest.mark.xfail(strict=False, reason=lacks[mode])])
@@ -100,6 +101,6 @@ def in_modes(
 
 
 def _flush() -> None:
-    """Of the calling process's network namespace."""
+    """Empty the table of the calling process's network namespace."""
     with NFCTSocket() as netlink:
         netlink.flush()

@@ -1,4 +1,4 @@
-"""A node with the backend at work."""
+"""A node with the IPVS backend."""
 
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.kernel.ipvs_backend.testbed import NODE_ADDRESS, ONE, TWO, bring, run
 
 @pytest.fixture
 def _node() -> Iterator[None]:
-    """The calling thread is on a node of its own, with the addresses of endpoints."""
+    """The calling thread is in a separate network namespace with the endpoints' addresses."""
     with netns.throw_away():
         try:
             ipvs.available()

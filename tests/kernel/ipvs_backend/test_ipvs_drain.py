@@ -1,4 +1,4 @@
-"""What is left of mode ipvs where another one serves, or nobody: until the last connection has ended."""
+"""The drain of mode ipvs: what stays for open connections until they end, and what is removed at once."""
 
 import contextlib
 import dataclasses
@@ -45,12 +45,13 @@ pytestmark = pytest.mark.kernel
 
 
 def have_another_mode_serve(protocol: Protocol = Protocol.TCP, order: str = "-A") -> None:
-    """By a rule that sends what the node dials to TWO, behind ours or (`-I`) in front of them."""
+    """Add a rule that translates the node's connections to TWO, after the rules of mode ipvs or (`-I`)
+    before."""
     to = f"-d {VIP} -p {protocol.name.lower()} --dport 80 -j DNAT --to-destination {TWO}:8080"
     subprocess.run(["iptables-nft", "-t", "nat", order, "OUTPUT", *to.split()], check=True)
 
 
-def test_where_another_mode_serves_only_what_open_connections_need_stays_until_they_end(
+def test_a_drain_keeps_only_what_open_connections_need_until_they_end(
     plane: IpvsBackend,
 ) -> None:
     bring(plane, plan(ONE, node_port=30080), plan(ONE, protocol=Protocol.UDP))
@@ -65,10 +66,10 @@ def test_where_another_mode_serves_only_what_open_connections_need_stays_until_t
     assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
 
 
-def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_that_answers_reach(
+def test_during_a_drain_new_connections_of_the_node_have_a_reachable_source(
     plane: IpvsBackend,
 ) -> None:
-    """The address is still on kube-ipvs0, and what the node dials from itself would have it as its source."""
+    """The address is still on kube-ipvs0, and would be the source of the node's connections to it."""
     bring(plane, plan(ONE))
     with connected(), socket.create_server((TWO, 8080)) as server:
         cleanup.drain((), lambda of: False)
@@ -79,10 +80,10 @@ def test_what_the_node_dials_anew_while_connections_last_comes_from_an_address_t
     assert source != VIP
 
 
-def test_what_the_node_dialed_anew_goes_on_when_the_last_connection_of_ipvs_has_ended(
+def test_new_connections_of_the_node_survive_the_end_of_the_drain(
     plane: IpvsBackend,
 ) -> None:
-    """Its own address is the Service's, which is on kube-ipvs0."""
+    """The connection's source is the Service's address, which is on kube-ipvs0."""
     bring(plane, plan(ONE))
     with contextlib.ExitStack() as closing:
         server = closing.enter_context(socket.create_server((TWO, 8080)))
@@ -103,10 +104,10 @@ def test_what_the_node_dialed_anew_goes_on_when_the_last_connection_of_ipvs_has_
     assert not dummy.exists(KUBE_IPVS0)
 
 
-def test_what_the_node_dials_while_addresses_are_taken_off_has_its_own_back(
+def test_a_socket_opened_during_the_removal_of_its_address_keeps_working(
     plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at sockets and the removal another one has got the address."""
+    """A new socket gets the address between the check of sockets and the removal. The address is restored."""
     bring(plane, plan(ONE))
     looks = []
     look = cleanup._source_addresses
@@ -125,10 +126,10 @@ def test_what_the_node_dials_while_addresses_are_taken_off_has_its_own_back(
     eventually(lambda: not cleanup.drain((), lambda of: False)[1], "nothing is left", LASTING)
 
 
-def test_udp_flows_end_before_anything_that_may_fail(
+def test_udp_flows_are_deleted_before_steps_that_may_fail(
     plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Afterwards nothing would tell whose they were."""
+    """Afterwards it would be unknown that they belong to the mode."""
     bring(plane, plan(ONE, protocol=Protocol.UDP))
     with socket.socket(type=socket.SOCK_DGRAM) as client:
         client.connect((VIP, 80))
@@ -140,11 +141,12 @@ def test_udp_flows_end_before_anything_that_may_fail(
         assert not list(conntrack.flows(Protocol.UDP))
 
 
-def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_datagram(
+def test_a_udp_client_answered_during_the_drain_is_served_by_the_other_mode(
     plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flow that the answer began would take it for one of its answers, which nobody translates. It goes
-    with IPVS' connection, and that with its virtual server, as vs/expire_nodest_conn says (Linux 5.9)."""
+    """The late answer begins a new flow, of which the client's next datagram would be an untranslated reply.
+    The flow is deleted with IPVS' connection, and that with its virtual server (vs/expire_nodest_conn, Linux
+    5.9)."""
     bring(plane, plan(ONE, protocol=Protocol.UDP))
     apply = ipvs.apply
 
@@ -155,13 +157,13 @@ def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_d
     with contextlib.ExitStack() as closing:
         client, one, two = (closing.enter_context(socket.socket(type=socket.SOCK_DGRAM)) for _ in range(3))
         for sock, at in ((client, (NODE_ADDRESS, 0)), (one, (ONE, 8080)), (two, (TWO, 8080))):
-            sock.bind(at)  # the client, too: else its address is the Service's, and masqueraded
+            sock.bind(at)  # also the client: otherwise its source is the Service's address, and masqueraded
             sock.settimeout(10)
         client.connect((VIP, 80))
         client.send(b"first")
         _, peer = one.recvfrom(16)
         have_another_mode_serve(Protocol.UDP)
-        subprocess.run(["ip", "route", "add", VIP, "dev", "lo"], check=True)  # any will do
+        subprocess.run(["ip", "route", "add", VIP, "dev", "lo"], check=True)  # the device does not matter
         monkeypatch.setattr(ipvs, "apply", answer_and_apply)
         cleanup.drain((), lambda of: False)
         assert client.recv(16) == b"late"
@@ -170,10 +172,10 @@ def test_who_got_an_answer_meanwhile_is_served_by_the_other_mode_with_his_next_d
 
 
 @pytest.mark.parametrize("step", ["flows", "delete"])
-def test_where_no_flow_can_be_ended_all_else_goes(
+def test_if_no_flow_can_be_deleted_everything_else_is_removed(
     plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """A kernel without nf_conntrack_netlink; a flow that is in a flow table."""
+    """For example on a kernel without nf_conntrack_netlink, or if the flow is in a flow table."""
     bring(plane, plan(ONE, protocol=Protocol.UDP))
     with socket.socket(type=socket.SOCK_DGRAM) as client:
         client.connect((VIP, 80))
@@ -186,18 +188,18 @@ def test_where_no_flow_can_be_ended_all_else_goes(
 
 
 def lacking(*_: object) -> NoReturn:
-    raise Unsupported("the kernel tells no flows")
+    raise Unsupported("the kernel lists no flows")
 
 
 def fail(*_: object) -> NoReturn:
     raise Rejected("not now")
 
 
-def test_what_stays_for_connections_refuses_nobody_else(plane: IpvsBackend) -> None:
-    """A port of the node itself where policy Local had no endpoint has somebody who listens now."""
+def test_rules_that_stay_for_open_connections_reject_no_other_connection(plane: IpvsBackend) -> None:
+    """A process now listens on a port of the node for which policy Local had no endpoint."""
     local = PolicyResult(Scope.LOCAL, False)
-    there = Frontend(parse_address(NODE_ADDRESS), 8443, Protocol.TCP)
-    balancer = FrontendPlan(there, FrontendKind.LOAD_BALANCER, local, local, local)
+    address = Frontend(parse_address(NODE_ADDRESS), 8443, Protocol.TCP)
+    balancer = FrontendPlan(address, FrontendKind.LOAD_BALANCER, local, local, local)
     empty = dataclasses.replace(
         plan(), frontends=(balancer,), name=OTHER, no_endpoint_action=NoEndpointAction.DROP
     )
@@ -213,12 +215,12 @@ def test_what_stays_for_connections_refuses_nobody_else(plane: IpvsBackend) -> N
 OTHER = ServicePortName("default", "other", "", Protocol.TCP)
 
 
-def test_a_dry_run_says_what_goes_and_leaves_it(plane: IpvsBackend) -> None:
+def test_a_dry_run_reports_what_it_would_remove(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, node_port=30080))
     wanted = plane.read()
-    told = cleanup.remove((), dry_run=True)
-    assert "virtual servers: 2, such as 10.96.0.10:80/TCP" in told
-    assert "device kube-ipvs0 with 1 addresses" in told
+    reported = cleanup.remove((), dry_run=True)
+    assert "virtual servers: 2, such as 10.96.0.10:80/TCP" in reported
+    assert "device kube-ipvs0 with 1 addresses" in reported
     assert plane.read() == wanted
-    assert cleanup.remove(()) == told
+    assert cleanup.remove(()) == reported
     assert cleanup.remove(()) == []

@@ -1,4 +1,4 @@
-"""Mode ipvs at work: what stands in the kernel, who gets a connection, and what others do."""
+"""The IPVS backend: its kernel state, the selection of endpoints, and changes by other programs."""
 
 import contextlib
 import dataclasses
@@ -64,13 +64,13 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_situation_needs_is_read_back_as_it_was_written(case: str, plane: IpvsBackend) -> None:
+def test_the_entries_of_each_situation_are_read_back_as_written(case: str, plane: IpvsBackend) -> None:
     wanted = {k: e for of in Family for k, e in entries_of(load(case), of).items()}
     assert not plane.apply(diff(plane.read(), wanted))
     assert not diff(plane.read(), wanted)
 
 
-def test_a_connection_outlives_its_endpoint_in_the_plan_and_nobody_else_gets_it(plane: IpvsBackend) -> None:
+def test_a_removed_endpoint_keeps_its_connections_and_gets_no_new_ones(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE))
     with connected() as ends:
         bring(plane, plan())
@@ -78,7 +78,7 @@ def test_a_connection_outlives_its_endpoint_in_the_plan_and_nobody_else_gets_it(
         converse(*ends)
         with pytest.raises(OSError):
             socket.create_connection((VIP, 80), timeout=5)
-        with run() as next_run:  # state is read, not remembered
+        with run() as next_run:  # the state is read from the kernel
             bring(next_run, plan())
             assert weights() == {f"{ONE}:8080": 0}
         converse(*ends)
@@ -87,10 +87,10 @@ def test_a_connection_outlives_its_endpoint_in_the_plan_and_nobody_else_gets_it(
         bring(plane, plan())
         return weights() == {}
 
-    eventually(ended, "the endpoint goes with its last connection", LASTING)
+    eventually(ended, "the endpoint is removed with its last connection", LASTING)
 
 
-def test_an_endpoint_that_comes_back_gets_new_connections_again(plane: IpvsBackend) -> None:
+def test_an_endpoint_that_returns_gets_new_connections(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE))
     with connected() as ends:
         bring(plane, plan(TWO))
@@ -100,7 +100,7 @@ def test_an_endpoint_that_comes_back_gets_new_connections_again(plane: IpvsBacke
         assert weights() == {f"{ONE}:8080": 1, f"{TWO}:8080": 1}
 
 
-def test_an_endpoint_without_connections_goes_at_the_next_look(plane: IpvsBackend) -> None:
+def test_a_removed_endpoint_without_connections_is_deleted_by_the_next_sync(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, TWO))
     bring(plane, plan(TWO))
     assert weights() == {f"{ONE}:8080": 0, f"{TWO}:8080": 1}
@@ -110,8 +110,8 @@ def test_an_endpoint_without_connections_goes_at_the_next_look(plane: IpvsBacken
 
 @pytest.mark.usefixtures("_node")
 @pytest.mark.parametrize("scheduler", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "sh", "mh"])
-def test_who_had_an_endpoint_that_ends_gets_another(scheduler: str) -> None:
-    """Also where a client's address alone says which one it gets."""
+def test_a_client_of_a_removed_endpoint_gets_another_one(scheduler: str) -> None:
+    """Also with schedulers that select an endpoint only by the client's address."""
     with (
         run(IpvsSettings(scheduler)) as plane,
         socket.create_server((ONE, 8080)) as one,
@@ -127,7 +127,7 @@ def test_who_had_an_endpoint_that_ends_gets_another(scheduler: str) -> None:
             served.close()
 
 
-def test_a_udp_flow_goes_with_its_endpoint_to_another(plane: IpvsBackend) -> None:
+def test_a_udp_flow_moves_to_another_endpoint_when_its_endpoint_is_removed(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, protocol=Protocol.UDP))
     with contextlib.ExitStack() as sockets:
         servers = []
@@ -149,10 +149,10 @@ def test_a_udp_flow_goes_with_its_endpoint_to_another(plane: IpvsBackend) -> Non
                 return servers[1].recv(16) == b"two"
             return False
 
-        eventually(arrives, "the client's next datagrams come to the other endpoint")
+        eventually(arrives, "the client's next datagrams reach the other endpoint")
 
 
-def test_a_node_port_is_answered_on_addresses_of_the_node_as_they_come_and_go(plane: IpvsBackend) -> None:
+def test_a_node_port_follows_the_addresses_of_the_node(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, node_port=30080))
     with connected(NODE_ADDRESS, 30080) as ends:
         converse(*ends)
@@ -165,18 +165,20 @@ def test_a_node_port_is_answered_on_addresses_of_the_node_as_they_come_and_go(pl
     assert key(TWO, 30080) not in ipvs.read()
 
 
-def test_virtual_servers_of_others_are_neither_changed_nor_removed(plane: IpvsBackend) -> None:
-    theirs = VirtualServer(key(NODE_ADDRESS, 8443), "wlc")
-    assert not ipvs.apply([ipvs.add_server(theirs)])
+def test_virtual_servers_of_other_programs_are_neither_changed_nor_removed(plane: IpvsBackend) -> None:
+    foreign = VirtualServer(key(NODE_ADDRESS, 8443), "wlc")
+    assert not ipvs.apply([ipvs.add_server(foreign)])
     bring(plane, plan(ONE, node_port=30080))
     bring(plane)
     cleanup.remove(())
-    assert list(ipvs.read()) == [theirs.key]
+    assert list(ipvs.read()) == [foreign.key]
 
 
 @pytest.mark.usefixtures("_node")
 @pytest.mark.parametrize("excluded", [(), (parse_network("10.96.0.0/16"),)])
-def test_what_is_on_our_device_is_ours_but_in_excluded_networks(excluded: tuple[Network, ...]) -> None:
+def test_virtual_servers_of_addresses_on_kube_ipvs0_are_managed_unless_excluded(
+    excluded: tuple[Network, ...],
+) -> None:
     with run(IpvsSettings(exclude_cidrs=excluded)) as plane:
         bring(plane, plan(ONE))
         stale = VirtualServer(key(port=81), "rr")
@@ -185,7 +187,7 @@ def test_what_is_on_our_device_is_ours_but_in_excluded_networks(excluded: tuple[
         assert (stale.key in ipvs.read()) is bool(excluded)
 
 
-def test_what_somebody_changed_is_noticed_and_repaired(plane: IpvsBackend) -> None:
+def test_changes_by_other_programs_are_noticed_and_repaired(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE, node_port=30080))
     wanted = plane.render((plan(ONE, node_port=30080),), NODE)
     for harm in (
@@ -205,7 +207,7 @@ def test_what_somebody_changed_is_noticed_and_repaired(plane: IpvsBackend) -> No
         bring(plane, plan(ONE, node_port=30080))
 
 
-def test_an_address_that_somebody_takes_off_kube_ipvs0_is_noticed(plane: IpvsBackend) -> None:
+def test_an_address_removed_from_kube_ipvs0_is_noticed(plane: IpvsBackend) -> None:
     bring(plane, plan(ONE))
     before = plane.generation()
     assert plane.generation() == before
@@ -213,10 +215,11 @@ def test_an_address_that_somebody_takes_off_kube_ipvs0_is_noticed(plane: IpvsBac
     assert plane.generation() != before
 
 
-def test_a_service_address_that_another_device_gets_leaves_kube_ipvs0_and_comes_back(
+def test_a_service_address_on_another_device_is_not_on_kube_ipvs0(
     plane: IpvsBackend,
 ) -> None:
-    """Else all ports of the node there that no Service has would be rejected, as when keepalived moves it."""
+    """For example if keepalived moves the address. Otherwise all ports of this address without a Service
+    would be rejected."""
     for order, is_own in (("add", False), ("del", True)):
         bring(plane, plan(ONE))
         before = plane.generation()
@@ -226,9 +229,9 @@ def test_a_service_address_that_another_device_gets_leaves_kube_ipvs0_and_comes_
         assert (parse_address(VIP) in dummy.addresses(KUBE_IPVS0)) is is_own
 
 
-def test_what_leaves_from_a_services_address_is_masqueraded_and_has_no_mark(plane: IpvsBackend) -> None:
-    """With one, the packet around it would be masqueraded once more where it goes into a tunnel (kubernetes
-    issue 78948). What the node dials a Service with is marked; what is only bound to its address is not."""
+def test_packets_from_a_services_address_are_masqueraded_and_have_no_mark(plane: IpvsBackend) -> None:
+    """A mark would cause a second masquerade of the outer packet in a tunnel (kubernetes issue 78948).
+    Packets of the node to a Service are marked before; those of a socket bound to the address are not."""
     bring(plane, plan(ONE))
     probe = """table ip probe {
         counter marked {}
@@ -244,15 +247,15 @@ def test_what_leaves_from_a_services_address_is_masqueraded_and_has_no_mark(plan
         converse(*ends)
     with socket.create_server((TWO, 8443)):
         socket.create_connection((TWO, 8443), timeout=10, source_address=(VIP, 0)).close()
-    told = subprocess.run(["nft", "-j", "list", "counters"], capture_output=True, check=True).stdout
-    found = [each["counter"] for each in json.loads(told)["nftables"] if "counter" in each]
+    listed = subprocess.run(["nft", "-j", "list", "counters"], capture_output=True, check=True).stdout
+    found = [each["counter"] for each in json.loads(listed)["nftables"] if "counter" in each]
     assert {each["name"]: each["packets"] for each in found} == {"marked": 0, "masqueraded": 2}
 
 
-def test_only_endpoints_of_this_node_ever_see_a_clients_address(
+def test_only_local_endpoints_ever_see_a_clients_address(
     plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as a virtual server has others, before a change of the policy and after it."""
+    """While a virtual server has other endpoints, before and after a change of the policy."""
     put = Servers.put
     kept = []
 
@@ -276,21 +279,21 @@ def test_only_endpoints_of_this_node_ever_see_a_clients_address(
     assert kept == [[], []]
 
 
-def test_who_is_admitted_is_never_refused_while_source_ranges_come_and_go(
+def test_an_admitted_client_is_never_rejected_while_source_ranges_change(
     plane: IpvsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What rejects all others is put after who is admitted, and dropped before."""
+    """The entry that rejects is added after the admitted ranges, and removed before them."""
     change = IpSets.change
     done = []
 
-    def note_and_change(
+    def record_and_change(
         of: IpSets, puts: Iterable[Member], drops: Iterable[Member]
     ) -> dict[Key, KernelError]:
         members, gone = list(puts), list(drops)
         done.append(({NAMES[each.set][0] for each in members}, {NAMES[each.set][0] for each in gone}))
         return change(of, members, gone)
 
-    monkeypatch.setattr(IpSets, "change", note_and_change)
+    monkeypatch.setattr(IpSets, "change", record_and_change)
     wanted = entries_of(load("source_ranges_without_the_node"), Family.IPV4)
     assert not plane.apply(diff(plane.read(), wanted))
     rejecting, admitting = LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR

@@ -1,4 +1,4 @@
-"""What mode ipvs asks of the kernel before it serves, and what it sets up."""
+"""What mode ipvs needs from the kernel, and the sysctls and timeouts that it sets."""
 
 import subprocess
 import sys
@@ -17,19 +17,19 @@ pytestmark = pytest.mark.kernel
 
 
 @pytest.mark.usefixtures("_node")
-def test_a_scheduler_that_the_kernel_lacks_is_refused_with_those_it_has() -> None:
+def test_a_missing_scheduler_is_rejected_with_the_available_ones() -> None:
     with pytest.raises(Unsupported, match=r"no scheduler best for IPVS; it has .*rr"):
         IpvsBackend(IpvsSettings("best")).open()
 
 
 @pytest.mark.usefixtures("_node")
-def test_a_scheduler_whose_name_no_kernel_takes_is_refused_alike() -> None:
+def test_an_invalid_scheduler_name_is_rejected_with_the_available_ones() -> None:
     with pytest.raises(Unsupported, match=r"no scheduler weighted-round-robin for IPVS; it has .*rr"):
         IpvsBackend(IpvsSettings("weighted-round-robin")).open()
 
 
 @pytest.mark.usefixtures("_node")
-def test_timeouts_that_the_kernel_refuses_are_warned_of_and_the_others_serve(
+def test_rejected_timeouts_cause_a_warning_and_no_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with run(IpvsSettings(tcp_timeout=2**31 - 1)) as plane:
@@ -39,7 +39,7 @@ def test_timeouts_that_the_kernel_refuses_are_warned_of_and_the_others_serve(
 
 
 @pytest.mark.usefixtures("_node")
-def test_the_kernel_is_set_up_as_it_has_to_be() -> None:
+def test_sysctls_and_timeouts_are_set() -> None:
     with run(IpvsSettings(strict_arp=True, tcp_timeout=100, udp_timeout=7)):
         assert sysctl.read("net/ipv4/vs/conntrack") == "1"
         assert sysctl.read("net/ipv4/vs/expire_nodest_conn") == "1"
@@ -50,7 +50,7 @@ def test_the_kernel_is_set_up_as_it_has_to_be() -> None:
 
 
 @pytest.mark.usefixtures("_node")
-def test_a_kernel_with_ipvs_has_all_that_is_tried() -> None:
+def test_a_kernel_with_ipvs_passes_all_probes() -> None:
     assert [str(finding) for finding in probes.probe() if not finding.present] == []
 
 
@@ -63,7 +63,7 @@ for finding in probes.probe():
 
 
 @pytest.mark.usefixtures("_node")
-def test_where_proc_sys_is_read_only_the_probes_say_so() -> None:
+def test_a_read_only_proc_sys_is_reported_by_the_probes() -> None:
     """As in a container that is not privileged."""
     readonly = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys"
     command = [
@@ -77,6 +77,6 @@ def test_where_proc_sys_is_read_only_the_probes_say_so() -> None:
         "-c",
         _LACKING,
     ]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "sysctl net/ipv4/vs/conntrack is not 1" in said
-    assert "make /proc/sys writable" in said
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "sysctl net/ipv4/vs/conntrack is not 1" in printed
+    assert "make /proc/sys writable" in printed

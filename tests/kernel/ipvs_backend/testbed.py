@@ -1,6 +1,6 @@
-"""The IPVS backend in a network namespace of its own, where endpoints are the node's own addresses.
+"""The IPVS backend in a separate network namespace. The endpoints have addresses of the node.
 
-Few kernels of containers have IPVS: tests/vm has others.
+Kernels of container hosts often have no IPVS: tests/vm provides others.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from ebpfproxy.plan.service_plan import (
 VIP, ONE, TWO = "10.96.0.10", "192.0.2.101", "192.0.2.102"
 NODE_ADDRESS = "192.0.2.1"
 NODE = NodePlan(node_port_networks=frozenset({parse_network(f"{NODE_ADDRESS}/32")}))
-LASTING = 30.0  # seconds; a connection that was reset is forgotten after ten
+LASTING = 30.0  # seconds; a connection that was reset is removed after ten
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def run(settings: IpvsSettings = IpvsSettings()) -> Iterator[IpvsBackend]:  # no
 def plan(
     *endpoints: str, protocol: Protocol = Protocol.TCP, node_port: int = 0, here: bool = True
 ) -> ServicePortPlan:
-    """A Service on port 80 of VIP, and a NodePort where one is given, with policy Cluster."""
+    """A Service on port 80 of VIP, and on a NodePort if one is given, with policy Cluster."""
     plain, masqueraded = PolicyResult(Scope.CLUSTER, False), PolicyResult(Scope.CLUSTER, True)
     frontends = [(Frontend(parse_address(VIP), 80, protocol), FrontendKind.CLUSTER_IP, plain)]
     if node_port:
@@ -63,7 +63,7 @@ def plan(
 
 
 def bring(plane: IpvsBackend, *plans: ServicePortPlan, node: NodePlan = NODE) -> None:
-    """From whatever there is; and then nothing is left to do."""
+    """Replace the current state by these plans, and check that no difference is left."""
     wanted = plane.render(plans, node)
     assert not plane.apply(diff(plane.read(), wanted))
     assert not diff(plane.read(), wanted)
@@ -74,14 +74,15 @@ def key(address: str = VIP, port: int = 80, protocol: Protocol = Protocol.TCP) -
 
 
 def weights(at: ServerKey | None = None) -> dict[str, int]:
-    """By the endpoints of the virtual server."""
+    """The weights of the virtual server's endpoints."""
     reals = ipvs.read_one(at or key()).reals
     return {format_endpoint(real.address, real.port): real.weight for real in reals}
 
 
 @contextlib.contextmanager
 def connected(address: str = VIP, port: int = 80) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A connection to a Service, both ends; the endpoint is ONE. It ends by a reset, soon forgotten."""
+    """Both ends of a connection to a Service with the endpoint ONE. It ends by a reset, so that IPVS removes
+    it soon."""
     with socket.create_server((ONE, 8080)) as server:
         client = socket.create_connection((address, port), timeout=10)
         served, _ = server.accept()

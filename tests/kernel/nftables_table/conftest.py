@@ -1,4 +1,4 @@
-"""The nftables backend, in a network namespace of each test's own."""
+"""The nftables backend, in a separate network namespace for each test."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ from tests.support.namespace import namespace
 
 
 @pytest.fixture(autouse=True)
-def _place() -> Iterator[None]:
-    """The calling thread is in a namespace of its own."""
+def _own_namespace() -> Iterator[None]:
+    """The calling thread is in a separate network namespace."""
     with namespace("nftables") as made, made.entered():
         yield
 

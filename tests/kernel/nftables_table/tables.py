@@ -1,4 +1,4 @@
-"""The tables of the network namespace that the calling thread is in, by the backend and by `nft`."""
+"""The tables of the calling thread's network namespace, through the backend and through `nft`."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ def run_nft(commands: str) -> str:
 
 
 def listed() -> Entries:
-    """What nft itself finds in both tables."""
+    """The content of both tables as `nft` lists it."""
     found: Entries = {}
     for of in Family:
         done = subprocess.run(
@@ -46,19 +46,19 @@ def entries(plane: NftablesBackend, *plans: ServicePortPlan, node: NodePlan | No
 
 
 def endpoint_chain(of: Entries, name: str) -> Chain:
-    """That of the first endpoint of this Service, which has session affinity."""
+    """The chain of the first endpoint of this Service, which has session affinity."""
     chains = (key for key in of if isinstance(key, Chain))
     return next(key for key in chains if re.match(f"endpoint-.*/{name}/", key.name))
 
 
 def service_chain(of: Entries, name: str) -> Chain:
-    """The one of policy Cluster."""
+    """The Service's chain for policy Cluster."""
     chains = (key for key in of if isinstance(key, Chain))
     return next(key for key in chains if re.match(f"service-.*/{name}/", key.name))
 
 
 def spoil(wanted: Entries, name: str, rule: str = "goto nowhere") -> Chain:
-    """Have this Service's chain do what is rejected."""
+    """Add a rule to this Service's chain that the kernel rejects."""
     service = service_chain(wanted, name)
     chain = wanted[service]
     assert isinstance(chain, ChainEntry)
@@ -67,7 +67,7 @@ def spoil(wanted: Entries, name: str, rule: str = "goto nowhere") -> Chain:
 
 
 def leading(plane: NftablesBackend, of: ServicePortPlan) -> set[Key]:
-    """The entries that lead to its endpoints, and their own."""
+    """The entries of the Service's endpoints, and those that refer to them."""
     shared = ("cluster-ips", "hairpin-connections")
     return {
         key for key in plane.render((of,), None) if not (isinstance(key, Element) and key.container in shared)

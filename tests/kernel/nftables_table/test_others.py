@@ -1,4 +1,4 @@
-"""What others do to our tables of nftables, what a previous run left, and what the machine lacks."""
+"""Changes of the tables by other programs, tables of a previous run, and what the machine lacks."""
 
 import os
 
@@ -23,7 +23,7 @@ V4, V6 = Family.IPV4, Family.IPV6
 NOBODY = 65534
 
 
-def test_our_own_changes_and_others_tables_are_no_disturbance(plane: NftablesBackend) -> None:
+def test_own_changes_and_other_tables_are_not_reported_as_drift(plane: NftablesBackend) -> None:
     bring(plane, entries(plane))
     bring(plane, entries(plane, plan("web", "10.96.0.1")))
     before = plane.generation()
@@ -34,7 +34,7 @@ def test_our_own_changes_and_others_tables_are_no_disturbance(plane: NftablesBac
 @pytest.mark.parametrize(
     "change",
     [
-        f"add chain ip {TABLE} theirs",
+        f"add chain ip {TABLE} foreign",
         f"flush chain ip {TABLE} services",
         f"delete element ip {TABLE} cluster-ips {{ 10.96.0.1 }}",
         f"insert rule ip6 {TABLE} services drop",
@@ -42,7 +42,7 @@ def test_our_own_changes_and_others_tables_are_no_disturbance(plane: NftablesBac
         "flush ruleset",
     ],
 )
-def test_what_somebody_changes_is_noticed_and_mended(plane: NftablesBackend, change: str) -> None:
+def test_changes_by_other_programs_are_noticed_and_repaired(plane: NftablesBackend, change: str) -> None:
     wanted = entries(plane, plan("web", "10.96.0.1"))
     bring(plane, wanted)
     before = plane.generation()
@@ -54,10 +54,10 @@ def test_what_somebody_changes_is_noticed_and_mended(plane: NftablesBackend, cha
     assert plane.generation() == plane.generation()
 
 
-def test_a_disturbance_just_before_our_own_change_is_not_forgotten(plane: NftablesBackend) -> None:
-    """A proxier remembers the generation after its sync: it must not be that of an unread table."""
+def test_a_foreign_change_just_before_an_own_change_is_noticed(plane: NftablesBackend) -> None:
+    """The generation that a sync remembers must not be that of a table which was not read."""
     bring(plane, entries(plane))
-    run_nft(f"add chain ip {TABLE} theirs")
+    run_nft(f"add chain ip {TABLE} foreign")
     wanted = entries(plane, plan("web", "10.96.0.1"))
     plane.apply(diff(entries(plane), wanted))
     before = plane.generation()
@@ -66,18 +66,18 @@ def test_a_disturbance_just_before_our_own_change_is_not_forgotten(plane: Nftabl
     assert plane.read() == wanted
 
 
-def test_many_changes_of_others_do_not_hide_one_of_ours(
+def test_many_changes_of_other_tables_do_not_hide_a_change_of_the_own_table(
     plane: NftablesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bring(plane, entries(plane))
     before = plane.generation()
     chains = "\n".join(f"add chain ip other chain-{n}" for n in range(20_000))
     run_nft(f"add table ip other\n{chains}")
-    run_nft(f"add chain ip {TABLE} theirs")
+    run_nft(f"add chain ip {TABLE} foreign")
     assert plane.generation() != before
 
 
-def test_a_table_that_is_gone_when_it_is_to_be_changed_is_an_error(plane: NftablesBackend) -> None:
+def test_a_change_of_a_deleted_table_is_an_error(plane: NftablesBackend) -> None:
     wanted = entries(plane, plan("web", "10.96.0.1"))
     bring(plane, wanted)
     run_nft("flush ruleset")
@@ -91,7 +91,7 @@ def test_a_table_that_is_gone_when_it_is_to_be_changed_is_an_error(plane: Nftabl
 # A previous run
 
 
-def test_what_a_previous_run_left_goes_on_and_only_the_difference_is_written(clock: Clock) -> None:
+def test_only_the_difference_to_the_tables_of_a_previous_run_is_written(clock: Clock) -> None:
     previous = NftablesBackend(clock=clock)
     previous.open()
     left = entries(previous, plan("web", "10.96.0.1"), plan("gone", "10.96.0.2"))
@@ -100,7 +100,7 @@ def test_what_a_previous_run_left_goes_on_and_only_the_difference_is_written(clo
     before = run_nft(f"list table ip {TABLE}")
     plane = NftablesBackend(clock=clock)
     plane.open()
-    assert run_nft(f"list table ip {TABLE}") == before, "to open it changes nothing"
+    assert run_nft(f"list table ip {TABLE}") == before, "open() changes nothing"
     wanted = entries(plane, plan("web", "10.96.0.1"), plan("new", "10.96.0.3"))
     delta = diff(plane.read(), wanted)
     assert delta.puts.keys() == wanted.keys() - left.keys()
@@ -110,7 +110,7 @@ def test_what_a_previous_run_left_goes_on_and_only_the_difference_is_written(clo
     assert listed() == wanted
 
 
-def test_a_change_comes_upon_what_a_previous_run_left_though_nobody_has_read_it(clock: Clock) -> None:
+def test_a_change_replaces_tables_of_a_previous_run_that_were_not_read(clock: Clock) -> None:
     for plans in ([plan("web", "10.96.0.1", endpoints=2)], [plan("web", "10.96.0.1", endpoints=3)]):
         plane = NftablesBackend(clock=clock)
         plane.open()
@@ -120,22 +120,22 @@ def test_a_change_comes_upon_what_a_previous_run_left_though_nobody_has_read_it(
         assert listed() == wanted
 
 
-# What the machine has
+# Capabilities of the machine
 
 
-def test_this_machine_has_all_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(coexistence.SKIP, "1")  # so that it may have any kernel
+def test_this_machine_has_everything_that_the_mode_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(coexistence.SKIP, "1")  # so that the kernel's version does not matter
     assert [str(each) for each in probes.probe()] == [
         "nftables for IPv4: present",
         "nftables for IPv6: present",
         "NAT chains besides those of other programs: present",
         f"{coexistence.FEATURE}: present",
     ]
-    assert run_nft("list ruleset") == "", "nothing stays of the probes"
+    assert run_nft("list ruleset") == "", "the probes leave nothing"
 
 
-def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it had no such expression: the message asks for one that no kernel has."""
+def test_a_missing_feature_is_named_with_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message contains an expression that no kernel has."""
     monkeypatch.setitem(encoding._ENCODE, Masquerade, ("nonsense", lambda each: ()))
     encoding._encode.cache_clear()
     try:
@@ -153,7 +153,7 @@ def test_what_a_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not ids=str: two workers of one run would order the set, and so name the test, differently.
     ids=["ipv4", "ipv6", "both", "neither"],
 )
-def test_a_family_that_is_missing_is_preferred_where_the_node_uses_it(
+def test_a_missing_family_is_preferred_only_if_the_node_uses_it(
     monkeypatch: pytest.MonkeyPatch, used: set[Family]
 ) -> None:
     """Its table is rejected, as by a kernel without CONFIG_NF_TABLES_IPV6."""
@@ -165,16 +165,16 @@ def test_a_family_that_is_missing_is_preferred_where_the_node_uses_it(
     assert "CONFIG_NF_TABLES_IPV6" in v6.remedy
 
 
-def test_a_nat_that_is_never_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As before Linux 4.18; here since there is no rule in it."""
-    whole = coexistence._operations
-    monkeypatch.setattr(coexistence, "_operations", lambda port: whole(port)[:-1])
+def test_a_nat_chain_that_is_never_called_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before Linux 4.18. In this test, since the chain has no rule."""
+    complete = coexistence._operations
+    monkeypatch.setattr(coexistence, "_operations", lambda port: complete(port)[:-1])
     *families, nat, _ = probes.probe()
     assert all(each.present for each in families)
     assert (nat.needed, nat.present) == (True, False)
 
 
-def test_without_the_right_to_change_nftables_it_is_asked_for() -> None:
+def test_a_missing_capability_is_reported_with_a_hint() -> None:
     os.seteuid(NOBODY)
     try:
         (found,) = probes.probe()
@@ -182,5 +182,5 @@ def test_without_the_right_to_change_nftables_it_is_asked_for() -> None:
             NftablesBackend().open()
     finally:
         os.seteuid(0)
-    assert str(found) == "nftables: a change of nftables: Operation not permitted (EPERM)"
+    assert str(found) == "nftables: cannot change nftables: Operation not permitted (EPERM)"
     assert found.remedy == raised.value.hint == "run as root, or with CAP_NET_ADMIN"

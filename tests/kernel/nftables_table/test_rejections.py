@@ -1,4 +1,4 @@
-"""What the kernel rejects of the nftables backend keeps nothing else out."""
+"""Entries that the kernel rejects do not prevent the others."""
 
 import pytest
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.kernel
 V4, V6 = Family.IPV4, Family.IPV6
 
 
-def test_a_service_that_is_refused_does_not_keep_others_out(plane: NftablesBackend) -> None:
+def test_a_rejected_service_does_not_prevent_others(plane: NftablesBackend) -> None:
     before = entries(plane, plan("good", "10.96.0.1"))
     bring(plane, before)
     wanted = entries(plane, plan("good", "10.96.0.1", endpoints=2), bad := plan("bad", "10.96.0.2"))
@@ -36,7 +36,7 @@ def test_a_service_that_is_refused_does_not_keep_others_out(plane: NftablesBacke
     assert plane.read() == {key: entry for key, entry in wanted.items() if key not in rejected}
 
 
-def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesBackend) -> None:
+def test_a_service_whose_change_is_rejected_stays_unchanged(plane: NftablesBackend) -> None:
     before = entries(plane, plan("web", "10.96.0.1", endpoints=2, affinity=9))
     bring(plane, before)
     changed = plan("web", "10.96.0.1", endpoints=3, affinity=9)
@@ -53,10 +53,10 @@ def test_a_service_whose_change_is_refused_goes_on_as_it_was(plane: NftablesBack
 
 
 @pytest.mark.parametrize("rule", ["goto nowhere", "what is this"])
-def test_what_still_is_gone_to_stays_where_something_else_was_rejected(
+def test_chains_in_use_stay_if_the_change_of_their_service_is_rejected(
     plane: NftablesBackend, rule: str
 ) -> None:
-    """The Service goes on with both endpoints, though one of them is to go: its own change is rejected."""
+    """The Service keeps both endpoints, though one of them was removed: its change is rejected."""
     before = entries(plane, plan("web", "10.96.0.1", endpoints=2, affinity=9))
     bring(plane, before)
     wanted = entries(plane, plan("web", "10.96.0.1", endpoints=1, affinity=9))
@@ -68,9 +68,9 @@ def test_what_still_is_gone_to_stays_where_something_else_was_rejected(
 
 
 @pytest.mark.parametrize("rule", ["what is this", "ip saddr @nothing drop", "masquerade fully-random"])
-def test_only_the_rule_that_cannot_be_is_rejected(plane: NftablesBackend, rule: str) -> None:
-    """One that is not understood, one that looks into nothing, and one that fits into no such chain: of that
-    the kernel says the same of all that come after it."""
+def test_only_the_invalid_rule_is_rejected(plane: NftablesBackend, rule: str) -> None:
+    """A rule that cannot be parsed, one that refers to a missing set, and one that its chain's type does not
+    allow. For the last one the kernel also rejects all later messages."""
     wanted = entries(plane, plan("web", "10.96.0.1"))
     last = entries(plane, plan("web", "10.96.0.1"), plan("zulu", "10.96.0.2"))
     bad = Chain(V4, "filter-input")
@@ -80,20 +80,20 @@ def test_only_the_rule_that_cannot_be_is_rejected(plane: NftablesBackend, rule: 
     assert plane.read() == {key: entry for key, entry in last.items() if key != bad}
 
 
-def test_a_chain_that_somebody_still_goes_to_is_emptied_and_goes_when_it_can(
+def test_a_chain_that_is_still_referred_to_is_emptied_and_deleted_later(
     plane: NftablesBackend, clock: Clock
 ) -> None:
-    """So do all chains before Linux 6.4 for a while, of themselves."""
+    """Before Linux 6.4 all chains stay referred to for a while."""
     served = entries(plane, plan("web", "10.96.0.1", affinity=9))
     bring(plane, served)
     wanted = entries(plane)
     endpoint = endpoint_chain(served, "web")
-    run_nft(f"table ip {TABLE} {{ chain theirs {{ goto {endpoint.name}; }}; }}")
-    theirs = {Chain(V4, "theirs"): ChainEntry("", (f"goto {endpoint.name}",))}
-    assert not plane.apply(diff(plane.read(), wanted | theirs))
-    assert plane.read() == wanted | theirs, "a chain that only waits to go is none"
+    run_nft(f"table ip {TABLE} {{ chain foreign {{ goto {endpoint.name}; }}; }}")
+    foreign = {Chain(V4, "foreign"): ChainEntry("", (f"goto {endpoint.name}",))}
+    assert not plane.apply(diff(plane.read(), wanted | foreign))
+    assert plane.read() == wanted | foreign, "a chain that waits for its deletion is not listed"
     assert listed()[endpoint] == ChainEntry("", ())
-    run_nft(f"delete chain ip {TABLE} theirs")
+    run_nft(f"delete chain ip {TABLE} foreign")
     plane.read()
     plane.apply(Delta({}, frozenset()))
     assert endpoint in listed(), "too early"
@@ -102,14 +102,14 @@ def test_a_chain_that_somebody_still_goes_to_is_emptied_and_goes_when_it_can(
     assert listed() == wanted
 
 
-def test_a_chain_that_waits_to_go_is_used_again(plane: NftablesBackend, clock: Clock) -> None:
+def test_a_chain_that_waits_for_its_deletion_can_be_used_again(plane: NftablesBackend, clock: Clock) -> None:
     served = entries(plane, plan("web", "10.96.0.1", affinity=9))
     bring(plane, served)
     endpoint = endpoint_chain(served, "web")
-    theirs = {Chain(V4, "theirs"): ChainEntry("", (f"goto {endpoint.name}",))}
-    bring(plane, served | theirs)
-    bring(plane, entries(plane) | theirs)
-    assert not bring(plane, served | theirs)
+    foreign = {Chain(V4, "foreign"): ChainEntry("", (f"goto {endpoint.name}",))}
+    bring(plane, served | foreign)
+    bring(plane, entries(plane) | foreign)
+    assert not bring(plane, served | foreign)
     clock.now += 2
     plane.apply(Delta({}, frozenset()))
-    assert plane.read() == listed() == served | theirs
+    assert plane.read() == listed() == served | foreign

@@ -1,4 +1,4 @@
-"""What the nftables backend writes is what nft finds, and what nft wrote is what it reads."""
+"""`nft` lists what the nftables backend wrote, and the backend reads what `nft` wrote."""
 
 import dataclasses
 
@@ -20,15 +20,15 @@ V4, V6 = Family.IPV4, Family.IPV6
 
 
 @pytest.mark.parametrize("case", situations())
-def test_nft_lists_what_was_written_and_it_is_read_back(plane: NftablesBackend, case: str) -> None:
+def test_written_entries_are_listed_by_nft_and_read_back(plane: NftablesBackend, case: str) -> None:
     wanted = entries_of(load(case))
     assert not bring(plane, wanted)
     assert plane.read() == wanted
     assert listed() == wanted
 
 
-def test_what_nft_wrote_is_read_as_it_lists_it(plane: NftablesBackend) -> None:
-    """As of kube-proxy: comments of sets, timeouts of theirs, chains at named places, counters."""
+def test_entries_that_nft_wrote_are_read_as_nft_lists_them(plane: NftablesBackend) -> None:
+    """As kube-proxy writes them: comments and timeouts of sets, named chain priorities, counters."""
     run_nft(
         """
         table ip kube-proxy {
@@ -56,23 +56,23 @@ def test_what_nft_wrote_is_read_as_it_lists_it(plane: NftablesBackend) -> None:
     )
     found = plane.read()
     chain = found.pop(Chain(V4, "nat-prerouting"))
-    theirs = listed()
+    shown_by_nft = listed()
     assert isinstance(chain, ChainEntry)
-    assert chain.rules[0].startswith("other: "), "a rule with a counter is none that we write"
-    shown = theirs.pop(Chain(V4, "nat-prerouting"))
+    assert chain.rules[0].startswith("other: "), "the backend writes no rules with counters"
+    shown = shown_by_nft.pop(Chain(V4, "nat-prerouting"))
     assert isinstance(shown, ChainEntry)
     assert (chain.hook, chain.rules[1:]) == (shown.hook, shown.rules[1:])
-    assert found == theirs
+    assert found == shown_by_nft
 
 
-def test_what_another_version_hooked_elsewhere_is_hooked_anew(plane: NftablesBackend) -> None:
+def test_a_chain_with_another_hook_is_created_again(plane: NftablesBackend) -> None:
     run_nft("table ip kube-proxy { chain filter-input { type filter hook input priority -110; }; }")
     wanted = entries(plane)
     assert not bring(plane, wanted)
     assert plane.read() == listed() == wanted
 
 
-def test_a_set_into_which_something_else_fits_is_made_anew(plane: NftablesBackend) -> None:
+def test_a_set_of_another_type_is_created_again(plane: NftablesBackend) -> None:
     run_nft(
         """
         add table ip kube-proxy
@@ -86,7 +86,7 @@ def test_a_set_into_which_something_else_fits_is_made_anew(plane: NftablesBacken
     assert plane.read() == listed() == wanted
 
 
-def test_ranges_change_where_they_touch_each_other(plane: NftablesBackend) -> None:
+def test_adjacent_ranges_can_be_changed(plane: NftablesBackend) -> None:
     for *texts, _ in (
         ("10.1.0.0/24", "10.3.0.0/24", ""),
         ("10.1.0.0/23", "10.3.0.0/24", ""),
@@ -99,8 +99,8 @@ def test_ranges_change_where_they_touch_each_other(plane: NftablesBackend) -> No
         assert plane.read() == listed() == wanted
 
 
-def test_a_service_of_very_many_endpoints_with_the_longest_names(plane: NftablesBackend) -> None:
-    """A map of so many does not fit into one attribute."""
+def test_a_service_with_600_endpoints_and_the_longest_names_is_written(plane: NftablesBackend) -> None:
+    """A map with so many endpoints does not fit into one attribute."""
     one = plan("a" * 63, "fd00::1", endpoints=600, family=V6)
     long = dataclasses.replace(one, name=one.name._replace(namespace="b" * 63, port="c" * 63))
     wanted = entries(plane, long)
@@ -108,11 +108,11 @@ def test_a_service_of_very_many_endpoints_with_the_longest_names(plane: Nftables
     assert plane.read() == listed() == wanted
 
 
-# Very many at once
+# Large changes
 
 
 @pytest.mark.parametrize("of", [V4, V6])
-def test_very_many_services_are_brought_in_by_parts(
+def test_a_large_change_is_written_in_parts(
     plane: NftablesBackend, monkeypatch: pytest.MonkeyPatch, of: Family
 ) -> None:
     monkeypatch.setattr(table, "_LARGE", 20)
@@ -129,7 +129,7 @@ def test_very_many_services_are_brought_in_by_parts(
 
 
 @pytest.mark.parametrize("rule", ["goto nowhere", "what is this"])
-def test_of_very_many_what_is_refused_leads_nowhere(
+def test_a_service_rejected_in_a_large_change_is_not_reachable(
     plane: NftablesBackend, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
     monkeypatch.setattr(table, "_LARGE", 0)

@@ -1,4 +1,4 @@
-"""The classifiers, compiled once; each test begins without Services and flows."""
+"""The classifiers, compiled once. Each test begins without Services and flows."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A client and an endpoint of what `served` serves, packet by packet: what each sends, and who gets it."""
+"""A client and an endpoint of the Services of `served`, packet by packet."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.packet_path import UNSPEC, Outcome, PacketPath
 from tests.support.packets import Places, ip, transport
 
 NEXT = 5
-"""The sequence number behind a SYN with its data, which both sides wait for."""
+"""The sequence number after a SYN and its data, which both sides expect next."""
 
 ERRORS: dict[str, tuple[Callable[[], Packet], Callable[[], Packet]]] = {
     "too big": (lambda: ICMP(type=3, code=4, nexthopmtu=1400), lambda: ICMPv6PacketTooBig(mtu=1400)),
@@ -23,7 +23,8 @@ ERRORS: dict[str, tuple[Callable[[], Packet], Callable[[], Packet]]] = {
 
 
 def error(kind: str, source: str, destination: str, about: bytes, quoted: int | None = None) -> Packet:
-    """About the packet `about`, of which `quoted` bytes from its IP header on are told."""
+    """An ICMP error about the packet `about`. It quotes the first `quoted` bytes, beginning with the IP
+    header."""
     make = ERRORS[kind][":" in destination]
     return ip(source, destination) / make() / Raw(about[14:][:quoted])
 
@@ -37,8 +38,9 @@ def request(
     to: str = "",
     **fields: Any,
 ) -> Packet:
-    """Of the usual client to the external address, unless `client` or `to` says otherwise. `fields` are
-    those of the transport's header; a segment without SYN has the numbers of one that follows the SYN."""
+    """A packet of the usual client to the external address, unless `client` or `to` is given. `fields` are
+    those of the transport header. A segment without SYN has the sequence numbers of one that follows the
+    SYN."""
     if protocol is TCP:
         fields = _numbered(fields)
     addresses = client or at.client, to or at.external
@@ -46,13 +48,13 @@ def request(
 
 
 def _numbered(fields: dict[str, Any]) -> dict[str, Any]:
-    """Sequence numbers as both sides wait for them; each SYN begins at 0 and has 4 bytes of data."""
+    """Sequence numbers as both sides expect them. Each SYN begins at 0 and has 4 bytes of data."""
     flags = fields.get("flags", "S")
     return {"seq": 0 if "S" in flags else NEXT, "ack": NEXT if flags != "S" else 0} | fields
 
 
 def answer(got: Outcome, **fields: Any) -> Packet:
-    """The endpoint's, to the packet that it got."""
+    """The endpoint's answer to the packet that it got."""
     packet = got.packet
     protocol = next(each for each in Protocol if each.name in packet)
     if protocol is Protocol.TCP:
@@ -64,8 +66,8 @@ def answer(got: Outcome, **fields: Any) -> Packet:
 def established(
     path: PacketPath, at: Places, towards: str = "tunnel", protocol: Protocol = Protocol.TCP, **fields: Any
 ) -> Outcome:
-    """A connection that both sides have opened: TCP's handshake, or a packet, its answer and another one.
-    What the endpoint got first."""
+    """Establish a flow: TCP's handshake, or a packet, its answer and another packet. Returns the first packet
+    as the endpoint got it."""
     got = path.forward(request(at, protocol=protocol, **fields), "net", towards)
     path.forward(answer(got), towards, "net")
     more: dict[str, Any] = {"flags": "A"} if protocol is TCP else {}
@@ -74,7 +76,7 @@ def established(
 
 
 def finish(path: PacketPath, at: Places, got: Outcome, towards: str = "tunnel") -> None:
-    """By both sides."""
+    """Close the connection from both sides."""
     path.forward(answer(got, flags="FA"), towards, "net")
     path.forward(request(at, flags="FA"), "net", towards)
     path.forward(answer(got, flags="A"), towards, "net")

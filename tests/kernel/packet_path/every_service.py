@@ -1,4 +1,4 @@
-"""Services of all kinds for random packets, and what each frontend may do."""
+"""Services of all kinds for random packets, and the permitted outcomes of each frontend."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from ebpfproxy.model.address import (
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from tests.support.build import HERE, endpoint, port, service, slice_of
-from tests.support.packet_judge import Dialed, Offer
+from tests.support.packet_judge import FrontendKey, Offer
 from tests.support.packet_path import NODE_V4, NODE_V6, PacketPath
 from tests.support.random_packets import Target
 
@@ -23,9 +23,9 @@ _HERE = ("10.244.1.5", "fd00:1::5")
 _ELSEWHERE = ("10.244.2.5", "fd00:2::5")
 
 
-def serve_every_kind(path: PacketPath) -> dict[Dialed, Offer]:
-    """Services of all kinds, in both families; what each frontend may do."""
-    offers: dict[Dialed, Offer] = {}
+def serve_every_kind(path: PacketPath) -> dict[FrontendKey, Offer]:
+    """Create Services of all kinds in both families. Returns the permitted outcomes of each frontend."""
+    offers: dict[FrontendKey, Offer] = {}
     every = [(_TCP, 80, 8080, 30080), (_UDP, 53, 5353, 30053), (_SCTP, 99, 99, 30099)]
     for index, of in enumerate(("v4", "v6")):
         ip = {"v4": "10.96.0.{}", "v6": "fd00:96::{}"}[of]
@@ -62,12 +62,15 @@ def serve_every_kind(path: PacketPath) -> dict[Dialed, Offer]:
                 offers[parse_address(ip.format(20)), number, protocol] = Offer(frozenset(), rejects=True)
         only = frozenset({(parse_address(_ELSEWHERE[index]), 8080)})
         offers[parse_address(ip.format(30)), 80, _TCP] = Offer(only)
-        offers[parse_address(ip.format(31)), 80, _TCP] = Offer(only, drops=True)  # of others than pods
+        offers[parse_address(ip.format(31)), 80, _TCP] = Offer(
+            only, drops=True
+        )  # for clients other than pods
     return offers
 
 
-def targets_of(offers: dict[Dialed, Offer]) -> tuple[list[Target], list[Target]]:
-    """The Services', and those that miss by a bit: in address, port or protocol."""
+def targets_of(offers: dict[FrontendKey, Offer]) -> tuple[list[Target], list[Target]]:
+    """The Services' frontends, and targets that differ from them by one bit of address or port, or by
+    protocol."""
     services, others = [], []
     for address, number, protocol in offers:
         node = NODE_V4 if family(address) is family(parse_address(NODE_V4)) else NODE_V6

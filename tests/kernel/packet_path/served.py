@@ -1,4 +1,4 @@
-"""Services for the tests of the packet path: three protocols, both families; tests that are for each."""
+"""Services for the tests of the packet path: three protocols, both families, and parameters for each."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,7 +21,7 @@ CLIENT_PORT = 40000
 families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["tcp", "udp", "sctp"])
 translatable = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-"""Those whose ports may be changed."""
+"""The protocols whose ports the programs can change."""
 
 _PORTS = [port(n, p.name.lower(), protocol=p, node_port=NODE_PORTS[p] if p is not SCTP else 0)
           for p, n in PORTS.items()]  # fmt: skip
@@ -36,8 +36,8 @@ def serve(
     node_ports: bool = True,
     **fields: Any,
 ) -> None:
-    """A Service with every kind of frontend. Of `targets`, those that are not of this node's pods' network
-    are on another node. `fields` are those of `service`."""
+    """A Service with every kind of frontend. Those of `targets` outside this node's pod network are on
+    another node. `fields` are those of `service`."""
     given: dict[str, Any] = {
         "ips": [at.cluster],
         "external": [at.external],

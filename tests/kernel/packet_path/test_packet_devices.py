@@ -1,6 +1,6 @@
-"""Random packets through real devices, with programs of others around those of the agent.
+"""Random packets through real devices, with other programs before and after those of the agent.
 
-What is to be translated never leaves untranslated and is not lost, nothing loops, and no victim's flow ends.
+Packets to Services never leave untranslated, no packet is lost or loops, and no victim's flow ends.
 """
 
 import random
@@ -19,7 +19,7 @@ from tests.kernel.packet_path.every_service import serve_every_kind, targets_of
 from tests.support.bpf_place import bpf_place
 from tests.support.conversations import End
 from tests.support.device_path import Around, DevicePath, Wires, attached, wires
-from tests.support.packet_judge import Dialed, Offer
+from tests.support.packet_judge import FrontendKey, Offer
 from tests.support.packet_path import DEVICES, NODE_V4, NODE_V6, PacketPath, packet_path
 from tests.support.random_packets import RandomPackets
 from tests.support.victims import Victims
@@ -42,15 +42,16 @@ AROUND = {
     "tc, tcx before": Around(False, ((linked, HEAD, NEXT, OVERWRITTEN), (filtered, TAIL, PASS, OVERWRITTEN))),
 }
 _SHORT = 1_000_000
-"""`--packets` of the normal run, of which each layout gets 10,000. Of more, all go through the layouts."""
+"""`--packets` of the normal run, of which each layout gets 10,000. In longer runs the layouts share all
+packets."""
 _BATCH = 32
-"""Packets between two looks at what came out."""
+"""Packets between two checks of the output."""
 _ENOUGH = 500_000
-"""Packets after which flows are forgotten."""
+"""Packets after which all flows are deleted."""
 _CHECK = 2_000
-"""Packets after which each victim has to be alive."""
+"""Packets between two checks of the victims' flows."""
 _RUNS = 4
-"""Runs of the programs for a packet that goes through the node: 2, and more if a port is searched for."""
+"""The maximum of program runs per packet through the node: 2, and more during a search for a port."""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,8 @@ class _Node:
             {name: frozenset(map(parse_address, side[:2])) for name, side in DEVICES.items()},
         )
 
-    def go(self, count: int) -> None:
-        """So many packets, by net and by pod."""
+    def send(self, count: int) -> None:
+        """Send `count` packets by net and by pod."""
         for at in range(0, count, _BATCH):
             for _ in range(min(_BATCH, count - at)):
                 raw = self.packets.make()
@@ -84,7 +85,7 @@ class _Node:
             self._judge(passes=1)
 
     def settle(self) -> None:
-        """Everything that was sent is through."""
+        """Await the output of all packets that were sent."""
         self._judge(passes=8)
         assert not self.judge.missing, f"lost: {[raw.hex() for raw in list(self.judge.missing)[:3]]}"
 
@@ -99,13 +100,13 @@ class _Node:
                 self.packets.remember(got.raw)
 
     def runs(self) -> int:
-        """How often the programs have seen a packet, on both sides of all devices."""
+        """How many times the programs ran, on both sides of all devices."""
         values = (value for _, value in self.path.maps["device_packets"].items())
         return sum(sum(struct.unpack(f"={len(value) // 8}Q", value)) for value in values)
 
 
 def _share(config: pytest.Config) -> int:
-    """How many packets go through one layout, in one way."""
+    """How many packets go through one layout in one test."""
     packets: int = config.getoption("packets")
     return max(packets // (100 if packets <= _SHORT else 2 * len(AROUND)), _CHECK)
 
@@ -120,7 +121,7 @@ def around(request: pytest.FixtureRequest) -> Around:
 
 
 @pytest.mark.parametrize("redirect", [False, True], ids=["stack", "redirect"])
-def test_no_packet_is_left_out_or_lost_beside_programs_of_others(
+def test_no_packet_is_missed_or_lost_with_other_programs(
     place: tuple[PacketPath, Wires, Path],
     around: Around,
     redirect: bool,
@@ -134,7 +135,7 @@ def test_no_packet_is_left_out_or_lost_beside_programs_of_others(
         before = node.runs()
         while left:
             count = min(left, _ENOUGH)
-            node.go(count)
+            node.send(count)
             node.settle()
             left -= count
             path.forget_flows()
@@ -150,7 +151,7 @@ def test_no_packet_is_left_out_or_lost_beside_programs_of_others(
 
 
 @pytest.mark.parametrize("redirect", [False, True], ids=["stack", "redirect"])
-def test_no_flow_of_a_victim_ends_beside_programs_of_others(
+def test_no_flow_of_a_victim_ends_with_other_programs(
     place: tuple[PacketPath, Wires, Path],
     around: Around,
     redirect: bool,
@@ -165,7 +166,7 @@ def test_no_flow_of_a_victim_ends_beside_programs_of_others(
         while left:
             victims.open()
             for _ in range(0, min(left, _ENOUGH), _CHECK):
-                node.go(_CHECK * 3 // 4)
+                node.send(_CHECK * 3 // 4)
                 node.settle()
                 for _ in range(_CHECK // 4):
                     victims.attack()
@@ -176,8 +177,8 @@ def test_no_flow_of_a_victim_ends_beside_programs_of_others(
     assert len(victims.seen) > 20, victims.seen
 
 
-def _frontends(offers: dict[Dialed, Offer]) -> list[tuple[Protocol, End]]:
-    """Those of TCP and UDP that have two endpoints."""
+def _frontends(offers: dict[FrontendKey, Offer]) -> list[tuple[Protocol, End]]:
+    """The frontends of TCP and UDP that have two endpoints."""
     nodes = {family(address): address for address in map(parse_address, (NODE_V4, NODE_V6))}
     return [
         (Protocol(protocol), End(nodes[family(address)] if is_unspecified(address) else address, number))

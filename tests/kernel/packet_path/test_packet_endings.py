@@ -1,4 +1,4 @@
-"""Flows that do not go on: their frontend moved or went, their association or connection is over."""
+"""Flows that end: their frontend moved or was removed, or their association or connection ended."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.kernel
 
 
 @families
-def test_a_udp_flow_whose_frontend_moved_goes_to_the_other_service(path: PacketPath, at: Places) -> None:
-    """Its endpoint is still there, and still the first Service's."""
+def test_a_udp_flow_follows_its_frontend_to_another_service(path: PacketPath, at: Places) -> None:
+    """The first Service still has the flow's endpoint."""
     moved, own = "10.244.2.66" if at is V4 else "fd00:2::66", "10.96.0.11" if at is V4 else "fd00:96::11"
     others: dict[str, Any] = {"called": "other", "ips": [own], "balancer": [], "node_ports": False}
     serve(path, at, at.there)
@@ -33,7 +33,7 @@ def test_a_udp_flow_whose_frontend_moved_goes_to_the_other_service(path: PacketP
 
 
 @families
-def test_a_udp_flow_whose_frontend_went_does_not_go_on(path: PacketPath, at: Places) -> None:
+def test_a_udp_flow_ends_when_its_frontend_is_removed(path: PacketPath, at: Places) -> None:
     serve(path, at, at.there)
     packet = request(at, protocol=served.UDP)
     assert path.forward(packet, "net", "tunnel").packet.payload.dst == at.there
@@ -48,7 +48,7 @@ def sctp(at: Places, chunk: Packet, tag: int = 0) -> Packet:
 
 @families
 def test_an_sctp_packet_with_a_verification_tag_opens_no_flow(path: PacketPath, at: Places) -> None:
-    """Of all chunks INIT alone has none (RFC 9260, 8.5.1)."""
+    """Only INIT chunks have no verification tag (RFC 9260, 8.5.1)."""
     serve(path, at, at.there)
     data = sctp(at, SCTPChunkData(data=b"data", tsn=7), tag=0xCAFE)
     assert is_left_alone(path.ingress(data), data)
@@ -59,8 +59,10 @@ def test_an_sctp_packet_with_a_verification_tag_opens_no_flow(path: PacketPath, 
 
 @families
 @pytest.mark.parametrize("answered", [False, True], ids=["unanswered", "associated"])
-def test_an_init_to_a_retired_endpoint_chooses_anew(path: PacketPath, at: Places, answered: bool) -> None:
-    """As a SYN does: of an association that has lived the client would not begin again."""
+def test_an_sctp_init_of_a_flow_to_a_removed_endpoint_selects_another_one(
+    path: PacketPath, at: Places, answered: bool
+) -> None:
+    """As for a SYN: a client with a working association would not send INIT again."""
     serve(path, at, at.there)
     data = sctp(at, SCTPChunkData(data=b"data", tsn=7), tag=0xCAFE)
     path.forward(sctp(at, SCTPChunkInit()), "net", "tunnel")
@@ -74,10 +76,9 @@ def test_an_init_to_a_retired_endpoint_chooses_anew(path: PacketPath, at: Places
 
 
 @families
-def test_a_syn_ack_of_a_direct_connection_after_the_flows_end_is_left_alone(
-    path: PacketPath, at: Places
-) -> None:
-    """The client reached its endpoint through a frontend, and dials it by its own address from that port."""
+def test_a_direct_connection_after_the_flows_end_is_not_translated(path: PacketPath, at: Places) -> None:
+    """The client used a frontend before, and now connects from the same port to the endpoint's own
+    address."""
     serve(path, at, at.here)
     got = established(path, at, towards="pod")
     finish(path, at, got, "pod")

@@ -1,4 +1,5 @@
-"""ICMP errors about packets of flows, both ways: who gets one must find in it the packet that he sent."""
+"""ICMP errors about packets of flows, in both directions: the receiver finds the packet that it sent
+quoted."""
 
 from typing import Any
 
@@ -33,7 +34,8 @@ errors = pytest.mark.parametrize("kind", ERRORS)
 def open_flow(
     path: PacketPath, at: Places, protocol: Protocol, where: str
 ) -> tuple[bytes, bytes, bytes, bytes]:
-    """What the client sent and the endpoint got; what the endpoint sent and the client got."""
+    """Four packets: sent by the client, received by the endpoint, sent by the endpoint, received by the
+    client."""
     target = getattr(at, where)
     towards = "tunnel" if where == "there" else "pod"
     serve(path, at, target)
@@ -53,11 +55,11 @@ def open_flow(
 @wheres
 @errors
 @pytest.mark.parametrize("quoted", [28, 48, None])
-def test_an_error_on_the_way_to_the_endpoint_reaches_the_client(
+def test_an_icmp_error_from_the_path_to_the_endpoint_reaches_the_client(
     path: PacketPath, at: Places, protocol: Protocol, where: str, kind: str, quoted: int | None
 ) -> None:
-    """Path MTU discovery through a NodePort needs it (cilium #47755). In the frontend's name, as netfilter
-    has it: from its own address a router on both sides of this node would take it for a martian."""
+    """Path MTU discovery through a NodePort needs it (cilium #47755). The error's source is the frontend, as
+    with netfilter: a router on both sides of this node would drop its own source address as a martian."""
     if at is V6 and quoted == 28:
         quoted = 48
     sent, arrived, _, _ = open_flow(path, at, protocol, where)
@@ -74,7 +76,7 @@ def test_an_error_on_the_way_to_the_endpoint_reaches_the_client(
 @wheres
 @errors
 @pytest.mark.parametrize("quoted", [28, 48, None])
-def test_an_error_on_the_way_to_the_client_reaches_the_endpoint(
+def test_an_icmp_error_from_the_path_to_the_client_reaches_the_endpoint(
     path: PacketPath, at: Places, protocol: Protocol, where: str, kind: str, quoted: int | None
 ) -> None:
     if at is V6 and quoted == 28:
@@ -90,10 +92,11 @@ def test_an_error_on_the_way_to_the_client_reaches_the_endpoint(
 
 @families
 @wheres
-def test_an_error_of_the_endpoint_itself_comes_from_the_frontend(
+def test_an_icmp_error_of_the_endpoint_gets_the_frontend_as_its_source(
     path: PacketPath, at: Places, where: str
 ) -> None:
-    """Port unreachable from a UDP server that just went, as a connected socket of the client wants it."""
+    """Port unreachable of a UDP server that has just ended: the client's connected socket needs this
+    source."""
     sent, arrived, _, _ = open_flow(path, at, UDP, where)
     towards = "tunnel" if where == "there" else "pod"
     seen = at.masquerade if where == "there" else at.client
@@ -104,7 +107,7 @@ def test_an_error_of_the_endpoint_itself_comes_from_the_frontend(
 
 @families
 @wheres
-def test_an_error_of_the_client_itself_comes_from_whom_the_endpoint_knows(
+def test_an_icmp_error_of_the_client_gets_the_source_that_the_endpoint_knows(
     path: PacketPath, at: Places, where: str
 ) -> None:
     _, _, sent, arrived = open_flow(path, at, UDP, where)
@@ -116,7 +119,7 @@ def test_an_error_of_the_client_itself_comes_from_whom_the_endpoint_knows(
 
 @families
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-def test_a_quoted_checksum_that_is_cut_off_or_none_stays_so(
+def test_a_quoted_checksum_that_is_truncated_or_absent_stays_so(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     serve(path, at, at.here)
@@ -128,10 +131,8 @@ def test_a_quoted_checksum_that_is_cut_off_or_none_stays_so(
 
 
 @families
-def test_bytes_behind_the_packets_end_are_not_taken_for_the_quoted_packet(
-    path: PacketPath, at: Places
-) -> None:
-    """What Ethernet pads with, or leaves there, is under no checksum."""
+def test_bytes_after_the_packets_end_are_not_treated_as_the_quotation(path: PacketPath, at: Places) -> None:
+    """Ethernet padding and trailers are not part of a checksum."""
     sent, arrived, _, _ = open_flow(path, at, TCP, "here")
     size = headers.parts(arrived).outer.l4 - 14 + 8
     trailer = bytes(range(20))
@@ -141,7 +142,7 @@ def test_bytes_behind_the_packets_end_are_not_taken_for_the_quoted_packet(
 
 
 @families
-def test_an_error_about_nobodys_packet_is_left_alone(path: PacketPath, at: Places) -> None:
+def test_an_icmp_error_about_a_packet_without_a_flow_is_left_alone(path: PacketPath, at: Places) -> None:
     open_flow(path, at, TCP, "there")
     quoted = bytes(ip(at.masquerade, at.there) / transport(TCP, CLIENT_PORT + 1, TARGETS[TCP]))
     for packet in (
@@ -154,7 +155,7 @@ def test_an_error_about_nobodys_packet_is_left_alone(path: PacketPath, at: Place
             assert outcome == (UNSPEC, bytes(packet), 0)
 
 
-def test_an_error_that_quotes_extension_headers_is_translated(path: PacketPath) -> None:
+def test_an_icmp_error_that_quotes_extension_headers_is_translated(path: PacketPath) -> None:
     at = V6
     serve(path, at, at.here)
     request = ip(at.client, at.external) / IPv6ExtHdrDestOpt() / transport(UDP, CLIENT_PORT, PORTS[UDP])
@@ -163,7 +164,7 @@ def test_an_error_that_quotes_extension_headers_is_translated(path: PacketPath) 
     assert outcome.raw == bytes(error("too big", at.external, at.client, bytes(request)))
 
 
-def test_an_error_whose_quotation_has_options_is_translated(path: PacketPath) -> None:
+def test_an_icmp_error_that_quotes_ip_options_is_translated(path: PacketPath) -> None:
     serve(path, V4, V4.here)
     request = ip(V4.client, V4.external, options=[b"\1\1\1\1"]) / transport(UDP, CLIENT_PORT, PORTS[UDP])
     arrived = path.forward(request, "net", "pod").raw

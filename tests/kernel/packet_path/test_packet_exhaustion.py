@@ -1,4 +1,4 @@
-"""Ports to masquerade with: every one that is free between the node's address and an endpoint can be used."""
+"""Source ports for the masquerade: every free port between the node's address and an endpoint can be used."""
 
 import dataclasses
 import random
@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 FIRST_PORT = 1024
 ALL_PORTS = range(FIRST_PORT, 65536)
 CLOSED = 200
-"""Flows that end when no port is left."""
+"""The number of flows that end when no port is left."""
 SAMPLE = 500
-"""Flows that are looked at again."""
+"""The number of flows that are checked at the end."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def path(_large: PacketPath) -> PacketPath:
 
 
 def _clients(at: Places, count: int) -> Iterator[End]:
-    """As many different ones: ports by chance, so that most are another client's already."""
+    """That many different clients with random ports, most of which another client already uses."""
     chance = random.Random(1)
     first = parse_address("198.18.0.0" if at is V4 else "2001:2::")
     for number in range(count):
@@ -54,7 +54,7 @@ def _clients(at: Places, count: int) -> Iterator[End]:
 def test_every_port_can_be_used_and_one_more_flow_is_counted(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """Established flows, each of a client of its own, to one endpoint of another node."""
+    """Established flows of different clients to one endpoint on another node."""
     serve(path, at, at.there)
     frontend = End(parse_address(at.external), PORTS[protocol])
     *clients, more = _clients(at, len(ALL_PORTS) + 1)
@@ -94,11 +94,9 @@ def test_every_port_can_be_used_and_one_more_flow_is_counted(
 
 
 @pytest.mark.parametrize(("at", "protocol"), [(V4, TCP), (V6, UDP)], ids=["v4-tcp", "v6-udp"])
-def test_ports_of_one_endpoint_do_not_count_for_another(
-    path: PacketPath, at: Places, protocol: Protocol
-) -> None:
-    """A port is taken between the node's address and one endpoint alone: 200 clients with one port keep it
-    where each has an endpoint of its own."""
+def test_the_ports_of_each_endpoint_are_independent(path: PacketPath, at: Places, protocol: Protocol) -> None:
+    """A port is used between the node's address and one endpoint only: 200 clients with the same port keep it
+    if each one has a different endpoint."""
     network = "10.244.2." if at is V4 else "fd00:2::"
     seen = []
     for number in range(1, 201):

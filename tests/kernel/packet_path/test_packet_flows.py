@@ -1,4 +1,4 @@
-"""What is remembered: ports to masquerade with, entries that are lost, flows that end, clients that stay."""
+"""Flow entries: masquerade ports, establishment, lost entries, ends and timeouts of flows, affinity."""
 
 import socket
 from collections.abc import Iterator
@@ -19,19 +19,21 @@ from tests.support.packets import V4, Places, become, ip, transport
 pytestmark = pytest.mark.kernel
 
 
-# Ports to masquerade with
+# Masquerade ports
 
 
 @families
 @translatable
-def test_the_clients_port_is_kept_where_it_is_free(path: PacketPath, at: Places, protocol: Protocol) -> None:
+def test_the_clients_port_is_kept_if_it_is_free(path: PacketPath, at: Places, protocol: Protocol) -> None:
     serve(path, at, at.there)
     assert path.forward(request(at, protocol), "net", "tunnel").packet.sport == CLIENT_PORT
 
 
 @families
 @translatable
-def test_two_clients_with_one_port_are_told_apart(path: PacketPath, at: Places, protocol: Protocol) -> None:
+def test_two_clients_with_the_same_port_get_different_masquerade_ports(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
     serve(path, at, at.there)
     other = ip(at.router, at.external) / transport(protocol, CLIENT_PORT, PORTS[protocol])
     first = path.forward(request(at, protocol), "net", "tunnel")
@@ -50,7 +52,7 @@ def test_two_clients_with_one_port_are_told_apart(path: PacketPath, at: Places, 
 def test_one_client_port_reaches_one_endpoint_by_two_frontends(
     path: PacketPath, at: Places, protocol: Protocol, where: str
 ) -> None:
-    """cilium #11810, #47396: behind the translation both are one tuple, unless a port is changed."""
+    """cilium #11810, #47396: after the translation both have the same tuple, unless a port is changed."""
     serve(path, at, getattr(at, where))
     towards = "tunnel" if where == "there" else "pod"
     frontends = at.external, at.balancer, at.cluster
@@ -64,7 +66,7 @@ def test_one_client_port_reaches_one_endpoint_by_two_frontends(
 
 
 def test_sctp_flows_that_would_need_another_port_are_dropped(path: PacketPath) -> None:
-    """Its checksum covers the ports (RFC 9260, 6.8), so none is changed."""
+    """SCTP's checksum covers the ports (RFC 9260, 6.8), so ports are never changed."""
     serve(path, V4, V4.there)
     assert path.forward(request(V4, served.SCTP), "net", "tunnel").verdict == UNSPEC
     assert path.forward(request(V4, served.SCTP, to=V4.balancer), "net", "tunnel").verdict == SHOT
@@ -73,7 +75,7 @@ def test_sctp_flows_that_would_need_another_port_are_dropped(path: PacketPath) -
 
 @families
 @translatable
-def test_a_port_that_a_socket_of_this_node_uses_is_not_taken(
+def test_a_port_that_a_socket_of_this_node_uses_is_not_used(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     kind = socket.SOCK_STREAM if protocol is served.TCP else socket.SOCK_DGRAM
@@ -90,8 +92,10 @@ def test_a_port_that_a_socket_of_this_node_uses_is_not_taken(
 
 @families
 @translatable
-def test_no_port_left_drops_the_flow_and_counts_it(path: PacketPath, at: Places, protocol: Protocol) -> None:
-    """cilium #8740. Whoever has a port keeps it."""
+def test_without_a_free_port_a_new_flow_is_dropped_and_counted(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """cilium #8740. Existing flows keep their ports."""
     serve(path, at, at.there)
     first = established(path, at, protocol=protocol)
     (entry,) = path.replies().items()
@@ -106,7 +110,7 @@ def test_no_port_left_drops_the_flow_and_counts_it(path: PacketPath, at: Places,
 @translatable
 @pytest.mark.parametrize("free", [1024, 33333, 65535])
 def test_the_last_free_port_is_found(path: PacketPath, at: Places, protocol: Protocol, free: int) -> None:
-    """All 64 512 are looked at, and then the packet comes again: its flow is known."""
+    """The search covers all 64,512 ports. Then the packet arrives again, and its flow has a port."""
     serve(path, at, at.there)
     established(path, at, protocol=protocol)
     (entry,) = path.replies().items()
@@ -124,7 +128,7 @@ def test_the_last_free_port_is_found(path: PacketPath, at: Places, protocol: Pro
 
 
 def _every_port(key: bytes, entry: Entry, client: str) -> Iterator[tuple[bytes, bytes]]:
-    """As if `client` had opened as many."""
+    """Entries as if `client` had opened a flow for each port."""
     for port in range(1024, 65536):
         if htons(port) != entry.key["destination_port"]:
             fields = entry.key | {"destination_port": htons(port)}
@@ -132,7 +136,7 @@ def _every_port(key: bytes, entry: Entry, client: str) -> Iterator[tuple[bytes, 
             yield abi.FLOW_KEY.pack(*fields.values()), abi.REPLY.pack(*value.values())
 
 
-def test_a_device_without_an_address_drops_and_counts_it(path: PacketPath) -> None:
+def test_a_masquerade_on_a_device_without_an_address_is_dropped_and_counted(path: PacketPath) -> None:
     serve(path, V4, V4.there)
     path.set_device("tunnel")
     assert path.forward(request(V4), "net", "tunnel").verdict == SHOT
@@ -143,7 +147,7 @@ def test_a_device_without_an_address_drops_and_counts_it(path: PacketPath) -> No
 
 
 def _half_open(path: PacketPath) -> set[int]:
-    """Of all entries."""
+    """The values of the half-open flag in all entries."""
     return {each.value["half_open"] for of in (path.flows(), path.replies()) for each in of.values()}
 
 
@@ -152,13 +156,13 @@ HALF_OPEN, ESTABLISHED = {1}, {0}
 
 @families
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_a_connection_is_established_by_the_acknowledgment_of_the_endpoints_syn(
+def test_the_acknowledgment_of_the_endpoints_syn_establishes_a_tcp_flow(
     path: PacketPath, at: Places, where: str
 ) -> None:
     serve(path, at, getattr(at, where))
     towards = "tunnel" if where == "there" else "pod"
     got = path.forward(request(at), "net", towards)
-    path.forward(request(at, flags="A"), "net", towards)  # of what nobody has sent yet
+    path.forward(request(at, flags="A"), "net", towards)  # acknowledges data that was not sent yet
     path.forward(answer(got), towards, "net")
     path.forward(request(at, flags="A", ack=77), "net", towards)
     assert _half_open(path) == HALF_OPEN
@@ -167,7 +171,7 @@ def test_a_connection_is_established_by_the_acknowledgment_of_the_endpoints_syn(
 
 
 @families
-def test_a_datagram_that_follows_an_answer_establishes(path: PacketPath, at: Places) -> None:
+def test_a_datagram_after_an_answer_establishes_a_udp_flow(path: PacketPath, at: Places) -> None:
     serve(path, at, at.there)
     got = path.forward(request(at, UDP), "net", "tunnel")
     path.forward(request(at, UDP), "net", "tunnel")
@@ -179,7 +183,7 @@ def test_a_datagram_that_follows_an_answer_establishes(path: PacketPath, at: Pla
 
 @families
 @translatable
-def test_what_does_not_fit_among_the_established_goes_on_half_open(
+def test_a_flow_stays_half_open_and_works_if_the_flow_map_is_full(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     serve(path, at, at.there)
@@ -194,8 +198,11 @@ def test_what_does_not_fit_among_the_established_goes_on_half_open(
 
 @families
 @translatable
-def test_a_flood_leaves_established_flows_alone(path: PacketPath, at: Places, protocol: Protocol) -> None:
-    """More half-open flows than there is room for, and then the idle one goes on."""
+def test_a_flood_of_half_open_flows_does_not_evict_established_flows(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """There are more half-open flows than the map has room for. The idle established flow works
+    afterwards."""
     serve(path, at, at.there)
     got = established(path, at, protocol=protocol)
     run = path.runs_in("net").run
@@ -215,10 +222,10 @@ def test_a_flood_leaves_established_flows_alone(path: PacketPath, at: Places, pr
 @families
 @translatable
 @pytest.mark.parametrize("lost", ["flows", "replies"])
-def test_a_half_open_flow_that_lost_an_entry_opens_again(
+def test_a_half_open_flow_that_lost_one_entry_is_completed_again(
     path: PacketPath, at: Places, protocol: Protocol, lost: str
 ) -> None:
-    """cilium #34833, #31643: a map has evicted one entry of a flow and not the other."""
+    """cilium #34833, #31643: a map evicted one entry of a flow, but not the other one."""
     serve(path, at, at.there)
     got = path.forward(request(at, protocol), "net", "tunnel")
     (key,) = getattr(path, lost)()
@@ -227,12 +234,12 @@ def test_a_half_open_flow_that_lost_an_entry_opens_again(
     assert path.forward(answer(got), "tunnel", "net").packet.payload.src == at.external
 
 
-# Flows that end, and new ones
+# Ends of flows, and new flows
 
 
 @families
-def test_a_new_syn_on_a_finished_flow_chooses_anew(path: PacketPath, at: Places) -> None:
-    """By the client's FIN and the endpoint's; the port is the same as before."""
+def test_a_syn_after_both_fins_selects_an_endpoint(path: PacketPath, at: Places) -> None:
+    """The client and the endpoint have sent FIN. The new connection has the same port."""
     serve(path, at, at.there)
     established(path, at)
     got = path.forward(request(at, flags="FA"), "net", "tunnel")
@@ -245,7 +252,7 @@ def test_a_new_syn_on_a_finished_flow_chooses_anew(path: PacketPath, at: Places)
 
 @families
 @pytest.mark.parametrize("side", ["client", "endpoint"])
-def test_a_new_syn_after_a_reset_chooses_anew(path: PacketPath, at: Places, side: str) -> None:
+def test_a_syn_after_a_reset_selects_an_endpoint(path: PacketPath, at: Places, side: str) -> None:
     serve(path, at, at.there)
     established(path, at)
     got = path.forward(request(at, flags="R" if side == "client" else "A"), "net", "tunnel")
@@ -264,8 +271,8 @@ def test_one_fin_does_not_end_a_flow(path: PacketPath) -> None:
 
 
 @families
-def test_a_syn_on_a_live_flow_never_chooses_another_endpoint(path: PacketPath, at: Places) -> None:
-    """Whoever lives answers it with a challenge (RFC 5961, 4)."""
+def test_a_syn_of_an_established_flow_reaches_its_endpoint(path: PacketPath, at: Places) -> None:
+    """An endpoint with an open connection answers with a challenge ACK (RFC 5961, 4)."""
     serve(path, at, at.there)
     established(path, at)
     serve(path, at, at.here)
@@ -276,7 +283,7 @@ def test_a_syn_on_a_live_flow_never_chooses_another_endpoint(path: PacketPath, a
 @families
 @pytest.mark.parametrize("side", ["client", "endpoint"])
 @pytest.mark.parametrize("flags", ["R", "FA"])
-def test_a_segment_out_of_the_window_ends_nothing(
+def test_a_segment_out_of_the_window_does_not_end_a_flow(
     path: PacketPath, at: Places, side: str, flags: str
 ) -> None:
     """RFC 5961, 3."""
@@ -292,8 +299,8 @@ def test_a_segment_out_of_the_window_ends_nothing(
     assert path.ingress(request(at, seq=77)).packet.payload.dst == at.there
 
 
-def test_a_reset_behind_data_that_is_under_way_is_the_end(path: PacketPath) -> None:
-    """As conntrack takes it: the endpoint has not acknowledged the data yet."""
+def test_a_reset_after_unacknowledged_data_ends_the_flow(path: PacketPath) -> None:
+    """As in conntrack: the endpoint has not acknowledged the data yet."""
     serve(path, V4, V4.there)
     established(path, V4)
     path.forward(request(V4, flags="PA"), "net", "tunnel")
@@ -302,7 +309,7 @@ def test_a_reset_behind_data_that_is_under_way_is_the_end(path: PacketPath) -> N
     assert path.ingress(request(V4)).packet.payload.dst == V4.here
 
 
-def test_a_connection_that_was_refused_may_begin_again_elsewhere(path: PacketPath) -> None:
+def test_a_connection_that_the_endpoint_rejected_can_get_another_endpoint(path: PacketPath) -> None:
     serve(path, V4, V4.there)
     got = path.forward(request(V4), "net", "tunnel")
     path.forward(answer(got, flags="RA", seq=0), "tunnel", "net")
@@ -311,8 +318,8 @@ def test_a_connection_that_was_refused_may_begin_again_elsewhere(path: PacketPat
 
 
 @families
-def test_a_tcp_flow_outlives_its_endpoint(path: PacketPath, at: Places) -> None:
-    """As conntrack has it: kube-proxy flushes UDP only."""
+def test_a_tcp_flow_survives_the_removal_of_its_endpoint(path: PacketPath, at: Places) -> None:
+    """As with kube-proxy, which deletes only conntrack entries of UDP."""
     serve(path, at, at.there)
     established(path, at)
     serve(path, at, at.here)
@@ -321,7 +328,7 @@ def test_a_tcp_flow_outlives_its_endpoint(path: PacketPath, at: Places) -> None:
     assert path.forward(answer(got, flags="A"), "tunnel", "net").packet.payload.src == at.external
 
 
-def test_a_syn_to_a_retired_endpoint_that_never_answered_chooses_anew(path: PacketPath) -> None:
+def test_a_syn_to_a_removed_endpoint_that_never_answered_gets_another_one(path: PacketPath) -> None:
     serve(path, V4, V4.there)
     path.forward(request(V4), "net", "tunnel")
     serve(path, V4, V4.here)
@@ -329,8 +336,8 @@ def test_a_syn_to_a_retired_endpoint_that_never_answered_chooses_anew(path: Pack
 
 
 @families
-def test_a_datagram_to_a_retired_endpoint_chooses_anew(path: PacketPath, at: Places) -> None:
-    """At once, without waiting for the agent to delete anything."""
+def test_a_udp_flow_of_a_removed_endpoint_gets_another_one_at_once(path: PacketPath, at: Places) -> None:
+    """Also before the agent deletes any entry."""
     serve(path, at, at.there)
     got = path.forward(request(at, UDP), "net", "tunnel")
     path.forward(answer(got), "tunnel", "net")
@@ -343,7 +350,8 @@ def test_a_datagram_to_a_retired_endpoint_chooses_anew(path: PacketPath, at: Pla
 
 @families
 def test_a_datagram_to_a_service_that_lost_all_endpoints_is_rejected(path: PacketPath, at: Places) -> None:
-    """Scaled to zero: kube-proxy's conntrack reconciler left such flows alone (kubernetes #139628)."""
+    """As when a Service is scaled to zero: kube-proxy's conntrack reconciler kept such flows (kubernetes
+    #139628)."""
     serve(path, at, at.there)
     path.forward(request(at, UDP), "net", "tunnel")
     serve(path, at)
@@ -351,7 +359,7 @@ def test_a_datagram_to_a_service_that_lost_all_endpoints_is_rejected(path: Packe
     assert path.counted()["packet_rejected"] == 1
 
 
-def test_a_service_that_gets_its_first_endpoint_serves_datagrams_at_once(path: PacketPath) -> None:
+def test_a_rejected_udp_flow_reaches_the_first_endpoint_at_once(path: PacketPath) -> None:
     serve(path, V4)
     assert path.ingress(request(V4, UDP)).verdict != UNSPEC
     serve(path, V4, V4.here)
@@ -366,14 +374,12 @@ SHORT = {
     "udp": 15,
     "udp_stream": 30,
 }
-"""Seconds, less than any machine is up that runs tests: its clock is what flows are timed by."""
+"""Timeouts in seconds. Flows are timed by the uptime, so each is less than the uptime of any test machine."""
 
 
 @families
 @translatable
-def test_a_half_open_flow_is_over_when_its_time_is_up(
-    path: PacketPath, at: Places, protocol: Protocol
-) -> None:
+def test_a_half_open_flow_ends_after_its_timeout(path: PacketPath, at: Places, protocol: Protocol) -> None:
     path.set_node(**SHORT)
     serve(path, at, at.there)
     timeout = SHORT["tcp_syn" if protocol is served.TCP else "udp"]
@@ -388,7 +394,7 @@ def test_a_half_open_flow_is_over_when_its_time_is_up(
 
 
 @families
-def test_a_stream_is_over_when_neither_side_has_sent_for_its_time(path: PacketPath, at: Places) -> None:
+def test_an_established_udp_flow_ends_after_its_timeout_without_packets(path: PacketPath, at: Places) -> None:
     path.set_node(**SHORT)
     serve(path, at, at.there)
     got = established(path, at, protocol=UDP)
@@ -404,7 +410,7 @@ def test_a_stream_is_over_when_neither_side_has_sent_for_its_time(path: PacketPa
 
 @families
 @translatable
-def test_a_port_is_free_again_when_its_half_open_flow_is_over(
+def test_a_port_is_free_again_after_its_half_open_flow_timed_out(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     path.set_node(**SHORT)
@@ -415,13 +421,13 @@ def test_a_port_is_free_again_when_its_half_open_flow_is_over(
     assert path.forward(other, "net", "tunnel").packet.sport == CLIENT_PORT
 
 
-# Clients that stay
+# Session affinity
 
 
 @families
 @translatable
-def test_a_client_with_affinity_stays(path: PacketPath, at: Places, protocol: Protocol) -> None:
-    """On all frontends of the Service, by all its ports."""
+def test_a_client_with_affinity_keeps_its_endpoint(path: PacketPath, at: Places, protocol: Protocol) -> None:
+    """For all frontends of the Service, and from all ports of the client."""
     serve(path, at, at.here, at.there, affinity=600)
     chosen = {
         path.ingress(request(at, protocol, CLIENT_PORT + i, to=to)).packet.payload.dst
@@ -432,16 +438,28 @@ def test_a_client_with_affinity_stays(path: PacketPath, at: Places, protocol: Pr
 
 @families
 @translatable
-def test_without_affinity_all_endpoints_are_chosen(path: PacketPath, at: Places, protocol: Protocol) -> None:
+def test_a_client_with_affinity_leaves_an_endpoint_that_is_removed(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    serve(path, at, at.there, affinity=600)
+    assert path.ingress(request(at, protocol)).packet.payload.dst == at.there
+    serve(path, at, at.here, affinity=600)
+    chosen = {path.ingress(request(at, protocol, CLIENT_PORT + i)).packet.payload.dst for i in range(1, 5)}
+    assert chosen == {at.here}
+
+
+@families
+@translatable
+def test_without_affinity_all_endpoints_are_used(path: PacketPath, at: Places, protocol: Protocol) -> None:
     serve(path, at, at.here, at.there)
     chosen = {path.ingress(request(at, protocol, CLIENT_PORT + i)).packet.payload.dst for i in range(40)}
     assert chosen == {at.here, at.there}
 
 
-# The rest
+# Other tests
 
 
-def test_a_flow_is_counted_by_service_and_way(path: PacketPath) -> None:
+def test_packets_and_bytes_are_counted_by_service_and_direction(path: PacketPath) -> None:
     serve(path, V4, V4.there)
     before = _sums(path)
     got = path.forward(request(V4), "net", "tunnel")
@@ -462,8 +480,10 @@ def _sums(path: PacketPath) -> list[int]:
 
 
 @families
-def test_what_a_port_of_a_bridge_has_translated_the_bridge_leaves_alone(path: PacketPath, at: Places) -> None:
-    """Without a note from one program to the other, which others in between may overwrite."""
+def test_a_packet_translated_on_a_bridge_port_is_left_alone_on_the_bridge(
+    path: PacketPath, at: Places
+) -> None:
+    """The programs do not use a mark for this, since other programs may overwrite it."""
     serve(path, at, at.there)
     once = path.ingress(request(at))
     assert is_left_alone(path.ingress(once.packet), once.packet)
@@ -475,7 +495,7 @@ def test_what_a_port_of_a_bridge_has_translated_the_bridge_leaves_alone(path: Pa
 @families
 @translatable
 def test_a_packet_needs_no_mark_to_be_masqueraded(path: PacketPath, at: Places, protocol: Protocol) -> None:
-    """Whatever classifies it in between (TC_ACT_OK) overwrites tc_index."""
+    """Other classifiers that return TC_ACT_OK overwrite tc_index."""
     serve(path, at, at.there)
     before = path.ingress(request(at, protocol), mark=0xEB02)
     assert before.mark == 0
@@ -487,10 +507,10 @@ def test_a_packet_needs_no_mark_to_be_masqueraded(path: PacketPath, at: Places, 
 
 @families
 @translatable
-def test_a_flow_that_leaves_by_a_device_without_a_program_is_established_unmasqueraded(
+def test_a_flow_by_a_device_without_a_program_is_established_unmasqueraded(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """Such as one to an endpoint that counts as another node's, though its pod is here."""
+    """For example a flow to an endpoint without this node's name whose pod is on this node."""
     serve(path, at, at.there)
     later: dict[str, Any] = {"flags": "A"} if protocol is served.TCP else {}
     got = path.ingress(request(at, protocol))

@@ -1,4 +1,4 @@
-"""Fragments go where the first one of their datagram went (cilium #8185)."""
+"""Fragments follow the first fragment of their datagram (cilium #8185)."""
 
 import pytest
 from scapy.layers.inet import IP, fragment
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.kernel
 DATA = bytes(range(250)) * 8
 
 
-def whole(at: Places, protocol: Protocol = UDP, port: int = CLIENT_PORT) -> Packet:
+def complete_datagram(at: Places, protocol: Protocol = UDP, port: int = CLIENT_PORT) -> Packet:
     return ip(at.client, at.external) / transport(protocol, port, PORTS[protocol], DATA)
 
 
 def cut(packet: bytes, number: int = 77) -> list[bytes]:
-    """The fragments of a packet, each in its frame. The first one has the transport's whole header."""
+    """The fragments of a packet, each in a frame. The first one has the complete transport header."""
     parsed = Ether(packet)
     if IPv6 in parsed:
         parsed[IPv6].payload = IPv6ExtHdrFragment(id=number, nh=parsed[IPv6].nh) / parsed[IPv6].payload
@@ -39,13 +39,13 @@ def cut(packet: bytes, number: int = 77) -> list[bytes]:
 @families
 @pytest.mark.parametrize("protocol", [UDP, TCP, SCTP], ids=["udp", "tcp", "sctp"])
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_all_fragments_of_a_datagram_are_translated_both_ways(
+def test_all_fragments_of_a_datagram_are_translated_in_both_directions(
     path: PacketPath, at: Places, protocol: Protocol, where: str
 ) -> None:
     target = getattr(at, where)
     towards, seen = ("pod", at.client) if where == "here" else ("tunnel", at.masquerade)
     serve(path, at, target)
-    request = whole(at, protocol)
+    request = complete_datagram(at, protocol)
     arrived = become(request, seen, target, destination_port=TARGETS[protocol])
     for piece, expected in zip(cut(bytes(request)), cut(arrived), strict=True):
         assert path.forward(piece, "net", towards).raw == expected
@@ -56,9 +56,9 @@ def test_all_fragments_of_a_datagram_are_translated_both_ways(
 
 
 @families
-def test_a_later_fragment_that_comes_first_is_left_alone(path: PacketPath, at: Places) -> None:
+def test_a_later_fragment_that_arrives_first_is_left_alone(path: PacketPath, at: Places) -> None:
     serve(path, at, at.here)
-    first, second, *_ = cut(bytes(whole(at)))
+    first, second, *_ = cut(bytes(complete_datagram(at)))
     assert path.ingress(second) == (UNSPEC, second, 0)
     assert path.counted() == {"fragment_orphan": 1}
     assert path.ingress(first).raw != first
@@ -66,31 +66,32 @@ def test_a_later_fragment_that_comes_first_is_left_alone(path: PacketPath, at: P
 
 
 @families
-def test_datagrams_of_one_client_are_told_apart_by_their_number(path: PacketPath, at: Places) -> None:
+def test_fragments_are_assigned_by_the_id_of_their_datagram(path: PacketPath, at: Places) -> None:
     serve(path, at, at.here)
-    ours, nobodys = whole(at), whole(at)
-    nobodys["UDP"].dport += 1
-    pieces, others = cut(bytes(ours), 1), cut(bytes(nobodys), 2)
-    for piece, other in zip(pieces, others, strict=True):
+    first, other = complete_datagram(at), complete_datagram(at)
+    other["UDP"].dport += 1
+    pieces, others = cut(bytes(first), 1), cut(bytes(other), 2)
+    for piece, unknown in zip(pieces, others, strict=True):
         assert path.ingress(piece).raw != piece
-        assert path.ingress(other).raw == other
+        assert path.ingress(unknown).raw == unknown
 
 
 @families
-def test_a_number_that_is_used_again_is_of_the_later_datagram(path: PacketPath, at: Places) -> None:
+def test_a_reused_fragment_id_refers_to_the_later_datagram(path: PacketPath, at: Places) -> None:
     serve(path, at, at.here)
-    nobodys = whole(at)
-    nobodys["UDP"].dport += 1
-    for piece in cut(bytes(whole(at))):
+    other = complete_datagram(at)
+    other["UDP"].dport += 1
+    for piece in cut(bytes(complete_datagram(at))):
         assert path.ingress(piece).raw != piece
-    for piece in cut(bytes(nobodys)):
+    for piece in cut(bytes(other)):
         assert path.ingress(piece).raw == piece
 
 
-def test_options_between_fragment_header_and_transport(path: PacketPath) -> None:
-    """RFC 8200, 4.5: the fragment header of each names the first header of what was cut, here the options."""
+def test_fragments_with_options_between_fragment_header_and_transport_work(path: PacketPath) -> None:
+    """RFC 8200, 4.5: each fragment header names the first header of the fragmentable part: here the
+    options."""
     serve(path, V6, V6.here)
-    request = ip(V6.client, V6.external) / IPv6ExtHdrDestOpt() / whole(V6)["UDP"]
+    request = ip(V6.client, V6.external) / IPv6ExtHdrDestOpt() / complete_datagram(V6)["UDP"]
     arrived = become(request, destination=V6.here, destination_port=TARGETS[UDP])
     for piece, expected in zip(cut(bytes(request)), cut(arrived), strict=True):
         assert path.forward(piece, "net", "pod").raw == expected

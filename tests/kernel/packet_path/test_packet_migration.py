@@ -1,4 +1,4 @@
-"""Flows that only the previous maps know, while programs are replaced device by device."""
+"""Flows that only the previous maps have, while programs are replaced device by device."""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ both_places = pytest.mark.parametrize("towards", ["tunnel", "pod"])
 
 @pytest.fixture
 def previous(path: PacketPath) -> Iterator[dict[str, Map]]:
-    """Maps of another size, as the previous programs have them."""
+    """The maps of the previous programs, with another size."""
     with contextlib.ExitStack() as stack:
         made = {}
         for name in ("flows", "replies"):
@@ -37,8 +37,8 @@ def previous(path: PacketPath) -> Iterator[dict[str, Map]]:
         yield made
 
 
-def leave(path: PacketPath, previous: dict[str, Map]) -> dict[bytes, Entry]:
-    """As if the previous maps alone had all entries."""
+def move_to_previous(path: PacketPath, previous: dict[str, Map]) -> dict[bytes, Entry]:
+    """Move all entries to the previous maps."""
     known = path.flows() | path.replies()
     for name, to in previous.items():
         to.update_all(list(path.maps[name].items()))
@@ -54,12 +54,12 @@ def more(protocol: Protocol) -> dict[str, Any]:
 @translatable
 @both_places
 @pytest.mark.parametrize("side", ["client", "endpoint"])
-def test_an_established_flow_goes_on_whoever_sends_first(
+def test_an_established_flow_continues_after_the_first_packet_of_either_side(
     path: PacketPath, previous: dict[str, Map], at: Places, protocol: Protocol, towards: str, side: str
 ) -> None:
     serve(path, at, at.there if towards == "tunnel" else at.here)
     got = established(path, at, towards, protocol)
-    before = leave(path, previous)
+    before = move_to_previous(path, previous)
     if side == "client":
         found = path.forward(request(at, protocol, **more(protocol)), "net", towards).packet
         assert (found.payload.dst, found.sport) == (got.packet.payload.dst, got.packet.sport)
@@ -71,12 +71,12 @@ def test_an_established_flow_goes_on_whoever_sends_first(
 @families
 @translatable
 @both_places
-def test_a_half_open_flow_goes_on(
+def test_a_half_open_flow_is_established_after_the_migration(
     path: PacketPath, previous: dict[str, Map], at: Places, protocol: Protocol, towards: str
 ) -> None:
     serve(path, at, at.there if towards == "tunnel" else at.here)
     got = path.forward(request(at, protocol), "net", towards)
-    leave(path, previous)
+    move_to_previous(path, previous)
     found = path.forward(answer(got), towards, "net").packet
     assert (found.payload.src, found.payload.dst, found.dport) == (at.external, at.client, CLIENT_PORT)
     later: dict[str, Any] = {"flags": "A"} if protocol is served.TCP else {}
@@ -86,26 +86,27 @@ def test_a_half_open_flow_goes_on(
 
 
 @families
-def test_a_new_connection_from_a_port_whose_last_one_is_finished(
+def test_a_new_connection_from_the_port_of_a_finished_one_keeps_its_endpoint(
     path: PacketPath, previous: dict[str, Map], at: Places
 ) -> None:
-    """It goes on where it began, though the previous map knows the finished one by the same key."""
+    """The new connection continues at its endpoint, though the previous map has a finished flow with its
+    key."""
     serve(path, at, at.there)
     got = established(path, at)
     finish(path, at, got)
-    leave(path, previous)
+    move_to_previous(path, previous)
     serve(path, at, at.here)
     assert path.forward(request(at), "net", "pod").packet.payload.dst == at.here
     assert path.forward(request(at, flags="A"), "net", "pod").packet.payload.dst == at.here
 
 
 @families
-def test_a_datagram_whose_endpoint_is_gone_goes_to_another_and_stays_there(
+def test_a_udp_flow_of_a_removed_endpoint_gets_another_one_and_keeps_it(
     path: PacketPath, previous: dict[str, Map], at: Places
 ) -> None:
     serve(path, at, at.there)
     established(path, at, protocol=UDP)
-    leave(path, previous)
+    move_to_previous(path, previous)
     serve(path, at, at.here)
     path.counted()
     for _ in range(3):
@@ -114,12 +115,12 @@ def test_a_datagram_whose_endpoint_is_gone_goes_to_another_and_stays_there(
 
 
 @families
-def test_a_port_that_only_the_previous_map_knows_is_given_to_nobody_else(
+def test_a_port_of_a_flow_in_the_previous_map_is_not_used_again(
     path: PacketPath, previous: dict[str, Map], at: Places
 ) -> None:
     serve(path, at, at.there)
     first = established(path, at)
-    leave(path, previous)
+    move_to_previous(path, previous)
     other = path.forward(request(at, client=at.router), "net", "tunnel")
     assert other.verdict == UNSPEC
     assert other.packet.sport != first.packet.sport
@@ -127,11 +128,11 @@ def test_a_port_that_only_the_previous_map_knows_is_given_to_nobody_else(
 
 
 @families
-def test_an_error_about_a_packet_of_the_previous_programs_reaches_the_client(
+def test_an_icmp_error_about_a_flow_of_the_previous_map_reaches_the_client(
     path: PacketPath, previous: dict[str, Map], at: Places
 ) -> None:
     serve(path, at, at.there)
     got = established(path, at)
-    leave(path, previous)
+    move_to_previous(path, previous)
     outcome = path.forward(error("too big", at.router, at.masquerade, got.raw), "tunnel", "net")
     assert (outcome.verdict, outcome.packet.payload.dst) == (UNSPEC, at.client)

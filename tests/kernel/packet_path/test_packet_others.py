@@ -1,4 +1,4 @@
-"""The self-check that packets reach the classifiers, where a program of others keeps them away."""
+"""The self-check that packets reach the classifiers, with another program that diverts them."""
 
 import os
 import socket
@@ -34,26 +34,26 @@ def send(sock: socket.socket, packets: int = 2 * LEAST) -> None:
 
 
 @TCX
-def test_packets_that_a_program_before_ours_passes_to_the_node_are_found_missing(path: PacketPath) -> None:
-    """The program of others is in the list of tcx, ours a filter: it never sees a packet."""
+def test_packets_that_bypass_the_filter_through_another_program_are_reported(path: PacketPath) -> None:
+    """The other program is attached by tcx, and the own one is a filter, which then sees no packet."""
     net = path.indices["net"]
     serve(path, V4, V4.there)
     check = PacketCheck(path.folder, lambda: {(net, "ingress", "net")}, interval=0.1)
     try:
-        with path.wire("net") as sock, program(PASS) as theirs:
+        with path.wire("net") as sock, program(PASS) as foreign:
 
             def reported() -> bool:
-                """After some more packets."""
+                """Whether trouble is reported after more packets."""
                 send(sock)
                 return bool(check.troubles())
 
-            with linked(net, Side.INGRESS, theirs):
-                before = counted(path)  # until now the kernel's own packets (MLD) reached ours
+            with linked(net, Side.INGRESS, foreign):
+                before = counted(path)  # until now the kernel's own packets (MLD) reached the filter
                 eventually(reported, "it is reported")
                 (trouble,) = check.troubles()
                 assert (trouble.device, trouble.side, trouble.unreached) == ("net", "ingress", True)
                 assert counted(path) == before
-            eventually(lambda: not reported(), "it is over")
+            eventually(lambda: not reported(), "it is no longer reported")
             assert counted(path) > before
     finally:
         check.close()

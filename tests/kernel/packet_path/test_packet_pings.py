@@ -1,4 +1,4 @@
-"""Pings of frontends' addresses: answered by a node that serves the client, and by no other."""
+"""Pings of frontend addresses are answered only by a node that serves the client."""
 
 import sys
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def _is_answered(outcome: Outcome, request: bytes) -> bool:
 
 def _answers(path: PacketPath, at: Places) -> Answers:
     """By kind of client: the frontends whose address answers its ping. `bypassing` is a pod whose device has
-    no program, so that its packets are seen only where they go out."""
+    no program, so that programs see its packets only at egress."""
     found: Answers = {name: set() for name in ("outside", "tunnel", "pod", "bypassing", "node")}
     for name in FRONTENDS:
         address = getattr(at, name)
@@ -41,7 +41,7 @@ def _answers(path: PacketPath, at: Places) -> Answers:
             request = ping(source, address)
             if _is_answered(path.ingress(request, device), bytes(request)):
                 found[client].add(name)
-            else:  # what the stack forwards then gets no other result
+            else:  # the egress of a forwarded packet has the same result
                 forwarded = path.egress(request, "net" if device != "net" else "tunnel", came_in=device)
                 assert not _is_answered(forwarded, bytes(request)), f"{client} at egress, {name}"
         request = ping(at.node, address)
@@ -69,7 +69,7 @@ def test_policy_cluster_answers_every_client(path: PacketPath, at: Places) -> No
 
 
 @families
-def test_policy_local_answers_clients_outside_while_an_endpoint_is_on_the_node(
+def test_policy_local_answers_external_clients_only_with_a_local_endpoint(
     path: PacketPath, at: Places
 ) -> None:
     """The endpoint leaves the node and returns."""
@@ -83,7 +83,7 @@ def test_policy_local_answers_clients_outside_while_an_endpoint_is_on_the_node(
 
 
 @families
-def test_internal_policy_local_is_about_the_cluster_ip(path: PacketPath, at: Places) -> None:
+def test_internal_policy_local_applies_only_to_the_cluster_ip(path: PacketPath, at: Places) -> None:
     external = {"external", "balancer"}
     serve(path, at, at.there, internal_policy=TrafficPolicy.LOCAL)
     assert _answers(path, at) == _by_class(external, external)
@@ -92,23 +92,23 @@ def test_internal_policy_local_is_about_the_cluster_ip(path: PacketPath, at: Pla
 
 
 @families
-def test_a_service_that_rejects_answers(path: PacketPath, at: Places) -> None:
-    """Without any endpoint each node does, whatever the policy."""
+def test_a_service_that_rejects_connections_answers_pings(path: PacketPath, at: Places) -> None:
+    """Without any endpoints each node answers, with every policy."""
     serve(path, at, external_policy=TrafficPolicy.LOCAL)
     assert _answers(path, at) == _by_class(EVERY, EVERY)
 
 
 @pytest.mark.parametrize("at", [V4], ids=["v4"])
 def test_source_ranges_do_not_restrict_pings(path: PacketPath, at: Places) -> None:
-    """They are about ports: kube-proxy's IPVS mode answers these pings as well."""
+    """Source ranges apply to ports: kube-proxy's IPVS mode answers these pings, too."""
     serve(path, at, at.there, ranges=["203.0.113.0/24"])
     assert _answers(path, at) == _by_class(EVERY, EVERY)
 
 
 @families
 def test_a_ping_for_another_host_is_not_answered(path: PacketPath, at: Places) -> None:
-    """PACKET_OTHERHOST: at a device in promiscuous mode, and of what a bridge forwards. At a pod's port of a
-    bridge the bridge itself is another host, and only there such a ping is answered."""
+    """PACKET_OTHERHOST: at a device in promiscuous mode, and for frames that a bridge forwards. At a pod's
+    bridge port the bridge itself is another host. Only there such a ping is answered."""
     serve(path, at, at.there)
     request = ping(at.client, at.balancer)
     request[Ether].dst = ANOTHER

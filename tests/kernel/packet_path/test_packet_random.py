@@ -1,4 +1,4 @@
-"""Random packets: what is no Service's leaves as it came, and no packet leaves with a bad checksum."""
+"""Random packets: those to no Service leave unchanged, and no packet leaves with a bad checksum."""
 
 import random
 from collections import Counter
@@ -16,7 +16,7 @@ from ebpfproxy.model.address import (
 from tests.kernel.packet_path.every_service import serve_every_kind, targets_of
 from tests.support import headers, packets
 from tests.support.conversations import End
-from tests.support.packet_judge import Dialed, Judge, Offer
+from tests.support.packet_judge import FrontendKey, Judge, Offer
 from tests.support.packet_path import (
     DEVICES,
     NODE_V4,
@@ -33,16 +33,15 @@ from tests.support.victims import Victims
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
 
 _ENOUGH = 1_000_000
-"""Packets after which flows are forgotten, before the map has to evict any: what then becomes of replies
-is another test's matter."""
+"""Packets after which all flows are deleted, before the map has to evict any. Other tests cover evictions."""
 _PAUSE = 50_000
-"""Packets after which half of all flows' entries have had none for so long that most are over."""
+"""Packets after which half of all flows are aged so that most of them have expired."""
 _LONG = TIMEOUTS["udp"] + 10  # seconds
 _ETHERNET = bytes.fromhex(packets.HERE.replace(":", ""))
 
 
 class _Run:
-    """Packets through ingress and egress, as a router would hand them on."""
+    """Packets through ingress and egress, as a router forwards them."""
 
     def __init__(self, path: PacketPath, seed: int) -> None:
         self.offers = offers = serve_every_kind(path)
@@ -55,7 +54,7 @@ class _Run:
         self.verdicts: Counter[str] = Counter()
         self._done = 0
 
-    def go(self, count: int) -> None:
+    def send(self, count: int) -> None:
         make, chance = self.packets.make, self.chance.random
         ways = [(came_in, self.path.runs_in(came_in).run, to, self.path.runs_out(to, came_in).run)
                 for came_in in ("net", "pod") for to in ("net", "tunnel", "pod")]  # fmt: skip
@@ -72,13 +71,15 @@ class _Run:
                 if verdict == UNSPEC and out == frame:
                     verdict, out = egress(frame)
                     if verdict == UNSPEC and out == frame:
-                        if not number & 7 and frame.startswith(_ETHERNET):  # what is overheard is not its own
+                        if not number & 7 and frame.startswith(
+                            _ETHERNET
+                        ):  # a frame for another host is not host-originated
                             verdict, out = of_node(frame)
-                            if verdict == REDIRECT:  # a ping that only the node gets an answer to
+                            if verdict == REDIRECT:  # a ping that is answered only for the node
                                 self.judge.egress(frame, "net", verdict, bytes(out))
                                 continue
-                            assert verdict == UNSPEC, "a verdict on the node's own"
-                            assert out == frame, "changed as the node's own"
+                            assert verdict == UNSPEC, "a verdict for a host-originated packet"
+                            assert out == frame, "a host-originated packet was changed"
                         continue
                     self.judge.egress(frame, to, verdict, bytes(out))
                 else:
@@ -88,7 +89,7 @@ class _Run:
                 raise
 
     def _follow(self, frame: bytes, came_in: str, to: str, verdict: int, out: bytes) -> None:
-        """What became of it at ingress was not nothing; nor need it be at egress."""
+        """Judge a packet that ingress changed, and its egress."""
         self.judge.ingress(frame, verdict, out)
         mark = self.path.runs_in(came_in).cb
         if verdict != UNSPEC:
@@ -100,15 +101,15 @@ class _Run:
             self.packets.remember(bytes(left))
 
 
-def test_what_is_no_services_leaves_as_it_came_and_no_checksum_is_ever_bad(
+def test_packets_to_no_service_are_unchanged_and_all_checksums_are_right(
     path: PacketPath, pytestconfig: pytest.Config
 ) -> None:
-    """Each packet goes through ingress, and on through egress. A failure tells the packet."""
+    """Each packet goes through ingress, and then through egress. A failure message has the packet."""
     run = _Run(path, seed=1)
     left = pytestconfig.getoption("packets")
     while left:
         count = min(left, _ENOUGH)
-        run.go(count)
+        run.send(count)
         left -= count
         path.forget_flows()
         run.judge.forget()
@@ -121,13 +122,13 @@ def test_what_is_no_services_leaves_as_it_came_and_no_checksum_is_ever_bad(
 
 
 _VICTIMS_EVERY = 4
-"""One packet in so many is in a victim's name."""
+"""One of this number of packets is an attack on a victim."""
 _CHECK = 5_000
-"""Packets after which each victim has to be alive."""
+"""Packets between two checks of the victims' flows."""
 
 
-def _victims(path: PacketPath, offers: dict[Dialed, Offer]) -> Victims:
-    """Of each frontend that has two endpoints, of both families."""
+def _victims(path: PacketPath, offers: dict[FrontendKey, Offer]) -> Victims:
+    """Victims for each frontend of both families that has two endpoints."""
     nodes = {family(address): address for address in map(parse_address, (NODE_V4, NODE_V6))}
     frontends = [
         (Protocol(protocol), End(nodes[family(address)] if is_unspecified(address) else address, number))
@@ -138,7 +139,7 @@ def _victims(path: PacketPath, offers: dict[Dialed, Offer]) -> Victims:
 
 
 def test_no_flow_of_a_victim_ends_among_random_packets(path: PacketPath, pytestconfig: pytest.Config) -> None:
-    """Resets, SYNs, FINs and ICMP errors in the name of either end of an established flow."""
+    """The attacks are resets, SYNs, FINs and ICMP errors with the addresses of either end of a flow."""
     run = _Run(path, seed=2)
     victims = _victims(path, run.offers)
     left = pytestconfig.getoption("packets") // _VICTIMS_EVERY
@@ -146,7 +147,7 @@ def test_no_flow_of_a_victim_ends_among_random_packets(path: PacketPath, pytestc
         victims.open()
         count = min(left, _ENOUGH // 2)
         for _ in range(0, count, _CHECK):
-            run.go(_CHECK - _CHECK // _VICTIMS_EVERY)
+            run.send(_CHECK - _CHECK // _VICTIMS_EVERY)
             for _ in range(_CHECK // _VICTIMS_EVERY):
                 victims.attack()
             victims.check()
@@ -156,9 +157,9 @@ def test_no_flow_of_a_victim_ends_among_random_packets(path: PacketPath, pytestc
     assert len(victims.seen) > 20, victims.seen
 
 
-def test_what_the_random_packets_are_judged_by_agrees_with_scapy(path: PacketPath) -> None:
-    """A checksum that is right by scapy is right by tests/support/headers.py, and any bit that flips in what
-    it covers makes it wrong."""
+def test_the_checksum_judge_agrees_with_scapy(path: PacketPath) -> None:
+    """A checksum that is right for scapy is right for tests/support/headers.py, and every flipped bit in the
+    covered data makes it wrong."""
     chance = random.Random(1)
     packets = RandomPackets(1, *targets_of(serve_every_kind(path)))
     for _ in range(500):
@@ -178,8 +179,8 @@ def test_what_the_random_packets_are_judged_by_agrees_with_scapy(path: PacketPat
             assert not headers.is_good(bytes(broken))
 
 
-def test_the_judge_finds_what_is_wrong(path: PacketPath) -> None:
-    """A packet of nobody's that was changed, a wrong checksum, another's endpoint."""
+def test_the_judge_finds_wrong_packets(path: PacketPath) -> None:
+    """A changed packet without a Service, a wrong checksum, and an endpoint of another Service."""
     judge = _Run(path, seed=1).judge
     syn = ip("198.51.100.7", "10.96.0.10") / TCP(sport=1000, dport=80)
     for wrong in (

@@ -1,4 +1,4 @@
-"""What gets no endpoint: rejected by a packet made in place, dropped, or none of our business. And pings."""
+"""Packets without an endpoint: rejected by a packet built in place, dropped, or left alone. And pings."""
 
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
@@ -38,7 +38,7 @@ def translated(outcome: Outcome) -> bool:
 
 @families
 def test_no_icmp_error_is_sent_at_a_rate_of_0(path: PacketPath, at: Places) -> None:
-    """As the kernel does (icmp_global_allow()). TCP is reset all the same."""
+    """As in the kernel (icmp_global_allow()). TCP resets are not limited."""
     path.set_node(icmp_rate=0)
     serve(path, at)
     path.counted()
@@ -50,11 +50,11 @@ def test_no_icmp_error_is_sent_at_a_rate_of_0(path: PacketPath, at: Places) -> N
 @families
 @pytest.mark.parametrize("data", [b"", b"more than a SYN has"])
 def test_a_syn_to_no_endpoint_is_reset(path: PacketPath, at: Places, data: bytes) -> None:
-    """RFC 9293, 3.10.7.1: sequence 0, and what was sent is acknowledged, its data included."""
+    """RFC 9293, 3.10.7.1: the reset has sequence 0, and acknowledges the SYN with its data."""
     serve(path, at)
     syn = to(at, at.external, data=data)
     syn[TCP].seq, syn[TCP].options, syn[TCP].window = 4294967295, [("MSS", 1460)], 512
-    _grow_old(syn)
+    _set_low_ttl(syn)
     outcome = path.ingress(syn)
     assert (outcome.verdict, outcome.mark) == (REDIRECT, MARK_DONE)
     reset = outcome.packet
@@ -62,12 +62,12 @@ def test_a_syn_to_no_endpoint_is_reset(path: PacketPath, at: Places, data: bytes
     assert (reset[TCP].sport, reset[TCP].dport) == (PORTS[served.TCP], CLIENT_PORT)
     assert (str(reset[TCP].flags), reset[TCP].seq, reset[TCP].ack) == ("RA", 0, len(data))
     assert headers.is_good(outcome.raw)
-    assert outcome.raw == bytes(_made_anew(reset))
+    assert outcome.raw == bytes(_rebuilt(reset))
     assert not path.flows()
 
 
-def _grow_old(packet: Packet) -> None:
-    """It has come a long way: an answer has a TTL of its own."""
+def _set_low_ttl(packet: Packet) -> None:
+    """Set a low TTL: an answer has a TTL of its own."""
     packet.payload.setfieldval("hlim" if IPv6 in packet else "ttl", 3)
 
 
@@ -78,8 +78,8 @@ def _check_addresses(at: Places, packet: Ether, frontend: str) -> None:
     assert (layer.hlim if IPv6 in packet else layer.ttl) == 64
 
 
-def _made_anew(packet: Ether) -> Ether:
-    """With lengths and checksums by scapy."""
+def _rebuilt(packet: Ether) -> Ether:
+    """The packet with lengths and checksums by scapy."""
     copy = packet.copy()
     layer: Packet | None = copy
     while layer:
@@ -97,7 +97,7 @@ def _made_anew(packet: Ether) -> Ether:
 def test_a_datagram_to_no_endpoint_is_answered_by_port_unreachable(
     path: PacketPath, at: Places, protocol: Protocol, options: int, size: int
 ) -> None:
-    """It quotes the IP header and 8 bytes (RFC 792). In IPv6 it may be more (RFC 4443, 3.1)."""
+    """The error quotes the IP header and 8 bytes (RFC 792). In IPv6 it may quote more (RFC 4443, 3.1)."""
     serve(path, at)
     packet = ip(at.client, at.external)
     if at is V4 and options:
@@ -123,8 +123,8 @@ def test_a_datagram_to_no_endpoint_is_answered_by_port_unreachable(
 
 
 @families
-def test_a_refusal_is_not_rejected(path: PacketPath, at: Places) -> None:
-    """A reset, or whatever is no SYN, is answered by nothing; nor is an ICMP error."""
+def test_segments_other_than_syn_are_not_rejected(path: PacketPath, at: Places) -> None:
+    """Neither resets nor other segments without a connection get an answer."""
     serve(path, at)
     for flags in ("R", "RA", "A", "FA", "SA"):
         packet = ip(at.client, at.external) / transport(served.TCP, CLIENT_PORT, 80, flags=flags)
@@ -132,8 +132,8 @@ def test_a_refusal_is_not_rejected(path: PacketPath, at: Places) -> None:
 
 
 @families
-def test_the_node_itself_is_refused_too(path: PacketPath, at: Places) -> None:
-    """Back into its own stack, by the device that it would have left by."""
+def test_host_originated_connections_are_rejected(path: PacketPath, at: Places) -> None:
+    """The rejection returns to the node's stack by the device of its route."""
     serve(path, at)
     outcome = path.egress(ip(at.node, at.external) / transport(served.TCP, CLIENT_PORT, 80), came_in="")
     assert outcome.verdict == REDIRECT
@@ -146,10 +146,10 @@ def test_the_node_itself_is_refused_too(path: PacketPath, at: Places) -> None:
 
 @families
 @protocols
-def test_a_policy_that_leaves_this_node_no_endpoint_drops(
+def test_policy_local_without_a_local_endpoint_drops(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """A load balancer shall see silence, not a rejection; pods of this node are let through."""
+    """A load balancer shall see no rejection. Pods of this node are not restricted."""
     serve(path, at, at.there, external_policy=TrafficPolicy.LOCAL)
     assert path.ingress(to(at, at.external, protocol)).verdict == SHOT
     assert path.counted() == {"packet_dropped": 1}
@@ -160,7 +160,7 @@ def test_a_policy_that_leaves_this_node_no_endpoint_drops(
 
 
 @families
-def test_with_policy_local_the_client_is_seen_as_it_is(path: PacketPath, at: Places) -> None:
+def test_with_policy_local_the_endpoint_sees_the_clients_address(path: PacketPath, at: Places) -> None:
     serve(path, at, at.here, at.there, external_policy=TrafficPolicy.LOCAL)
     for port in range(20):
         packet = ip(at.client, at.external) / transport(served.TCP, CLIENT_PORT + port, 80)
@@ -172,24 +172,24 @@ def test_with_policy_local_the_client_is_seen_as_it_is(path: PacketPath, at: Pla
     (V4, "198.51.100.0/24", "198.51.101.0/24"), (V6, "2001:db8:99::/64", "2001:db8:98::/64"),
 ], ids=["v4", "v6"])  # fmt: skip
 @protocols
-def test_source_ranges_hold_for_the_load_balancers_address_alone(
+def test_source_ranges_apply_only_to_the_load_balancer_address(
     path: PacketPath, at: Places, inside: str, outside: str, protocol: Protocol
 ) -> None:
-    """Not for external IPs (cilium #44718), where nobody said so."""
+    """They do not apply to external IPs (cilium #44718)."""
     serve(path, at, at.there, ranges=[inside])
     assert translated(path.ingress(to(at, at.balancer, protocol)))
     pod = ip(at.pod, at.balancer) / transport(protocol, CLIENT_PORT, PORTS[protocol])
-    assert path.ingress(pod, "pod").verdict == SHOT, "pods, too"
+    assert path.ingress(pod, "pod").verdict == SHOT, "source ranges apply to pods, too"
     serve(path, at, at.there, ranges=[outside])
     other = ip(at.client, at.balancer) / transport(protocol, CLIENT_PORT + 1, PORTS[protocol])
     path.counted()
     assert path.ingress(other).verdict == SHOT
-    assert path.counted() == {"source_rejected": 1}
+    assert path.counted() == {"source_refused": 1}
     another = ip(at.client, at.external) / transport(protocol, CLIENT_PORT + 2, PORTS[protocol])
     assert translated(path.ingress(another))
 
 
-def test_ranges_of_many_services_do_not_mix(path: PacketPath) -> None:
+def test_source_ranges_of_two_services_are_independent(path: PacketPath) -> None:
     serve(path, V4, V4.there, ranges=["198.51.100.0/24"])
     serve(path, V4, V4.there, called="other", ips=["10.96.0.77"], external=[], balancer=["10.97.0.77"],
           ranges=["203.0.113.0/24"], node_ports=False)  # fmt: skip
@@ -197,19 +197,19 @@ def test_ranges_of_many_services_do_not_mix(path: PacketPath) -> None:
     assert path.ingress(to(V4, "10.97.0.77")).verdict == SHOT
 
 
-# Whose address it is
+# Addresses
 
 
 @families
-def test_node_ports_answer_at_chosen_addresses_only(path: PacketPath, at: Places) -> None:
+def test_node_ports_answer_only_at_node_port_addresses(path: PacketPath, at: Places) -> None:
     serve(path, at, at.there)
     for address, answers in ((at.node, True), (at.gateway, False), (at.client, False)):
         packet = ip(at.router, address) / transport(served.TCP, CLIENT_PORT, NODE_PORTS[served.TCP])
         assert translated(path.ingress(packet)) == answers, address
 
 
-def test_a_load_balancer_whose_address_is_the_nodes(path: PacketPath) -> None:
-    """cilium #44430: the more special frontend wins, and pings are the node's own."""
+def test_a_load_balancer_address_of_the_node_takes_only_its_port(path: PacketPath) -> None:
+    """cilium #44430: the more specific frontend precedes, and the node answers pings."""
     serve(path, V4, V4.there, balancer=[V4.node])
     assert translated(path.ingress(to(V4, V4.node)))
     request = ping(V4.client, V4.node)
@@ -222,7 +222,7 @@ def test_a_ping_to_a_frontend_is_answered(path: PacketPath, at: Places, frontend
     serve(path, at, at.there)
     address = getattr(at, frontend)
     request = ping(at.client, address)
-    _grow_old(request)
+    _set_low_ttl(request)
     outcome = path.ingress(request)
     assert (outcome.verdict, outcome.mark) == (REDIRECT, MARK_DONE)
     reply = outcome.packet
@@ -232,12 +232,12 @@ def test_a_ping_to_a_frontend_is_answered(path: PacketPath, at: Places, frontend
     else:
         assert (reply[ICMPv6EchoReply].id, reply[ICMPv6EchoReply].seq) == (7, 1)
     assert outcome.raw.endswith(b"ping pong")
-    assert outcome.raw == bytes(_made_anew(reply))
+    assert outcome.raw == bytes(_rebuilt(reply))
     assert path.counted() == {"echo_answered": 1}
 
 
 @families
-def test_a_ping_to_nobodys_address_is_left_alone(path: PacketPath, at: Places) -> None:
+def test_a_ping_to_an_address_without_a_frontend_is_left_alone(path: PacketPath, at: Places) -> None:
     serve(path, at, at.there)
     for address in (at.there, at.node):
         request = ping(at.client, address)
@@ -245,7 +245,7 @@ def test_a_ping_to_nobodys_address_is_left_alone(path: PacketPath, at: Places) -
 
 
 def test_udp_and_tcp_on_one_port_are_two_services(path: PacketPath) -> None:
-    """kpng mixed up their keys."""
+    """kpng used the same key for both."""
     serve(path, V4, V4.there)
     packet = ip(V4.client, V4.external) / transport(served.UDP, CLIENT_PORT, PORTS[served.TCP])
     assert path.ingress(packet) == (UNSPEC, bytes(packet), 0)

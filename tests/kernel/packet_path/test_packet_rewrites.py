@@ -1,6 +1,6 @@
-"""Every rewrite, compared byte for byte with the packet that scapy would have made.
+"""Every rewrite, compared byte by byte with the packet that scapy builds.
 
-So nothing but addresses, ports and checksums changes: not the TTL either, which is the stack's affair.
+Only addresses, ports and checksums change. The stack decrements the TTL.
 """
 
 from typing import Any
@@ -44,8 +44,8 @@ HEADERS: dict[str, tuple[Places, dict[str, Any], tuple[Packet, ...]]] = {
 
 
 def check(path: PacketPath, at: Places, request: Packet, reply: Packet, target: str) -> None:
-    """There and back, by an endpoint on this node or elsewhere. `request` is from the client to a frontend,
-    `reply` its like from the frontend to the client, of which scapy makes what the endpoint sends."""
+    """Check both directions, for an endpoint on this node or on another one. `request` is from the client to
+    a frontend, `reply` from the frontend to the client. Scapy derives the endpoint's packet from `reply`."""
     elsewhere = target == at.there
     towards = "tunnel" if elsewhere else "pod"
     ports: dict[str, Any] = {"destination_port": TARGETS[_protocol(request)]}
@@ -82,7 +82,7 @@ def conversation(
     *extensions: Packet,
     data: bytes = b"data",
 ) -> tuple[Packet, Packet]:
-    """A request and its reply, as the client has them. `before` and `extensions` are of the IP header."""
+    """A request and its reply, as the client sees them. `before` and `extensions` belong to the IP header."""
     fields, reply = before or {}, {"flags": "SA"} if protocol is TCP else {}
     packets = []
     for packet, end in (
@@ -101,7 +101,7 @@ def conversation(
 @families
 @protocols
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_a_client_outside_and_an_endpoint(
+def test_packets_of_an_external_client_are_translated(
     path: PacketPath, at: Places, protocol: Protocol, where: str
 ) -> None:
     target = getattr(at, where)
@@ -112,7 +112,9 @@ def test_a_client_outside_and_an_endpoint(
 @pytest.mark.parametrize("header", HEADERS)
 @protocols
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_headers_before_the_transports(path: PacketPath, header: str, protocol: Protocol, where: str) -> None:
+def test_packets_with_headers_before_the_transport_header_are_translated(
+    path: PacketPath, header: str, protocol: Protocol, where: str
+) -> None:
     at, fields, extensions = HEADERS[header]
     target = getattr(at, where)
     serve(path, at, target)
@@ -122,22 +124,25 @@ def test_headers_before_the_transports(path: PacketPath, header: str, protocol: 
 @families
 @protocols
 @pytest.mark.parametrize("size", [0, 4, 1400])
-def test_payloads_of_many_sizes(path: PacketPath, at: Places, protocol: Protocol, size: int) -> None:
+def test_payloads_of_many_sizes_are_translated(
+    path: PacketPath, at: Places, protocol: Protocol, size: int
+) -> None:
     serve(path, at, at.there)
     check(path, at, *conversation(at, protocol, data=bytes(range(4)) * (size // 4)), at.there)
 
 
 @families
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-def test_a_payload_of_odd_length(path: PacketPath, at: Places, protocol: Protocol) -> None:
+def test_payloads_of_odd_length_are_translated(path: PacketPath, at: Places, protocol: Protocol) -> None:
     serve(path, at, at.there)
     check(path, at, *conversation(at, protocol, data=b"odd"), at.there)
 
 
 @families
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_udp_without_a_checksum_stays_without(path: PacketPath, at: Places, where: str) -> None:
-    """0 is "none" (RFC 768; RFC 6935 for IPv6 tunnels), and must not become one that is wrong."""
+def test_udp_without_a_checksum_stays_without_one(path: PacketPath, at: Places, where: str) -> None:
+    """The value 0 means "no checksum" (RFC 768; RFC 6935 for IPv6 tunnels), and must not become a wrong
+    one."""
     target = getattr(at, where)
     serve(path, at, target)
     request, reply = conversation(at, UDP)
@@ -147,12 +152,12 @@ def test_udp_without_a_checksum_stays_without(path: PacketPath, at: Places, wher
 
 
 @families
-def test_a_udp_checksum_never_becomes_none(path: PacketPath, at: Places) -> None:
-    """One that comes out as 0 is sent as 0xffff (RFC 768), and by scapy, too."""
+def test_a_udp_checksum_never_becomes_0(path: PacketPath, at: Places) -> None:
+    """A computed 0 is sent as 0xffff (RFC 768), as scapy does."""
     serve(path, at, at.here)
     request, _ = conversation(at, UDP, data=bytes(4))
     base = become(request, destination=at.here, destination_port=TARGETS[UDP])
-    word = int.from_bytes(base[-6:-4])  # so much more data makes the checksum 0
+    word = int.from_bytes(base[-6:-4])  # this additional data makes the checksum 0
     request, _ = conversation(at, UDP, data=word.to_bytes(2) + b"\0\0")
     sent = path.ingress(request)
     assert sent.raw[-6:-4] == b"\xff\xff"
@@ -161,7 +166,7 @@ def test_a_udp_checksum_never_becomes_none(path: PacketPath, at: Places) -> None
 
 @families
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-def test_a_node_port(path: PacketPath, at: Places, protocol: Protocol) -> None:
+def test_packets_to_a_node_port_are_translated(path: PacketPath, at: Places, protocol: Protocol) -> None:
     serve(path, at, at.there)
     request = ip(at.client, at.node) / transport(protocol, CLIENT_PORT, NODE_PORTS[protocol])
     there = path.forward(request, "net", "tunnel")
@@ -187,10 +192,10 @@ def test_a_pod_keeps_its_address_on_the_way_to_a_cluster_ip(
 
 @families
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-def test_a_pod_that_is_its_own_endpoint_sees_the_node(
+def test_a_pod_that_is_its_own_endpoint_sees_the_node_as_the_client(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """Hairpin: else it would answer to itself."""
+    """Hairpin: otherwise the reply would not pass the node."""
     serve(path, at, at.here)
     request = ip(at.here, at.cluster) / transport(protocol, CLIENT_PORT, PORTS[protocol])
     there = path.forward(request, "pod", "pod")
@@ -201,7 +206,7 @@ def test_a_pod_that_is_its_own_endpoint_sees_the_node(
 
 
 @families
-def test_what_is_no_services_is_left_alone(path: PacketPath, at: Places) -> None:
+def test_packets_to_no_service_are_left_alone(path: PacketPath, at: Places) -> None:
     serve(path, at, at.there)
     for packet in (
         ip(at.client, at.external) / transport(TCP, CLIENT_PORT, PORTS[TCP] + 1),

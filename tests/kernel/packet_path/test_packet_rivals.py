@@ -1,5 +1,5 @@
-"""Who is after the port that a flow is masqueraded with: other clients, spoofed resets, and others on this
-node that translate, too."""
+"""Conflicts about a flow's masquerade port: other clients, spoofed resets, and other programs that translate
+on this node."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kernel
 
 
 def receiver(path: PacketPath, got: Outcome) -> str:
-    """Who gets what the endpoint sends on the connection that `got` is of."""
+    """The address that receives the endpoint's packet on the connection of `got`."""
     fields = {"flags": "PA"} if TCP in got.packet else {}
     outcome = path.forward(answer(got, **fields), "tunnel", "net")
     return str(outcome.packet.payload.dst)
@@ -29,9 +29,9 @@ def receiver(path: PacketPath, got: Outcome) -> str:
 
 
 @families
-def test_a_spoofed_reset_does_not_give_a_port_away(path: PacketPath, at: Places) -> None:
-    """The endpoint takes no notice of a reset with a wrong sequence number, and would send the connection's
-    data to whoever has its port then."""
+def test_a_spoofed_reset_does_not_free_the_masquerade_port(path: PacketPath, at: Places) -> None:
+    """The endpoint ignores a reset with a wrong sequence number, and would send the connection's data to
+    another client that had the port."""
     serve(path, at, at.there)
     victim = established(path, at)
     path.forward(request(at, flags="R", seq=0xDEADBEEF), "net", "tunnel")
@@ -43,9 +43,9 @@ def test_a_spoofed_reset_does_not_give_a_port_away(path: PacketPath, at: Places)
 
 
 @families
-def test_a_closed_flows_port_is_nobody_elses(path: PacketPath, at: Places) -> None:
-    """The last FIN may be sent again, and must not come from another client's connection. The agent's
-    collector removes the flow when its time is up."""
+def test_the_port_of_a_closed_flow_is_not_used_by_another_client(path: PacketPath, at: Places) -> None:
+    """The last FIN may be retransmitted, and must not arrive in another client's connection. The agent's
+    collector removes the flow after its timeout."""
     serve(path, at, at.there)
     got = established(path, at)
     finish(path, at, got)
@@ -56,15 +56,16 @@ def test_a_closed_flows_port_is_nobody_elses(path: PacketPath, at: Places) -> No
     assert receiver(path, got) == at.client
 
 
-# Others that translate
+# Other programs that translate
 
 
 @families
 @translatable
-def test_what_somebody_else_masqueraded_is_passed_on_and_its_reply_translated(
+def test_a_packet_that_another_program_masqueraded_is_not_masqueraded_again(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """As a CNI's rules in POSTROUTING do, which run before our egress; they undo it after our ingress."""
+    """As rules of a CNI plugin in POSTROUTING, before the egress program. They translate the reply back after
+    the ingress program."""
     serve(path, at, at.there)
     dialed = request(at, protocol=protocol)
     before = path.ingress(dialed)
@@ -80,12 +81,12 @@ def test_what_somebody_else_masqueraded_is_passed_on_and_its_reply_translated(
 
 @families
 @translatable
-def test_what_is_forwarded_with_a_tuple_that_is_a_flows_masquerade_gets_another_port(
+def test_a_forwarded_packet_with_the_tuple_of_a_masqueraded_flow_gets_another_port(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """cilium #23604: netfilter's own masquerade does not know which ports ours has taken."""
+    """cilium #23604: netfilter's masquerade does not know the ports that the programs use."""
     serve(path, at, at.there)
-    ours = established(path, at, protocol=protocol)
+    own = established(path, at, protocol=protocol)
     first = ip(at.masquerade, at.there) / transport(protocol, CLIENT_PORT, TARGETS[protocol])
     gone = path.egress(first, "tunnel", came_in="pod")
     assert gone.verdict == UNSPEC
@@ -98,27 +99,25 @@ def test_what_is_forwarded_with_a_tuple_that_is_a_flows_masquerade_gets_another_
     if TCP in more:
         more[TCP].flags = "A"
     assert path.egress(more, "tunnel", came_in="pod").raw == become(more, source_port=port)
-    assert receiver(path, ours) == at.client
+    assert receiver(path, own) == at.client
 
 
 @families
 @translatable
-def test_a_port_with_which_netfilter_masquerades_an_older_connection_is_given_to_nobody(
-    path: PacketPath, at: Places, protocol: Protocol
-) -> None:
-    """Until conntrack has forgotten it; and what the endpoint sends on that connection passes by."""
+def test_a_masquerade_port_of_netfilter_is_not_used(path: PacketPath, at: Places, protocol: Protocol) -> None:
+    """As long as conntrack has the connection. Replies to that connection are left alone."""
     serve(path, at, at.there)
-    theirs = path.forward(request(at, protocol=protocol), "net", "tunnel")
+    foreign = path.forward(request(at, protocol=protocol), "net", "tunnel")
     (entry,) = path.replies().values()
     to = {"destination": parse_address(at.masquerade), "side": abi.AT_INGRESS}
     key = abi.FLOW_KEY.pack(*(entry.key | to).values())
     path.forget_flows()
     path.set_node(abi.NODE_NETFILTER_FLOWS)
     path.maps["netfilter_flows"].update(key, bytes(4))
-    ours = path.forward(request(at, protocol=protocol), "net", "tunnel")
-    assert ours.packet.sport != theirs.packet.sport == CLIENT_PORT
-    assert path.forward(answer(ours), "tunnel", "net").packet.payload.dst == at.client
-    reply = answer(theirs)
+    own = path.forward(request(at, protocol=protocol), "net", "tunnel")
+    assert own.packet.sport != foreign.packet.sport == CLIENT_PORT
+    assert path.forward(answer(own), "tunnel", "net").packet.payload.dst == at.client
+    reply = answer(foreign)
     assert is_left_alone(path.ingress(reply, "tunnel"), reply)
     path.forget_flows()
     path.maps["netfilter_flows"].delete(key)
@@ -127,12 +126,12 @@ def test_a_port_with_which_netfilter_masquerades_an_older_connection_is_given_to
 
 @families
 @translatable
-def test_a_flow_of_ours_that_somebody_else_masqueraded_with_anothers_port_gets_a_third(
+def test_a_flow_that_another_program_masqueraded_with_a_used_port_gets_another(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """As flannel's rule does, which is for all that comes to pods from elsewhere."""
+    """As flannel's rule, which masquerades all traffic to pods from other networks."""
     serve(path, at, at.there)
-    ours = established(path, at, protocol=protocol)
+    own = established(path, at, protocol=protocol)
     for flags in "SA":
         fields: dict[str, Any] = {"flags": flags} if protocol is served.TCP else {}
         masqueraded = transport(protocol, CLIENT_PORT, TARGETS[protocol], **fields)
@@ -141,14 +140,12 @@ def test_a_flow_of_ours_that_somebody_else_masqueraded_with_anothers_port_gets_a
         assert gone.packet.sport != CLIENT_PORT
     reply = answer(gone)
     assert path.ingress(reply, "tunnel")[:2] == (UNSPEC, become(reply, destination_port=CLIENT_PORT))
-    assert receiver(path, ours) == at.client
+    assert receiver(path, own) == at.client
 
 
 @families
-def test_an_sctp_association_with_a_tuple_that_is_a_flows_masquerade_is_left_alone(
-    path: PacketPath, at: Places
-) -> None:
-    """Its checksum covers the ports."""
+def test_a_forwarded_sctp_packet_with_the_tuple_of_a_flow_is_left_alone(path: PacketPath, at: Places) -> None:
+    """SCTP's checksum covers the ports, so that none can be changed."""
     serve(path, at, at.there)
     association = SCTP(sport=CLIENT_PORT, dport=PORTS[served.SCTP]) / SCTPChunkInit()
     path.forward(ip(at.client, at.external) / association, "net", "tunnel")
@@ -161,10 +158,10 @@ def test_an_sctp_association_with_a_tuple_that_is_a_flows_masquerade_is_left_alo
 
 @families
 @translatable
-def test_an_error_about_what_got_another_port_for_a_flow_of_ours_reaches_the_endpoint(
+def test_an_icmp_error_about_a_reply_to_a_changed_port_reaches_the_endpoint(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """Path MTU discovery: the endpoint knows it by that port."""
+    """Path MTU discovery: the quotation has the port that the endpoint knows."""
     serve(path, at, at.there)
     established(path, at, protocol=protocol)
     first = ip(at.masquerade, at.there) / transport(protocol, CLIENT_PORT, TARGETS[protocol])
@@ -177,7 +174,7 @@ def test_an_error_about_what_got_another_port_for_a_flow_of_ours_reaches_the_end
 
 @families
 @translatable
-def test_what_is_forwarded_with_a_tuple_of_nobody_is_left_alone(
+def test_a_forwarded_packet_with_an_unused_tuple_is_left_alone(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     serve(path, at, at.there)

@@ -1,4 +1,4 @@
-"""Sequence numbers: which resets and SYNs end a TCP flow, as connection tracking and RFC 5961 have it."""
+"""Sequence numbers: which resets and SYNs end a TCP flow, as in connection tracking and RFC 5961."""
 
 import time
 
@@ -13,10 +13,10 @@ from tests.support.packets import Places
 pytestmark = pytest.mark.kernel
 
 FAR = 1 << 30
-"""Sequence numbers so far from the next one are in no window."""
+"""A distance from the next sequence number that is outside every window."""
 OVER = 3.0
-"""Seconds after which a flow that counts as closed is over, where `tcp_fin` is 1 s. Times are kept to about a
-second, and a packet would begin them anew."""
+"""Seconds after which a closed flow has expired if `tcp_fin` is 1 s. Times have a resolution of about a
+second, and each packet restarts them."""
 
 
 senders = pytest.mark.parametrize("sender", ["client", "endpoint"])
@@ -33,7 +33,7 @@ def _established(path: PacketPath, at: Places, where: str = "there") -> Conversa
 
 
 def _send(flow: Conversation, sender: str, flags: int, distance: int) -> None:
-    """A segment of either end whose sequence number is so far from the next one."""
+    """Send a segment of either end with this distance from the next sequence number."""
     assert flow.endpoint
     assert flow.seen
     if sender == "client":
@@ -50,11 +50,11 @@ def _send(flow: Conversation, sender: str, flags: int, distance: int) -> None:
 @pytest.mark.parametrize(
     "distance", [FAR, -FAR, 1, 1000], ids=["ahead", "behind", "next but one", "in window"]
 )
-def test_a_reset_with_another_number_than_the_next_one_ends_nothing(
+def test_a_reset_without_the_next_sequence_number_ends_nothing(
     path: PacketPath, at: Places, where: str, sender: str, distance: int
 ) -> None:
-    """A SYN that follows chooses no other endpoint. RFC 5961, 3.2: only the next number ends a connection;
-    within the window the receiver asks the sender to confirm."""
+    """A following SYN gets no other endpoint. RFC 5961, 3.2: only the next number ends a connection; within
+    the window the receiver requests a confirmation."""
     flow = _established(path, at, where)
     _send(flow, sender, RST, distance)
     serve(path, at, at.there if where == "here" else at.here)
@@ -64,19 +64,21 @@ def test_a_reset_with_another_number_than_the_next_one_ends_nothing(
 
 @families
 @senders
-def test_such_a_reset_does_not_shorten_a_flows_life(path: PacketPath, at: Places, sender: str) -> None:
-    """An idle connection is not over when one that was reset would be."""
+def test_a_reset_without_the_next_number_does_not_shorten_the_timeout(
+    path: PacketPath, at: Places, sender: str
+) -> None:
+    """An idle connection has not expired after the timeout of a reset one."""
     path.set_node(tcp_fin=1)
     flow = _established(path, at)
     _send(flow, sender, RST, FAR)
-    time.sleep(OVER)  # the time itself is the condition: a packet would begin it anew
+    time.sleep(OVER)  # the tested condition: a packet would restart the timeout
     assert flow.exchange()
 
 
 @families
 @senders
 def test_a_reset_with_the_next_number_ends_the_flow(path: PacketPath, at: Places, sender: str) -> None:
-    """A SYN from the same port chooses an endpoint, though the previous one is gone."""
+    """A SYN from the same port gets a current endpoint instead of the removed one."""
     flow = _established(path, at)
     _send(flow, sender, RST | ACK if sender == "client" else RST, 0)
     serve(path, at, at.here)
@@ -98,8 +100,8 @@ def test_the_fins_of_both_sides_end_the_flow(path: PacketPath, at: Places) -> No
 
 @families
 @senders
-def test_a_fin_out_of_the_window_closes_nothing(path: PacketPath, at: Places, sender: str) -> None:
-    """One side closes, and the attacker pretends that the other one does, too."""
+def test_a_fin_out_of_the_window_does_not_close_a_side(path: PacketPath, at: Places, sender: str) -> None:
+    """One side closes, and an attacker sends a FIN with the other side's address."""
     flow = _established(path, at)
     other = "endpoint" if sender == "client" else "client"
     assert flow.by_endpoint(FIN | ACK) if sender == "endpoint" else flow.by_client(FIN | ACK)
@@ -111,7 +113,9 @@ def test_a_fin_out_of_the_window_closes_nothing(path: PacketPath, at: Places, se
 
 
 @families
-def test_a_syn_of_a_live_flow_whose_endpoint_left_chooses_none(path: PacketPath, at: Places) -> None:
+def test_a_syn_of_an_open_flow_whose_endpoint_was_removed_keeps_the_endpoint(
+    path: PacketPath, at: Places
+) -> None:
     flow = _established(path, at)
     serve(path, at, at.here)
     for distance in (FAR, -FAR, 0):

@@ -1,5 +1,5 @@
-"""Strangers: errors and redirects about what is not theirs, senders that are nobody, others' frames, and
-fragments of another datagram."""
+"""Forged and foreign packets: ICMP errors and redirects about other flows, invalid source addresses, frames
+for other hosts, and fragments of another datagram."""
 
 import socket
 
@@ -31,17 +31,18 @@ pytestmark = pytest.mark.kernel
 
 
 def too_big(source: str, destination: str, about: bytes) -> Packet:
-    """About the frame `about`."""
+    """A "too big" error about the frame `about`."""
     kind = ICMPv6PacketTooBig(mtu=1280) if ":" in destination else ICMP(type=3, code=4, nexthopmtu=1280)
     return ip(source, destination) / kind / Raw(about[14:])
 
 
 @families
 @translatable
-def test_an_error_to_another_than_the_quoted_packets_sender_is_left_alone(
+def test_an_icmp_error_not_addressed_to_the_quoted_sender_is_left_alone(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """Such errors anybody can make up, and would have them sent on to a client or endpoint of his choice."""
+    """An attacker could forge such errors, and have them forwarded to a client or endpoint of their
+    choice."""
     serve(path, at, at.here)
     got = path.forward(request(at, protocol=protocol), "net", "pod")
     back = path.forward(answer(got), "pod", "net")
@@ -57,8 +58,10 @@ def test_an_error_to_another_than_the_quoted_packets_sender_is_left_alone(
 
 
 @translatable
-def test_an_error_that_quotes_v4_mapped_addresses_is_left_alone(path: PacketPath, protocol: Protocol) -> None:
-    """A flow of IPv4 has just these addresses in its key."""
+def test_an_icmp_error_that_quotes_v4_mapped_addresses_is_left_alone(
+    path: PacketPath, protocol: Protocol
+) -> None:
+    """An IPv4 flow has these addresses in its key."""
     serve(path, V4, V4.here)
     got = path.forward(request(V4, protocol=protocol), "net", "pod")
     path.forward(answer(got), "pod", "net")
@@ -73,7 +76,7 @@ def test_an_error_that_quotes_v4_mapped_addresses_is_left_alone(path: PacketPath
 
 
 def redirect(at: Places, about: bytes) -> Packet:
-    """Of this node's stack to the client: there is a better way to where it sent this frame."""
+    """A redirect of this node's stack to the client: there is a better route for this frame."""
     if at is V4:
         return ip(at.node, at.client) / ICMP(type=5, code=1, gw="192.0.2.77") / Raw(about[14:][:28])
     kind = ICMPv6ND_Redirect(tgt="fe80::77", dst=at.there)
@@ -81,18 +84,18 @@ def redirect(at: Places, about: bytes) -> Packet:
 
 
 def test_a_redirect_of_this_nodes_stack_about_a_flow_is_dropped(path: PacketPath) -> None:
-    """The client knows no endpoint that there could be a better way to. Of IPv6 it is let pass."""
+    """The client does not know the endpoint that the route leads to. IPv6 redirects are passed."""
     at = V4
     serve(path, at, at.there)
-    between = path.ingress(request(at, protocol=served.UDP))
-    about_it = redirect(at, between.raw)
+    post_dnat = path.ingress(request(at, protocol=served.UDP))
+    about_it = redirect(at, post_dnat.raw)
     assert path.egress(about_it, came_in="").verdict == SHOT
-    other = become(between.packet, source_port=CLIENT_PORT + 1)
+    other = become(post_dnat.packet, source_port=CLIENT_PORT + 1)
     about_another = redirect(at, other)
     assert is_left_alone(path.egress(about_another, came_in=""), about_another)
 
 
-NOBODY = [
+INVALID_SOURCES = [
     (V4, "224.0.0.1"),
     (V4, "239.1.2.3"),
     (V4, "240.0.0.1"),
@@ -107,9 +110,11 @@ NOBODY = [
 ]
 
 
-@pytest.mark.parametrize(("at", "source"), NOBODY, ids=[source for _, source in NOBODY])
-def test_nobody_is_neither_refused_nor_answered(path: PacketPath, at: Places, source: str) -> None:
-    """What seems to come from there would be answered to all, or to this node (RFC 1122, 3.2.2)."""
+@pytest.mark.parametrize(("at", "source"), INVALID_SOURCES, ids=[source for _, source in INVALID_SOURCES])
+def test_packets_with_an_invalid_source_are_neither_rejected_nor_answered(
+    path: PacketPath, at: Places, source: str
+) -> None:
+    """An answer would go to all hosts, or to this node (RFC 1122, 3.2.2)."""
     serve(path, at)
     for protocol in PORTS:
         packet = ip(source, at.external) / transport(protocol, CLIENT_PORT, PORTS[protocol])
@@ -129,7 +134,7 @@ def test_nobody_is_neither_refused_nor_answered(path: PacketPath, at: Places, so
 def test_a_frame_that_is_not_for_this_node_opens_no_flow(
     path: PacketPath, at: Places, to: str, targets: int
 ) -> None:
-    """It is overheard: who it is for has it, too, and serves or rejects it."""
+    """The host that the frame is for gets it, too, and serves or rejects it."""
     serve(path, at, *[at.there] * targets)
     for protocol in PORTS:
         packet = request(at, protocol=protocol)
@@ -140,9 +145,9 @@ def test_a_frame_that_is_not_for_this_node_opens_no_flow(
 
 
 @families
-def test_a_frame_that_has_no_vlan_but_a_priority_is_translated(path: PacketPath, at: Places) -> None:
-    """IEEE 802.1Q, 6.9: VLAN 0 is none. Of a VLAN it is its own device that translates. By a real device,
-    since a test run cannot have a tag."""
+def test_a_frame_with_a_priority_but_without_a_vlan_is_translated(path: PacketPath, at: Places) -> None:
+    """IEEE 802.1Q, 6.9: VLAN 0 means no VLAN. Frames of a VLAN are translated on the VLAN's device. The test
+    uses a real device, since a test run cannot have a tag."""
     serve(path, at, at.there)
     with path.wire("net") as wire:
         for vlan, port in ((5, CLIENT_PORT + 1), (0, CLIENT_PORT)):
@@ -156,7 +161,7 @@ def test_a_frame_that_has_no_vlan_but_a_priority_is_translated(path: PacketPath,
 
 
 def fragment(at: Places, offset: int, more: bool) -> Packet:
-    """Of one datagram, all of whose fragments have 64 bytes; `offset` in units of eight bytes."""
+    """A fragment of one datagram with fragments of 64 bytes; `offset` in units of eight bytes."""
     payload = Raw(bytes(UDP(sport=CLIENT_PORT, dport=PORTS[served.UDP], len=128, chksum=0xBEEF)) + bytes(56))
     if offset:
         payload = Raw(bytes(64))
@@ -169,10 +174,10 @@ def fragment(at: Places, offset: int, more: bool) -> Packet:
 
 @families
 @pytest.mark.parametrize(("seconds", "known"), [(25, True), (35, False)])
-def test_a_fragment_whose_first_one_is_long_gone_is_an_orphan(
+def test_a_fragment_long_after_the_first_one_is_not_translated(
     path: PacketPath, at: Places, seconds: int, known: bool
 ) -> None:
-    """Ids are used again: after net.ipv4.ipfrag_time it is of another datagram."""
+    """Ids are reused: after net.ipv4.ipfrag_time the id belongs to another datagram."""
     serve(path, at, at.there)
     path.ingress(fragment(at, 0, True))
     _age_fragments(path, seconds)

@@ -1,4 +1,4 @@
-"""Packets that end too early: each prefix of each kind is left alone, or what comes out is sound."""
+"""Truncated packets: each prefix of each kind of packet is left alone, or the output is valid."""
 
 from collections.abc import Callable
 
@@ -57,14 +57,16 @@ KINDS: dict[str, Callable[[Places], list[bytes]]] = {
 
 
 def least(frame: bytes) -> int:
-    """The shortest that a test run takes: with IP's plain header."""
+    """The length of the shortest prefix that a test run accepts: with IP's plain header."""
     return 34 if frame[12:14] == b"\x08\x00" else 54
 
 
 @pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("endpoints", [True, False], ids=["served", "refused"])
-def test_every_prefix_of_a_packet(path: PacketPath, at: Places, kind: str, endpoints: bool) -> None:
+def test_every_prefix_of_a_packet_is_handled(
+    path: PacketPath, at: Places, kind: str, endpoints: bool
+) -> None:
     serve(path, at, at.there)
     for packet in KINDS["to a Service"](at)[:3]:
         path.forward(packet, "net", "tunnel")
@@ -77,7 +79,7 @@ def test_every_prefix_of_a_packet(path: PacketPath, at: Places, kind: str, endpo
 
 
 def _check(path: PacketPath, frame: bytes) -> None:
-    """At ingress, and at egress in each of the ways that it may come there."""
+    """Check it at ingress, and at egress for each device that it may have arrived on."""
     for outcome in (
         path.ingress(frame),
         path.ingress(frame, "tunnel"),
@@ -99,7 +101,7 @@ def _check(path: PacketPath, frame: bytes) -> None:
 
 @pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
 @pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["tcp", "udp", "sctp"])
-def test_a_packet_without_its_whole_transport_header_is_left_alone(
+def test_a_packet_with_a_truncated_transport_header_is_left_alone(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     serve(path, at, at.there)

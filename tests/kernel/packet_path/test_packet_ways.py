@@ -1,4 +1,4 @@
-"""The ways round the node's stack: both translations at once, and the node's own packets."""
+"""Packets that bypass the node's stack: both translations in one step, and host-originated packets."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ from tests.support.packets import V6, Places, become, ip, transport
 pytestmark = pytest.mark.kernel
 
 
-def older(frame: bytes) -> bytes:
-    """One hop less to live; scapy sums it up anew."""
+def with_decremented_ttl(frame: bytes) -> bytes:
+    """The frame with a decremented TTL, and with scapy's checksum."""
     packet = Ether(frame)
     if IPv6 in packet:
         packet.payload.hlim -= 1
@@ -37,7 +37,7 @@ def older(frame: bytes) -> bytes:
 
 @families
 @protocols
-def test_a_packet_that_skips_the_stack_is_translated_at_once_and_ages(
+def test_a_packet_that_bypasses_the_stack_is_translated_and_its_ttl_decremented(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
     path.set_node(abi.NODE_REDIRECT)
@@ -46,22 +46,22 @@ def test_a_packet_that_skips_the_stack_is_translated_at_once_and_ages(
     outcome = path.ingress(request)
     assert (outcome.verdict, outcome.mark) == (REDIRECT, MARK_DONE)
     arrived = become(request, at.masquerade, at.there, destination_port=TARGETS[protocol])
-    assert outcome.raw == older(arrived)
+    assert outcome.raw == with_decremented_ttl(arrived)
     fields: dict[str, Any] = {"flags": "SA"} if protocol is served.TCP else {}
     reply = ip(at.external, at.client) / transport(protocol, PORTS[protocol], CLIENT_PORT, **fields)
     answer = become(reply, at.there, at.masquerade, source_port=TARGETS[protocol])
     back = path.ingress(answer, "tunnel")
     assert (back.verdict, back.mark) == (REDIRECT, MARK_DONE)
-    assert back.raw == older(bytes(reply))
+    assert back.raw == with_decremented_ttl(bytes(reply))
     assert path.counted()["redirected"] == 2
 
 
 @families
 @translatable
-def test_a_reply_of_a_pod_here_skips_the_stack_from_its_own_device_alone(
+def test_a_local_pods_reply_bypasses_the_stack_only_from_its_own_device(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """Whoever pretends to be the endpoint by another device gets no frontend's address."""
+    """A packet with the endpoint's source from another device is not translated."""
     path.set_node(abi.NODE_REDIRECT)
     serve(path, at, at.here)
     request = ip(at.client, at.external) / transport(protocol, CLIENT_PORT, PORTS[protocol])
@@ -72,12 +72,12 @@ def test_a_reply_of_a_pod_here_skips_the_stack_from_its_own_device_alone(
     outside = path.ingress(answer)
     assert (outside.verdict, outside.raw) == (UNSPEC, bytes(answer))
     back = path.ingress(answer, "pod")
-    assert (back.verdict, back.mark, back.raw) == (REDIRECT, MARK_DONE, older(bytes(reply)))
+    assert (back.verdict, back.mark, back.raw) == (REDIRECT, MARK_DONE, with_decremented_ttl(bytes(reply)))
 
 
 @families
-def test_a_packet_at_the_end_of_its_life_is_left_to_the_stack(path: PacketPath, at: Places) -> None:
-    """Which tells the client so (time exceeded): traceroute through a Service works."""
+def test_a_packet_with_an_expiring_ttl_is_left_to_the_stack(path: PacketPath, at: Places) -> None:
+    """The stack sends "time exceeded" to the client, so that traceroute through a Service works."""
     path.set_node(abi.NODE_REDIRECT)
     serve(path, at, at.there)
     life = {"hlim": 1} if at is V6 else {"ttl": 1}
@@ -88,17 +88,21 @@ def test_a_packet_at_the_end_of_its_life_is_left_to_the_stack(path: PacketPath, 
 
 
 @families
-def test_clients_outside_reach_endpoints_of_this_node_past_the_stack(path: PacketPath, at: Places) -> None:
+def test_packets_of_external_clients_to_local_endpoints_bypass_the_stack(
+    path: PacketPath, at: Places
+) -> None:
     path.set_node(abi.NODE_REDIRECT)
     serve(path, at, at.here)
     request = ip(at.client, at.external) / transport(served.TCP, CLIENT_PORT, PORTS[served.TCP])
     outcome = path.ingress(request)
     assert outcome.verdict == REDIRECT
-    assert outcome.raw == older(become(request, destination=at.here, destination_port=TARGETS[served.TCP]))
+    assert outcome.raw == with_decremented_ttl(
+        become(request, destination=at.here, destination_port=TARGETS[served.TCP])
+    )
 
 
 @families
-def test_pods_reach_endpoints_of_this_node_by_the_stack(path: PacketPath, at: Places) -> None:
+def test_packets_of_pods_to_local_endpoints_pass_the_stack(path: PacketPath, at: Places) -> None:
     path.set_node(abi.NODE_REDIRECT)
     serve(path, at, at.here)
     request = ip(at.pod, at.cluster) / transport(served.TCP, CLIENT_PORT, PORTS[served.TCP])
@@ -110,10 +114,10 @@ def test_pods_reach_endpoints_of_this_node_by_the_stack(path: PacketPath, at: Pl
 @families
 @protocols
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_the_nodes_own_packet_goes_out_by_the_way_to_the_endpoint(
+def test_a_host_originated_packet_leaves_by_the_route_to_the_endpoint(
     path: PacketPath, at: Places, protocol: Protocol, where: str
 ) -> None:
-    """Of a socket that no hook caught; the reply comes back to the address and port that it left with."""
+    """The packet is of a socket that no hook handled. The reply returns to its source address and port."""
     path.set_node(inner=path.indices["net"])
     target, out = getattr(at, where), {"here": "pod", "there": "tunnel"}[where]
     serve(path, at, target)
@@ -126,11 +130,13 @@ def test_the_nodes_own_packet_goes_out_by_the_way_to_the_endpoint(
     answer = become(reply, target, source, source_port=TARGETS[protocol])
     back = path.ingress(answer, out)
     assert back.verdict == REDIRECT
-    assert back.raw[14:] == bytes(reply)[14:], "Ethernet's header is the inner's"
+    assert back.raw[14:] == bytes(reply)[14:], "the Ethernet header is that of the reinjection device"
 
 
 @families
-def test_without_a_way_to_the_endpoint_the_nodes_own_packet_is_dropped(path: PacketPath, at: Places) -> None:
+def test_without_a_route_to_the_endpoint_a_host_originated_packet_is_dropped(
+    path: PacketPath, at: Places
+) -> None:
     target = "fd00:7::1" if at is V6 else "127.0.0.9"
     serve(path, at, target)
     request = ip(at.node, at.cluster) / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP])
@@ -140,8 +146,10 @@ def test_without_a_way_to_the_endpoint_the_nodes_own_packet_is_dropped(path: Pac
 
 @families
 @translatable
-def test_a_pod_that_bypassed_all_programs_is_noted(path: PacketPath, at: Places, protocol: Protocol) -> None:
-    """The agent puts one on its device; until then the packet finds its own way."""
+def test_the_device_of_a_pod_that_bypasses_the_programs_is_recorded(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """The agent then attaches a program to the device. Until then the packet is not translated."""
     serve(path, at, at.there)
     path.maps["devices"].delete(path.indices["pod"].to_bytes(4, "little"))
     request = ip(at.pod, at.cluster) / transport(protocol, CLIENT_PORT, PORTS[protocol])
@@ -151,7 +159,9 @@ def test_a_pod_that_bypassed_all_programs_is_noted(path: PacketPath, at: Places,
 
 
 @families
-def test_what_a_tunnel_left_in_front_is_taken_off_by_coming_in_again(path: PacketPath, at: Places) -> None:
+def test_a_header_before_the_packet_from_a_tunnel_is_removed_by_a_redirect(
+    path: PacketPath, at: Places
+) -> None:
     serve(path, at, at.here)
     request = ip(at.client, at.external) / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP])
     first = path.ingress(request, "tunnel", program="from_any_l3")
@@ -159,7 +169,7 @@ def test_what_a_tunnel_left_in_front_is_taken_off_by_coming_in_again(path: Packe
 
 
 @families
-def test_a_packet_that_kept_what_was_in_front_goes_its_way(path: PacketPath, at: Places) -> None:
+def test_a_packet_that_kept_its_header_after_the_redirect_is_left_alone(path: PacketPath, at: Places) -> None:
     serve(path, at, at.here)
     request = ip(at.client, at.external) / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP])
     again = path.ingress(request, "tunnel", MARK_STRIPPED, program="from_any_l3")

@@ -1,4 +1,4 @@
-"""Maps of two sizes, made once, and empty for each test."""
+"""Maps of two sizes, created once, and emptied for each test."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Entries for the tests of ServiceTable, and short ways to write and apply them."""
+"""Entries for the tests of ServiceTable, and helpers to write and apply them."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ def wipe(maps: Maps) -> None:
 
 @contextlib.contextmanager
 def opened(maps: Maps, clock: Clock | None = None) -> Iterator[ServiceTable]:
-    """As a new process has it: empty-handed until it has read."""
+    """A table as in a new process, which knows no entries until it has read the maps."""
     table = ServiceTable(maps, clock or Clock())
     try:
         yield table

@@ -1,4 +1,4 @@
-"""A change taken step by step: every single write to a map, and what clients would get before it."""
+"""A change step by step: every single write to a map, and the outcome for clients before it."""
 
 import contextlib
 import struct
@@ -16,18 +16,18 @@ from ebpfproxy.model.address import Address, Network
 from tests.kernel.service_table.samples import (
     Entries,
 )
-from tests.support.service_maps import Dialled, View, check_admitted, check_safe
+from tests.support.service_maps import FrontendKey, View, check_admitted, check_safe
 
 
 @contextlib.contextmanager
 def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
-    """Call `at_step` before each single write to a map; what it raises is where the process ends."""
+    """Call `at_step` before each single write to a map. An exception of `at_step` ends the change there."""
     with pytest.MonkeyPatch.context() as patch:
         update, delete, set_flags = Map.update, Map.delete, Arrays.set_flags
         pack_endpoint, slots_format = abi.ENDPOINT.pack_into, arrays._slots_format
 
         def update_all(self: Map, entries: list[tuple[bytes, bytes]]) -> None:
-            for packed, value in entries:  # a batch is no transaction: others see each entry by itself
+            for packed, value in entries:  # a batch is no transaction: programs see each entry separately
                 at_step()
                 update(self, packed, value)
 
@@ -47,10 +47,9 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
             at_step()
             pack_endpoint(*args)
 
-        class SlotByslot:
+        class SlotBySlot:
             def __init__(self, count: int) -> None:
-                self.whole = slots_format(count)
-                self.unpack_from = self.whole.unpack_from
+                self.unpack_from = slots_format(count).unpack_from
 
             def pack_into(self, memory: Any, offset: int, *ids: int) -> None:
                 for number, id_ in enumerate(ids):
@@ -62,13 +61,13 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
         patch.setattr(Map, "delete", delete_one)
         patch.setattr(Arrays, "set_flags", set_one)
         patch.setattr(abi.ENDPOINT, "pack_into", pack_one)
-        patch.setattr(arrays, "_slots_format", SlotByslot)
+        patch.setattr(arrays, "_slots_format", SlotBySlot)
         yield
 
 
-def lists_of(*states: Entries) -> dict[Dialled, frozenset[frozenset[tuple[Address, int]]]]:
-    """By frontend: every list of places that it has in one of the states."""
-    found: dict[Dialled, set[frozenset[tuple[Address, int]]]] = {}
+def lists_of(*states: Entries) -> dict[FrontendKey, frozenset[frozenset[tuple[Address, int]]]]:
+    """By frontend: every list of endpoints that it has in one of the states."""
+    found: dict[FrontendKey, set[frozenset[tuple[Address, int]]]] = {}
     for state in states:
         for each in state.values():
             for bit in (abi.ENDPOINT_CLUSTER, abi.ENDPOINT_LOCAL):
@@ -85,9 +84,9 @@ def lists_of(*states: Entries) -> dict[Dialled, frozenset[frozenset[tuple[Addres
     return {dialled: frozenset(places) for dialled, places in found.items()}
 
 
-def ranges_of(*states: Entries) -> dict[Dialled, list[frozenset[Network]]]:
-    """By frontend: what each of the states in which it is restricted admits."""
-    found: dict[Dialled, list[frozenset[Network]]] = {}
+def ranges_of(*states: Entries) -> dict[FrontendKey, list[frozenset[Network]]]:
+    """By frontend: the admitted networks in each of the states in which it is restricted."""
+    found: dict[FrontendKey, list[frozenset[Network]]] = {}
     for state in states:
         for each in state.values():
             for f in each.frontends:
@@ -99,9 +98,9 @@ def ranges_of(*states: Entries) -> dict[Dialled, list[frozenset[Network]]]:
 
 
 @contextlib.contextmanager
-def watched(maps: Maps, *states: Entries) -> Iterator[list[set[Dialled]]]:
-    """Check before each write what clients would get; the frontends that were there each time."""
-    allowed, admitted, seen = lists_of(*states), ranges_of(*states), list[set[Dialled]]()
+def watched(maps: Maps, *states: Entries) -> Iterator[list[set[FrontendKey]]]:
+    """Check the outcome for clients before each write. Yields the existing frontends before each write."""
+    allowed, admitted, seen = lists_of(*states), ranges_of(*states), list[set[FrontendKey]]()
 
     def look() -> None:
         check_safe(maps, allowed)

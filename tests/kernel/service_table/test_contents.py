@@ -1,4 +1,4 @@
-"""What ServiceTable leaves in the maps: what was put, and nothing else."""
+"""ServiceTable writes exactly the given entries to the maps."""
 
 import re
 import struct
@@ -28,7 +28,7 @@ from tests.support.service_maps import View, check_exact
 pytestmark = pytest.mark.kernel
 
 
-def test_what_was_put_is_read_back_and_by_a_new_process_too(roomy: Maps) -> None:
+def test_written_entries_are_read_back_also_by_a_new_process(roomy: Maps) -> None:
     with opened(roomy) as table:
         assert table.read() == {}
         bring(table, {}, SEVERAL)
@@ -49,7 +49,7 @@ def test_reading_changes_nothing(roomy: Maps) -> None:
     assert before == after
 
 
-def test_everything_dropped_leaves_nothing(roomy: Maps) -> None:
+def test_dropping_everything_empties_the_maps(roomy: Maps) -> None:
     with opened(roomy) as table:
         bring(table, {}, SEVERAL)
         bring(table, SEVERAL, {})
@@ -57,14 +57,14 @@ def test_everything_dropped_leaves_nothing(roomy: Maps) -> None:
         assert table.usage()["slots"][0] == 0
 
 
-def test_what_is_unknown_is_dropped_without_complaint(roomy: Maps) -> None:
+def test_dropping_an_unknown_service_is_no_error(roomy: Maps) -> None:
     with opened(roomy) as table:
         table.read()
-        assert table.apply({}, [key("nobody")]) == {}
+        assert table.apply({}, [key("unknown")]) == {}
 
 
 def test_an_endpoint_that_stays_keeps_its_id(roomy: Maps) -> None:
-    """Affinity and unconnected sockets hold ids: they must not notice that others come and go."""
+    """Affinity and unconnected sockets store ids, which must not change when other endpoints do."""
     with opened(roomy) as table:
         bring(table, {}, {key("web"): WEB})
         before = {place.address: id_ for id_, place in View(roomy).listed().items()}
@@ -86,7 +86,7 @@ def test_a_list_that_stays_the_same_is_not_written_again(roomy: Maps) -> None:
     assert before.items() <= after.items()
 
 
-def test_the_slots_of_a_service_that_shrinks_are_not_led_to_any_more(roomy: Maps) -> None:
+def test_the_freed_slots_of_a_service_that_shrinks_are_not_reachable(roomy: Maps) -> None:
     """Regression, kubernetes-sigs/kpng: slots above the new count were never deleted."""
     large = WEB._replace(endpoints=tuple(sorted(endpoint(f"10.1.0.{n}") for n in range(1, 10))))
     with opened(roomy) as table:
@@ -97,7 +97,8 @@ def test_the_slots_of_a_service_that_shrinks_are_not_led_to_any_more(roomy: Maps
 
 
 def test_one_endpoint_of_two_services_is_listed_for_each(roomy: Maps) -> None:
-    """Regression, kubernetes-sigs/kpng: ids made of address and port collide; ours belong to one service."""
+    """Regression, kubernetes-sigs/kpng: ids made of address and port collided. An id belongs to one
+    service."""
     wanted = {
         key("one"): entry([frontend("10.96.0.1")], [endpoint("10.1.0.1"), endpoint("10.1.0.1", port=81)]),
         key("two"): entry([frontend("10.96.0.2")], [endpoint("10.1.0.1"), endpoint("10.1.0.2")]),
@@ -109,7 +110,7 @@ def test_one_endpoint_of_two_services_is_listed_for_each(roomy: Maps) -> None:
         check_exact(roomy, {key("two"): wanted[key("two")]}, table.usage())
 
 
-# Frontends that change hands
+# Frontends that move to another service
 
 
 def test_a_frontend_moves_to_another_service_in_one_delta(roomy: Maps) -> None:
@@ -143,8 +144,8 @@ def test_two_services_swap_their_frontends(roomy: Maps) -> None:
         check_exact(roomy, after, table.usage())
 
 
-def test_a_service_made_anew_under_another_name_takes_over_without_a_gap(roomy: Maps) -> None:
-    """The frontend is replaced, never deleted and put again."""
+def test_a_service_recreated_under_another_name_takes_over_without_a_gap(roomy: Maps) -> None:
+    """The frontend is replaced, not deleted and written again."""
     with opened(roomy) as table:
         bring(table, {}, {key("old"): WEB})
         with watched(roomy, {key("old"): WEB}, {key("new"): WEB}) as steps:
@@ -162,7 +163,9 @@ def remember(maps: Maps, service: int, client: int, endpoint_id: int) -> None:
 
 
 @pytest.mark.parametrize("change", ["turned off", "dropped"])
-def test_affinity_is_forgotten_with_what_asked_for_it(roomy: Maps, change: str) -> None:
+def test_affinity_is_deleted_when_it_is_turned_off_or_its_service_is_dropped(
+    roomy: Maps, change: str
+) -> None:
     other = entry([frontend("10.96.0.7")], [endpoint("10.1.0.7")], affinity=60)
     start = {key("api"): API, key("other"): other}
     with opened(roomy) as table:
@@ -185,7 +188,7 @@ PINNED = re.compile(r'^PINNED\("[\w$]+", (?:struct )?(\w+), (?:struct )?(\w+), (
 
 
 def test_the_maps_have_the_sizes_that_python_packs(roomy: Maps, place: BpfPlace) -> None:
-    """Regression, projectcalico/calico 2a9648d33f. What the kernel says, against what is read from abi.h."""
+    """Regression, projectcalico/calico 2a9648d33f. Compares the kernel's sizes with those read from abi.h."""
     declared = PINNED.findall((abi.source_directory() / "maps.h").read_text())
     sizes = {"u32": 4, "u64": 8} | {name: layout.size for name, layout in abi.LAYOUTS.items()}
     wanted = {name: (sizes[key_], sizes[value]) for key_, value, name in declared}

@@ -1,4 +1,4 @@
-"""What somebody else wrote into the maps is seen, and one apply repairs it."""
+"""Changes of the maps by another program are noticed, and one apply repairs them."""
 
 import contextlib
 import random
@@ -11,6 +11,7 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
+from tests.kernel.service_table.foreign_writer import DAMAGES, HARMLESS, ForeignWriter, spoil
 from tests.kernel.service_table.samples import (
     SEVERAL,
     bring,
@@ -18,7 +19,6 @@ from tests.kernel.service_table.samples import (
     wipe,
 )
 from tests.kernel.service_table.steps import lists_of
-from tests.kernel.service_table.vandal import DAMAGES, HARMLESS, Vandal, spoil
 from tests.support.clock import Clock
 from tests.support.service_maps import check_exact, check_safe
 
@@ -27,12 +27,14 @@ pytestmark = pytest.mark.kernel
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("same_process", [True, False])
-def test_what_a_foreign_writer_did_is_seen_and_repaired(roomy: Maps, damage: str, same_process: bool) -> None:
-    """Regression, projectcalico/calico#13279: ids that were in use twice stayed so for good."""
+def test_changes_by_another_program_are_noticed_and_repaired(
+    roomy: Maps, damage: str, same_process: bool
+) -> None:
+    """Regression, projectcalico/calico#13279: duplicate ids were never repaired."""
     with contextlib.ExitStack() as stack:
         table = stack.enter_context(opened(roomy))
         bring(table, {}, SEVERAL)
-        DAMAGES[damage](Vandal(roomy))
+        DAMAGES[damage](ForeignWriter(roomy))
         if not same_process:
             table = stack.enter_context(opened(roomy))
         found = table.read()
@@ -51,8 +53,8 @@ def test_what_a_foreign_writer_did_is_seen_and_repaired(roomy: Maps, damage: str
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
-def test_junk_in_every_map_is_overcome(roomy_maps: Maps, seed: int) -> None:
-    """A map that junk has filled may reject at first; what is wrong is dropped all the same."""
+def test_random_content_of_every_map_is_repaired(roomy_maps: Maps, seed: int) -> None:
+    """A map full of random content may reject entries at first. Wrong entries are dropped nevertheless."""
     wipe(roomy_maps)
     chance = random.Random(seed)
     clock = Clock()
@@ -69,5 +71,5 @@ def test_junk_in_every_map_is_overcome(roomy_maps: Maps, seed: int) -> None:
 
 
 def wipe_endpoint_0(maps: Maps) -> None:
-    """It is nobody's: no list that we write names it."""
+    """Clear it, since ServiceTable never uses endpoint 0."""
     maps["endpoints"].update(bytes(4), bytes(abi.ENDPOINT.size))

@@ -1,4 +1,4 @@
-"""What is given back rests, since a program may still be reading it."""
+"""Freed slots and ids are not reused for a grace period, since a program may still read them."""
 
 import pytest
 
@@ -41,8 +41,8 @@ def blocks_of_key(maps: Maps, of: ServicePortKey) -> set[int]:
 
 
 @pytest.mark.parametrize("reads_between", [False, True])
-def test_slots_and_ids_rest_before_they_are_used_again(roomy: Maps, reads_between: bool) -> None:
-    """Also where the kernel is read back meanwhile, as a sync that verifies does."""
+def test_slots_and_ids_are_not_reused_within_the_grace_period(roomy: Maps, reads_between: bool) -> None:
+    """Also if the maps are read back meanwhile, as by a sync that verifies."""
     clock = Clock()
     with opened(roomy, clock) as table:
         bring(table, {}, {key("web"): WEB})
@@ -60,10 +60,10 @@ def test_slots_and_ids_rest_before_they_are_used_again(roomy: Maps, reads_betwee
         check_exact(roomy, other, table.usage())
 
 
-def test_the_grace_period_begins_when_a_change_is_in_force_not_before(
+def test_the_grace_period_begins_after_the_last_write_of_a_change(
     roomy: Maps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A first sync of many services takes seconds, during which the old lists are still in use."""
+    """A first sync of many services takes seconds, during which programs still use the old lists."""
     clock = Clock()
     original = Map.update_all
 

@@ -56,7 +56,7 @@ _PLACES = [(ip, port) for ip in ("10.1.0.1", "10.1.0.2", "10.1.0.3", "fd01::1") 
 
 @st.composite
 def states(draw: st.DrawFn) -> Entries:
-    """Entries of a few keys; no frontend has two owners."""
+    """Entries of a few keys. No frontend has two owners."""
     chosen = draw(st.lists(st.sampled_from(_KEYS), unique=True, max_size=len(_KEYS)))
     there = draw(st.sets(st.sampled_from(_FRONTENDS))) if chosen else set()
     owners = {f: draw(st.sampled_from(chosen)) for f in sorted(there)}
@@ -77,10 +77,10 @@ def states(draw: st.DrawFn) -> Entries:
 
 
 class Histories(RuleBasedStateMachine):
-    """`kernel` is what the maps should hold: all that was not rejected."""
+    """`kernel` is the expected content of the maps: all entries that were not rejected."""
 
     maps: ClassVar[Maps]
-    may_refuse: ClassVar[bool]
+    may_reject: ClassVar[bool]
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Histories(RuleBasedStateMachine):
     def change(self, wanted: Entries) -> None:
         delta = diff(self.kernel, wanted)
         rejected = self.table.apply(delta.puts, delta.drops)
-        assert self.may_refuse or not rejected
+        assert self.may_reject or not rejected
         assert all(isinstance(failure, TableFull) for failure in rejected.values())
         for each in delta.drops:
             del self.kernel[each]
@@ -157,11 +157,11 @@ _HISTORIES = settings(
 )
 
 
-def test_random_histories_leave_exactly_what_was_put(roomy_maps: Maps) -> None:
-    machine = type("Roomy", (Histories,), {"maps": roomy_maps, "may_refuse": False})
+def test_random_histories_leave_exactly_the_written_entries(roomy_maps: Maps) -> None:
+    machine = type("Roomy", (Histories,), {"maps": roomy_maps, "may_reject": False})
     run_state_machine_as_test(machine, settings=_HISTORIES)
 
 
-def test_random_histories_in_maps_that_are_too_small_lose_nothing_else(tiny_maps: Maps) -> None:
-    machine = type("Tiny", (Histories,), {"maps": tiny_maps, "may_refuse": True})
+def test_random_histories_in_small_maps_lose_only_rejected_entries(tiny_maps: Maps) -> None:
+    machine = type("Tiny", (Histories,), {"maps": tiny_maps, "may_reject": True})
     run_state_machine_as_test(machine, settings=_HISTORIES)

@@ -1,4 +1,4 @@
-"""Each step of a change: what clients get meanwhile, and what becomes of it if the process ends there."""
+"""Each step of a change: the outcome for clients, and the repair if the process ends there."""
 
 import contextlib
 import itertools
@@ -85,9 +85,7 @@ CHANGES: dict[str, tuple[Entries, Entries]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_at_no_step_of_a_change_does_a_frontend_lead_anywhere_but_to_the_old_or_the_new(
-    roomy: Maps, change: str
-) -> None:
+def test_at_each_step_of_a_change_a_frontend_has_its_old_or_new_endpoints(roomy: Maps, change: str) -> None:
     """Regression, kubernetes-sigs/kpng: services were written before their slots."""
     before, after = CHANGES[change]
     with opened(roomy) as table:
@@ -99,7 +97,7 @@ def test_at_no_step_of_a_change_does_a_frontend_lead_anywhere_but_to_the_old_or_
 
 
 def further(state: Entries) -> Entries:
-    """What is wanted after that: one endpoint more everywhere."""
+    """A later desired state: every service has one more endpoint."""
     return {
         k: e._replace(endpoints=tuple(sorted((*e.endpoints, endpoint("10.1.7.7", BOTH)))))
         for k, e in state.items()
@@ -108,10 +106,8 @@ def further(state: Entries) -> Entries:
 
 @pytest.mark.parametrize("meanwhile", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_process_that_ends_at_any_step_leaves_what_the_next_one_completes(
-    roomy: Maps, change: str, meanwhile: bool
-) -> None:
-    """Also where, `meanwhile`, it became another state that is wanted."""
+def test_a_change_is_completed_after_a_crash_at_any_step(roomy: Maps, change: str, meanwhile: bool) -> None:
+    """Also if the desired state changed `meanwhile`."""
     before, after = CHANGES[change]
     wanted = further(after) if meanwhile else after
     allowed = lists_of(before, after)
@@ -140,7 +136,7 @@ def test_a_process_that_ends_at_any_step_leaves_what_the_next_one_completes(
 def converge(
     maps: Maps, wanted: Entries, previous: tuple[Entries, Entries], same: ServiceTable | None
 ) -> None:
-    """Read and bring in step, in a new process or in the same one, which goes on after an error."""
+    """Read and apply, in a new process, or in the same one as after an error."""
     with contextlib.ExitStack() as stack:
         table = same or stack.enter_context(opened(maps))
         with watched(maps, *previous, wanted):

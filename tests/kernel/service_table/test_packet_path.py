@@ -1,4 +1,4 @@
-"""What the packet path looks up beside a service: whom it admits, which addresses answer, its counters."""
+"""Map entries for the packet path: source ranges, ping addresses, used ports, and counters of services."""
 
 import struct
 
@@ -36,13 +36,13 @@ U32 = struct.Struct("=I")
 
 
 def admits(maps: Maps, service: ServicePortKey, client: str) -> bool:
-    """As a program asks: bpf_map_lookup_elem() of an LPM trie, with all bits of the client's address."""
+    """As in a program: bpf_map_lookup_elem() of an LPM trie, with all bits of the client's address."""
     id_ = next(id_ for id_, name in View(maps).names.items() if name == service)
     found = maps["source_ranges"].lookup(abi.SOURCE_RANGE_KEY.pack(160, id_, parse_address(client)))
     return found == U32.pack(1)
 
 
-def test_a_client_is_admitted_by_the_ranges_of_the_service_it_dials(roomy: Maps) -> None:
+def test_a_client_is_admitted_by_the_source_ranges_of_its_service(roomy: Maps) -> None:
     other = GUARDED._replace(
         frontends=(frontend("203.0.113.6", flags=abi.SERVICE_RESTRICTED),),
         source_ranges=entry([], [], sources=["10.0.0.0/8"]).source_ranges,
@@ -54,7 +54,7 @@ def test_a_client_is_admitted_by_the_ranges_of_the_service_it_dials(roomy: Maps)
         assert [c for c in clients if admits(roomy, key("other"), c)] == ["10.2.3.4"]
 
 
-def test_every_client_of_one_family_is_not_every_client(roomy: Maps) -> None:
+def test_a_range_of_all_addresses_applies_only_to_its_family(roomy: Maps) -> None:
     both = {
         key("four"): entry([frontend("203.0.113.5")], [], sources=["0.0.0.0/0"]),
         key("six", family=Family.IPV6): entry([frontend("fd00::5")], [], sources=["fd00::/8"]),
@@ -68,8 +68,8 @@ def test_every_client_of_one_family_is_not_every_client(roomy: Maps) -> None:
         assert not admits(roomy, key("six", family=Family.IPV6), "10.0.0.1")
 
 
-def test_a_client_inside_the_old_and_the_new_ranges_is_admitted_at_every_step(roomy: Maps) -> None:
-    """The network that both have in common is never written as such."""
+def test_a_client_in_both_old_and_new_ranges_is_admitted_at_every_step(roomy: Maps) -> None:
+    """The common network of both is not written separately."""
     before = {key("web"): GUARDED._replace(source_ranges=entry([], [], sources=["10.0.0.0/8"]).source_ranges)}
     after = {key("web"): GUARDED._replace(source_ranges=entry([], [], sources=["10.1.0.0/16"]).source_ranges)}
     for start, end in ((before, after), (after, before)):
@@ -81,18 +81,18 @@ def test_a_client_inside_the_old_and_the_new_ranges_is_admitted_at_every_step(ro
             check_exact(roomy, end, table.usage())
 
 
-def test_ranges_that_stay_are_not_written_again(roomy: Maps) -> None:
+def test_unchanged_source_ranges_are_not_written_again(roomy: Maps) -> None:
     with opened(roomy) as table:
         bring(table, {}, {key("guarded"): GUARDED})
         changed = {key("guarded"): GUARDED._replace(endpoints=())}
         with watched(roomy, {key("guarded"): GUARDED}, changed) as steps:
             bring(table, {key("guarded"): GUARDED}, changed)
         endpoints_and_services = 1 + len(GUARDED.frontends)
-        addresses = 2  # whose pings get no answer without an endpoint
+        addresses = 2  # without an endpoint their pings get no answer
         assert len(steps) == 1 + endpoints_and_services + addresses
 
 
-def test_an_id_that_is_given_to_another_service_comes_without_the_ranges_of_the_previous(roomy: Maps) -> None:
+def test_a_reused_id_has_no_source_ranges_of_its_previous_service(roomy: Maps) -> None:
     clock = Clock()
     with opened(roomy, clock) as table:
         bring(table, {}, {key("guarded"): GUARDED})
@@ -104,7 +104,7 @@ def test_an_id_that_is_given_to_another_service_comes_without_the_ranges_of_the_
         assert not View(roomy).sources
 
 
-def test_an_address_of_two_frontends_goes_with_the_last_of_them(roomy: Maps) -> None:
+def test_an_address_of_two_frontends_is_deleted_with_the_last_one(roomy: Maps) -> None:
     first, second = (frontend("10.96.0.1", port, flags=abi.SERVICE_REJECT) for port in (80, 443))
     states = [
         {key("a"): entry([first], []), key("b"): entry([second], [])},
@@ -160,7 +160,7 @@ def test_pings_follow_an_endpoint_that_leaves_the_node_and_returns(roomy: Maps) 
             check_exact(roomy, after, table.usage())
 
 
-def test_pings_of_an_address_go_by_all_its_frontends(roomy: Maps) -> None:
+def test_pings_of_an_address_are_answered_if_any_of_its_frontends_serves(roomy: Maps) -> None:
     """Two Services share the address of a load balancer. One has an endpoint on this node."""
     shared = [
         frontend("203.0.113.1", port, flags=abi.SERVICE_EXTERNAL_LOCAL | abi.SERVICE_INTERNAL_LOCAL)
@@ -185,14 +185,14 @@ def test_pings_of_an_address_go_by_all_its_frontends(roomy: Maps) -> None:
             before = after
 
 
-def test_a_node_port_has_no_address_of_its_own(roomy: Maps) -> None:
+def test_node_ports_have_no_ping_address(roomy: Maps) -> None:
     node_ports = entry([frontend("0.0.0.0", 30080), frontend("::", 30080)], [endpoint("10.1.0.1")])
     with opened(roomy) as table:
         bring(table, {}, {key("web"): node_ports})
         assert View(roomy).pings == {}
 
 
-def test_the_addresses_are_completed_for_maps_that_lack_them(roomy: Maps) -> None:
+def test_missing_ping_addresses_are_restored_by_a_read(roomy: Maps) -> None:
     with opened(roomy) as table:
         bring(table, {}, SEVERAL)
         for packed, _ in list(roomy["frontend_addresses"].items()):
@@ -202,7 +202,7 @@ def test_the_addresses_are_completed_for_maps_that_lack_them(roomy: Maps) -> Non
         check_exact(roomy, SEVERAL, other.usage())
 
 
-def test_a_port_that_two_services_have_stays_when_one_goes(roomy: Maps) -> None:
+def test_a_port_of_two_services_stays_when_one_is_dropped(roomy: Maps) -> None:
     one, other = entry([frontend("10.96.0.1", 80)], []), entry([frontend("10.96.0.2", 80)], [])
     with opened(roomy) as table:
         bring(table, {}, {key("one"): one, key("other"): other})
@@ -212,7 +212,7 @@ def test_a_port_that_two_services_have_stays_when_one_goes(roomy: Maps) -> None:
         assert View(roomy).ports == set()
 
 
-def test_the_highest_and_the_lowest_port_of_each_protocol_have_bits_of_their_own(roomy: Maps) -> None:
+def test_the_highest_and_the_lowest_port_of_each_protocol_have_separate_bits(roomy: Maps) -> None:
     of = [(p, port) for p in (6, 17, 132) for port in (1, 65535)]
     ends = [frontend(ip, port)._replace(protocol=p) for ip in ("10.96.0.1", "0.0.0.0") for p, port in of]
     with opened(roomy) as table:
@@ -220,14 +220,14 @@ def test_the_highest_and_the_lowest_port_of_each_protocol_have_bits_of_their_own
         assert View(roomy).ports == {(node_port, *port) for node_port in (False, True) for port in of}
 
 
-def carried(maps: Maps, service: int) -> bytes:
+def traffic_of(maps: Maps, service: int) -> bytes:
     found = maps["traffic"].lookup(U32.pack(service))
     assert found is not None
     return found
 
 
-def test_what_was_counted_for_one_service_is_not_the_next_ones(roomy: Maps) -> None:
-    """On any CPU. It stays as long as the service does, whatever becomes of that."""
+def test_the_counters_of_a_reused_id_begin_at_zero(roomy: Maps) -> None:
+    """On each CPU. A service keeps its counters through all changes."""
     clock = Clock()
     some = bytes(range(1, 1 + abi.TRAFFIC.size)) * possible_cpus()
     with opened(roomy, clock) as table:
@@ -237,10 +237,10 @@ def test_what_was_counted_for_one_service_is_not_the_next_ones(roomy: Maps) -> N
             roomy["traffic"].update(U32.pack(id_), some)
         bring(table, {key("web"): WEB}, {key("web"): WEB._replace(endpoints=())})
         table.read()
-        assert carried(roomy, ids["default/web"]) == some
+        assert traffic_of(roomy, ids["default/web"]) == some
         table.apply({}, [key("web")])
         clock.now += GRACE
         bring(table, {}, {key("next"): WEB})
         assert View(roomy).names[ids["default/web"]] == key("next")
-        assert not any(carried(roomy, ids["default/web"]))
-        assert carried(roomy, ids["default/api"]) == some
+        assert not any(traffic_of(roomy, ids["default/web"]))
+        assert traffic_of(roomy, ids["default/api"]) == some

@@ -34,11 +34,11 @@ def names(metrics: Metrics) -> set[str]:
 
 
 def test_events_have_a_reason_and_are_read_at_each_scrape() -> None:
-    counts = {"source_rejected": 3}
+    counts = {"source_refused": 3}
     metrics = Metrics(events=lambda: counts)
-    assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_rejected") == 3
-    counts["source_rejected"] = 4
-    assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_rejected") == 4
+    assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_refused") == 3
+    counts["source_refused"] = 4
+    assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_refused") == 4
 
 
 def test_traffic_of_a_service_has_a_direction() -> None:

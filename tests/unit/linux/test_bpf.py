@@ -24,19 +24,19 @@ from ebpfproxy.linux.bpf import bpf
         (12345, Rejected),
     ],
 )
-def test_each_errno_has_its_place_in_our_tree(number: int, kind: type[KernelError]) -> None:
+def test_each_errno_becomes_its_error_class(number: int, kind: type[KernelError]) -> None:
     failure = bpf.error(number, "cannot write map services")
     assert type(failure) is kind
     assert failure.message.startswith("cannot write map services: ")
     assert bpf.errno_of(failure) == number
 
 
-def test_the_kernels_own_number_is_told_in_words() -> None:
+def test_enotsupp_has_a_readable_message() -> None:
     assert bpf.error(bpf.ENOTSUPP, "x").message == "x: not supported"
     assert bpf.error(errno.ENOENT, "x").message == f"x: {os.strerror(errno.ENOENT)}"
 
 
-def test_what_is_not_permitted_says_which_capabilities_it_takes() -> None:
+def test_eperm_has_a_hint_with_the_required_capabilities() -> None:
     assert "CAP_BPF" in bpf.error(errno.EPERM, "x").hint
     assert bpf.error(errno.EINVAL, "x").hint == ""
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.errors import Rejected, Unsupported
-from ebpfproxy.linux.bpf.compiler import build, expand
+from ebpfproxy.linux.bpf.compiler import compile_sources, expand
 
 REPOSITORY = Path(__file__).parents[3]
 SOURCES = abi.source_directory()
@@ -44,7 +43,7 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_header_is_put_in_place_once(sources: Path) -> None:
+def test_each_header_is_expanded_once(sources: Path) -> None:
     text = expand(sources / "main.c")
     assert [text.count(line) for line in ("struct deep", "int left;", "int right;", "int main;")] == [1] * 4
     assert (
@@ -58,7 +57,7 @@ def test_each_header_is_put_in_place_once(sources: Path) -> None:
     assert "#pragma once" not in text
 
 
-def test_sources_side_by_side_share_the_headers(sources: Path) -> None:
+def test_sources_that_are_compiled_together_share_the_headers(sources: Path) -> None:
     (sources / "other.c").write_text('#include "right.h"\n#include "own.h"\nint other;\n')
     (sources / "own.h").write_text("int own;\n")
     text = expand(sources / "main.c", sources / "other.c")
@@ -68,7 +67,7 @@ def test_sources_side_by_side_share_the_headers(sources: Path) -> None:
     assert lines["int other;"] == ("other.c", 3)
 
 
-def test_every_line_says_where_it_is_from(sources: Path) -> None:
+def test_line_directives_name_the_origin_of_every_line(sources: Path) -> None:
     lines = {line: (file, number) for file, number, line in origins(expand(sources / "main.c")) if line}
     assert lines == {
         "#include <linux/bpf.h>": ("main.c", 1),
@@ -81,7 +80,7 @@ def test_every_line_says_where_it_is_from(sources: Path) -> None:
     }
 
 
-def test_every_line_of_our_own_programs_says_where_it_is_from() -> None:
+def test_line_directives_name_the_origin_of_every_line_of_the_real_programs() -> None:
     files = {path.name: path.read_text().splitlines() for path in SOURCES.glob("*.[ch]")}
     found = origins(expand(SOURCES / "connect.c", SOURCES / "tc.c"))
     assert {file for file, _, _ in found} == files.keys()
@@ -96,40 +95,29 @@ def test_a_header_that_is_missing_is_named(sources: Path) -> None:
         expand(sources / "main.c")
 
 
-def build_nothing(folder: Path) -> None:
-    build(SOURCES / "connect.c", {}, (), folder / "maps", folder / "programs")
+def compile_connect() -> None:
+    compile_sources([SOURCES / "connect.c"], {})
 
 
-def interpreter(folder: Path, options: str) -> str:
-    """This very Python, started with other options."""
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {options} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
-
-
-def test_a_python_without_bcc_says_where_it_comes_from(
+def test_without_bcc_the_error_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "-S"))
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    (tmp_path / "bcc.py").write_text("raise ImportError('No module named bcc')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(REPOSITORY))))
     with pytest.raises(Unsupported) as caught:
-        build_nothing(tmp_path)
-    assert "bcc cannot be imported by" in caught.value.message
+        compile_connect()
+    assert "cannot import bcc" in caught.value.message
     assert "python3-bpfcc" in caught.value.hint
     assert "--system-site-packages" in caught.value.hint
-    assert not (tmp_path / "programs").exists()
 
 
-def test_the_package_of_that_name_on_pypi_is_told_from_the_real_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pypis_bcc_is_detected_as_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bcc of PyPI is a lattice library."""
     (tmp_path / "bcc").mkdir()
     (tmp_path / "bcc" / "__init__.py").write_text("def make_lattice(): ...\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(REPOSITORY))))
     with pytest.raises(Unsupported) as caught:
-        build_nothing(tmp_path)
+        compile_connect()
     assert "PyPI's bcc, an unrelated package: remove it" in caught.value.message
     assert str(tmp_path / "bcc") in caught.value.message
     assert "python3-bpfcc" in caught.value.hint
@@ -141,8 +129,8 @@ def test_a_compiler_that_is_killed_is_an_error_too(tmp_path: Path, monkeypatch: 
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(killed))
-    with pytest.raises(Rejected, match=r"connect\.c: the compiler ended with -9"):
-        build_nothing(tmp_path)
+    with pytest.raises(Rejected, match=r"connect\.c: the compiler returned -9"):
+        compile_connect()
 
 
 def test_the_parent_does_not_import_bcc() -> None:

@@ -28,25 +28,25 @@ def loads(monkeypatch: pytest.MonkeyPatch, *errors: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES, errno.E2BIG, bpf.ENOTSUPP])
-def test_a_program_that_the_kernel_does_not_take_is_a_no(
+def test_a_program_that_the_kernel_rejects_does_not_load(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     assert not loads(monkeypatch, number)
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
-def test_a_load_that_could_not_be_tried_is_no_answer(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_load_without_permission_or_resources_raises(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     with pytest.raises(KernelError) as caught:
         loads(monkeypatch, number)
     assert bpf.errno_of(caught.value) == number
 
 
-def test_a_load_that_was_disturbed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_load_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loads(monkeypatch, errno.EAGAIN, errno.EAGAIN)
     assert not loads(monkeypatch, errno.EAGAIN, errno.EINVAL)
 
 
-def test_a_load_that_is_disturbed_again_and_again_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_is_interrupted_at_every_attempt_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KernelError) as caught:
         loads(monkeypatch, *[errno.EAGAIN] * 10)
     assert bpf.errno_of(caught.value) == errno.EAGAIN

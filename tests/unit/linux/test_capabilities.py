@@ -1,4 +1,4 @@
-"""What /proc says of the calling thread's rights."""
+"""The capabilities and the seccomp mode of the calling thread, from /proc."""
 
 from pathlib import Path
 
@@ -34,13 +34,13 @@ def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     ],
 )
-def test_the_capabilities_in_force(status: Path, mask: str, held: set[str]) -> None:
+def test_the_effective_capabilities_are_read_from_the_mask(status: Path, mask: str, held: set[str]) -> None:
     status.write_text(f"CapInh:\t000001ffffffffff\nCapEff:\t{mask}\nCapBnd:\t000001ffffffffff\n")
     assert capabilities.capabilities() == held
 
 
 @pytest.mark.parametrize(("line", "filtered"), [("0", False), ("1", False), ("2", True)])
-def test_a_seccomp_filter(status: Path, line: str, filtered: bool) -> None:
+def test_a_seccomp_filter_is_detected(status: Path, line: str, filtered: bool) -> None:
     status.write_text(f"NoNewPrivs:\t0\nSeccomp:\t{line}\nSeccomp_filters:\t9\n")
     assert capabilities.is_filtered() == filtered
 

@@ -1,4 +1,4 @@
-"""Entries and requests of ctnetlink, packed and taken apart without a kernel."""
+"""Entries and requests of ctnetlink, encoded and decoded without a kernel."""
 
 import errno
 import socket
@@ -41,7 +41,7 @@ def flows(draw: st.DrawFn) -> Flow:
 
 
 def told(flow: Flow) -> bytes:
-    """The payload in which the kernel tells of it: ctnetlink_fill_info()."""
+    """The kernel's payload for an entry: ctnetlink_fill_info()."""
     four = flow.source.startswith(V4_PREFIX)
 
     def direction(kind: int, ends: tuple[tuple[Address, int], tuple[Address, int]], zone: int) -> bytes:
@@ -70,12 +70,12 @@ def zone_of(kind: int, zone: int) -> bytes:
 
 
 def listing(monkeypatch: pytest.MonkeyPatch, *payloads: bytes) -> None:
-    """Have the kernel tell of these, whatever is asked."""
+    """Make every dump return these payloads."""
     monkeypatch.setattr(netlink, "dump", lambda *_: list(payloads))
 
 
 @given(flows())
-def test_an_entry_reads_back_as_it_was_told(flow: Flow) -> None:
+def test_an_entry_is_decoded_from_its_payload(flow: Flow) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         listing(monkeypatch, told(flow))
         assert list(conntrack.flows(flow.protocol, Family.IPV4)) == [flow]
@@ -99,13 +99,13 @@ FLOW = Flow(
 )
 
 
-def test_which_address_was_translated_shows() -> None:
+def test_dnat_and_snat_are_read_from_the_status() -> None:
     assert (FLOW.is_dnated, FLOW.is_snated) == (True, False)
     other = FLOW._replace(status=conntrack.IPS_SRC_NAT)
     assert (other.is_dnated, other.is_snated) == (False, True)
 
 
-def test_a_kernel_that_does_not_filter_tells_other_protocols_which_are_left_out(
+def test_other_protocols_are_skipped_if_the_kernel_does_not_filter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ping = netlink.attribute(conntrack.CTA_PROTO_NUM, b"\x01")
@@ -119,7 +119,7 @@ def test_a_kernel_that_does_not_filter_tells_other_protocols_which_are_left_out(
 
 
 @given(st.binary(max_size=120))
-def test_junk_is_no_entry_and_never_raises(junk: bytes) -> None:
+def test_junk_is_no_entry_and_raises_nothing(junk: bytes) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         listing(monkeypatch, conntrack.HEAD.pack(socket.AF_INET6, 0, 0) + junk)
         list(conntrack.flows(Protocol.UDP))
@@ -127,8 +127,8 @@ def test_junk_is_no_entry_and_never_raises(junk: bytes) -> None:
 
 
 @given(flows())
-def test_an_entry_is_never_ended_without_naming_it(flow: Flow) -> None:
-    """A request without a tuple would end all there are."""
+def test_a_deletion_always_contains_the_reply_tuple(flow: Flow) -> None:
+    """A request without a tuple would delete all entries."""
     sent: list[bytes] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(netlink, "change", lambda protocol, kind, body: sent.append(body))
@@ -146,7 +146,7 @@ def test_an_entry_is_never_ended_without_naming_it(flow: Flow) -> None:
     ("status", "in_use"),
     [(0x0E, False), (0x0E | conntrack.IPS_SRC_NAT, True), (0x0E | conntrack.IPS_DST_NAT, True)],
 )
-def test_nat_is_in_use_where_any_entry_is_translated_be_it_on_a_kernel_that_does_not_filter(
+def test_nat_is_in_use_if_any_entry_is_translated_even_if_the_kernel_does_not_filter(
     status: int, in_use: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listing(monkeypatch, told(FLOW._replace(status=0)), told(FLOW._replace(status=status)))
@@ -171,22 +171,24 @@ def rejecting(code: int) -> object:
         (errno.ENOBUFS, Rejected, ""),
     ],
 )
-def test_a_kernel_that_does_not_tell_is_an_error_with_a_remedy(
+def test_a_kernel_that_cannot_list_entries_is_an_error_with_a_hint(
     code: int, error: type[EbpfProxyError], remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(netlink, "dump", rejecting(code))
     for ask in (lambda: list(conntrack.flows(Protocol.UDP)), conntrack.nat_in_use):
-        with pytest.raises(error, match="tracked flows cannot be listed: refused") as caught:
+        with pytest.raises(error, match="cannot list conntrack entries: refused") as caught:
             ask()
         assert isinstance(caught.value, KernelError)
         assert remedy in caught.value.hint
 
 
-def test_an_entry_that_is_gone_is_no_error_and_one_that_withstands_is(
+def test_deleting_a_missing_entry_returns_false_and_a_busy_entry_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(netlink, "change", rejecting(errno.ENOENT))
     assert conntrack.delete(FLOW) is False
     monkeypatch.setattr(netlink, "change", rejecting(errno.EBUSY))
-    with pytest.raises(Rejected, match=r"10\.0\.0\.9:4711 -> 10\.96\.0\.10:53/UDP cannot be ended: refused"):
+    with pytest.raises(
+        Rejected, match=r"cannot delete the conntrack entry 10\.0\.0\.9:4711 -> 10\.96\.0\.10:53/UDP: refused"
+    ):
         conntrack.delete(FLOW)

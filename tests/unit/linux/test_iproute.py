@@ -1,4 +1,4 @@
-"""What pyroute2's errors become, without asking the kernel for anything."""
+"""How errors of pyroute2 are converted, without requests to the kernel."""
 
 import errno
 
@@ -20,7 +20,9 @@ from ebpfproxy.linux.netlink import iproute
         (errno.EPERM, Rejected),
     ],
 )
-def test_a_refusal_becomes_ours_with_what_was_meant_and_why_not(number: int, kind: type[KernelError]) -> None:
+def test_a_rejection_becomes_our_error_with_the_action_and_the_kernels_text(
+    number: int, kind: type[KernelError]
+) -> None:
     with pytest.raises(kind) as raised, iproute.opened("cannot do it to n0"):
         raise NetlinkError(number, "Filter block is shared")
     assert raised.value.message == "cannot do it to n0: Filter block is shared"
@@ -28,12 +30,12 @@ def test_a_refusal_becomes_ours_with_what_was_meant_and_why_not(number: int, kin
     assert ("CAP_NET_ADMIN" in raised.value.hint) == (number == errno.EPERM)
 
 
-def test_a_failure_of_the_socket_becomes_ours_too() -> None:
+def test_a_failure_of_the_socket_becomes_our_error_too() -> None:
     with pytest.raises(Rejected, match="cannot do it: No buffer space"), iproute.opened("cannot do it"):
         raise OSError(errno.ENOBUFS, "No buffer space available")
 
 
-def test_a_device_that_is_gone_is_called_by_its_number() -> None:
+def test_a_missing_device_is_named_by_its_number() -> None:
     assert iproute.device_name(1) == "lo"
     assert iproute.exists(1)
     for gone in (0, 2**31 - 1, 2**40):

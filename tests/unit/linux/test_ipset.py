@@ -1,4 +1,4 @@
-"""Members of ipsets, said and read without a kernel."""
+"""Members of ipsets, encoded and decoded without a kernel."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def nets(draw: st.DrawFn, of: Family) -> str:
 
 
 @given(st.sampled_from(Family), st.sampled_from(sorted(messages.TYPES)), st.data())
-def test_members_read_as_they_were_said(of: Family, type_: str, data: st.DataObject) -> None:
+def test_members_are_decoded_as_they_were_encoded(of: Family, type_: str, data: st.DataObject) -> None:
     shape = type_.partition(":")[2]
     some = st.integers(0, 65535).map(str) if type_ == "bitmap:port" else members(of, shape)
     wanted = data.draw(st.lists(some))
@@ -72,6 +72,6 @@ def test_members_read_as_they_were_said(of: Family, type_: str, data: st.DataObj
         ("bitmap:port", "65536"),
     ],
 )
-def test_what_the_type_has_not_is_rejected(type_: str, member: str) -> None:
+def test_a_member_that_does_not_fit_the_type_is_rejected(type_: str, member: str) -> None:
     with pytest.raises(ValueError):
         messages.describe_member(IpSet("S", type_, Family.IPV4), member)

@@ -1,4 +1,4 @@
-"""What is made of what iptables' tools print, and which of them are taken: tools made for it stand in."""
+"""Which tools of iptables are found, and how their output is handled, with scripts in their place."""
 
 import fcntl
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
-from ebpfproxy.linux.xtables import iptables, legacy, lock_file
+from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.linux.xtables.iptables import LinesRejected, ToolBackend
-from ebpfproxy.linux.xtables.lock_file import XtablesLock
+from ebpfproxy.linux.xtables.legacy import XtablesLock
 from ebpfproxy.model.address import Family
 
 V4 = Family.IPV4
@@ -22,7 +22,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Make tools called so, which say that they are this version; `save` and `restore` are what they do."""
+    """Create tools with these names that report this version. `save` and `restore`: their scripts."""
     monkeypatch.setattr(iptables, "_FOLDERS", str(tmp_path))
 
     def made(name: str, version: str, restore: str = "", save: str = "") -> None:
@@ -34,7 +34,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return made
 
 
-def test_a_tool_with_the_tool_backend_in_its_name_goes_before_the_plain_one(install: Install) -> None:
+def test_a_tool_with_the_backend_in_its_name_is_preferred_to_the_plain_one(install: Install) -> None:
     install("iptables", "iptables v1.6.2")
     install("iptables-legacy", LEGACY)
     assert iptables.find(V4, ToolBackend.LEGACY).version == "1.8.9"
@@ -44,48 +44,48 @@ def test_a_tool_with_the_tool_backend_in_its_name_goes_before_the_plain_one(inst
     ("version", "tool_backend"),
     [(LEGACY, ToolBackend.LEGACY), (NFT, ToolBackend.NFT), ("iptables v1.6.1", ToolBackend.LEGACY)],
 )
-def test_a_plain_tool_is_of_the_tool_backend_that_it_says(
+def test_a_plain_tool_has_the_backend_that_it_reports(
     version: str, tool_backend: ToolBackend, install: Install
 ) -> None:
     install("iptables", version)
     assert iptables.plain_tool_backend(V4) is tool_backend
     assert iptables.find(V4, tool_backend).tool_backend is tool_backend
     (other,) = set(ToolBackend) - {tool_backend}
-    with pytest.raises(Unsupported, match=f"no iptables of the tool_backend {other}"):
+    with pytest.raises(Unsupported, match=f"cannot find iptables of the iptables backend {other}"):
         iptables.find(V4, other)
 
 
-def test_a_tool_that_is_not_complete_is_none(install: Install, tmp_path: Path) -> None:
+def test_an_incomplete_set_of_tools_is_not_found(install: Install, tmp_path: Path) -> None:
     install("iptables", LEGACY)
     (tmp_path / "iptables-restore").unlink()
     assert iptables.plain_tool_backend(V4) is None
 
 
-def test_without_any_tool_what_to_install_is_told(install: Install) -> None:
+def test_without_any_tool_the_hint_says_what_to_install(install: Install) -> None:
     with pytest.raises(Unsupported) as failure:
         iptables.find(Family.IPV6, ToolBackend.NFT)
     assert "apt-get install iptables" in failure.value.hint
 
 
-def test_what_a_tool_says_is_the_reason(install: Install) -> None:
+def test_the_message_of_a_tool_is_the_reason(install: Install) -> None:
     install("iptables", LEGACY, save="echo 'iptables-save v1.8.9 (legacy): Cannot: it rains' >&2; exit 1")
     with pytest.raises(KernelError, match=r"^iptables-legacy cannot read the tables: Cannot: it rains$"):
         iptables.find(V4, ToolBackend.LEGACY).save()
 
 
-def test_a_tool_that_says_nothing_is_told_by_its_code(install: Install) -> None:
+def test_a_tool_without_a_message_is_reported_with_its_exit_status(install: Install) -> None:
     install("iptables", LEGACY, save="exit 7")
-    with pytest.raises(KernelError, match="it ended with 7"):
+    with pytest.raises(KernelError, match="exit status 7"):
         iptables.find(V4, ToolBackend.LEGACY).save()
 
 
-def test_a_tool_that_crashes_is_told_by_the_signal(install: Install) -> None:
+def test_a_tool_that_crashes_is_reported_with_its_signal(install: Install) -> None:
     install("iptables", LEGACY, save="kill -SEGV $$")
-    with pytest.raises(KernelError, match="it was ended by SIGSEGV"):
+    with pytest.raises(KernelError, match="killed by SIGSEGV"):
         iptables.find(V4, ToolBackend.LEGACY).save()
 
 
-def test_without_rights_the_remedy_is_root(install: Install) -> None:
+def test_without_permission_the_hint_says_run_as_root(install: Install) -> None:
     said = "echo 'iptables-save v1.8.9 (legacy): Cannot initialize: Permission denied (you must be root)' >&2"
     install("iptables", LEGACY, save=f"{said}; exit 4")
     with pytest.raises(Rejected) as failure:
@@ -93,14 +93,14 @@ def test_without_rights_the_remedy_is_root(install: Install) -> None:
     assert "run as root" in failure.value.hint
 
 
-def test_a_tool_that_hangs_is_ended(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_hangs_is_killed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iptables, "TIMEOUT", 0.2)
     install("iptables", LEGACY, save="exec sleep 600")
-    with pytest.raises(KernelError, match="has not ended"):
+    with pytest.raises(KernelError, match="timed out after"):
         iptables.find(V4, ToolBackend.LEGACY).save()
 
 
-def test_messages_are_asked_for_in_english(install: Install) -> None:
+def test_tools_run_with_english_messages(install: Install) -> None:
     install("iptables", LEGACY, save='echo "$LC_ALL"')
     assert iptables.find(V4, ToolBackend.LEGACY).save() == "C\n"
 
@@ -128,20 +128,18 @@ def test_messages_are_asked_for_in_english(install: Install) -> None:
         ("Bad argument `foo'\nError occurred at line: 2\n", {2: "Bad argument `foo'"}),
     ],
 )
-def test_lines_are_found_in_what_is_said_of_them(errors: str, lines: dict[int, str]) -> None:
+def test_rejected_lines_are_found_in_the_messages(errors: str, lines: dict[int, str]) -> None:
     assert iptables.rejected_lines(errors) == lines
 
 
-def test_a_refusal_names_the_line_and_its_text(install: Install) -> None:
+def test_a_rejection_contains_the_line_number_and_its_text(install: Install) -> None:
     install("iptables", NFT, restore="cat >/dev/null; echo 'line 2: no' >&2; exit 4")
     with pytest.raises(LinesRejected, match="iptables-nft rejected line 2, :ONE - : no"):
         iptables.find(V4, ToolBackend.NFT).restore("*nat\n:ONE - \nCOMMIT\n")
 
 
-def test_a_text_comes_from_a_file_since_an_alarm_would_cut_a_pipe_short(
-    install: Install, tmp_path: Path
-) -> None:
-    """That of iptables-legacy, when the text takes longer than the wait for the lock might have."""
+def test_a_text_is_read_completely_despite_an_alarm(install: Install, tmp_path: Path) -> None:
+    """iptables-legacy sets it while it waits for the lock, and does not cancel it."""
     given = tmp_path / "given"
     install("iptables", LEGACY, restore=f"[ -p /dev/stdin ] && exit 1; cat >{given}")
     text = "*nat\n" + "-A ONE -j ACCEPT\n" * 100_000 + "COMMIT\n"
@@ -154,9 +152,9 @@ def test_a_text_comes_from_a_file_since_an_alarm_would_cut_a_pipe_short(
 
 @pytest.fixture(autouse=True)
 def address(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Of these tests' own: nobody is to wait for them."""
+    """The lock file and address of these tests, so that they do not block other processes."""
     own = b"\0xtables-test-%d" % os.getpid()
-    monkeypatch.setattr(lock_file, "_ADDRESS", own)
+    monkeypatch.setattr(legacy, "_LOCK_ADDRESS", own)
     return own
 
 
@@ -168,18 +166,18 @@ NO_WAIT = "cat >/dev/null; for each; do [ $each = -w ] && exit 2; done; [ $# -gt
 @pytest.mark.parametrize(
     ("restore", "options"), [(ANY_WAIT, ("-w", "5", "-W", "100000")), (ONLY_W, ("-w", "5")), (NO_WAIT, None)]
 )
-def test_a_tool_is_told_to_wait_for_the_lock_as_far_as_it_can(
+def test_a_tool_gets_the_wait_arguments_that_it_supports(
     restore: str, options: tuple[str, ...] | None, install: Install
 ) -> None:
     install("iptables", LEGACY, restore=restore)
-    assert iptables.find(V4, ToolBackend.LEGACY)._waiting == options
+    assert iptables.find(V4, ToolBackend.LEGACY)._wait_arguments == options
 
 
-def test_for_a_tool_that_takes_no_lock_it_is_held(
+def test_the_lock_is_held_for_a_tool_that_takes_none(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = tmp_path / "xtables.lock"
-    monkeypatch.setattr(lock_file, "FILE", lock)
+    monkeypatch.setattr(legacy, "LOCK_FILE", lock)
     monkeypatch.setattr(iptables, "LOCK_PATIENCE", 0)
     held = f"flock -n {lock} true && exit 1"
     install(
@@ -194,7 +192,7 @@ def test_for_a_tool_that_takes_no_lock_it_is_held(
     tool.restore("*nat\nCOMMIT\n")
 
 
-def test_the_lock_is_both_the_file_and_the_address_of_previous_versions(
+def test_the_lock_includes_the_file_and_the_address_of_previous_versions(
     tmp_path: Path, address: bytes
 ) -> None:
     file = tmp_path / "xtables.lock"
@@ -210,13 +208,13 @@ def test_the_lock_is_both_the_file_and_the_address_of_previous_versions(
         pass
 
 
-def test_a_lock_that_cannot_be_made_is_rejected(tmp_path: Path) -> None:
+def test_a_lock_file_that_cannot_be_created_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="No such file"), XtablesLock(0, tmp_path / "missing/xtables.lock"):
         pass
 
 
 def test_a_kernel_without_ip_tables_has_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = legacy._PLACES[V4]._replace(names=tmp_path / "ip_tables_names")
-    monkeypatch.setitem(legacy._PLACES, V4, place)
+    place = legacy._INTERFACES[V4]._replace(names=tmp_path / "ip_tables_names")
+    monkeypatch.setitem(legacy._INTERFACES, V4, place)
     assert legacy.tables(V4) == frozenset()
     assert legacy.fingerprint(V4, "nat") == b""

@@ -1,4 +1,4 @@
-"""IPVS' messages and /proc/net/ip_vs, without a kernel that has it."""
+"""Messages of IPVS and /proc/net/ip_vs, without a kernel that has IPVS."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,14 +37,14 @@ SCTP  [fd00:0096:0000:0000:0000:0000:0000:0001]:0102 mh persistent 60 40000000
 @given(
     st.builds(VirtualServer, KEYS, st.sampled_from(["rr", "mh"]), FLAGS, st.integers(0, 1 << 31)), st.data()
 )
-def test_a_virtual_server_reads_as_it_was_described(virtual: VirtualServer, data: st.DataObject) -> None:
+def test_a_virtual_server_is_decoded_as_it_was_encoded(virtual: VirtualServer, data: st.DataObject) -> None:
     shorter = st.integers(1, 31 if family(virtual.key.address) is Family.IPV4 else 127)
     virtual = virtual._replace(prefix=data.draw(st.none() | shorter))
     payload = messages.head(Command.NEW_SERVER) + messages.describe_server(virtual)
     assert messages.read_server(payload) == virtual
 
 
-def test_real_servers_are_read_with_their_connections_and_those_by_mark_left_out() -> None:
+def test_real_servers_are_read_with_their_connections_and_those_by_mark_skipped() -> None:
     web = ServerKey(parse_address("10.96.0.1"), 80, Protocol.TCP)
     dns = ServerKey(parse_address("10.96.0.1"), 53, Protocol.UDP)
     six = ServerKey(parse_address("fd00:96::1"), 258, Protocol.SCTP)
@@ -65,7 +65,7 @@ def test_no_table_and_an_empty_one_have_no_real_servers() -> None:
     assert proc_table.real_servers(b"\n".join(TABLE.splitlines()[:3])) == {}
 
 
-def test_what_stays_without_counters_is_all_else() -> None:
+def test_only_the_counters_are_removed_from_the_table() -> None:
     busy = TABLE.replace(b"12         3         ", b"2000000000 1         ")
     assert busy != TABLE
     assert proc_table.without_counters(busy) == proc_table.without_counters(TABLE)
@@ -80,7 +80,7 @@ def test_what_stays_without_counters_is_all_else() -> None:
         assert proc_table.without_counters(other) != proc_table.without_counters(TABLE)
 
 
-def test_an_operation_is_called_by_whom_it_is_about() -> None:
+def test_the_text_of_an_operation_is_its_subject() -> None:
     key = ServerKey(parse_address("fd00:96::1"), 53, Protocol.UDP)
     assert str(ipvs.add_server(VirtualServer(key, "rr"))) == "virtual server [fd00:96::1]:53/UDP"
     removal = ipvs.delete_real(key, parse_address("fd00:1::1"), 54)

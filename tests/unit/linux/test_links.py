@@ -1,4 +1,4 @@
-"""Devices, from messages as the kernel sends them."""
+"""Devices, decoded from the kernel's messages."""
 
 import errno
 import socket
@@ -54,7 +54,7 @@ def owned(*messages: bytes) -> list[str]:
     return [format_address(one) for one in device.addresses]
 
 
-def test_a_device_is_what_its_message_says_and_its_master_is_looked_up() -> None:
+def test_a_device_is_decoded_from_its_message_with_the_kind_of_its_master() -> None:
     found = links.devices([link(7, "eth0", master=3, up=False), link(3, "br0", "bridge")], [], [])
     assert found == (
         Device(3, "br0", "bridge", 1, True),
@@ -62,15 +62,15 @@ def test_a_device_is_what_its_message_says_and_its_master_is_looked_up() -> None
     )
 
 
-def test_a_master_that_is_gone_already_has_no_kind() -> None:
+def test_a_missing_master_has_no_kind() -> None:
     assert links.devices([link(7, "eth0", master=3)], [], []) == (Device(7, "eth0", "", 1, True, 3, ""),)
 
 
-def test_addresses_of_a_device_that_is_gone_already_are_nobodys() -> None:
+def test_addresses_of_a_missing_device_are_ignored() -> None:
     assert links.devices([], [address(9, bytes([10, 0, 0, 1]))], []) == ()
 
 
-def test_what_the_kernel_would_not_choose_comes_last_and_what_it_may_not_choose_not_at_all() -> None:
+def test_addresses_are_sorted_by_preference_and_unusable_ones_are_skipped() -> None:
     assert owned(
         address(1, bytes([10, 0, 0, 4]), DEPRECATED | SECONDARY),
         address(1, bytes([10, 0, 0, 3]), DEPRECATED),
@@ -84,12 +84,12 @@ def test_what_the_kernel_would_not_choose_comes_last_and_what_it_may_not_choose_
     ) == ["10.0.0.1", "fd00::5", "10.0.0.2", "10.0.0.3", "10.0.0.4"]
 
 
-def test_the_local_address_is_taken_where_the_other_is_the_peers() -> None:
+def test_on_a_point_to_point_device_the_local_address_is_used() -> None:
     local = netlink.attribute(2, bytes([10, 0, 0, 1]))
     assert owned(address(1, bytes([10, 0, 0, 9])) + local) == ["10.0.0.1"]
 
 
-def test_default_routes_lead_to_their_device_or_to_each_of_their_hops() -> None:
+def test_default_routes_use_their_device_or_each_of_their_hops() -> None:
     assert links.default_devices(
         [
             route(netlink.attribute(OIF, number(4))),
@@ -99,7 +99,7 @@ def test_default_routes_lead_to_their_device_or_to_each_of_their_hops() -> None:
     ) == {4, 5, 6, 7}
 
 
-def test_routes_to_somewhere_or_nowhere_and_of_other_tables_do_not_count() -> None:
+def test_other_routes_and_other_tables_do_not_count() -> None:
     oif = netlink.attribute(OIF, number(4))
     assert (
         links.default_devices(
@@ -121,11 +121,11 @@ def test_a_malformed_hop_ends_the_list() -> None:
 
 
 @given(st.binary(max_size=120), st.binary(max_size=120), st.binary(max_size=120))
-def test_junk_in_the_attributes_is_survived(one: bytes, two: bytes, three: bytes) -> None:
+def test_junk_in_the_attributes_raises_nothing(one: bytes, two: bytes, three: bytes) -> None:
     links.devices([link(1, "n0") + one], [address(1, bytes(4)) + two], [route(three)])
 
 
-def test_only_reports_that_can_concern_devices_are_relevant() -> None:
+def test_only_notifications_about_devices_are_relevant() -> None:
     def report(kind: int, body: bytes) -> bytes:
         return netlink.message(kind, 0, 0, body)[: rtnetlink_watch.REPORT_BYTES]
 
@@ -138,10 +138,10 @@ def test_only_reports_that_can_concern_devices_are_relevant() -> None:
     assert links._is_relevant(b"")
 
 
-def test_names_that_cannot_be_read_are_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_read_names_becomes_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(socket, "if_nameindex", fail)
-    with pytest.raises(Rejected, match="devices cannot be read: Too many open files"):
+    with pytest.raises(Rejected, match="cannot read the network devices: Too many open files"):
         links.names()

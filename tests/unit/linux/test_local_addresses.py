@@ -1,4 +1,4 @@
-"""Which routes count as local, from messages as the kernel sends them."""
+"""Which routes count as local, decoded from the kernel's messages."""
 
 import struct
 
@@ -17,7 +17,7 @@ def texts(*routes: bytes) -> set[str]:
     return {format_network(net) for net in local_addresses.local_networks(routes)}
 
 
-def test_addresses_and_whole_networks_of_both_families_are_local() -> None:
+def test_addresses_and_networks_of_both_families_are_local() -> None:
     assert texts(
         route(2, 8, bytes([127, 0, 0, 0])),
         route(2, 32, bytes([10, 0, 0, 1])),
@@ -41,17 +41,17 @@ def test_broadcast_anycast_and_multicast_are_not_local() -> None:
     )
 
 
-def test_routes_of_other_tables_are_not_local_where_the_kernel_did_not_filter() -> None:
+def test_routes_of_other_tables_are_not_local_if_the_kernel_does_not_filter() -> None:
     assert texts(route(2, 32, bytes([10, 0, 0, 1]), table=254)) == set()
 
 
-def test_routes_by_the_device_that_is_left_out_are_not_local() -> None:
+def test_routes_of_the_excluded_device_are_not_local() -> None:
     by_seven = route(2, 32, bytes([10, 0, 0, 1])) + netlink.attribute(4, struct.pack("=I", 7))
-    assert local_addresses.local_networks([by_seven], except_by=7) == set()
-    assert len(local_addresses.local_networks([by_seven], except_by=8)) == 1
+    assert local_addresses.local_networks([by_seven], excluded_device=7) == set()
+    assert len(local_addresses.local_networks([by_seven], excluded_device=8)) == 1
 
 
-def test_only_reports_that_can_concern_the_local_table_are_relevant() -> None:
+def test_only_notifications_about_the_local_table_are_relevant() -> None:
     def report(kind: int, body: bytes) -> bytes:
         return netlink.message(kind, 0, 0, body)[: rtnetlink_watch.REPORT_BYTES]
 

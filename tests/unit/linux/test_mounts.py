@@ -1,4 +1,4 @@
-"""Reading a table of mounts; what needs the kernel is in tests/kernel."""
+"""Reads a table of mounts. Tests that need the kernel are in tests/kernel."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_a_hybrid_layout_has_cgroup2_beside_the_controllers_of_v1(tmp_path: Path
     assert mounts.cgroup2_root(table(tmp_path, *lines)) == Path("/none/unified")
 
 
-def test_a_mount_point_with_blanks_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_mount_point_with_blanks_is_unescaped(tmp_path: Path) -> None:
     assert mounts.cgroup2_root(table(tmp_path, r"x /a\040b\134c cgroup2")) == Path("/a b\\c")
 
 
@@ -35,23 +35,23 @@ def test_without_cgroup2_the_error_says_how_to_mount_it(tmp_path: Path) -> None:
     assert "mount -t cgroup2" in caught.value.hint
 
 
-def test_where_the_root_of_all_is_out_of_reach_the_flag_that_names_it_is_told(
+def test_without_access_to_the_cgroup_root_the_hint_names_the_flag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def nowhere() -> Path:
-        raise NotFound("the root of cgroup v2 is not to be found")
+        raise NotFound("cannot find the root of cgroup v2")
 
     monkeypatch.setattr(mounts, "host_cgroup2_root", nowhere)
-    with pytest.raises(Unsupported, match="other pods' sockets") as caught:
+    with pytest.raises(Unsupported, match="the sockets of other pods") as caught:
         mounts.cgroup_root_of_all()
     assert "--cgroup-root" in caught.value.hint
 
 
-def test_a_folder_of_another_file_system_is_no_cgroup_root(tmp_path: Path) -> None:
+def test_a_folder_of_another_file_system_is_not_a_cgroup_root(tmp_path: Path) -> None:
     assert not mounts.is_true_cgroup_root(tmp_path)
     assert not mounts.is_true_cgroup_root(tmp_path / "missing")
 
 
-def test_a_folder_of_another_file_system_is_no_bpffs(tmp_path: Path) -> None:
+def test_a_folder_of_another_file_system_is_not_on_a_bpffs(tmp_path: Path) -> None:
     assert not mounts.is_bpffs(tmp_path)
     assert not mounts.is_bpffs(tmp_path / "missing")

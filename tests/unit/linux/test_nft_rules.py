@@ -1,4 +1,4 @@
-"""The text of rules, their expressions and messages, and the text again."""
+"""Rules are compiled, encoded, decoded and decompiled to the same text."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ WORDS = [
 
 
 def told(text: str, family: str) -> Rule:
-    """The rule, as the kernel gives it back: its sets by the names that we gave them."""
+    """The rule in the kernel's reply, with its sets by their names."""
     names = SetNames()
     compiled = compile_rule(text, family)
     *before, last = messages.add_rule(Table(family, "t"), "c", compiled, names)
@@ -75,12 +75,12 @@ def told(text: str, family: str) -> Rule:
 
 
 @pytest.mark.parametrize(("family", "text"), WORDS)
-def test_a_rule_comes_back_in_the_same_words(family: str, text: str) -> None:
+def test_a_rule_is_decompiled_to_the_same_text(family: str, text: str) -> None:
     assert rule_text(told(text, family), family) == text
 
 
 @pytest.mark.parametrize("case", situations())
-def test_all_rules_of_a_situation_come_back_in_the_same_words(case: str) -> None:
+def test_all_rules_of_a_golden_case_are_decompiled_to_the_same_text(case: str) -> None:
     for key, entry in entries_of(load(case)).items():
         if isinstance(key, Chain) and isinstance(entry, ChainEntry):
             family = nft_family(key.family)
@@ -110,13 +110,13 @@ def test_all_rules_of_a_situation_come_back_in_the_same_words(case: str) -> None
         "counter drop",
     ],
 )
-def test_a_rule_of_other_words_is_not_understood(text: str) -> None:
-    with pytest.raises(ValueError, match="is not understood"):
+def test_a_rule_with_unsupported_words_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot compile the rule"):
         compile_rule(text, "ip")
 
 
 @given(st.lists(st.sampled_from(" ".join(text for _, text in WORDS).split(" ")), max_size=9))
-def test_words_in_any_order_give_a_rule_or_a_value_error(words: list[str]) -> None:
+def test_words_in_any_order_are_a_rule_or_a_value_error(words: list[str]) -> None:
     text = " ".join(words)
     try:
         rule = compile_rule(text, "ip")
@@ -135,10 +135,10 @@ def test_words_in_any_order_give_a_rule_or_a_value_error(words: list[str]) -> No
         (Meta(0, 16), Compare(0, 4, b"\6")),  # greater than
     ],
 )
-def test_a_rule_that_we_never_write_is_another_one(expressions: tuple[Any, ...]) -> None:
+def test_a_rule_that_ebpfproxy_never_writes_is_shown_as_other(expressions: tuple[Any, ...]) -> None:
     text = rule_text(Rule(expressions), "ip")
     assert text.startswith("other: ")
-    with pytest.raises(ValueError, match="is not understood"):
+    with pytest.raises(ValueError, match="cannot compile the rule"):
         compile_rule(text, "ip")
 
 
@@ -160,13 +160,15 @@ assert isinstance(CHOSEN, Lookup)
         (NUMBER, CHOSEN._replace(target=4), TRANSLATION),
     ],
 )
-def test_a_destination_that_is_chosen_in_another_way_is_another_rule(expressions: tuple[Any, ...]) -> None:
+def test_a_destination_that_is_selected_in_another_way_is_shown_as_other(
+    expressions: tuple[Any, ...],
+) -> None:
     assert rule_text(CHOICE, "ip").startswith("dnat ip to numgen")
     assert rule_text(CHOICE._replace(expressions=expressions), "ip").startswith("other: ")
 
 
-def test_an_expression_with_more_to_it_than_we_know_is_another_one() -> None:
-    """ct original saddr: without its direction it would be another one."""
+def test_an_expression_with_unknown_attributes_is_decoded_as_other() -> None:
+    """ct original saddr: without its direction it would be another expression."""
     known = encode_all([Ct(0, 0)])
     assert decode_all(known) == (Ct(0, 0),)
     register, key, direction = u32(1, 1), u32(2, 0), u32(3, 0)
@@ -176,16 +178,16 @@ def test_an_expression_with_more_to_it_than_we_know_is_another_one() -> None:
 
 
 @given(st.binary(max_size=80))
-def test_junk_is_read_as_anything_but_an_error(data: bytes) -> None:
+def test_decoding_junk_raises_nothing(data: bytes) -> None:
     rule_text(Rule(decode_all(data)), "ip")
 
 
 @pytest.mark.parametrize("text", ["drop", "accept", "return", "jump a", "goto service-X/y"])
-def test_a_verdict_comes_back_in_the_same_words(text: str) -> None:
+def test_a_verdict_is_converted_to_the_same_text(text: str) -> None:
     assert verdict_text(parse_verdict(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "goto", "drop it", "goto a b", "queue"])
-def test_other_words_are_no_verdict(text: str) -> None:
+def test_unsupported_words_are_not_a_verdict(text: str) -> None:
     with pytest.raises(ValueError):
         parse_verdict(text)

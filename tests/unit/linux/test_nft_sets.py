@@ -1,4 +1,4 @@
-"""What fits into sets and maps, and what is in them, as text and as the kernel has it."""
+"""Declarations and elements of sets and maps, as text and in the kernel's encoding."""
 
 import ipaddress
 from typing import Any
@@ -47,7 +47,7 @@ DECLARATIONS = [
 
 
 @pytest.mark.parametrize("text", DECLARATIONS)
-def test_a_declaration_comes_back_in_the_same_words(text: str) -> None:
+def test_a_declaration_is_converted_to_the_same_text(text: str) -> None:
     message = messages.add_set(TABLE, "name", parse_declaration(text), 7)
     told = replies.read_set(bytes(4) + message.body)
     assert told.declaration
@@ -58,7 +58,7 @@ def test_a_declaration_comes_back_in_the_same_words(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "type;", "type ether_addr;", "type ipv4_addr : mark;", "type ipv4_addr; timeout 3h;"]
 )
-def test_another_declaration_is_not_understood(text: str) -> None:
+def test_an_unsupported_declaration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="the declaration"):
         parse_declaration(text)
 
@@ -74,12 +74,12 @@ def test_a_key_of_several_parts_is_padded() -> None:
 @pytest.mark.parametrize(
     "text", ["10.0.0.1", "10.0.0.1 . udp", "10.0.0.1 . udp . 65536", "fd00::1 . udp . 1"]
 )
-def test_a_key_of_other_parts_is_not_understood(text: str) -> None:
+def test_a_key_with_other_parts_is_rejected(text: str) -> None:
     with pytest.raises((ValueError, OverflowError)):
         parse_key((IPV4, PROTOCOL, PORT), text)
 
 
-def test_elements_come_back_with_verdict_and_comment() -> None:
+def test_elements_are_decoded_with_verdict_and_comment() -> None:
     elements = [
         SetElement(b"\1\2\3\4", Verdict(Code.GOTO, "service-a/b"), comment="a/b:c"),
         SetElement(b"\1\2\3\5", Verdict(Code.DROP)),
@@ -89,7 +89,7 @@ def test_elements_come_back_with_verdict_and_comment() -> None:
     assert list(replies.read_elements(bytes(4) + message.body)) == elements
 
 
-def test_a_map_of_values_comes_back_with_what_it_gives() -> None:
+def test_a_map_of_values_is_decoded_with_its_values() -> None:
     places = (IPV6, PORT)
     declaration = Declaration((INTEGER,), values=places)
     told = replies.read_set(bytes(4) + messages.add_set(TABLE, "name", declaration, 7).body)
@@ -106,7 +106,7 @@ ADDRESSES = st.integers(0, 2**32 - 1).map(lambda number: number.to_bytes(4))
 
 
 @given(ADDRESSES, ADDRESSES)
-def test_an_interval_comes_back_from_its_text(one: bytes, other: bytes) -> None:
+def test_an_interval_is_parsed_from_its_text(one: bytes, other: bytes) -> None:
     interval = Interval(min(one, other), max(one, other))
     assert parse_interval(IPV4, interval_text(IPV4, interval)) == interval
 
@@ -119,8 +119,8 @@ def test_a_prefix_is_written_as_one(length: int, address: bytes) -> None:
 
 
 @given(st.lists(st.integers(0, 255), unique=True, max_size=8), st.randoms())
-def test_the_intervals_of_a_set_come_back_from_its_elements(values: list[int], chance: Any) -> None:
-    """In any order, those that touch apart, and with an end before all, as nft puts one."""
+def test_the_intervals_of_a_set_are_computed_from_its_elements(values: list[int], chance: Any) -> None:
+    """In any order, with adjacent intervals separate, and with an end before all, as nft adds it."""
     edges = sorted(values)
     wanted = [
         Interval(bytes((255, 255, 255, first)), bytes((255, 255, 255, last)))
@@ -132,7 +132,7 @@ def test_the_intervals_of_a_set_come_back_from_its_elements(values: list[int], c
     assert list(intervals(elements)) == wanted
 
 
-def test_an_interval_to_the_end_has_no_element_behind_it() -> None:
+def test_an_interval_with_the_largest_value_has_no_end_element() -> None:
     assert list(interval_elements(IPV6, "ffff::/16")) == [
         SetElement(b"\xff\xff" + bytes(14), is_open=True),
     ]
@@ -142,10 +142,10 @@ def test_an_interval_to_the_end_has_no_element_behind_it() -> None:
     ("text", "raw"),
     [('"eth0"', b"eth0" + bytes(12)), ('"eth*"', b"eth"), ('"a23456789012345"', b"a23456789012345\0")],
 )
-def test_a_device_is_told_by_its_name_or_by_how_that_begins(text: str, raw: bytes) -> None:
+def test_a_device_is_matched_by_its_name_or_by_a_prefix(text: str, raw: bytes) -> None:
     assert DEVICE.parse(text) == raw
     assert DEVICE.text(raw) == text
 
 
-def test_numbers_of_the_kernels_own_order_are_written_in_hexadecimal() -> None:
+def test_marks_are_written_in_hexadecimal() -> None:
     assert MARK.text(MARK.parse("0x4000")) == "0x00004000"

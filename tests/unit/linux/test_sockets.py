@@ -1,4 +1,4 @@
-"""The program for the kernel's filter and the two structs of sock_diag, without a kernel."""
+"""The filter program and the two structs of sock_diag, without a kernel."""
 
 import errno
 import socket
@@ -18,7 +18,8 @@ peers = st.tuples(addresses, st.sampled_from([53, 80, 65535]))
 
 
 def accepts(program: bytes, peer: tuple[Address, int]) -> bool:
-    """What inet_diag_bc_run() says to an IPv6 socket of that peer; asserts what inet_diag_bc_audit() does."""
+    """The result of inet_diag_bc_run() for an IPv6 socket of that peer, with the checks of
+    inet_diag_bc_audit()."""
     offset = 0
     while offset < len(program):
         code, yes, no = struct.unpack_from("=BBH", program, offset)
@@ -47,7 +48,7 @@ def test_the_filter_accepts_exactly_its_destinations(
     assert accepts(sockets.bytecode(wanted), peer) is (peer in wanted)
 
 
-def test_no_destination_asks_the_kernel_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_destinations_nothing_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netlink, "dump", None)  # a call would be a TypeError
     assert list(sockets.connected_udp(set())) == []
 
@@ -73,7 +74,7 @@ SOCKET = sockets.DiagSocket(
         (errno.EINVAL, Rejected),
     ],
 )
-def test_a_refused_destroy_becomes_our_error(
+def test_a_rejected_destroy_becomes_our_error(
     code: int, error: type[EbpfProxyError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(netlink, "change", rejecting(code))

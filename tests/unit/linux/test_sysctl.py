@@ -1,4 +1,4 @@
-"""Settings below a folder that stands for /proc/sys."""
+"""Settings below a folder that replaces /proc/sys."""
 
 from pathlib import Path
 
@@ -37,18 +37,18 @@ def test_a_number_that_is_too_small_is_raised_and_one_that_is_larger_stays(setti
     assert setting.stat().st_mtime_ns == written
 
 
-def test_what_is_no_number_is_not_raised(setting: Path) -> None:
+def test_a_value_that_is_not_a_number_is_rejected(setting: Path) -> None:
     setting.write_text("4096\t16384\n")
-    with pytest.raises(Rejected, match="rp_filter is no number"):
+    with pytest.raises(Rejected, match="rp_filter is not a number"):
         sysctl.ensure_at_least(NAME, 2)
     assert sysctl.read(NAME) == "4096\t16384"
 
 
-def test_a_setting_that_the_kernel_has_not_got_is_not_found(setting: Path) -> None:
+def test_a_missing_setting_is_not_found(setting: Path) -> None:
     with pytest.raises(NotFound, match="net/ipv4/conf/gone/rp_filter"):
         sysctl.ensure("net/ipv4/conf/gone/rp_filter", "2")
 
 
-def test_what_cannot_be_read_is_rejected_with_its_name(setting: Path) -> None:
-    with pytest.raises(Rejected, match="net/ipv4/conf cannot be read"):
+def test_a_setting_that_cannot_be_read_is_rejected_with_its_name(setting: Path) -> None:
+    with pytest.raises(Rejected, match="cannot read sysctl net/ipv4/conf"):
         sysctl.read("net/ipv4/conf")

@@ -1,4 +1,4 @@
-"""What counts as our filter, from messages as the kernel sends them."""
+"""Which filters are the agent's, decoded from the kernel's messages."""
 
 import socket
 import struct
@@ -27,29 +27,29 @@ def options(name: str, program_id: int) -> bytes:
     return netlink.attribute(2 | 0x8000, inner)  # NLA_F_NESTED, which new kernels set
 
 
-def test_a_bpf_filter_tells_its_name_and_its_program() -> None:
+def test_a_bpf_filter_is_decoded_with_its_name_and_program() -> None:
     chain = netlink.attribute(11, number(0))
     assert tc._filter(message("bpf", 235, 0xEB, chain, options("ebpfproxy", 77))) == OURS
 
 
 def test_options_of_another_kind_are_not_read_as_those_of_bpf() -> None:
-    """Attribute 11 of flower is the mask of an address, say."""
+    """For example, attribute 11 of flower is the mask of an address."""
     raw = message("flower", 9, 1, options("ebpfproxy", 77), protocol=0x86DD)
     assert tc._filter(raw) == Filter(9, 1, 0x86DD, "flower", "", 0)
 
 
-def test_a_filter_with_classic_bpf_has_neither() -> None:
+def test_a_filter_with_classic_bpf_has_neither_name_nor_program() -> None:
     assert tc._filter(message("bpf", 9, 1)) == Filter(9, 1, 3, "bpf", "", 0)
 
 
 @pytest.mark.parametrize("change", [{"name": "cilium"}, {"chain": 7}, {"kind": "flower"}])
-def test_a_filter_is_ours_only_with_all_of_its_marks(change: dict[str, object]) -> None:
+def test_a_filter_is_own_only_with_its_kind_name_and_chain(change: dict[str, object]) -> None:
     assert OURS.is_own
     assert not OURS._replace(**change).is_own  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", [{"handle": 1}, {"priority": 1}])
-def test_a_filter_is_ours_at_any_priority_and_handle(change: dict[str, object]) -> None:
+def test_a_filter_is_own_at_any_priority_and_handle(change: dict[str, object]) -> None:
     assert OURS._replace(**change).is_own  # type: ignore[arg-type]
 
 
@@ -75,7 +75,7 @@ FIRST = OURS._replace(priority=1)
          [THEIRS._replace(protocol=0x0800)], False),
     ],
 )  # fmt: skip
-def test_which_filters_run_before_ours_and_whether_it_can_get_before_them(
+def test_filters_that_run_before_the_own_one_and_whether_it_can_advance(
     found: list[Filter], passed: list[Filter], advances: bool
 ) -> None:
     assert tc.before(found) == passed

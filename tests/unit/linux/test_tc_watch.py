@@ -27,7 +27,7 @@ def test_filters_and_qdiscs_of_watched_devices_are_relevant(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [NEWLINK, NEWTCLASS])
-def test_all_else_is_not(kind: int) -> None:
+def test_other_notifications_are_not_relevant(kind: int) -> None:
     assert not concerns(report(kind, WATCHED))
 
 
@@ -35,6 +35,6 @@ def test_a_filter_of_a_shared_block_may_be_at_a_watched_device() -> None:
     assert concerns(report(NEWTFILTER, BLOCK))
 
 
-def test_a_message_that_is_cut_short_is_not_relevant() -> None:
+def test_a_truncated_message_is_not_relevant() -> None:
     assert not concerns(report(NEWTFILTER, WATCHED)[:23])
     assert not concerns(b"")

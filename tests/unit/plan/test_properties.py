@@ -52,7 +52,7 @@ def test_the_result_for_every_client_equals_the_reference(
     dialled = 0
     for port, of in itertools.product(service.ports, Family):
         q = Question(service, port, of, slices, node, context)
-        for kind, *wanted in reference.addresses_dialled(q):
+        for kind, *wanted in reference.frontend_addresses(q):
             dialled += 1
             plan = plans[ServicePortName(*service.name, port.name, port.protocol), of]
             frontend = next(f for f in plan.frontends if f.frontend == (*wanted, port.protocol))

@@ -1,4 +1,4 @@
-"""ARP on the uplinks: which of the node's addresses is the sender of its requests.
+"""ARP on the uplinks: selects the node address that ARP requests have as their sender.
 
 The classifiers masquerade at egress, after the kernel has looked up the next hop's link-layer address. If
 that address is unknown, the kernel requests it with the packet's source as sender (arp_solicit() in
@@ -13,16 +13,17 @@ from ebpfproxy.log import Logger
 log = Logger(__name__)
 
 BEST_LOCAL_ADDRESS = 2
-"""Of arp_announce (Documentation/networking/ip-sysctl.rst): the sender is an address of the device."""
+"""The value of arp_announce (Documentation/networking/ip-sysctl.rst): the sender is an address of the
+device."""
 
-STAYS = "Cannot set sysctl"
+NOT_SET = "Cannot set sysctl"
 """Host-originated connections from a load balancer address may fail until the next hop is resolved."""
 
 
 def announce_own_addresses(device: str) -> None:
     """Set arp_announce of the device in the calling thread's network namespace.
 
-    Never raises. A missing device needs nothing, and any other failure is logged.
+    Raises nothing. A missing device is ignored, and any other failure is logged.
     """
     name = f"net/ipv4/conf/{device}/arp_announce"
     try:
@@ -30,4 +31,4 @@ def announce_own_addresses(device: str) -> None:
     except NotFound:
         return
     except KernelError as failure:
-        log.warning(STAYS, name=name, value=BEST_LOCAL_ADDRESS, reason=failure.message, hint=failure.hint)
+        log.warning(NOT_SET, name=name, value=BEST_LOCAL_ADDRESS, reason=failure.message, hint=failure.hint)

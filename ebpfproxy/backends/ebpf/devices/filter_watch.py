@@ -1,7 +1,6 @@
 """A thread that requests a check of the devices after their tc filters have changed.
 
-The check reads the kernel in any case, and is also made every few seconds. So a lost notification only delays
-the repair.
+The agent also checks the devices every few seconds. So a lost notification only delays the repair.
 """
 
 import threading
@@ -17,13 +16,13 @@ log = Logger(__name__)
 UNWATCHED = "Cannot watch tc filters"
 """Notifications cannot be received. Only the periodic check finds changes of filters."""
 
-_PATIENCE = 5.0  # seconds that the agent's end waits for the thread
+_PATIENCE = 5.0  # seconds that `close` waits for the thread
 
 
 class FilterWatch:
-    """The thread is in the network namespace of the thread that makes this object.
+    """Watches tc filters in a thread, in the network namespace of the thread that creates this object.
 
-    It calls `is_watched` (with a device's ifindex) and `changed`.
+    The thread calls `is_watched` (with a device's ifindex) and `changed`.
     """
 
     def __init__(self, is_watched: Callable[[int], bool], changed: Callable[[], object]) -> None:

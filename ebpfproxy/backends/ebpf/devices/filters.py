@@ -1,7 +1,7 @@
 """The devices that the classifiers are attached to: their entries in the map `devices`, and the attachments.
 
-The programs read the map. It also records which clsact the agent made. Whether programs are attached is read
-from the devices.
+The programs read the map. It also records which clsacts the agent created. It does not record attachments:
+those are read from the devices.
 """
 
 import contextlib
@@ -27,13 +27,14 @@ GONE = "(gone)"
 _U32 = struct.Struct("=I")
 _U64_SIZE = 8
 _UNKNOWN = DeviceEntry(-1, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
-"""Of a device that has a program of the agent and is not in the map. It differs from every desired entry."""
+"""The entry of a device that has a program of the agent but is not in the map. No desired entry equals it."""
 
 Rejections = dict[DeviceKey, KernelError]
 
 
 class DeviceTable:
-    """Puts and drops are separate steps, since other maps and hooks are changed between them."""
+    """The devices of mode ebpf. Puts and drops are separate steps, since other changes are made between
+    them."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class DeviceTable:
         attachments: Attachments | None = None,
         positions: Positions | None = None,
     ) -> None:
-        """`classifiers`: the programs that are to run, by the names of `hooks.CLASSIFIERS`.
+        """`classifiers`: the programs to attach, by the names of `hooks.CLASSIFIERS`.
 
         `made`: ifindexes of devices whose clsact is the agent's, in addition to those that the map records.
         `attachments`: how programs are attached, by default as tc filters.
@@ -62,8 +63,9 @@ class DeviceTable:
         """Every device that is in the map, or has a program of the agent.
 
         `sides` contains each side with a program of the agent. It is the plain name of the side if the
-        program is the one that the flags in the map require. Another program adds "outdated": it is replaced
-        or removed. A program that is to be moved to the first position adds "behind".
+        program is the one that the flags in the map require. " outdated" is appended for another program,
+        which will be replaced or removed. " behind" is appended if the program must be moved to the first
+        position.
 
         A device that no longer exists has its entry of the map and the name GONE. A renamed device has its
         present name.
@@ -76,7 +78,7 @@ class DeviceTable:
 
     @property
     def uses_filters(self) -> bool:
-        """Whether programs are attached as tc filters. The kernel notifies of changes to these."""
+        """Whether programs are attached as tc filters. The kernel sends notifications for these."""
         return self._attachments.makes_clsact
 
     def attached(self) -> frozenset[tuple[int, str, str]]:
@@ -90,9 +92,9 @@ class DeviceTable:
         return ifindex in self._in_use
 
     def look(self) -> dict[DeviceKey, DeviceEntry]:
-        """As `read`, but of the devices in the map only: just a previous run leaves programs at others.
+        """Like `read`, but only for devices in the map. Only a previous run can leave programs at others.
 
-        Does not change the names that `drop` compares.
+        It does not change the names that `drop` compares.
         """
         return self._found(links.names(), ())
 
@@ -140,7 +142,7 @@ class DeviceTable:
         return running.proper and running.program_id == self._ids[classifier(flags, side)]
 
     def fill(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Rejections:
-        """Write the map. Attachments do not change. Returns the failures by key."""
+        """Write the map; return the failures by key. Attachments do not change."""
         rejected: Rejections = {}
         for key, entry in puts.items():
             self._names[key.ifindex] = key.name
@@ -156,12 +158,12 @@ class DeviceTable:
     def _full(self, key: DeviceKey) -> TableFull:
         room = self._map.shape.max_entries
         return TableFull(
-            f"{key}: map devices has room for {room} devices, and there are more",
-            "name fewer with --tc-devices",
+            f"{key}: map devices is full: it has room for {room} devices",
+            "select fewer devices with --tc-devices",
         )
 
     def attach(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Rejections:
-        """Attach, replace or detach programs at devices that `fill` has written. Returns the failures by key.
+        """Attach, replace or detach programs at devices that `fill` has written. Return the failures by key.
 
         All egress sides come first, so that no packet is translated whose replies are not. A device that no
         longer exists is no error: its entry is deleted, and the next plan does not contain it.
@@ -173,7 +175,7 @@ class DeviceTable:
                 if key in rejected or key in gone:
                     continue
                 try:
-                    self._bring(key.ifindex, side, entry)
+                    self._sync_side(key.ifindex, side, entry)
                 except NotFound:
                     self._map.delete(_U32.pack(key.ifindex))
                     self._positions.forget(key.ifindex)
@@ -182,7 +184,7 @@ class DeviceTable:
                     rejected[key] = failure
         return rejected
 
-    def _bring(self, ifindex: int, side: str, entry: DeviceEntry) -> None:
+    def _sync_side(self, ifindex: int, side: str, entry: DeviceEntry) -> None:
         name, place = classifier(entry.flags, side), SIDES[side]
         if side not in entry.sides:
             self._attachments.detach(ifindex, place)
@@ -197,34 +199,34 @@ class DeviceTable:
             arp.announce_own_addresses(iproute.device_name(ifindex))
 
     def _attach(self, ifindex: int, place: Side, entry: DeviceEntry, program: Program) -> None:
-        """A new clsact is recorded before it is made. So a process that is killed leaves no clsact without a
-        record."""
+        """Attach a program. A new clsact is recorded in the map before it is created, so a killed process
+        leaves no unrecorded clsact."""
         if not self._attachments.makes_clsact:
             self._attachments.attach(ifindex, place, program)
             return
-        ours = self._is_own(ifindex)
-        ahead = not ours and not tc.has_clsact(ifindex)
-        if ahead:
+        own = self._is_own(ifindex)
+        expected = not own and not tc.has_clsact(ifindex)
+        if expected:
             self._write(ifindex, entry, abi.DEVICE_CLSACT)
         try:
-            made = self._attachments.attach(ifindex, place, program)
+            created = self._attachments.attach(ifindex, place, program)
         except KernelError:
-            if ahead:
+            if expected:
                 self._write(ifindex, entry, 0)
             raise
-        if made != ahead and not ours:
-            self._write(ifindex, entry, abi.DEVICE_CLSACT if made else 0)
+        if created != expected and not own:
+            self._write(ifindex, entry, abi.DEVICE_CLSACT if created else 0)
 
     def drop(self, keys: Collection[DeviceKey]) -> Rejections:
-        """Detach the programs, all ingress sides first. Returns the failures by key.
+        """Detach the programs, all ingress sides first. Return the failures by key.
 
-        Then remove the clsact if the agent made it and it is empty, and then the map's entry.
+        Then remove the clsact if the agent created it and it is empty, and then the map's entry.
         A key is skipped if its device was put or read under another name since.
         """
         rejected: Rejections = {}
-        ours = [key for key in keys if self._names.get(key.ifindex, key.name) == key.name]
+        unchanged = [key for key in keys if self._names.get(key.ifindex, key.name) == key.name]
         for step in (self._detach_ingress, self._detach_egress, self._forget):
-            for key in ours:
+            for key in unchanged:
                 if key not in rejected:
                     try:
                         step(key.ifindex)
@@ -251,14 +253,14 @@ class DeviceTable:
     def has_outdated(self, key: DeviceKey) -> bool:
         """Whether a program of the agent that is not one of `classifiers` is attached to this device."""
         found = (self._attachments.running(key.ifindex, place) for place in Side)
-        return any(one.program_id not in self._ids.values() for one in found if one)
+        return any(each.program_id not in self._ids.values() for each in found if each)
 
     def clsacts(self) -> frozenset[int]:
-        """The ifindexes of devices whose clsact the agent made."""
+        """The ifindexes of devices whose clsact the agent created."""
         return clsacts(self._map)
 
     def _is_own(self, ifindex: int) -> bool:
-        """Whether the agent made the device's clsact."""
+        """Whether the agent created the device's clsact."""
         value = self._map.lookup(_U32.pack(ifindex))
         return ifindex in self._made or bool(value and abi.DEVICE.unpack(value)[2] & abi.DEVICE_CLSACT)
 
@@ -274,12 +276,12 @@ def classifier(flags: int, side: str) -> str:
 
 
 def clsacts(devices: Map) -> frozenset[int]:
-    """The ifindexes of devices whose clsact the agent made, as this map `devices` records."""
+    """The ifindexes of devices whose clsact the agent created, as this map `devices` records."""
     return _flagged(devices, abi.DEVICE_CLSACT)
 
 
 def previous_clsacts(pins: Iterable[Path]) -> frozenset[int]:
-    """As `clsacts`, for pins of maps `devices`. Ignores a pin that is missing or has another shape."""
+    """Like `clsacts`, for pins of maps `devices`. Ignores a pin that is missing or has another shape."""
     return frozenset().union(*(_previous_flagged(pin, abi.DEVICE_CLSACT) for pin in pins))
 
 
@@ -316,8 +318,8 @@ def _readable(path: Path, value_size: int) -> Iterator[Map | None]:
         yield None
         return
     with contextlib.closing(opened):
-        alike = (opened.shape.key_size, opened.shape.value_size) == (_U32.size, value_size)
-        yield opened if alike else None
+        same_shape = (opened.shape.key_size, opened.shape.value_size) == (_U32.size, value_size)
+        yield opened if same_shape else None
 
 
 def detach_all(folder: Path | None, dry_run: bool = False) -> list[str]:
@@ -339,7 +341,7 @@ def detach_all(folder: Path | None, dry_run: bool = False) -> list[str]:
 
 
 def remove_clsacts(made: Collection[int], dry_run: bool = False) -> list[str]:
-    """Remove each clsact that is not in use from the devices of this network namespace in `made` (ifindexes).
+    """Remove each unused clsact from the devices of this network namespace with the ifindexes `made`.
 
     Returns what was removed, one line each. With `dry_run`, it returns what would be removed once the agent's
     filters are detached.
@@ -347,11 +349,11 @@ def remove_clsacts(made: Collection[int], dry_run: bool = False) -> list[str]:
     return [
         f"clsact of {name}"
         for ifindex, name in links.names().items()
-        if ifindex in made and (_is_clsact_spare(ifindex) if dry_run else tc.remove_clsact(ifindex))
+        if ifindex in made and (_is_clsact_unused(ifindex) if dry_run else tc.remove_clsact(ifindex))
     ]
 
 
-def _is_clsact_spare(ifindex: int) -> bool:
+def _is_clsact_unused(ifindex: int) -> bool:
     """Whether the device has a clsact without filters of other programs."""
-    others = (one for side in Side for one in tc.filters(ifindex, side) if not one.is_own)
+    others = (each for side in Side for each in tc.filters(ifindex, side) if not each.is_own)
     return tc.has_clsact(ifindex) and next(others, None) is None

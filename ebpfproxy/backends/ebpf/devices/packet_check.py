@@ -1,8 +1,8 @@
 """Checks that packets reach the classifiers. An attachment alone does not prove it (cilium #48420).
 
 Each classifier counts its packets in the map `device_packets` before it does anything else. If a device
-counts packets and the classifier counts none, the packets do not reach it. The two counts are not compared
-otherwise, since they differ: the device counts before GRO and after segmentation, a program in between.
+counts packets and the classifier counts none, the packets do not reach it. The two counts are never equal,
+because the device counts before GRO and after segmentation, and the program in between.
 """
 
 import struct
@@ -32,12 +32,12 @@ INTERVAL = 5.0
 """Seconds between two checks."""
 
 LEAST = 100
-"""With fewer packets of a device within one interval, nothing is concluded."""
+"""With fewer packets of a device in an interval, the check has no result."""
 
 CONFIRMED = 2
-"""After this many intervals in a row it is reported."""
+"""The number of consecutive intervals after which the check reports a place."""
 
-_PATIENCE = 5.0  # seconds that the agent waits for a check when it ends
+_PATIENCE = 5.0  # seconds that `close` waits for a check
 _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 
 
@@ -57,11 +57,11 @@ class Count(NamedTuple):
 
 
 class Judge:
-    """Derives from counts the places that packets do not reach. Pure."""
+    """Derives from counts the places that packets do not reach. No I/O."""
 
     def __init__(self) -> None:
         self._previous: Mapping[Hook, Count] = {}
-        self._suspect: dict[Hook, int] = {}  # intervals in a row
+        self._suspect: dict[Hook, int] = {}  # consecutive intervals
 
     def unreached(self, counts: Mapping[Hook, Count]) -> frozenset[Hook]:
         """The places that packets do not reach.
@@ -76,14 +76,14 @@ class Judge:
                 continue
             passed = count.device - previous.device >= LEAST
             known = self._suspect.get(place, 0)
-            if passed or known:  # few packets prove nothing: the previous result stays
+            if passed or known:  # too few packets keep the previous result
                 suspect[place] = known + passed
         self._previous, self._suspect = dict(counts), suspect
         return frozenset(place for place, times in suspect.items() if times >= CONFIRMED)
 
 
 class PacketCheck:
-    """A thread of its own, in the network namespace of the thread that makes this object.
+    """Checks in a thread, in the network namespace of the thread that creates this object.
 
     The thread calls `attached`, which returns ifindex, side and device name of each place with a classifier.
     Raises NotFound if the map is not in `maps`.
@@ -122,7 +122,7 @@ class PacketCheck:
             try:
                 found = self._judge.unreached(self._counts())
             except Exception as failure:  # the thread continues: the next check may succeed
-                self._tell_failure(failure.message if isinstance(failure, KernelError) else repr(failure))
+                self._log_failure(failure.message if isinstance(failure, KernelError) else repr(failure))
                 continue
             self._failed = ""
             for place in sorted(found - self._unreached):
@@ -131,14 +131,15 @@ class PacketCheck:
                 log.info(REACHED, device=place.device, side=place.side)
             self._unreached = found
 
-    def _tell_failure(self, reason: str) -> None:
-        """Log each reason once, until the reason changes."""
+    def _log_failure(self, reason: str) -> None:
+        """Log a reason once, until it changes."""
         if reason != self._failed:
             log.warning(UNREADABLE, reason=reason)
         self._failed = reason
 
     def _counts(self) -> dict[Hook, Count]:
-        """Read the devices first. Packets between the two readings then count for the program only."""
+        """The counts of all places. Devices are read first, so packets between the reads count for the
+        program."""
         attached = [Hook(*each) for each in self._attached()]
         devices = links.packets() if attached else {}
         return {
@@ -155,6 +156,6 @@ class PacketCheck:
 def slot(ifindex: int, side: str) -> int:
     """The index in `device_packets`, as in device_count() of bpf/maps.h.
 
-    Devices may share an index. Then the packets of one device hide that the other's do not arrive.
+    Devices may share an index. Then packets of one device hide that those of the other do not arrive.
     """
     return ifindex % abi.DEVICE_SLOTS * 2 + (INGRESS, EGRESS).index(side)

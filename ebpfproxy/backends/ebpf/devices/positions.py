@@ -1,4 +1,4 @@
-"""Records whether the classifiers run first at their devices, and when to move them there again."""
+"""Records whether the classifiers run first at their devices, and when to move them to the first position."""
 
 import time
 from collections.abc import Callable
@@ -16,12 +16,12 @@ FIRST_AGAIN = "No program runs before ebpfproxy any more"
 """The classifier is the first program at this side of the device again."""
 
 _SHORTEST, _LONGEST = 4.0, 300.0  # seconds between two attempts at one place
-_HELD = 60.0  # seconds at the first position after which it is not contested any more
+_HELD = 60.0  # seconds at the first position after which it is no longer contested
 
 
 class _Place(NamedTuple):
-    """`tried`: how many attempts did not last. `due`: time of the next possible attempt. `since`: time of the
-    last one."""
+    """The state of a place. `tried`: the number of attempts that did not last. `due`: the time of the next
+    possible attempt. `since`: the time of the last one."""
 
     side: DeviceSide
     tried: int = 0
@@ -30,7 +30,7 @@ class _Place(NamedTuple):
 
 
 class Positions:
-    """For one thread, except `troubles`, which is for any thread. A place is (ifindex, side).
+    """The positions of the classifiers. For one thread, except `troubles`. A place is (ifindex, side).
 
     After the first loss of the first position, the program is moved back at once. After further losses it
     waits 4 s, 8 s and so on, up to 5 minutes, so that two agents do not replace programs all the time.
@@ -42,11 +42,11 @@ class Positions:
         self._troubles: tuple[DeviceSide, ...] = ()
 
     def troubles(self) -> tuple[DeviceSide, ...]:
-        """The places where other programs run first."""
+        """The places where other programs run first. For any thread."""
         return self._troubles
 
     def is_due(self, ifindex: int, side: str, device: str, running: Running) -> bool:
-        """Record what was found at a place. Returns whether to move the program to the first position now."""
+        """Record the program at a place; return whether to move it to the first position now."""
         key, now = (ifindex, side), self._clock()
         known = self._places.get(key, _Place(DeviceSide(device, side)))
         lasted = now - known.since >= _HELD
@@ -59,7 +59,7 @@ class Positions:
         return running.can_advance and now >= known.due
 
     def tried(self, ifindex: int, side: str) -> None:
-        """To be called before an attempt to move the program to the first position."""
+        """Record an attempt to move the program to the first position. Call it before the attempt."""
         key, now = (ifindex, side), self._clock()
         known = self._places.get(key)
         if known:
@@ -67,7 +67,7 @@ class Positions:
             self._keep(key, known._replace(tried=known.tried + 1, due=now + wait, since=now))
 
     def forget(self, ifindex: int) -> None:
-        """To be called when the agent has no program at the device any more."""
+        """Remove the places of a device. Call it when the agent has no program at the device any more."""
         self._places = {key: place for key, place in self._places.items() if key[0] != ifindex}
         self._publish()
 

@@ -29,21 +29,19 @@ COLLECT_FAILED = "Cannot collect flows"
 PORTS_UNREAD = "Cannot look up the connections that netfilter masquerades"
 """Their ports stay reserved until the next turn."""
 
-_POLL = 1.0  # seconds between readings of `bypassing`: the delay until a pod that bypasses is served
+_POLL = 1.0  # seconds between reads of `bypassing`: the delay until a bypassing pod is served
 _SHORTEST, _LONGEST = 10.0, 60.0  # seconds between walks
 _CHANGED = 0.05  # if a larger part of all entries was removed, the next walk follows soon
-_CROWDED = 0.75  # if a larger part of the room is in use, the next walk follows soon
-_SHARE = 3  # rests 3 times as long as it works: a walk takes a quarter of a CPU
+_CROWDED = 0.75  # if a larger part of the capacity is in use, the next walk follows soon
+_REST_FACTOR = 3  # it rests 3 times as long as it works, so a walk takes a quarter of a CPU
 _LONGEST_REST = 0.05  # seconds
-_PATIENCE = 5.0  # seconds that the agent waits at its end for a step that cannot be interrupted
+_PATIENCE = 5.0  # seconds that `close` waits for a step that cannot be interrupted
 _IFINDEX = struct.Struct("=I")
 
 
 class Collected(NamedTuple):
-    """`entries` and `half_open`: the established and the half-open flows that the last walk left.
-
-    The other numbers are sums since the start. See `Swept`.
-    """
+    """Results of all walks. `entries` and `half_open`: the established and half-open flows that remain after
+    the last walk. The other numbers are sums since the start. See `Swept`."""
 
     entries: int = 0
     half_open: int = 0
@@ -73,7 +71,7 @@ class Collected(NamedTuple):
 
 
 class FlowCollector:
-    """A thread of its own.
+    """Collects flows in a thread.
 
     The thread calls `pods_bypass` whenever the set of bypassing pods changes. The argument is the ifindexes
     of all devices whose pods were found to send to frontends past all programs of this backend.
@@ -108,7 +106,7 @@ class FlowCollector:
         return self._collected
 
     def close(self) -> None:
-        """End the thread, if necessary during a walk. Waits at most 5 s."""
+        """End the thread, if necessary during a walk. It waits at most 5 s."""
         self._stop.set()
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
@@ -162,13 +160,13 @@ class FlowCollector:
         """Pause between two batches. Returns whether the agent ends."""
         if time.monotonic() - self._polled >= _POLL:
             self._poll()
-        return self._stop.wait(min(_SHARE * worked, _LONGEST_REST))
+        return self._stop.wait(min(_REST_FACTOR * worked, _LONGEST_REST))
 
 
 def following(swept: Swept, room: int, interval: float) -> float:
-    """Seconds from this walk to the next one. `interval`: the seconds before this walk.
+    """Seconds from this walk to the next one. `interval`: the seconds before this walk. `room`: the capacity.
 
-    It doubles as long as little is removed and the map is not crowded, up to a minute. Otherwise it is 10 s.
+    It doubles, up to a minute, while little is removed and the map is not crowded. Otherwise it is 10 s.
     """
     removed = swept.expired + swept.retired + swept.orphaned
     used = max(swept.entries + swept.half_open, swept.replies)

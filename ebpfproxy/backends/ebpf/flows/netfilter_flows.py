@@ -1,9 +1,9 @@
 """The map `netfilter_flows`: connections to Services that netfilter still masquerades.
 
 They were opened while another mode was active on this node. Their endpoints receive them from ports of this
-node that the map `replies` does not contain. Suppose that a new flow to the same endpoint gets such a port:
-its entry would be found first, and the older connection would receive no more replies. So the programs assign
-no port that is in this map. They look there only while NODE_NETFILTER_FLOWS is set.
+node that the map `replies` does not contain. If a new flow to the same endpoint got such a port, its entry
+would be found first, and the older connection would receive no more replies. So the programs assign no port
+that is in this map. They use the map only while NODE_NETFILTER_FLOWS is set.
 
 An entry is the key of the packets that the endpoint sends, at ingress. It is removed once conntrack no longer
 has that connection. The map is pinned, so the next agent removes the entries that this one has added.
@@ -28,7 +28,8 @@ _BATCH = 64  # connections looked up without a pause: 3 ms, 50 us each (measured
 
 
 class NetfilterFlows:
-    """Calls `note` with True before it writes the first entry, and with False after it removed the last one.
+    """The entries of the map. It calls `note` with True before the first entry is written, and with False
+    after the last one is removed.
 
     `learn` and `forget` may be called in two different threads, but each in one thread only. Raises NotFound
     if the map is not in `maps`.
@@ -45,16 +46,18 @@ class NetfilterFlows:
         self._map.close()
 
     def learn(self) -> int:
-        """Add the connections that conntrack has now, in the calling thread's network namespace.
+        """Add the connections in conntrack, in the calling thread's network namespace. Return their number.
 
-        Returns how many. A masqueraded connection whose destination is not translated belongs to no Service,
-        and is left out. The result is 0 if conntrack is not active or not supported.
+        A masqueraded connection whose destination is not translated belongs to no Service and is skipped. The
+        result is 0 if conntrack is not active or not supported.
 
         Raises Rejected, also if the map is full.
         """
         try:
             found = {
-                _key(flow): _ZONE.pack(flow.reply_zone) for flow in conntrack.masqueraded() if _is_sent(flow)
+                _key(flow): _ZONE.pack(flow.reply_zone)
+                for flow in conntrack.masqueraded()
+                if _is_dnated(flow)
             }
         except Unsupported:
             return 0
@@ -65,7 +68,7 @@ class NetfilterFlows:
         return len(found)
 
     def forget(self, rest: Callable[[float], bool]) -> int:
-        """Remove connections that conntrack no longer has. Returns how many. `rest`: see `FlowSweep.run`.
+        """Remove connections that conntrack no longer has; return their number. `rest`: see `FlowSweep.run`.
 
         Raises KernelError.
         """
@@ -91,10 +94,10 @@ class NetfilterFlows:
         return next(self._map.batches(1), None) is None
 
 
-def _is_sent(flow: conntrack.Flow) -> bool:
+def _is_dnated(flow: conntrack.Flow) -> bool:
     """Whether its destination is translated. Addresses are compared, since IPVS does not set the DNAT bit."""
-    dialed = flow.destination, flow.destination_port
-    return (flow.reply_source, flow.reply_source_port) != dialed
+    destination = flow.destination, flow.destination_port
+    return (flow.reply_source, flow.reply_source_port) != destination
 
 
 def _key(flow: conntrack.Flow) -> bytes:

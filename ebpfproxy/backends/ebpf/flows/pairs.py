@@ -27,8 +27,8 @@ _GLANCE = columns(abi.FLOW, flags="H", half_open="B", last_seen="I")
 
 
 class Pair(NamedTuple):
-    """The entries of a flow, packed. `flow` is None if only the reply is left. `reply` is None if there is no
-    reply entry."""
+    """The entries of a flow, packed. `flow` is None if only the reply entry exists. `reply` is None if there
+    is no reply entry."""
 
     key: bytes
     flow: bytes | None
@@ -40,7 +40,7 @@ class Pair(NamedTuple):
 def pairs(maps: Maps, timeouts: FlowTimeouts) -> list[Pair]:
     """All flows, sorted by client and frontend.
 
-    Half-open entries that are over are left out, since the programs ignore them. Established entries are
+    Half-open entries that are over are skipped, since the programs ignore them. Established entries are
     included until they are removed.
     """
     oldest = Oldest(timeouts, time.monotonic_ns())
@@ -52,7 +52,7 @@ def pairs(maps: Maps, timeouts: FlowTimeouts) -> list[Pair]:
 
 
 class FlowCount(NamedTuple):
-    """`half_open` does not include flows that are over."""
+    """Numbers of flows. `half_open` does not include flows that are over."""
 
     established: int
     half_open: int
@@ -61,8 +61,8 @@ class FlowCount(NamedTuple):
 def count(maps: Maps, timeouts: FlowTimeouts) -> FlowCount:
     """All flows, by their entries in `flows`."""
     oldest = Oldest(timeouts, time.monotonic_ns())
-    of = Counter(_is_half_open(_GLANCE, flow) for _, flow in _known(maps["flows"], _GLANCE, oldest))
-    return FlowCount(of[False], of[True])
+    counts = Counter(_is_half_open(_GLANCE, flow) for _, flow in _known(maps["flows"], _GLANCE, oldest))
+    return FlowCount(counts[False], counts[True])
 
 
 def _known(of: Map, glance: struct.Struct, oldest: Oldest) -> Iterator[tuple[bytes, bytes]]:
@@ -91,12 +91,13 @@ def _entries(of: Map) -> Iterator[tuple[bytes, bytes]]:
 
 def _joined(flows: dict[bytes, bytes], replies: dict[bytes, bytes]) -> Iterator[Pair]:
     for key, flow in flows.items():
-        place = reply_key(key, flow)
-        reply = replies.get(place)
+        in_replies = reply_key(key, flow)
+        reply = replies.get(in_replies)
         half_open = _is_half_open(_GLANCE, flow)
-        if reply and flow_key(place, reply) == key:
-            yield Pair(key, flow, place, replies.pop(place), half_open)
+        if reply and flow_key(in_replies, reply) == key:
+            yield Pair(key, flow, in_replies, replies.pop(in_replies), half_open)
         else:
-            yield Pair(key, flow, place, None, half_open)
-    for place, reply in replies.items():
-        yield Pair(flow_key(place, reply), None, place, reply, _is_half_open(REPLY_GLANCE, reply))
+            yield Pair(key, flow, in_replies, None, half_open)
+    for in_replies, reply in replies.items():
+        half_open = _is_half_open(REPLY_GLANCE, reply)
+        yield Pair(flow_key(in_replies, reply), None, in_replies, reply, half_open)

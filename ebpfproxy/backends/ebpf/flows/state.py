@@ -1,4 +1,4 @@
-"""Flows of the packet path: their entries, their state, and when they are over. Pure.
+"""Flows of the packet path: their entries, their state, and when they are over. No I/O.
 
 A flow has an entry in `flows`, whose key is that of its client's packets. It has one in `replies`, whose key
 is that of its endpoint's packets. A flow is half-open until both sides have sent.
@@ -20,7 +20,7 @@ UNIT = 1 << 30
 """The unit of `last_seen` in ns of CLOCK_MONOTONIC: 1.07 s."""
 
 NO_PLACE = 0xFFFFFFFF
-"""In place of an index in `half_open_flows`: the flow has none."""
+"""Stored instead of an index in `half_open_flows` if the flow has none."""
 
 _NS = 1_000_000_000
 _U32 = 0xFFFFFFFF
@@ -79,7 +79,8 @@ class Flow(NamedTuple):
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes, reply: bytes | None = None) -> "Flow":
-        """From a key and a value of `flows`, and the value in `replies`, None if there is none."""
+        """The flow with this key and value in `flows`. `reply`: the value in `replies`, None if it is
+        missing."""
         client, frontend, client_port, frontend_port, protocol, _, _ = abi.FLOW_KEY.unpack(key)
         endpoint, masquerade, *ports, service, id_, flags, half, _, seen, _, _, _ = abi.FLOW.unpack(value)
         reply_flags, _, reply_seen = REPLY_GLANCE.unpack(reply) if reply else (0, 0, None)
@@ -169,7 +170,7 @@ def address_digest(address: bytes) -> int:
 
 
 def state(protocol: int, flags: int, half_open: bool = False) -> FlowState:
-    """`flags`: the flow_flag bits (abi.h) of both entries, combined."""
+    """The state of a flow. `flags`: the flow_flag bits (abi.h) of both entries, combined."""
     if protocol != IPPROTO_TCP:
         replied = not half_open or flags & abi.FLOW_REPLIED
         return FlowState.REPLIED if replied else FlowState.UNREPLIED
@@ -196,7 +197,7 @@ def timeout(protocol: int, flags: int, timeouts: FlowTimeouts, half_open: bool =
 
 
 def unit_now(now: int) -> int:
-    """`now` in ns of CLOCK_MONOTONIC. The result is in `UNIT`, as the programs write it into `last_seen`."""
+    """A time in `UNIT`, as the programs write it into `last_seen`. `now`: in ns of CLOCK_MONOTONIC."""
     return now >> 30
 
 

@@ -73,10 +73,11 @@ class FlowMaps(NamedTuple):
 class Swept(NamedTuple):
     """Results of a walk.
 
-    - `entries`, `half_open`: how many established and half-open flows stay.
-    - `expired`, `retired`: how many flows were removed because they were over, or because their endpoint is
-      no longer listed.
-    - `replies`, `orphaned`: how many entries of `replies` stay, and how many without a flow were removed.
+    - `entries`, `half_open`: the numbers of established and half-open flows that stay.
+    - `expired`, `retired`: the numbers of flows that were removed because they were over, or because their
+      endpoint is no longer listed.
+    - `replies`, `orphaned`: the number of entries of `replies` that stay, and of those without a flow that
+      were removed.
     - `busy`: how often the kernel had a bucket locked.
     """
 
@@ -90,7 +91,7 @@ class Swept(NamedTuple):
 
 
 class FlowSweep:
-    """`clock` returns ns of CLOCK_MONOTONIC."""
+    """Removes flows that are over. `clock` returns ns of CLOCK_MONOTONIC."""
 
     def __init__(
         self, maps: FlowMaps, timeouts: FlowTimeouts, clock: Callable[[], int] = time.monotonic_ns
@@ -108,7 +109,7 @@ class FlowSweep:
         """Walk over all entries once.
 
         It calls `rest` between batches, with the seconds that the last batch took. The walk ends early if
-        `rest` returns True. Raises KernelError if a map cannot be read.
+        `rest` returns True. Raises KernelError if a map cannot be accessed.
         """
         self._start_over()
         stopped = False
@@ -125,13 +126,13 @@ class FlowSweep:
         removed = self._expired, self._retired
         return Swept(established, self._half_open, *removed, replies, self._orphaned, self._busy)
 
-    def _walk(self, of: Map, look: Callable[[bytes, bytes], int], rest: Callable[[float], bool]) -> int:
-        """The sum of what `look` returns for each batch of keys and values."""
+    def _walk(self, of: Map, handle: Callable[[bytes, bytes], int], rest: Callable[[float], bool]) -> int:
+        """Call `handle` for each batch of keys and values; return the sum of its results."""
         found = 0
         began = self._clock()
         for keys, values in of.batches(BATCH):
             self._busy += not keys
-            found += look(keys, values)
+            found += handle(keys, values)
             if rest((self._clock() - began) / _NS):
                 break
             began = self._clock()
@@ -140,7 +141,7 @@ class FlowSweep:
     # Flows
 
     def _sweep_flows(self, keys: bytes, values: bytes) -> int:
-        """How many of the batch are established and stay."""
+        """Remove the flows of a batch that are over; return the number of established ones that stay."""
         half_open = bytearray(values[_HALF_OPEN_AT::_VALUE])
         for at in reversed(list(self._suspects(keys, values))):
             if self._remove_flow(keys[at * _KEY : (at + 1) * _KEY]):
@@ -150,7 +151,7 @@ class FlowSweep:
         return len(half_open) - staying
 
     def _suspects(self, keys: bytes, values: bytes) -> Iterator[int]:
-        """The positions of entries in a batch that may be over: a cheap filter, since most are not."""
+        """The positions of entries in a batch that may be over. It is a fast filter, since most are not."""
         oldest, is_listed = self._oldest, self._is_listed
         glances = zip(protocols(keys), _GLANCE.iter_unpack(values), strict=True)
         for at, (protocol, (address, port, service, id_, flags, half_open, seen)) in enumerate(glances):
@@ -160,28 +161,28 @@ class FlowSweep:
                 yield at
 
     def _remove_flow(self, key: bytes) -> bool:
-        """Remove a flow if it is over. Returns whether it is gone. Both entries are read again first.
+        """Remove a flow if it is over; return whether it is gone. Both entries are read again first.
 
         If its endpoint sends while the entry in `flows` is removed, that entry is inserted again.
         """
         value = self._maps.flows.lookup(key)
         if not value:
             return True
-        place = reply_key(key, value)
+        in_replies = reply_key(key, value)
         (protocol,) = protocols(key)
         *endpoint, flags, half_open, seen = _GLANCE.unpack(value)
         retired = protocol == IPPROTO_UDP and not self._is_listed(*endpoint)
 
         def is_dead() -> bool:
-            reply = self._reply_of(key, place)
+            reply = self._reply_of(key, in_replies)
             return retired or self._is_silent((protocol, flags, half_open), seen, reply)
 
         if not is_dead() or not self._delete(self._maps.flows, key):
             return False
         if not is_dead():
             return not self._put_back(key, value)
-        if self._reply_of(key, place):
-            self._delete(self._maps.replies, place)
+        if self._reply_of(key, in_replies):
+            self._delete(self._maps.replies, in_replies)
         self._retired += retired
         self._expired += not retired
         return True
@@ -194,13 +195,13 @@ class FlowSweep:
         reply_flags, _, reply_seen = REPLY_GLANCE.unpack(reply)
         return bool(max(seen, reply_seen) < self._oldest[protocol, flags | reply_flags, half_open])
 
-    def _reply_of(self, key: bytes, place: bytes) -> bytes | None:
-        """The entry at `place` in `replies`. None if there is none, or it belongs to another flow."""
-        reply = self._maps.replies.lookup(place)
-        return reply if reply and flow_key(place, reply) == key else None
+    def _reply_of(self, key: bytes, in_replies: bytes) -> bytes | None:
+        """The entry of a flow in `replies`. None if it is missing, or belongs to another flow."""
+        reply = self._maps.replies.lookup(in_replies)
+        return reply if reply and flow_key(in_replies, reply) == key else None
 
     def _put_back(self, key: bytes, value: bytes) -> bool:
-        """Whether the flow has an entry again. The programs may have made a new one meanwhile."""
+        """Insert a flow again, unless the programs have inserted it; return whether it has an entry now."""
         try:
             self._maps.flows.update(key, value, _NOEXIST)
         except AlreadyExists:
@@ -215,7 +216,10 @@ class FlowSweep:
     # Replies
 
     def _sweep_replies(self, keys: bytes, values: bytes) -> int:
-        """How many of the batch stay. The walk over `flows` handles those with a flow."""
+        """Remove the orphans of a batch that are over; return how many entries stay.
+
+        The walk over `flows` handles entries with a flow.
+        """
         staying = len(keys) // _KEY
         oldest = self._oldest
         glances = zip(protocols(keys), REPLY_GLANCE.iter_unpack(values), strict=True)
@@ -224,38 +228,38 @@ class FlowSweep:
                 staying -= self._remove_orphan(keys[at * _KEY : (at + 1) * _KEY])
         return staying
 
-    def _remove_orphan(self, place: bytes) -> bool:
-        """Remove a reply that is over and has no flow. Returns whether it is gone. It is read again first."""
-        reply = self._maps.replies.lookup(place)
+    def _remove_orphan(self, in_replies: bytes) -> bool:
+        """Remove a reply that is over and has no flow; return whether it is gone. It is read again first."""
+        reply = self._maps.replies.lookup(in_replies)
         if not reply:
             return True
-        (protocol,) = protocols(place)
+        (protocol,) = protocols(in_replies)
         flags, half_open, seen = REPLY_GLANCE.unpack(reply)
-        if seen >= self._oldest[protocol, flags, half_open] or self._has_flow(place, reply):
+        if seen >= self._oldest[protocol, flags, half_open] or self._has_flow(in_replies, reply):
             return False
-        if not self._delete(self._maps.replies, place):
+        if not self._delete(self._maps.replies, in_replies):
             return False
         self._orphaned += 1
         return True
 
-    def _has_flow(self, place: bytes, reply: bytes) -> bool:
-        key = flow_key(place, reply)
+    def _has_flow(self, in_replies: bytes, reply: bytes) -> bool:
+        key = flow_key(in_replies, reply)
         value = self._maps.flows.lookup(key)
-        return value is not None and reply_key(key, value) == place
+        return value is not None and reply_key(key, value) == in_replies
 
     def _delete(self, of: Map, key: bytes) -> bool:
-        """Whether it is gone."""
+        """Delete an entry; return whether it is gone. False if its bucket is locked."""
         try:
             of.delete(key)
         except KernelError as failure:
             if errno_of(failure) not in BUSY:
                 raise
-            self._busy += 1  # the next walk tries again
+            self._busy += 1  # the next walk retries
             return False
         return True
 
     def _is_listed(self, address: bytes, port: int, service: int, id_: int) -> bool:
-        """Whether the endpoint is in force and still the same one, as endpoint_is_in_force() of bpf/admit.h.
+        """Whether the endpoint is in force and still the same, like endpoint_is_in_force() of bpf/admit.h.
 
         Ids are reused after a while. A direct flow belongs to no Service, so it has no endpoint to check.
         """
@@ -264,5 +268,5 @@ class FlowSweep:
         at = id_ * abi.ENDPOINT.size
         if at + abi.ENDPOINT.size > len(self._maps.endpoints):
             return False
-        place, number, flags, owner = abi.ENDPOINT.unpack_from(self._maps.endpoints, at)
-        return bool(flags & abi.ENDPOINT_LISTED) and (place, number, owner) == (address, port, service)
+        *present, flags, owner = abi.ENDPOINT.unpack_from(self._maps.endpoints, at)
+        return bool(flags & abi.ENDPOINT_LISTED) and (*present, owner) == (address, port, service)

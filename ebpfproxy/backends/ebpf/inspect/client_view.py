@@ -17,7 +17,8 @@ _U64 = struct.Struct("=Q")
 
 
 class AffinityRow(NamedTuple):
-    """`client` is an address, or a network namespace by its cookie. `age` is in seconds."""
+    """An affinity. `client` is an address, or "netns" and the cookie of a network namespace. Times in
+    seconds."""
 
     service: str
     client: str
@@ -38,7 +39,7 @@ class SocketRow(NamedTuple):
 
 
 def affinity(maps: Maps, name: NameOf, endpoint_at: Callable[[int], str]) -> list[AffinityRow]:
-    """Affinities that are still in force, the latest used first."""
+    """Affinities that are still in force, the most recently used first."""
     timeouts = {}
     for _, value in maps["services"].items():
         _, _, id_, timeout, *_ = abi.SERVICE.unpack(value)
@@ -69,7 +70,7 @@ def sockets(maps: Maps, name: NameOf) -> list[SocketRow]:
 
 
 def connected(maps: Maps) -> int:
-    """How many connected sockets there are."""
+    """The number of connected sockets."""
     return sum(1 for peer in _peers(maps) if peer[0])
 
 
@@ -85,8 +86,8 @@ def _peers(maps: Maps) -> Iterator[tuple[int, Address, int, int, int, int, Addre
 def _connected(maps: Maps, name: NameOf) -> Iterator[SocketRow]:
     for cookie, address, port, protocol, _, service, frontend, frontend_port, *_ in _peers(maps):
         if cookie:
-            places = (frontend, frontend_port), (address, port)
-            yield _socket(name(service), "connected", cookie, protocol, *places)
+            endpoints = (frontend, frontend_port), (address, port)
+            yield _socket(name(service), "connected", cookie, protocol, *endpoints)
 
 
 def _unconnected(maps: Maps, name: NameOf) -> Iterator[SocketRow]:
@@ -94,8 +95,8 @@ def _unconnected(maps: Maps, name: NameOf) -> Iterator[SocketRow]:
         cookie, address, port, protocol, direction, _ = abi.SOCKET_FLOW_KEY.unpack(key)
         frontend, frontend_port, _, service, _ = abi.SOCKET_FLOW.unpack(value)
         if direction == abi.TO_FRONTEND:
-            places = (frontend, frontend_port), (address, port)
-            yield _socket(name(service), "datagrams", cookie, protocol, *places)
+            endpoints = (frontend, frontend_port), (address, port)
+            yield _socket(name(service), "datagrams", cookie, protocol, *endpoints)
 
 
 def _socket(
@@ -106,7 +107,7 @@ def _socket(
     frontend: tuple[Address, int],
     endpoint: tuple[Address, int],
 ) -> SocketRow:
-    """Ports in network order."""
+    """A row. Ports in network order."""
     return SocketRow(
         service=service,
         kind=kind,

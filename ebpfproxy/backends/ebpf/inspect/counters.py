@@ -68,9 +68,9 @@ def _summed(value: bytes) -> Sequence[int]:
 
 
 class Readings:
-    """Reads pinned maps by its own file descriptors. For any thread. Close with `close`.
+    """Reads pinned maps through its own file descriptors. For any thread. Close with `close`.
 
-    All methods raise KernelError. After `close` they raise NotFound.
+    All methods raise KernelError; after `close`, NotFound.
     """
 
     _NAMES = ("counters", "traffic", "service_names")

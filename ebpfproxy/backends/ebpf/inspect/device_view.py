@@ -21,7 +21,7 @@ class DeviceRow(NamedTuple):
     - `device`: its name, or "?" if this network namespace has no such device.
     - `role`: "pod" if its packets come from a pod of this node, else "net".
     - `link`: the first header of its packets, "ethernet" or "ip".
-    - `masquerade`: the addresses that leaving packets are masqueraded with.
+    - `masquerade`: the addresses with which leaving packets are masqueraded.
     - `ingress`, `egress`: the ids of the agent's programs, 0 for none.
     - `clsact`: "own" if the agent made it, "other" if another program did, "none" if there is none.
     - `before`: programs that run before the agent's, each with its side.
@@ -44,14 +44,14 @@ def devices(maps: Maps, links: Path) -> list[DeviceRow]:
     Names and programs are read from the calling thread's network namespace. Raises Rejected if programs and
     filters cannot be read.
     """
-    ways = attachments.choose(links)
+    attached = attachments.choose(links)
     found = [(int(_IFINDEX.unpack(key)[0]), value) for key, value in maps["devices"].items()]
-    return [_device(ifindex, value, ways) for ifindex, value in sorted(found)]
+    return [_device(ifindex, value, attached) for ifindex, value in sorted(found)]
 
 
-def _device(ifindex: int, value: bytes, ways: Attachments) -> DeviceRow:
+def _device(ifindex: int, value: bytes, attached: Attachments) -> DeviceRow:
     v4, v6, flags, _ = abi.DEVICE.unpack(value)
-    running = {side: ways.running(ifindex, place) for side, place in SIDES.items()}
+    running = {side: attached.running(ifindex, place) for side, place in SIDES.items()}
     ids = {side: found.program_id if found else 0 for side, found in running.items()}
     return DeviceRow(
         device=_name(ifindex),

@@ -1,6 +1,6 @@
-"""The contents of the pinned maps, for people. It works without a running agent.
+"""The contents of the pinned maps as tables, for `dump`. It needs no running agent.
 
-It only reads. A dump of a busy node is no snapshot: entries may change while they are read.
+It only reads. A dump of a busy node is not a snapshot: entries may change while they are read.
 """
 
 import contextlib
@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.flows import pairs
-from ebpfproxy.backends.ebpf.inspect import client_view, counters, device_view, flow_view, translation_view
+from ebpfproxy.backends.ebpf.inspect import client_view, counters, device_view, flow_view
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow, SocketRow
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
-from ebpfproxy.backends.ebpf.inspect.flow_view import FlowRow
-from ebpfproxy.backends.ebpf.inspect.translation_view import TranslationRow
+from ebpfproxy.backends.ebpf.inspect.flow_view import FlowRow, TranslationRow
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import NotFound
@@ -68,7 +67,8 @@ class ServiceRow(NamedTuple):
 
 
 class EndpointRow(NamedTuple):
-    """`lists`: the lists ("cluster", "local") in which new connections may use it. Empty: it is draining."""
+    """One endpoint. `lists`: the lists ("cluster", "local") by which new connections use it. Empty:
+    draining."""
 
     service: str
     protocol: str
@@ -80,7 +80,7 @@ class EndpointRow(NamedTuple):
 
 
 class CounterRow(NamedTuple):
-    """`value` is the sum over all CPUs."""
+    """One counter. `value` is the sum over all CPUs."""
 
     counter: str
     value: int
@@ -147,11 +147,11 @@ class View:
         return key, row
 
     def _endpoints_in(self, packed: bytes) -> list[str]:
-        """The endpoints of a range. If the range exceeds the array, only its existing part is read: another
-        program wrote it."""
+        """The endpoints of a range. A range that another program wrote may exceed the array: then only its
+        existing part is read."""
         first, count = abi.SLOT_RANGE.unpack(packed)
-        places = range(first, min(first + count, self._room("slots")))
-        ids = [_U32.unpack_from(self._slots, place * _SLOT_STRIDE)[0] for place in places]
+        slots = range(first, min(first + count, self._room("slots")))
+        ids = [_U32.unpack_from(self._slots, slot * _SLOT_STRIDE)[0] for slot in slots]
         found = [self._endpoint(id_) for id_ in ids]
         return [str(e) if e.flags & abi.ENDPOINT_LISTED else f"{e} (not listed)" for e in sorted(found)]
 
@@ -196,7 +196,7 @@ class View:
         return protocol_name(known.protocol) if known else "?"
 
     def affinity(self) -> list[AffinityRow]:
-        """Affinities that are still in force, the latest used first."""
+        """Affinities that are still in force, the most recently used first."""
         return client_view.affinity(self._maps, self.name, lambda id_: str(self._endpoint(id_)))
 
     def sockets(self) -> list[SocketRow]:
@@ -209,7 +209,7 @@ class View:
 
     def nat(self) -> Iterator[TranslationRow]:
         """How the packet path translates packets, sorted by client and frontend."""
-        return translation_view.nat(self._maps, self.name)
+        return flow_view.nat(self._maps, self.name)
 
     def devices(self) -> list[DeviceRow]:
         """The devices of the packet path, by ifindex."""
@@ -225,7 +225,7 @@ class View:
         return sorted(counters.traffic(self._maps["traffic"], self._names))
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: how many entries are in use, and how many it has room for.
+        """The number of entries in use and the capacity, by map.
 
         In arrays, entries in force count. Half-open flows that are over do not count.
         """
@@ -253,11 +253,11 @@ class View:
 
 
 def _open(pins: Pins) -> Maps:
-    """Tries twice: an agent of another version may remove the maps after their folder was determined."""
+    """Open the maps in force. It tries twice, since a starting agent of another version may remove them."""
     with contextlib.suppress(NotFound):
         return Maps(pins.hooked_in() / "maps")
     try:
         return Maps(pins.hooked_in() / "maps")
     except NotFound as failure:
-        hint = failure.hint or "another program removed it; start the agent, which makes it again"
+        hint = failure.hint or "start the agent, which creates it again: another program removed it"
         raise NotFound(failure.message, hint) from failure

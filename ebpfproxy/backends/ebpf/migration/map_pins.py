@@ -1,7 +1,7 @@
-"""Makes the missing maps. A map whose shape has not changed stays in use, with its contents.
+"""Creates the missing maps. A map whose shape has not changed stays in use, with its contents.
 
 New maps of Services start with the contents of those in force, so that the ids of Services and endpoints stay
-valid. Entries that do not fit, or have another layout, are left out. The first sync writes them.
+valid. Entries that do not fit, or have another layout, are skipped. The first sync writes them.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def provide(pins: Pins, links: Path, wanted: Mapping[str, MapShape], previous: M
 
 
 def _units(wanted: Mapping[str, MapShape]) -> Iterator[Sequence[MapShape]]:
-    """Maps that are made together. An array of maps comes after the map that is its template."""
+    """Groups of maps that are created together. An array of maps comes after the map that is its template."""
     yield [wanted[name] for name in SERVICE_MAPS]
     others = (shape for name, shape in wanted.items() if name not in SERVICE_MAPS)
     for shape in sorted(others, key=lambda shape: bool(shape.inner)):
@@ -70,7 +70,8 @@ def _make(
 
 
 def _fill(target: Map, previous: Path, shape: MapShape) -> None:
-    """Copy the entries that fit, unless the layouts differ. A failure is logged only: just ids are lost."""
+    """Copy the entries that fit, unless the layouts differ. A failure is only logged, since only ids are
+    lost."""
     if layout_of(previous.name) != shape.layout:
         return
     try:

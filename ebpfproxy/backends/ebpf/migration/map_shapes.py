@@ -1,4 +1,4 @@
-"""The shape of each map, read from bpf/maps.h and bpf/abi.h, so that there is no second list to maintain.
+"""The shape of each map, parsed from bpf/maps.h and bpf/abi.h, so that there is no second list to maintain.
 
 A map is pinned as NAME-<layout>-<room>. `layout` is a digest of its key and value: fields by name, offset and
 type. `room` is a digest of its type, flags and size. Neither includes comments, or structs that the map does
@@ -22,9 +22,9 @@ SERVICE_MAPS = (
     "service_ports",
     "frontend_addresses",
 )
-"""Maps that refer to each other by ids and ranges. If the shape of one changes, all are made again.
+"""Maps that refer to each other by ids and ranges. If the shape of one changes, all are created again.
 
-Programs are replaced one after another. Those not replaced yet must not see an incomplete change.
+Programs are replaced one after another. Those that are not replaced yet must not see an incomplete change.
 """
 
 _TYPES = {  # enum bpf_map_type
@@ -47,7 +47,8 @@ _DIGITS = 8
 
 
 class MapShape(NamedTuple):
-    """`type` and `flags` are those of bpf(2). Sizes are in bytes. `entries`: how many there is room for.
+    """The shape of a map. `type` and `flags` are those of bpf(2). Sizes are in bytes. `entries`: the
+    capacity.
 
     `inner`: for an array of maps, the map that is the template of its entries. "" for all other types.
     """
@@ -86,8 +87,8 @@ def read(source: Path, defines: Mapping[str, str]) -> dict[str, MapShape]:
         found[name] = found[name]._replace(room=unit)
     for name, shape in found.items():
         if shape.inner:  # the kernel accepts only maps like the template (bpf_map_meta_equal())
-            like = found[shape.inner]
-            layout = _digest(shape.layout, like.layout, str(like.type), str(like.flags))
+            template = found[shape.inner]
+            layout = _digest(shape.layout, template.layout, str(template.type), str(template.flags))
             found[name] = shape._replace(layout=layout)
     return found
 

@@ -23,7 +23,7 @@ def _slots_format(count: int) -> struct.Struct:
 
 
 class Arrays:
-    """Writes are visible to the programs at once. Close with `close`."""
+    """Both maps. Writes are visible to the programs at once. Close with `close`."""
 
     def __init__(self, maps: Maps) -> None:
         self._slots = maps["slots"].mapped()
@@ -38,7 +38,7 @@ class Arrays:
         self._endpoints.close()
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: how many entries are in use, and how many it has room for."""
+        """The number of entries in use and the capacity, by map."""
         return {
             "slots": (self.ranges.used, self.ranges.capacity),
             "endpoints": (self.endpoint_ids.used, self.endpoint_ids.capacity - 1),

@@ -1,4 +1,4 @@
-"""The map `frontend_addresses`: for each address of a frontend, which clients get replies to pings.
+"""The map `frontend_addresses`: for each address of a frontend, the clients that get replies to pings.
 
 A client gets a reply if some frontend of the address has an endpoint for it, or rejects its packets. It gets
 no reply if every frontend drops its packets. With policy Local, a node without a local endpoint drops them.
@@ -48,7 +48,7 @@ class FrontendAddresses:
         self._written = wanted
 
     def extend(self, services: Entries) -> None:
-        """To be called before these entries are written to `services`. Adds their clients.
+        """Add the clients of these entries. Call it before they are written to `services`.
 
         Raises KernelError.
         """
@@ -58,20 +58,20 @@ class FrontendAddresses:
         self._write(wanted)
 
     def settle(self, services: Entries, gone: Iterable[bytes]) -> None:
-        """To be called after these entries were written to `services` and the keys `gone` were deleted.
+        """Remove clients that no frontend serves any more. Raises KernelError.
 
-        Removes clients that no frontend serves any more. Raises KernelError.
+        Call it after these entries were written to `services` and the keys `gone` were deleted.
         """
-        touched: set[Address] = set()
+        changed: set[Address] = set()
         for address, key, clients in _served(services):
             self._frontends.setdefault(address, {})[key] = clients
-            touched.add(address)
+            changed.add(address)
         for key in gone:
             address = _address(key)
             self._frontends.get(address, {}).pop(key, None)
-            touched.add(address)
-        self._write({address: self._clients(address) for address in touched})
-        for address in touched:
+            changed.add(address)
+        self._write({address: self._clients(address) for address in changed})
+        for address in changed:
             if not self._frontends.get(address):
                 self._frontends.pop(address, None)
 

@@ -18,7 +18,7 @@ log = Logger(__name__)
 NODE_REPAIRED = "Restored the node's entry"
 """Another program changed the map `node`, or the reinjection veth pair."""
 NODE_NOT_REPAIRED = "Failed to restore the node's entry, retrying"
-"""The map `node`, or the reinjection veth pair."""
+"""The map `node` or the reinjection veth pair could not be written or created."""
 
 _KEY = struct.pack("=I", 0)
 _ICMP = {"net/ipv4/icmp_msgs_per_sec": 1000, "net/ipv4/icmp_msgs_burst": 50}
@@ -29,15 +29,15 @@ in a network namespace without these sysctls."""
 class NodeEntry:
     """Writes the entry when the backend is opened, and again if another process changed it.
 
-    Features that a previous run had and these settings lack stay until `settle`: redirected sockets of pods,
-    and the reinjection veth pair. Until then nothing else may translate those packets.
+    Features of a previous run that these settings lack stay until `settle`: redirected sockets of pods, and
+    the reinjection veth pair. Until then nothing else may translate those packets.
     """
 
     def __init__(self, node: Map, settings: EbpfSettings, netns_cookie: int) -> None:
         self._map = node
         self._settings = settings
         self._cookie = netns_cookie
-        self._lock = threading.Lock()  # for the map, and for what is written to it
+        self._lock = threading.Lock()  # for the map and the fields from which its entry is made
         _, flags, previous_reinjection, *_ = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
         self._kept_flags = flags & abi.NODE_SOCKETS_OF_PODS
         self._noted = flags & (abi.NODE_NETFILTER_FLOWS | abi.NODE_STALE_SOCKETS)
@@ -56,7 +56,7 @@ class NodeEntry:
         return self._write()
 
     def _write(self) -> bool:
-        """Whether the entry differed. Raises KernelError."""
+        """Write the entry if it differs; return whether it did. Raises KernelError."""
         with self._lock:
             wanted = self._wanted()
             if self._map.lookup(_KEY) == wanted:
@@ -65,7 +65,7 @@ class NodeEntry:
             return True
 
     def repair(self) -> None:
-        """As `write`. If the veth pair cannot be made, that is logged and the entry is written nevertheless.
+        """Like `write`. If the veth pair cannot be created, that is logged, and the entry is written anyway.
 
         Raises KernelError if the map cannot be written.
         """
@@ -81,7 +81,7 @@ class NodeEntry:
             self._write()
 
     def settle(self) -> None:
-        """To be called once everything else is in force. Removes what only a previous run needed.
+        """Remove what only a previous run needed. Call it once everything else is in force.
 
         If this agent does not manage devices, a veth pair stays, since another agent may use it. Raises
         KernelError.
@@ -92,11 +92,11 @@ class NodeEntry:
             reinjection.remove_pair()
 
     def note_netfilter_flows(self, present: bool) -> None:
-        """Set whether the programs look into `netfilter_flows`. For any thread. Raises KernelError."""
+        """Set whether the programs use `netfilter_flows`. For any thread. Raises KernelError."""
         self._note(abi.NODE_NETFILTER_FLOWS, present)
 
     def note_stale_sockets(self, present: bool) -> None:
-        """Set whether the programs look into `stale_sockets`. For any thread. Raises KernelError."""
+        """Set whether the programs use `stale_sockets`. For any thread. Raises KernelError."""
         self._note(abi.NODE_STALE_SOCKETS, present)
 
     def _note(self, flag: int, present: bool) -> None:

@@ -21,7 +21,7 @@ _LINES = {
 
 
 class ServicePorts:
-    """Counts for each protocol and port how many keys of `services` have it. Close with `close`.
+    """Counts the keys of `services` for each protocol and port. Close with `close`.
 
     A word is written in one store. struct.pack_into() would write zeros first, and a program that reads
     meanwhile would find 64 ports unused.
@@ -47,14 +47,14 @@ class ServicePorts:
                 self._words[word] = words[word]
 
     def add(self, services: Iterable[bytes]) -> None:
-        """To be called before these keys are written to `services`, which must not contain them yet."""
+        """Add these keys. Call it before they are written to `services`, which must not contain them yet."""
         for bit in _bits(services):
             self._uses[bit] += 1
             if self._uses[bit] == 1:
                 self._write(bit, True)
 
     def remove(self, services: Iterable[bytes]) -> None:
-        """To be called after these keys were deleted from `services`."""
+        """Remove these keys. Call it after they were deleted from `services`."""
         for bit in _bits(services):
             self._uses[bit] -= 1
             if not self._uses[bit]:

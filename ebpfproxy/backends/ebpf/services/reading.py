@@ -1,8 +1,8 @@
 """Reads the entries of ServicePorts back from the maps.
 
 Inconsistent contents result in an entry that differs from every plan, so that a sync replaces it. Endpoints
-and source ranges of an unknown service are in no entry, so no comparison finds them. They are removed while
-reading.
+and source ranges of an unknown service are in no entry, so no comparison can find them. Therefore this module
+removes them.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import EndpointEntry, FrontendEntry, ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
-from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Netns, Range, Record
+from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, AddressPort, Range, Record
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.model.address import Family, Network, Protocol, family
@@ -25,7 +25,8 @@ _FAMILIES = {4: Family.IPV4, 6: Family.IPV6}  # by service_name.family
 
 
 class Reading:
-    """Walks once through the maps. The results are `records` and `owner`. Reserves ids and ranges found."""
+    """Walks over the maps once. The results are `records` and `owner`. It reserves the ids and ranges
+    found."""
 
     def __init__(
         self,
@@ -69,9 +70,9 @@ class Reading:
             (id_,) = U32.unpack(key)
             try:
                 if not 0 < id_ < self._service_ids.capacity:
-                    raise ValueError(f"{id_} is no id that we give")
+                    raise ValueError(f"{id_} is not a valid id")
                 yield id_, ServicePortKey(name, Protocol(protocol), _FAMILIES[version])
-            except (KeyError, ValueError):  # another program wrote it: a sync drops all that has this id
+            except (KeyError, ValueError):  # another program wrote it: a sync removes everything with this id
                 yield id_, ServicePortKey(f"?/{id_}", Protocol.TCP, Family.IPV4)
 
     def _read_endpoints(self, known: Set[int]) -> dict[int, list[tuple[int, EndpointEntry]]]:
@@ -116,7 +117,7 @@ class Reading:
             frontends.append(FrontendEntry(address, ntohs(port), protocol, kind, flags))
         listed = self._adopt_endpoints(record, endpoints, seen, now)
         record.ids = tuple(id_ for _, id_ in listed)
-        if len(timeouts) > 1 or not self._lists_are_whole(record):
+        if len(timeouts) > 1 or not self._lists_are_consistent(record):
             frontends = [each._replace(flags=each.flags | _CONTRADICTION) for each in frontends]
         record.entry = ServicePortEntry(
             tuple(sorted(frontends)), tuple(e for e, _ in listed), max(timeouts, default=0), networks
@@ -126,7 +127,7 @@ class Reading:
     def _adopt_range(
         self, record: Record, scope: str, found: Range, seen: dict[str, bool], now: float
     ) -> bool:
-        """Whether this frontend has the same list of this scope as the previous frontends."""
+        """Adopt a frontend's list of a scope; return whether it is the same as that of the previous ones."""
         first, count = found
         if not seen[scope]:
             seen[scope] = True
@@ -147,13 +148,13 @@ class Reading:
         seen: Mapping[str, bool],
         now: float,
     ) -> list[tuple[EndpointEntry, int]]:
-        """The endpoints, sorted. One whose flags differ from the lists that contain it is marked."""
+        """The endpoints, sorted. An endpoint gets _CONTRADICTION if its flags differ from the lists."""
         read = self._arrays.read_slots
         lists = {
             abi.ENDPOINT_CLUSTER: set(read(record.cluster)) if seen["cluster"] else None,
             abi.ENDPOINT_LOCAL: set(read(record.local)) if seen["local"] else None,
         }
-        found: dict[Netns, tuple[EndpointEntry, int]] = {}
+        found: dict[AddressPort, tuple[EndpointEntry, int]] = {}
         for id_, (address, port, flags) in endpoints:
             if (address, port) in found:
                 self._arrays.set_flags(id_, 0)
@@ -165,8 +166,8 @@ class Reading:
             found[address, port] = EndpointEntry(address, port, flags), id_
         return sorted(found.values())
 
-    def _lists_are_whole(self, record: Record) -> bool:
-        """Whether both lists contain endpoints of this ServicePort only, and none twice."""
+    def _lists_are_consistent(self, record: Record) -> bool:
+        """Whether both lists contain only endpoints of this ServicePort, and none twice."""
         ids = set(record.ids)
         lists = self._arrays.read_slots(record.cluster), self._arrays.read_slots(record.local)
         return all(len(slots) == len(ids.intersection(slots)) for slots in lists)

@@ -1,4 +1,4 @@
-"""One ServicePort as it is in the maps, and the packing of its keys and values."""
+"""One ServicePort in the maps, and the packing of its keys and values."""
 
 import dataclasses
 import struct
@@ -10,9 +10,10 @@ from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
 from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Address, Family
 
-Netns = tuple[Address, int]
+AddressPort = tuple[Address, int]
+"""An address and a port (host order)."""
 Range = tuple[int, int]
-"""A range of slots: the first one, and how many."""
+"""A range of slots: the first one, and their number."""
 
 NOTHING: Range = (0, 0)
 U32 = struct.Struct("=I")
@@ -33,7 +34,7 @@ class Record:
     local: Range = NOTHING
     services: dict[bytes, bytes] = dataclasses.field(default_factory=dict)
 
-    def places(self) -> dict[Netns, int]:
+    def places(self) -> dict[AddressPort, int]:
         """The id of each endpoint, by its address and port."""
         return {
             (address, port): id_
@@ -62,9 +63,9 @@ def name_value(key: ServicePortKey) -> bytes:
 
 
 def full(map_: str, key: ServicePortKey, needed: int, capacity: int) -> TableFull:
-    """`needed`: how many entries the map would have to hold. `capacity`: how many it has room for."""
+    """The error for a map without room. `needed`: the number of entries that the map would need."""
     option = {"service_names": "services"}.get(map_, map_).replace("_", "-")
     return TableFull(
         f"{key.name}: map {map_} is full: it has room for {capacity} entries, {needed} are needed",
-        f"raise --ebpf-{option}-max; what was freed by a change has room again after {GRACE:g} s",
+        f"raise --ebpf-{option}-max; entries that a change has removed become free after {GRACE:g} s",
     )

@@ -1,4 +1,4 @@
-"""Allocates ranges of the array `slots`, and ids. Both are free again only after a grace period.
+"""Allocates ranges of the array `slots`, and ids. Released ones are free only after a grace period.
 
 A program may use the old range of a service while the new one is already in force. So a released range or id
 rests for `GRACE` seconds before it is allocated again. That is long enough: a BPF program runs for
@@ -17,7 +17,7 @@ class Ranges:
         self.capacity = capacity
         self.used = 0
         self._free: dict[int, set[int]] = {}  # order -> firsts
-        self._resting: deque[tuple[float, int, int]] = deque()  # when free again, first, order
+        self._resting: deque[tuple[float, int, int]] = deque()  # time when it is free, first, order
         first = 0
         while first < capacity:  # any capacity is a sum of powers of two
             order = (capacity - first).bit_length() - 1
@@ -50,8 +50,7 @@ class Ranges:
         return first
 
     def reserve(self, first: int, count: int) -> bool:
-        """Take a given range, which a previous run had. False if part of it is taken, or if it is no valid
-        range."""
+        """Take a given range of a previous run; return whether it was free. False for an invalid range."""
         order = self.order_of(count)
         if first % (1 << order):
             return False

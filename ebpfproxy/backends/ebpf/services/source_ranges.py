@@ -16,7 +16,8 @@ _ADMITTED = U32.pack(1)
 
 
 class SourceRanges:
-    """The caller decides the order: it adds new ranges before use, and removes old ones after use."""
+    """The entries of the map. The caller adds new ranges before they are used, and removes old ones
+    afterwards."""
 
     def __init__(self, map_: Map) -> None:
         self._map = map_
@@ -24,7 +25,8 @@ class SourceRanges:
         self.capacity = map_.shape.max_entries
 
     def read(self, known: Set[int]) -> dict[int, list[Network]]:
-        """By service id, sorted. Entries of a service that is not `known`, or of several, are deleted.
+        """The networks by service id, sorted. Entries of a service that is not `known`, or of several, are
+        deleted.
 
         Wrong values are corrected. They have no effect, since the programs only check whether an entry
         exists.
@@ -42,14 +44,16 @@ class SourceRanges:
         return {service: sorted(networks) for service, networks in found.items()}
 
     def add(self, service: int, networks: Iterable[Network]) -> None:
-        """The map must not contain them yet, and must have room. They are written one by one: older kernels
-        have this type of map without batches."""
+        """Add networks, for which the map must have room, and which it must not contain yet.
+
+        They are written one by one, because older kernels have no batches for this type of map.
+        """
         for each in networks:
             self._map.update(_key(service, each), _ADMITTED)
             self.used += 1
 
     def remove(self, service: int, networks: Iterable[Network]) -> None:
-        """The map must contain all of them."""
+        """Remove networks, all of which the map must contain."""
         for each in networks:
             self._map.delete(_key(service, each))
             self.used -= 1

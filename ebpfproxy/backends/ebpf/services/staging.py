@@ -1,6 +1,6 @@
 """Stages a change of services: writes endpoints and lists that no entry refers to yet.
 
-Room in every map is checked first, so that a ServicePort without room keeps its present state.
+Room in every map is checked first, so that a ServicePort without room keeps its current state.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.record import (
     NOTHING,
-    Netns,
+    AddressPort,
     Range,
     Record,
     full,
@@ -25,7 +25,7 @@ from ebpfproxy.model.address import Network
 
 
 class Change(NamedTuple):
-    """`old` is None for a ServicePort that the maps do not contain."""
+    """A change of a ServicePort. `old` is None if the maps do not contain it."""
 
     old: Record | None
     new: Record
@@ -33,8 +33,8 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Room:
-    """How many entries a map has, staged ones included, and how many it can hold. Drops make room only once
-    they are committed."""
+    """The number of entries of a map, including staged ones, and its capacity. Drops free room only once they
+    are committed."""
 
     map: str
     used: int
@@ -67,7 +67,7 @@ class Staging:
         self._now = now
 
     def add(self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry) -> None:
-        """Write what no reader can find yet. Raises TableFull, and then undoes all of it."""
+        """Write entries that no reader can find yet. Raises TableFull after undoing all of it."""
         fresh = sum(service_key(frontend) not in self._owned for frontend in entry.frontends)
         self._services.check(key, fresh)
         sources = len(sources_beyond(entry, old.entry if old else None))
@@ -102,7 +102,7 @@ class Staging:
     def _stage_endpoints(
         self, key: ServicePortKey, old: Record | None, new: Record, taken: list[int]
     ) -> None:
-        previous: dict[Netns, int] = old.places() if old else {}
+        previous: dict[AddressPort, int] = old.places() if old else {}
         ids: list[int] = []
         for endpoint in new.entry.endpoints:
             id_ = previous.get(endpoint[:2])
@@ -138,5 +138,5 @@ class Staging:
 
 
 def sources_beyond(entry: ServicePortEntry, other: ServicePortEntry | None) -> set[Network]:
-    """The source ranges that `entry` has and `other` has not."""
+    """The source ranges of `entry` that `other` does not have."""
     return set(entry.source_ranges).difference(other.source_ranges if other else ())

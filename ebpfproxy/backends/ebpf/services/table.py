@@ -1,8 +1,8 @@
 """Reads and writes the entries of ServicePorts in the maps.
 
 A change has three steps, so that no reader sees an incomplete change:
-1. New endpoints and new lists of slots are written to places that no service refers to. New source ranges,
-   and new addresses and ports of frontends, are added beside the old ones. So are clients whose pings get
+1. New endpoints and new lists of slots are written to entries that no service refers to. New source ranges,
+   and new addresses and ports of frontends, are added to the old ones. So are clients whose pings get
    replies.
 2. Each entry of `services` is replaced, which is one atomic step.
 3. What only the old entries refer to is cleaned up. Endpoints lose their flags, so neither affinity nor an
@@ -21,7 +21,7 @@ from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresses
 from ebpfproxy.backends.ebpf.services.ports import ServicePorts
 from ebpfproxy.backends.ebpf.services.reading import Reading
-from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Netns, Record, name_value
+from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, AddressPort, Record, name_value
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
@@ -51,14 +51,14 @@ class ServiceTable:
         self._ports.close()
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """By map: how many entries are in use, and how many it has room for."""
+        """The number of entries in use and the capacity, by map."""
         return {
             "services": (len(self._owner), self._maps["services"].shape.max_entries),
             **self._arrays.usage(),
             "source_ranges": (self._sources.used, self._sources.capacity),
         }
 
-    def ids_of(self, key: ServicePortKey) -> tuple[int, Mapping[Netns, int]] | None:
+    def ids_of(self, key: ServicePortKey) -> tuple[int, Mapping[AddressPort, int]] | None:
         """The id of a ServicePort, and those of its endpoints in force. None if it is not in the maps."""
         record = self._records.get(key)
         return (record.id, record.places()) if record else None
@@ -74,7 +74,7 @@ class ServiceTable:
     def apply(
         self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]
     ) -> dict[ServicePortKey, KernelError]:
-        """Apply a change. Returns the ServicePorts without room, which keep their present state."""
+        """Apply a change. Return the ServicePorts without room, which keep their current state."""
         changes, rejected = self._stage(puts)
         dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(changes, dropped)
@@ -127,15 +127,16 @@ class ServiceTable:
             self._maps["service_names"].delete(U32.pack(record.id))
 
     def _prepare(self, changes: Mapping[ServicePortKey, Change]) -> None:
-        """Write what a program looks up in addition to the entry of `services`, before that entry."""
-        made = [(key, new.id) for key, (old, new) in changes.items() if not old]
+        """Write what a program looks up in addition to the entry of `services`. Call it before that is
+        written."""
+        added = [(key, new.id) for key, (old, new) in changes.items() if not old]
         traffic = self._maps["traffic"]
-        for _, id_ in made:
+        for _, id_ in added:
             if id_ < traffic.shape.max_entries:
                 traffic.update(U32.pack(id_), self._no_traffic)
         for old, new in changes.values():
             self._sources.add(new.id, sources_beyond(new.entry, old.entry if old else None))
-        self._maps["service_names"].update_all([(U32.pack(id_), name_value(key)) for key, id_ in made])
+        self._maps["service_names"].update_all([(U32.pack(id_), name_value(key)) for key, id_ in added])
         packed = {packed for _, new in changes.values() for packed in new.services}
         self._ports.add({each for each in packed if each not in self._owner})
 

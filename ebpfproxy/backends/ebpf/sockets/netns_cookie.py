@@ -1,4 +1,4 @@
-"""The cookie of the agent's network namespace, in which host-originated connections have their sockets."""
+"""The cookie of the agent's network namespace, which identifies the sockets of host processes."""
 
 import contextlib
 import sys
@@ -19,7 +19,7 @@ def own(cgroup_root: Path | None) -> int:
     """The cookie of the calling thread's network namespace, as bpf_get_netns_cookie returns it, never 0.
 
     Before Linux 5.14 a process cannot read it. Then a program reads it, which runs for a child process in a
-    temporary cgroup below `cgroup_root`. None: the root of all cgroups is found first. Raises KernelError.
+    temporary cgroup below `cgroup_root` (None: the root of cgroup v2). Raises KernelError.
     """
     try:
         return netns.cookie()
@@ -28,19 +28,20 @@ def own(cgroup_root: Path | None) -> int:
 
 
 def read_by_program(cgroup_root: Path) -> int:
-    """As `own`, on every kernel with bpf_get_netns_cookie (5.7, f318903c0bf4). Takes 13 to 20 ms."""
+    """Like `own`, on every kernel with bpf_get_netns_cookie (5.7, f318903c0bf4). It takes 13 to 20 ms."""
     with contextlib.ExitStack() as stack:
-        reported = Map.create(_ARRAY, 4, 8, 1)
-        stack.callback(reported.close)
-        code = features.stores_netns_cookie(reported.fd)
+        result = Map.create(_ARRAY, 4, 8, 1)
+        stack.callback(result.close)
+        code = features.stores_netns_cookie(result.fd)
         program = Program.load(CONNECT4.program_type, CONNECT4.attach_type, code)
         stack.callback(program.close)
-        below = stack.enter_context(cgroup.temporary(cgroup_root))
-        cgroup.attach_multi(program, below, CONNECT4.attach_type, None)
-        cgroup.connect_in(below)
-        cookie = int.from_bytes(reported.lookup(bytes(4)) or b"", sys.byteorder)
+        temporary = stack.enter_context(cgroup.temporary(cgroup_root))
+        cgroup.attach_multi(program, temporary, CONNECT4.attach_type, None)
+        cgroup.connect_in(temporary)
+        cookie = int.from_bytes(result.lookup(bytes(4)) or b"", sys.byteorder)
     if not cookie:
         raise Rejected(
-            f"no program below {cgroup_root} saw a connection of ours, to tell our network namespace"
+            f"cannot read the cookie of this network namespace: a program attached below {cgroup_root} did "
+            "not run"
         )
     return cookie

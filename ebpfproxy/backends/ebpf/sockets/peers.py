@@ -1,10 +1,10 @@
-"""Which connected UDP sockets are stale, by the maps alone.
+"""Finds stale connected UDP sockets in the maps.
 
-The connect() hook records each socket that it redirects in `socket_peers`. Such a socket is stale where
-- its endpoint is not in force any more (`endpoints`), or
-- it waits, connected to a frontend that had no endpoint, and the frontend has one now (`services`).
-The cure is the same: another connect() to the frontend. The state is read, and never a history of events, so
-this works across restarts.
+The connect() hook records each socket that it redirects in `socket_peers`. Such a socket is stale if
+- its endpoint is no longer in force (`endpoints`), or
+- it is waiting, connected to a frontend that had no endpoint, and the frontend has one now (`services`).
+In both cases another connect() to the frontend repairs it. This module reads the current state instead of a
+history of events, so it works across restarts.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, family, loopback, unspecified
 
-Netns = tuple[Address, int]
-"""Address and port (host order)."""
+AddressPort = tuple[Address, int]
+"""An address and a port (host order)."""
 
 _U32 = struct.Struct("=I")
 _PEER, _ENDPOINT = abi.SOCKET_PEER.size, abi.ENDPOINT.size
@@ -26,36 +26,36 @@ _MAPS = "socket_peers", "endpoints", "services", "service_names"
 
 
 class StalePeer(NamedTuple):
-    """A socket, by its cookie (SO_COOKIE), and what it has to be connected to.
+    """A stale socket, by its cookie (SO_COOKIE), and the frontend to which it must be connected.
 
-    `endpoint`: where it sends now, which is the frontend where it is `waiting`. `service`: the id of the
-    Service at the time of connect().
+    `endpoint`: the destination of its packets. If it is `waiting`, that is the frontend. `service`: the id of
+    the Service at the time of connect().
     """
 
     cookie: int
-    endpoint: Netns
-    frontend: Netns
+    endpoint: AddressPort
+    frontend: AddressPort
     service: int
     waiting: bool
 
     @property
-    def peer(self) -> Netns:
-        """As the kernel holds it: connect() takes an unspecified address for loopback."""
+    def peer(self) -> AddressPort:
+        """The peer in the kernel: connect() replaces an unspecified address by loopback."""
         address, port = self.endpoint
         version = family(address)
         return (loopback(version) if address == unspecified(version) else address), port
 
 
 class SocketPeers:
-    """The maps, open until `close`. Programs change them meanwhile. For one thread."""
+    """The maps, open until `close`. Programs may change them at any time. For one thread."""
 
     def __init__(self, maps: Path) -> None:
         """`maps`: the directory where they are pinned. Raises NotFound."""
         with contextlib.ExitStack() as opened:
-            held = [Map.pinned(maps / name) for name in _MAPS]
-            for each in held:
+            pinned = [Map.pinned(maps / name) for name in _MAPS]
+            for each in pinned:
                 opened.callback(each.close)
-            peers, endpoints, self._services, self._names = held
+            peers, endpoints, self._services, self._names = pinned
             self._peers = peers.mapped()
             opened.callback(self._peers.close)
             self._endpoints = endpoints.mapped()
@@ -70,7 +70,7 @@ class SocketPeers:
         self._opened.close()
 
     def stale(self) -> dict[int, StalePeer]:
-        """All stale sockets by cookie, closed ones included on kernels without the hook sock_release.
+        """All stale sockets by cookie. On kernels without the hook sock_release, they include closed ones.
 
         100,000 sockets take about 50 ms, and an empty table of the default size 10 ms.
         """
@@ -86,7 +86,7 @@ class SocketPeers:
         return found
 
     def of(self, cookie: int) -> StalePeer | None:
-        """The socket, if it is stale at this moment."""
+        """The socket with this cookie; None if it is not stale at this moment."""
         for way in range(abi.SOCKET_WAYS):
             at = (cookie + way) % self._places
             if self._cookies[at] == cookie:
@@ -95,13 +95,15 @@ class SocketPeers:
         return None
 
     def service_name(self, id_: int) -> str:
-        """As "namespace/name:port"; the empty text where the Service is gone."""
+        """The name as "namespace/name:port"; "" if the Service is gone."""
         value = self._names.lookup(_U32.pack(id_))
         return abi.SERVICE_NAME.unpack(value)[0].rstrip(b"\0").decode(errors="replace") if value else ""
 
     def _entry(self, at: int) -> tuple[int, int, int, Address, int, Address, int] | None:
-        """Cookie, ids of service and endpoint, the endpoint's place, the frontend's (ports in network
-        order); None for TCP."""
+        """Cookie, ids of service and endpoint, then address and port of the endpoint and of the frontend.
+
+        Ports are in network order. None for TCP.
+        """
         fields = abi.SOCKET_PEER.unpack_from(self._peers, at * _PEER)
         cookie, address, port, protocol, _, service, dialed, dialed_port, _, endpoint, _ = fields
         if protocol != IPPROTO_UDP:
@@ -120,7 +122,8 @@ class SocketPeers:
         return not (in_force and found[:2] == (address, port))
 
     def _has_endpoint(self, address: Address, port: int) -> bool:
-        """As service_find() of service.h, but that every address counts as one of NodePorts."""
+        """Whether a frontend has an endpoint. Like service_find() of service.h, but every address is taken
+        for an address of NodePorts."""
         for each in address, unspecified(family(Address(address))):
             if value := self._services.lookup(abi.SERVICE_KEY.pack(each, port, IPPROTO_UDP, 0)):
                 internal = abi.SERVICE.unpack(value)[0]

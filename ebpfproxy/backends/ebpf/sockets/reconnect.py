@@ -1,15 +1,16 @@
-"""Connects stale UDP sockets again, in the name of the processes that hold them.
+"""Reconnects stale UDP sockets of other processes.
 
-connect() to the frontend runs the socket's own connect() hook, which selects an endpoint, or has the socket
-wait where there is none. The process is not notified; see linux/sockets/duplicates.py for what stays.
+connect() to the frontend runs the hook of the socket's own cgroup, which selects an endpoint. Without an
+endpoint the socket waits for one. The process is not notified. linux/sockets/duplicates.py describes which
+properties of the socket stay.
 
-A socket is found in three steps, each for all sockets at a time:
-1. sock_diag in each network namespace: the inode of each stale socket;
-2. one walk over /proc/PID/fd: the processes that hold these inodes;
-3. pidfd_getfd(2): a duplicate of the descriptor. Its cookie and its peer are compared at the last moment.
+Sockets are found in three steps, each for all sockets together:
+1. sock_diag in each network namespace returns the inode of each stale socket.
+2. One walk over /proc/PID/fd finds the processes that hold these inodes.
+3. pidfd_getfd(2) duplicates the descriptor. Its cookie and its peer are compared directly before connect().
 
-Between that comparison and connect() are some microseconds. A process that connects the same socket to
-another address within them loses that address.
+Some microseconds are between that comparison and connect(). If the process connects the socket to another
+address meanwhile, that connection is lost.
 """
 
 import contextlib
@@ -19,18 +20,19 @@ from collections.abc import Collection, Generator, Mapping
 from ebpfproxy.backends.ebpf.sockets.peers import SocketPeers, StalePeer
 from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux.netns import namespaces
-from ebpfproxy.linux.sockets import duplicates, holders, pidfd, sockets
+from ebpfproxy.linux.sockets import duplicates, holders, sockets
 from ebpfproxy.linux.sockets.sockets import DiagSocket
 from ebpfproxy.model.address import is_loopback
 
-NO_HOLDER = "no process with a descriptor of the socket is found"
-_HINT = "run with hostPID and CAP_SYS_PTRACE, unless the socket is just passed between processes"
+NO_HOLDER = "cannot find a process with a descriptor of the socket"
+_HINT = "run with hostPID and CAP_SYS_PTRACE; ignore this if processes were just passing the socket on"
 
 
 @dataclasses.dataclass(slots=True)
 class Outcome:
-    """Of one pass, by cookie. `absent`: found in no network namespace, since they were just closed, or on
-    kernels without the hook sock_release. `failed`: why they could not be reconnected."""
+    """The outcome of one pass, by cookie. `absent`: sockets that are in no network namespace. They were
+    closed just now, or earlier on kernels without the hook sock_release. `failed`: why they were not
+    reconnected."""
 
     reconnected: set[int] = dataclasses.field(default_factory=set)
     absent: set[int] = dataclasses.field(default_factory=set)
@@ -38,7 +40,7 @@ class Outcome:
 
 
 def reconnect(proc_root: str, peers: SocketPeers, stale: Mapping[int, StalePeer]) -> Outcome:
-    """One pass over `stale`. Raises KernelError where sockets cannot be listed."""
+    """Make one pass over `stale`. Raises KernelError if sockets cannot be listed."""
     located, near = _locate(proc_root, stale)
     outcome = Outcome()
     outcome.absent = stale.keys() - {found.cookie for found in located.values()}
@@ -52,8 +54,10 @@ def reconnect(proc_root: str, peers: SocketPeers, stale: Mapping[int, StalePeer]
 def located_by_namespace(
     proc_root: str, stale: Mapping[int, StalePeer]
 ) -> Generator[tuple[namespaces.Identity, list[DiagSocket]]]:
-    """For each network namespace, those of the stale sockets that are in it. The calling thread is in that
-    namespace until the next one is asked for. It ends when all are found."""
+    """Yield the stale sockets of each network namespace. It ends when all are found.
+
+    The calling thread is in that namespace until it requests the next one.
+    """
     sought = frozenset(each.peer for each in stale.values())
     missing = set(stale)
     with contextlib.closing(namespaces.opened_network_namespaces(proc_root)) as descriptors:
@@ -69,7 +73,7 @@ def located_by_namespace(
 def _locate(
     proc_root: str, stale: Mapping[int, StalePeer]
 ) -> tuple[dict[int, DiagSocket], Collection[namespaces.Identity]]:
-    """Stale sockets by inode, and the network namespaces they are in."""
+    """Stale sockets by inode, and their network namespaces."""
     located: dict[int, DiagSocket] = {}
     near: set[namespaces.Identity] = set()
     for identity, found in located_by_namespace(proc_root, stale):
@@ -82,10 +86,10 @@ def _locate(
 def _reconnect_of(
     held: list[holders.Holder], located: dict[int, DiagSocket], peers: SocketPeers, outcome: Outcome
 ) -> None:
-    """The sockets of one process. What is settled is removed from `located`; another process may hold the
-    rest."""
+    """Reconnect the sockets of one process. Finished ones are removed from `located`; another process may
+    hold the others."""
     try:
-        process = pidfd.open_process(held[0].pid)
+        process = duplicates.open_process(held[0].pid)
     except NotFound:
         return
     except KernelError as failure:
@@ -96,19 +100,22 @@ def _reconnect_of(
             found = located.get(inode)
             if found and _try(process, descriptor, found, peers, outcome):
                 del located[inode]
-    except Unsupported as failure:  # so it is for each descriptor of this process
+    except Unsupported as failure:  # the same is true of each descriptor of this process
         outcome.failed.update((located[each.inode].cookie, failure) for each in held if each.inode in located)
     finally:
-        pidfd.close(process)
+        duplicates.close(process)
 
 
 def _try(process: int, descriptor: int, found: DiagSocket, peers: SocketPeers, outcome: Outcome) -> bool:
-    """Whether the socket needs nothing more. Raises Unsupported where duplicating is not permitted."""
+    """Reconnect a socket; return whether it is finished. Raises Unsupported if duplicating is not
+    permitted."""
     try:
         with duplicates.duplicated(process, descriptor, found) as sock:
             stale = peers.of(found.cookie)
             if stale and duplicates.peer(sock) in (stale.frontend, stale.peer):
-                if stale.waiting and is_loopback(found.source):  # a NodePort: endpoints are elsewhere
+                if stale.waiting and is_loopback(
+                    found.source
+                ):  # a NodePort: its endpoints are not on loopback
                     duplicates.choose_source_again(sock)
                 duplicates.connect(sock, *stale.frontend)
                 outcome.reconnected.add(found.cookie)

@@ -1,9 +1,10 @@
-"""The thread that keeps connected UDP sockets working when their endpoint goes, in all network namespaces.
+"""The thread that reconnects connected UDP sockets after their endpoint is removed, in all network
+namespaces.
 
-It searches when endpoints went or a Service got its first one, and again while sockets are left that it
-could not reconnect. Those of pods are translated in the packet path (stale_translation.py). With `destroy` it
-destroys the rest: their process gets an error, and has to connect again. Otherwise they keep sending to the
-endpoint that is gone, and are reported.
+It searches stale sockets after an endpoint was removed or a Service got its first one. It repeats the search
+while there are sockets that it could not reconnect. The packet path translates those of pods
+(translation.py). With `destroy` the thread destroys the others: their process gets an error and must connect
+again. Otherwise they continue to send to the removed endpoint, and the thread logs them.
 """
 
 import collections
@@ -29,11 +30,11 @@ NOT_DESTROYED = "Failed to destroy stale UDP socket"
 """One socket; `Destroyed stale UDP sockets` counts them."""
 
 RECONNECTED = "Reconnected UDP sockets"
-"""Their endpoint is gone, or their frontend has its first one; their processes noticed nothing."""
+"""Their endpoint is gone, or their frontend has its first one. Their processes get no error."""
 NOT_RECONNECTED = "Failed to reconnect UDP sockets"
-"""They keep sending to the endpoint that is gone. One line for each frontend and reason."""
+"""They continue to send to the endpoint that is gone. One line for each frontend and reason."""
 TRANSLATED = "Translating packets of stale UDP sockets"
-"""They could not be reconnected: the packet path sends what they send to another endpoint."""
+"""They could not be reconnected, so the packet path translates their packets to another endpoint."""
 DESTROYED = "Destroyed stale UDP sockets"
 """With --ebpf-stale-udp=destroy: those that could not be reconnected."""
 SEARCH_FAILED = "Failed to search stale UDP sockets, retrying"
@@ -41,18 +42,18 @@ SEARCH_FAILED = "Failed to search stale UDP sockets, retrying"
 STILL_SEARCHING = "Ending while stale UDP sockets are searched"
 """The agent does not wait any longer for the search."""
 
-_PASSES = 3  # of one search, as endpoints change meanwhile
-_PATIENCE = 5.0  # seconds that an agent's end waits for the search
+_PASSES = 3  # in one search, since endpoints change meanwhile
+_PATIENCE = 5.0  # seconds that `close` waits for the search
 _FIRST_RETRY, _LAST_RETRY = 1.0, 60.0  # seconds
-_POLL = 1.0  # seconds between looks for translated sockets that were closed
-_LINES = 10  # of NOT_RECONNECTED in a row
+_POLL = 1.0  # seconds between checks for translated sockets that were closed
+_LINES = 10  # the maximum number of NOT_RECONNECTED lines for one search
 
 
 class StaleSockets:
-    """A thread of its own, since it enters namespaces, and must not delay a sync.
+    """Searches in a thread, because the search enters namespaces and must not delay a sync.
 
-    `counted` is called in that thread after each search that found stale sockets, and after the first one
-    that finds none again.
+    The thread calls `counted` after each search that found stale sockets, and after the first one that finds
+    none again.
     """
 
     def __init__(
@@ -71,17 +72,17 @@ class StaleSockets:
         self._counted = counted
         self._counts = SocketCounts()
         self._reported: Mapping[tuple[str, str], int] = {}
-        self._retry = 0.0  # seconds; 0: nothing is left
+        self._retry = 0.0  # seconds; 0: no stale socket remains
         self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stale-sockets", daemon=True)
         self._thread.start()
 
     def look(self) -> None:
-        """Search soon, in the thread. One search serves all calls made before it begins."""
+        """Request a search in the thread. One search is made for all calls before its start."""
         self._jobs.put(True)
 
     def close(self) -> None:
-        """Finish the search that was asked for, and end. A search longer than 5 s is not waited for."""
+        """Finish the requested search, and end. It waits at most 5 s."""
         self._jobs.put(False)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
@@ -91,14 +92,14 @@ class StaleSockets:
         self._peers.close()
 
     def _run(self) -> None:
-        more = True
-        while more:
-            asked, more = self._await()
-            if asked:
+        running = True
+        while running:
+            requested, running = self._await()
+            if requested:
                 self._search_safely()
 
     def _await(self) -> tuple[bool, bool]:
-        """Whether to search, and whether to continue after that."""
+        """Wait for a request. Return whether to search, and whether to continue after that."""
         due = time.monotonic() + self._retry
         while True:
             timeout = max(0.0, min(due - time.monotonic(), _POLL)) if self._retry else None
@@ -110,18 +111,18 @@ class StaleSockets:
                 self._forget_safely()
 
     def _drain(self, job: bool) -> tuple[bool, bool]:
-        """As `_await`, of the jobs that are there, `job` being the first."""
-        asked = False
+        """The result of `_await` for all queued jobs. `job` is the first."""
+        requested = False
         while job:
-            asked = True
+            requested = True
             try:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 return True, True
-        return asked, False
+        return requested, False
 
     def _search_safely(self) -> None:
-        """The thread survives every error: without it no later stale socket would be found."""
+        """Search; log every error. The thread must continue, since nothing else finds stale sockets."""
         try:
             self._search()
         except KernelError as failure:
@@ -130,7 +131,7 @@ class StaleSockets:
             self._failed(repr(failure))
 
     def _forget_safely(self) -> None:
-        """As `_search_safely`."""
+        """Remove the entries of closed sockets; log every error."""
         try:
             if not self._translation.is_empty:
                 self._translation.forget(self._peers)
@@ -142,7 +143,7 @@ class StaleSockets:
         log.error(SEARCH_FAILED, reason=reason)
 
     def _search(self) -> None:
-        """Pass after pass, until nothing is stale or nothing more can be done."""
+        """Make passes until no socket is stale, or a pass reconnects none."""
         started = time.monotonic()
         done: set[int] = set()
         stale = self._peers.stale()
@@ -152,7 +153,7 @@ class StaleSockets:
                 break
             outcome = reconnect.reconnect(self._proc_root, self._peers, stale)
             done |= outcome.reconnected
-            # A socket that still waits has a frontend that its own hook offers no endpoint of.
+            # If a reconnected socket still waits, the hook found no endpoint of its frontend for it.
             found = self._peers.stale().items()
             stale = {each: peer for each, peer in found if not (peer.waiting and each in done)}
             if not outcome.reconnected:
@@ -166,12 +167,15 @@ class StaleSockets:
     def _give_up(
         self, reconnected: int, stale: Mapping[int, StalePeer], failed: Mapping[int, KernelError]
     ) -> None:
-        """What happens to sockets that could not be reconnected: they are translated. The rest is reported,
-        and destroyed where that is wanted and their pod's device will get no programs."""
+        """Translate the sockets that could not be reconnected. Log the others, and destroy them if
+        configured.
+
+        A socket whose pod's device will get programs is neither logged nor destroyed.
+        """
         done, pending = self._translation.translate({each: stale[each] for each in failed})
-        left = {cookie: failure for cookie, failure in failed.items() if cookie not in done}
-        counts = SocketCounts(reconnected, left=len(left), translated=len(done))
-        lost = {cookie: failure for cookie, failure in left.items() if cookie not in pending}
+        remaining = {cookie: failure for cookie, failure in failed.items() if cookie not in done}
+        counts = SocketCounts(reconnected, left=len(remaining), translated=len(done))
+        lost = {cookie: failure for cookie, failure in remaining.items() if cookie not in pending}
         if pending:
             self._retry = _FIRST_RETRY
         if counts.translated > self._counts.translated:
@@ -180,14 +184,14 @@ class StaleSockets:
         self._report(stale, lost)
         if lost and self._destroy:
             destroyed, not_destroyed = self._destroy_all({each: stale[each] for each in lost})
-            kept = len(left) - len(lost) + not_destroyed
+            kept = len(remaining) - len(lost) + not_destroyed
             counts = counts._replace(destroyed=destroyed, not_destroyed=not_destroyed, left=kept)
         if any(counts) or self._counts.left or self._counts.translated:
             self._counted(counts)
         self._counts = counts
 
     def _report(self, stale: Mapping[int, StalePeer], failed: Mapping[int, KernelError]) -> None:
-        """Once, not at each retry, unless something changed."""
+        """Log the failures by frontend and reason, unless they are the same as at the last call."""
         groups: collections.Counter[tuple[str, str]] = collections.Counter()
         hints: dict[tuple[str, str], tuple[str, str]] = {}
         for cookie, failure in failed.items():
@@ -205,7 +209,7 @@ class StaleSockets:
             )
 
     def _destroy_all(self, stale: Mapping[int, StalePeer]) -> tuple[int, int]:
-        """How many were destroyed, and how many could not be."""
+        """Destroy all sockets. Return how many were destroyed, and how many could not be destroyed."""
         destroyed = failed = 0
         with contextlib.closing(reconnect.located_by_namespace(self._proc_root, stale)) as located:
             for _, found in located:
@@ -218,7 +222,7 @@ class StaleSockets:
 
 
 def _destroyed(found: sockets.DiagSocket) -> bool | None:
-    """None where it is gone: its process has closed it meanwhile."""
+    """Destroy a socket; return whether it was destroyed. None if its process has closed it meanwhile."""
     try:
         sockets.destroy(found)
     except NotFound:

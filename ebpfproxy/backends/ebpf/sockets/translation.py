@@ -4,10 +4,10 @@ Such a socket stays connected to its removed endpoint. The programs on the pod's
 packets to the frontend, and select an endpoint. Replies get the address of the removed endpoint. So these
 devices need programs, which a call of `pods_bypass` requests.
 
-The key of an entry is the tuple of the socket's packets, so the entry must not outlast the socket. Another
-socket may get the same port, and be connected to a new pod with the same address. Entries are compared with
-`socket_peers` every second (`forget`), and with all stale sockets at each search (`translate`). The map is
-pinned, so the next agent removes entries that this one has left.
+The key of an entry is the tuple of the socket's packets, so the entry must be removed with the socket.
+Another socket may get the same port, and be connected to a new pod with the same address. Entries are
+compared with `socket_peers` every second (`forget`), and with all stale sockets at each search (`translate`).
+The map is pinned, so the next agent removes entries that this one has left.
 
 A pod without a gateway on the path to the removed endpoint (both are on one bridge) sends nothing once no
 neighbor answers for that address. Its sockets get entries, but do not count as translated.
@@ -37,11 +37,11 @@ from ebpfproxy.linux.sockets.sockets import DiagSocket
 
 _IFINDEX = Struct("=I")
 _MAPS = "stale_sockets", "devices", "flows", "replies"
-_PATIENCE = 10.0  # seconds after the request until a device counts as one that gets no programs
+_PATIENCE = 10.0  # if a device has no programs this many seconds after the request, it gets none
 
 
 class Translated(NamedTuple):
-    """Cookies of sockets. `pending`: the device of the socket's pod has no programs yet."""
+    """Cookies of sockets. `done`: they are translated. `pending`: their pod's device has no programs yet."""
 
     done: frozenset[int]
     pending: frozenset[int]
@@ -55,7 +55,7 @@ class _Found(NamedTuple):
 
 
 class StaleTranslation:
-    """For one thread.
+    """The entries of the map. For one thread.
 
     Calls `note` with True before it writes the first entry, and with False after it removed the last one. The
     constructor calls `note` with whether a previous agent has left entries. `pods_bypass` is called with the
@@ -82,21 +82,21 @@ class StaleTranslation:
         self._pods_bypass = pods_bypass
         self._clock = clock
         self._cookies: dict[int, bytes] = {}  # the key of each socket's entry
-        self._asked: dict[int, float] = {}  # by ifindex: time of the first request for programs
+        self._requested: dict[int, float] = {}  # by ifindex: time of the first request for programs
         self._noted = next(self._maps["stale_sockets"].items(), None) is not None
         note(self._noted)
 
     def close(self) -> None:
-        """Entries stay, since the programs stay attached."""
+        """Close the maps. Entries stay, since the programs stay attached."""
         self._opened.close()
 
     @property
     def is_empty(self) -> bool:
-        """Whether no entry that this object has written is left."""
+        """Whether no entry that this object has written exists any more."""
         return not self._cookies
 
     def translate(self, stale: Mapping[int, StalePeer]) -> Translated:
-        """Write entries for those of these sockets that are found, and remove all others.
+        """Write entries for the sockets in `stale` that are found, and remove all others.
 
         Raises KernelError.
         """
@@ -110,15 +110,15 @@ class StaleTranslation:
             self._set(True)
         written = set()
         for key, frontend in wanted.items():
-            with contextlib.suppress(KernelError):  # full: the socket is left as it is
+            with contextlib.suppress(KernelError):  # the map is full: the socket is not translated
                 entries.update(key, frontend)
                 written.add(key)
         self._cookies = {cookie: each.key for cookie, each in found.items() if each.key in written}
         if not written:
             self._set(False)
         done, pending = self._attached({cookie: found[cookie].device.outer for cookie in self._cookies})
-        sure = frozenset(cookie for cookie, each in found.items() if each.has_gateway)
-        return Translated(done & sure, pending & sure)
+        by_gateway = frozenset(cookie for cookie, each in found.items() if each.has_gateway)
+        return Translated(done & by_gateway, pending & by_gateway)
 
     def forget(self, peers: SocketPeers) -> None:
         """Remove the entries of sockets that were closed or are no longer stale. Raises KernelError."""
@@ -130,7 +130,7 @@ class StaleTranslation:
             self._set(False)
 
     def _find(self, stale: Mapping[int, StalePeer]) -> Iterator[tuple[int, _Found]]:
-        """By cookie: sockets of pods that are reached by a device of the node."""
+        """The sockets of pods to which a device of the node leads, with their cookies."""
         located: list[tuple[DiagSocket, PodDevice, bool]] = []
         with contextlib.closing(reconnect.located_by_namespace(self._proc_root, stale)) as spaces:
             for identity, sockets in spaces:
@@ -142,13 +142,13 @@ class StaleTranslation:
                 yield each.cookie, _Found(_key(each), _frontend(stale[each.cookie]), device, has_gateway)
 
     def _attached(self, devices: Mapping[int, int]) -> Translated:
-        """`devices`: the ifindex of each socket's device, by cookie."""
+        """Request programs for the devices that have none. `devices`: each socket's ifindex, by cookie."""
         lacking = {each for each in devices.values() if not self._has_programs(each)}
         now = self._clock()
-        self._asked = {each: self._asked.get(each, now) for each in lacking}
+        self._requested = {each: self._requested.get(each, now) for each in lacking}
         if lacking:
             self._pods_bypass(frozenset(lacking))
-        pending = {each for each in lacking if now - self._asked[each] < _PATIENCE}
+        pending = {each for each in lacking if now - self._requested[each] < _PATIENCE}
         return Translated(_of(devices, set(devices.values()) - lacking), _of(devices, pending))
 
     def _has_programs(self, device: int) -> bool:
@@ -156,7 +156,8 @@ class StaleTranslation:
         return bool(value and abi.DEVICE.unpack(value)[2] & abi.DEVICE_POD)
 
     def _remove(self, key: bytes) -> None:
-        """Remove the entry, then its flow: the port may be used for a direct connection to that endpoint."""
+        """Remove the entry, then its flow, since another socket may connect to the endpoint from the same
+        port."""
         self._maps["stale_sockets"].delete(key)
         if value := self._maps["flows"].lookup(key):
             self._maps["replies"].delete(reply_key(key, value))
@@ -169,7 +170,7 @@ class StaleTranslation:
 
 
 def _in_pod(sockets: list[DiagSocket]) -> Iterator[tuple[DiagSocket, PodDevice, bool]]:
-    """Each socket with its pod's device, and whether it sends by a gateway.
+    """Each socket with its pod's device, and whether it sends through a gateway.
 
     The calling thread is in the pod's network namespace.
     """

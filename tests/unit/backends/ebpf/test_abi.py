@@ -1,4 +1,4 @@
-"""The layouts that Python reads out of abi.h are those that a compiler makes of it."""
+"""The layouts that Python parses from abi.h equal those of a C compiler."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ PLAIN = re.sub(r"/\*.*?\*/", "", SOURCE.read_text(), flags=re.DOTALL)
 
 
 def compiled(folder: Path, expressions: list[str]) -> list[int]:
-    """What a C compiler makes of these constant expressions, with abi.h included."""
+    """The values of these constant expressions in C, with abi.h included."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     assert compiler, "no C compiler here: make setup installs one"
     prints = "".join(f'\tprintf("%lld\\n", (long long)({each}));\n' for each in expressions)
@@ -30,7 +30,7 @@ def compiled(folder: Path, expressions: list[str]) -> list[int]:
 
 
 def test_every_struct_and_enumerator_of_the_header_is_read() -> None:
-    """Found with another pattern than the parser's: what it overlooks would be checked by nothing."""
+    """This test uses another pattern than the parser, since nothing else finds what the parser skips."""
     assert set(abi.LAYOUTS) == set(re.findall(r"\bstruct (\w+)\s*{", PLAIN))
     enums = re.findall(r"\benum \w+\s*{([^}]*)}", PLAIN)
     assert enums
@@ -89,7 +89,7 @@ def test_numbers_are_in_the_machines_own_byte_order() -> None:
     ],
 )
 def test_a_struct_with_implicit_padding_is_rejected(body: str) -> None:
-    """Keys are compared bytewise: padding that nobody zeroes makes two keys of one."""
+    """Keys are compared bytewise: uninitialized padding makes two keys of one."""
     with pytest.raises(ValueError, match=r"struct bad: implicit padding"):
         abi.parse("struct address { __be32 word[4]; };\nstruct bad { " + body + " };")
 
@@ -110,12 +110,12 @@ def test_a_struct_with_implicit_padding_is_rejected(body: str) -> None:
         "enum kind kind;",
     ],
 )
-def test_a_shape_that_the_header_must_not_have_is_rejected(body: str) -> None:
+def test_an_unsupported_declaration_is_rejected(body: str) -> None:
     with pytest.raises(ValueError):
         abi.parse("struct bad { " + body + " };")
 
 
-def test_what_is_neither_struct_nor_enum_nor_number_is_rejected() -> None:
+def test_text_that_is_neither_struct_nor_enum_nor_number_is_rejected() -> None:
     for text in (
         "typedef __u32 id;",
         "#define WIDE (1 << 4)",

@@ -82,7 +82,7 @@ def test_each_property_of_a_frontend_has_its_flag(change: dict[str, object], fla
     assert flags_of(PLAIN._replace(**change)) == flags  # type: ignore[arg-type]
 
 
-def test_a_service_that_has_no_endpoint_anywhere_is_to_refuse() -> None:
+def test_a_service_without_any_endpoint_gets_the_reject_flag() -> None:
     assert flags_of(PLAIN, NoEndpointAction.REJECT) == abi.SERVICE_REJECT
 
 
@@ -93,7 +93,7 @@ def test_the_kinds_are_those_of_the_header(kind: FrontendKind) -> None:
     assert abi.KINDS[entry.frontends[0].kind] == kind.value
 
 
-def test_an_entry_tells_the_whole_plan() -> None:
+def test_an_entry_contains_the_complete_plan() -> None:
     node_port = FrontendPlan(
         Frontend(parse_address("0.0.0.0"), 30080, Protocol.TCP),
         FrontendKind.NODE_PORT,
@@ -127,8 +127,9 @@ def test_an_entry_tells_the_whole_plan() -> None:
     }
 
 
-def test_without_frontends_there_is_no_affinity_to_keep() -> None:
-    """The maps hold the timeout with each frontend: what cannot be read back looks like drift for good."""
+def test_without_frontends_the_affinity_timeout_is_0() -> None:
+    """The maps hold the timeout with each frontend: a timeout without a frontend cannot be read back and
+    would always look like drift."""
     lost = dataclasses.replace(plan(), affinity_timeout=600)
     (entry,) = render((lost,), None, ()).values()
     assert entry == ServicePortEntry((), (), 0)
@@ -145,11 +146,11 @@ def test_both_families_of_a_port_are_two_entries() -> None:
     assert len(render((plan(), dataclasses.replace(plan(), family=Family.IPV6)), None, ())) == 2
 
 
-def test_nothing_gives_nothing() -> None:
+def test_no_plans_render_no_entries() -> None:
     assert render((), None, SOCKET_HOOKS) == {}
 
 
-def test_a_node_asks_for_every_hook_and_its_networks() -> None:
+def test_a_node_has_entries_for_every_hook_and_network() -> None:
     host, loopback = parse_network("192.0.2.10/32"), parse_network("127.0.0.0/8")
     node = NodePlan(frozenset({host, loopback}), frozenset({host}))
     wanted: dict[Key, object] = {HookKey(hook.name): ATTACHED for hook in SOCKET_HOOKS}
@@ -158,20 +159,20 @@ def test_a_node_asks_for_every_hook_and_its_networks() -> None:
     assert render((), node, SOCKET_HOOKS) == wanted
 
 
-def test_an_address_inside_a_network_of_node_ports_answers_them_too() -> None:
+def test_an_address_inside_a_node_port_network_has_the_node_port_flag() -> None:
     """The longest match decides in the kernel: 127.0.0.1/32 in the local table would hide 127.0.0.0/8."""
     one, all_ = parse_network("127.0.0.1/32"), parse_network("127.0.0.0/8")
     found = render((), NodePlan(frozenset({one, all_}), frozenset({all_})), ())
     assert found[one] == found[all_] == abi.NETWORK_LOCAL | abi.NETWORK_NODE_PORTS
 
 
-def test_a_network_around_one_of_node_ports_does_not_answer_them() -> None:
+def test_a_network_around_a_node_port_network_has_no_node_port_flag() -> None:
     one, all_ = parse_network("127.0.0.0/32"), parse_network("127.0.0.0/8")
     found = render((), NodePlan(frozenset({one, all_}), frozenset({one})), ())
     assert found == {one: abi.NETWORK_LOCAL | abi.NETWORK_NODE_PORTS, all_: abi.NETWORK_LOCAL}
 
 
-def test_a_network_of_the_other_family_has_no_part_in_it() -> None:
+def test_a_node_port_network_does_not_affect_the_other_family() -> None:
     four, six = parse_network("0.0.0.0/0"), Network(Address(bytes(16)), 0)
     found = render((), NodePlan(frozenset({four}), frozenset({four})), ())
     assert found == {four: abi.NETWORK_LOCAL | abi.NETWORK_NODE_PORTS}
@@ -184,7 +185,7 @@ def many_networks(prefix: int, count: int = 4200) -> frozenset[Network]:
 
 
 @pytest.mark.parametrize("answering", [many_networks(0x80), many_networks(0x90)])
-def test_thousands_of_local_networks_are_not_compared_each_with_each(answering: frozenset[Network]) -> None:
+def test_the_time_for_local_networks_is_not_quadratic(answering: frozenset[Network]) -> None:
     """A node has an address for each of its Pods and more: that took 8 s for these."""
     local = many_networks(0x80)
     calls = itertools.count()
@@ -212,7 +213,7 @@ SOME_NETWORKS = st.frozensets(st.sampled_from([parse_network(text) for text in N
 
 
 @given(SOME_NETWORKS, SOME_NETWORKS)
-def test_a_network_answers_node_ports_exactly_where_one_of_them_holds_it(
+def test_a_network_has_the_node_port_flag_exactly_if_a_node_port_network_contains_it(
     local: frozenset[Network], ports: frozenset[Network]
 ) -> None:
     for net, flags in render((), NodePlan(local, ports), ()).items():
@@ -223,7 +224,7 @@ def test_a_network_answers_node_ports_exactly_where_one_of_them_holds_it(
 
 @given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
-def test_each_plan_is_one_entry_of_its_own_whatever_is_rendered_with_it(
+def test_each_plan_is_one_entry_independent_of_the_others(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
 ) -> None:
     service, slices = exposed
@@ -251,7 +252,7 @@ def test_the_nodes_entries_do_not_depend_on_the_order_of_sets(one: set[int], two
     assert render((), there, ()).keys() == {*local, *ports}
 
 
-def test_what_the_log_names_reads_as_an_operator_would_write_it() -> None:
+def test_keys_are_readable_in_the_log() -> None:
     assert str(PLAIN.frontend) == "10.96.0.10:80/TCP"
     assert str(ServicePortKey("default/web:http", Protocol.TCP, Family.IPV4)) == "default/web:http/TCP/IPv4"
     assert str(HookKey("connect4")) == "connect4"

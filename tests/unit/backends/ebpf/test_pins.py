@@ -20,7 +20,7 @@ def link(pins: Pins, folder: str, pin: str) -> None:
     (links / pin.split("-")[0]).symlink_to(f"../../maps/{pin}")
 
 
-def test_programs_that_were_not_finished_are_not_loaded(tmp_path: Path) -> None:
+def test_incomplete_program_folders_do_not_count_as_loaded(tmp_path: Path) -> None:
     pins = make(tmp_path, "programs-a", "programs-b_partial", "v2-c/programs_1", "v2-d/maps", "links", "maps")
     (tmp_path / "v2-e" / "programs_1_partial").mkdir(parents=True)
     assert [path.name for path in pins.folders()] == [
@@ -33,7 +33,7 @@ def test_programs_that_were_not_finished_are_not_loaded(tmp_path: Path) -> None:
     assert [path.name for path in pins.loaded()] == ["programs-a", "v2-c"]
 
 
-def test_without_a_folder_there_is_none(tmp_path: Path) -> None:
+def test_without_a_programs_folder_nothing_is_in_force(tmp_path: Path) -> None:
     pins = Pins(tmp_path / "missing")
     assert list(pins.loaded()) == []
     assert pins.in_force() is None
@@ -50,7 +50,7 @@ def test_every_shape_of_a_map_is_found_and_no_other_map(tmp_path: Path) -> None:
     assert found == ["maps/flows-1-1", "maps/flows-1-2", "v2-a/maps/flows"]
 
 
-def test_what_only_other_programs_use_is_removed_with_them(tmp_path: Path) -> None:
+def test_maps_that_only_other_programs_use_are_removed_with_them(tmp_path: Path) -> None:
     pins = make(tmp_path, "v2-a/maps")
     for folder, pin in (("programs-a", "flows-1-1"), ("programs-b", "flows-1-2")):
         link(pins, folder, pin)
@@ -62,7 +62,7 @@ def test_what_only_other_programs_use_is_removed_with_them(tmp_path: Path) -> No
     assert {path.name for path in pins.maps.iterdir()} == {"flows-1-2", "node-1-b", "devices-1-1"}
 
 
-def test_the_folder_in_force_is_the_one_that_is_linked_and_there(tmp_path: Path) -> None:
+def test_the_folder_in_force_is_linked_and_exists(tmp_path: Path) -> None:
     pins = make(tmp_path, "programs-a")
     pins.set_current(tmp_path / "programs-a")
     assert pins.in_force() == tmp_path / "programs-a"

@@ -102,7 +102,10 @@ def test_the_mode_is_usable_if_no_network_namespace_can_be_created(
 ) -> None:
     @contextlib.contextmanager
     def rejected() -> Iterator[None]:
-        raise Rejected("unshare: Operation not permitted", "it takes the capability CAP_SYS_ADMIN")
+        raise Rejected(
+            "cannot create a network namespace: Operation not permitted",
+            "run with the capability CAP_SYS_ADMIN",
+        )
         yield
 
     lacking()

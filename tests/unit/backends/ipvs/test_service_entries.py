@@ -72,6 +72,26 @@ def test_with_policy_local_it_has_those_of_this_node(kind: FrontendKind) -> None
     assert not members(entries, sets.NO_LOCAL) + members(entries, sets.NO_LOCAL_BUT_PODS)
 
 
+@pytest.mark.parametrize(
+    ("kind", "keeps_source"),
+    [
+        (FrontendKind.EXTERNAL_IP, sets.EXTERNAL_IP_LOCAL),
+        (FrontendKind.LOAD_BALANCER, sets.LOAD_BALANCER_LOCAL),
+        (FrontendKind.NODE_PORT, sets.NODE_PORT_LOCAL[Protocol.TCP]),
+    ],
+)
+def test_only_external_policy_local_keeps_the_source_address(kind: FrontendKind, keeps_source: str) -> None:
+    assert len(members(rendered(frontend(kind, local=True)), keeps_source)) == 1
+    assert not members(rendered(frontend(kind)), keeps_source)
+
+
+def test_an_external_ip_is_in_one_of_two_sets() -> None:
+    """The one whose clients are masqueraded, or the one whose clients are not."""
+    cluster, local = (rendered(frontend(FrontendKind.EXTERNAL_IP, local=local)) for local in (False, True))
+    assert members(cluster, sets.EXTERNAL_IP) == [f"{VIP},tcp:80"]
+    assert not members(local, sets.EXTERNAL_IP)
+
+
 def test_internal_policy_local_without_an_endpoint_here_has_none_and_is_dropped() -> None:
     """kube-proxy falls back to endpoints of other nodes."""
     entries = rendered(frontend(FrontendKind.CLUSTER_IP, local=True), here=False)

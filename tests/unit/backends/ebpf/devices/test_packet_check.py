@@ -1,4 +1,4 @@
-"""What is concluded from the packets that devices and programs count."""
+"""Which places are reported, given the packet counts of devices and programs."""
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.devices.packet_check import LEAST, Count, Hook, Judge, slot
@@ -13,17 +13,17 @@ def judged(*rows: tuple[int, int]) -> list[bool]:
     return [ETH0 in judge.unreached({ETH0: Count(*row)}) for row in rows]
 
 
-def test_packets_that_pass_the_device_alone_are_reported_after_two_intervals() -> None:
+def test_packets_that_only_the_device_counts_are_reported_after_two_intervals() -> None:
     rows = [(1000 + LEAST * n, 7) for n in range(4)]
     assert judged(*rows) == [False, False, True, True]
 
 
-def test_one_packet_of_the_program_is_enough_whatever_the_device_counts() -> None:
-    """GRO makes one of up to 64, and a tunnel's outer packets are none of its own."""
+def test_one_packet_counted_by_the_program_prevents_a_report() -> None:
+    """GRO merges up to 64 packets into one, and a tunnel counts other packets than its device."""
     assert judged((0, 0), (10_000, 1), (20_000, 2), (30_000, 3)) == [False] * 4
 
 
-def test_few_packets_prove_nothing() -> None:
+def test_few_packets_are_not_reported() -> None:
     assert judged(*((n * (LEAST - 1), 0) for n in range(10))) == [False] * 10
 
 
@@ -39,11 +39,11 @@ def test_a_quiet_device_stays_reported_until_a_packet_reaches_the_program() -> N
     ]
 
 
-def test_an_interval_in_which_the_program_counts_ends_a_suspicion() -> None:
+def test_packets_counted_by_the_program_restart_the_confirmation() -> None:
     assert judged((0, 0), (LEAST, 0), (2 * LEAST, 1), (3 * LEAST, 1), (4 * LEAST, 1))[-2:] == [False, True]
 
 
-def test_places_are_judged_each_for_itself_and_new_ones_from_the_next_time_on() -> None:
+def test_places_are_independent_and_new_ones_are_evaluated_from_the_next_interval_on() -> None:
     judge = Judge()
     judge.unreached({ETH0: Count(0, 0)})
     judge.unreached({ETH0: Count(LEAST, 0), ETH1: Count(5000, 0)})
@@ -52,7 +52,7 @@ def test_places_are_judged_each_for_itself_and_new_ones_from_the_next_time_on() 
     assert judge.unreached({ETH1: Count(7000, 0)}) == {ETH1}
 
 
-def test_every_side_of_every_device_has_a_slot_of_its_own_up_to_the_number_of_slots() -> None:
+def test_every_side_of_every_device_has_its_own_slot_up_to_the_number_of_slots() -> None:
     slots = {slot(index, side) for index in range(abi.DEVICE_SLOTS) for side in ("ingress", "egress")}
     assert slots == set(range(2 * abi.DEVICE_SLOTS))
     assert slot(2 + abi.DEVICE_SLOTS, "egress") == slot(2, "egress") == 5

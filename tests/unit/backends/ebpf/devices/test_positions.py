@@ -1,4 +1,4 @@
-"""When a program that lost the first place is moved there again, and what is reported meanwhile."""
+"""When a program that lost the first position is moved back, and what is reported meanwhile."""
 
 import logging
 
@@ -14,7 +14,7 @@ ETH0 = (2, "ingress")
 
 
 class Uplink:
-    """eth0 at ingress, with a clock that stands still but for `later`."""
+    """eth0 at ingress, with a clock that only `later` advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -39,7 +39,7 @@ def place() -> Uplink:
     return Uplink()
 
 
-def test_the_first_loss_is_answered_at_once_and_is_no_contest(place: Uplink) -> None:
+def test_after_the_first_loss_the_program_is_due_at_once_and_not_contested(place: Uplink) -> None:
     assert not place.due(FIRST)
     assert place.positions.troubles() == ()
     assert place.due(BEHIND)
@@ -48,7 +48,7 @@ def test_the_first_loss_is_answered_at_once_and_is_no_contest(place: Uplink) -> 
     assert place.positions.troubles() == ()
 
 
-def test_each_further_loss_waits_twice_as_long_up_to_five_minutes(place: Uplink) -> None:
+def test_each_further_loss_doubles_the_delay_up_to_five_minutes(place: Uplink) -> None:
     waits = []
     for _ in range(9):
         began = place.now
@@ -59,7 +59,7 @@ def test_each_further_loss_waits_twice_as_long_up_to_five_minutes(place: Uplink)
     assert waits == [0, 4, 8, 16, 32, 64, 128, 256, 300]
 
 
-def test_a_loss_soon_after_is_a_contest_until_the_place_is_regained(place: Uplink) -> None:
+def test_a_second_loss_is_contested_until_the_first_position_is_regained(place: Uplink) -> None:
     place.due(BEHIND)
     place.regain()
     assert not place.due(BEHIND)
@@ -70,7 +70,7 @@ def test_a_loss_soon_after_is_a_contest_until_the_place_is_regained(place: Uplin
     assert place.contested() == []
 
 
-def test_a_minute_at_the_first_place_ends_a_contest(place: Uplink) -> None:
+def test_a_minute_at_the_first_position_ends_the_contest(place: Uplink) -> None:
     place.due(BEHIND)
     place.regain()
     place.later(61)
@@ -79,14 +79,14 @@ def test_a_minute_at_the_first_place_ends_a_contest(place: Uplink) -> None:
     assert place.contested() == [False]
 
 
-def test_what_cannot_be_passed_is_reported_and_never_due(place: Uplink) -> None:
+def test_a_program_that_cannot_be_passed_is_reported_but_never_due(place: Uplink) -> None:
     for _ in range(3):
         assert not place.due(BLOCKED)
         place.later(100)
     assert place.contested() == [False]
 
 
-def test_a_device_that_is_let_go_is_forgotten(place: Uplink) -> None:
+def test_a_device_without_the_agents_program_is_forgotten(place: Uplink) -> None:
     place.due(BEHIND)
     place.positions.forget(2)
     assert place.positions.troubles() == ()

@@ -1,4 +1,4 @@
-"""When the collector walks again."""
+"""The interval between the collector's walks, and the sums of their results."""
 
 import pytest
 
@@ -23,13 +23,13 @@ from ebpfproxy.backends.ebpf.flows.sweep import Swept
         *("crowded", "crowded with replies"),
     ],
 )
-def test_the_less_there_is_to_remove_the_rarer_are_walks(
+def test_the_interval_grows_while_few_flows_are_removed(
     swept: Swept, interval: float, expected: float
 ) -> None:
     assert following(swept, 10_000, interval) == expected
 
 
-def test_what_was_collected_adds_up_and_what_is_left_is_of_the_last_walk() -> None:
+def test_removed_flows_are_summed_and_remaining_flows_are_those_of_the_last_walk() -> None:
     first = Swept(entries=100, half_open=7, expired=10, retired=5, replies=110, orphaned=2, busy=1)
     second = Swept(entries=90, half_open=3, expired=20, orphaned=1)
     assert Collected().plus(first).plus(second) == Collected(

@@ -75,7 +75,7 @@ def has_passed(last_seen: int, now: int, seconds: int) -> bool:
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 30, 180, 86400, 107374])
-def test_an_entry_is_over_exactly_when_the_programs_say_so(seconds: int) -> None:
+def test_an_entry_is_over_at_the_same_time_as_in_the_programs(seconds: int) -> None:
     now = 200_000
     limit = Oldest(FlowTimeouts(tcp_established=seconds), now * UNIT + 7)[IPPROTO_TCP, 0, False]
     units = seconds * NS // UNIT
@@ -114,7 +114,7 @@ def test_the_reply_of_a_masqueraded_flow_is_found_by_its_port_alone() -> None:
 
 
 @pytest.mark.parametrize("masquerade", ["", "10.0.0.1"])
-def test_a_client_that_is_the_node_itself_is_seen_at_egress(masquerade: str) -> None:
+def test_a_flow_of_the_node_itself_has_keys_at_egress(masquerade: str) -> None:
     flow = a_flow(flags=abi.FLOW_NODE, masquerade=masquerade)
     key, _ = flow.entry()
     assert key == packed_key("192.0.2.9", "10.96.0.1", 1001, 80, IPPROTO_TCP, abi.AT_EGRESS)
@@ -134,7 +134,7 @@ def test_a_flow_is_unpacked_from_both_entries() -> None:
     ("address", "digest"),
     [("172.18.0.2", 0x4BE01F4A), ("::1", 0x01000000), ("2001:db8::5", 0xEB0589F7), ("::", 0x00000001)],
 )
-def test_the_digest_of_an_address(address: str, digest: int) -> None:
+def test_the_digest_of_an_address_equals_that_of_the_programs(address: str, digest: int) -> None:
     """The numbers are those of address_digest() of bpf/flow_key.h, compiled; never 0."""
     assert address_digest(parse_address(address)) == digest
 
@@ -145,6 +145,6 @@ def test_columns_are_the_fields_of_the_struct() -> None:
     assert some.unpack(flow.entry()[1]) == (flow.masquerade, flow.reply_port, abi.FLOW_MASQUERADE, 12345)
 
 
-def test_the_protocols_of_keys_in_a_row() -> None:
+def test_the_protocols_of_concatenated_keys() -> None:
     keys = [a_flow(1, protocol).entry()[0] for protocol in (IPPROTO_UDP, IPPROTO_TCP, IPPROTO_SCTP)]
     assert list(protocols(b"".join(keys))) == [IPPROTO_UDP, IPPROTO_TCP, IPPROTO_SCTP]

@@ -1,4 +1,4 @@
-"""A walk over the flows removes those that are over, both entries at once, and none in use."""
+"""A walk over the flows removes both entries of those that are over, and none in use."""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def never(worked: float) -> bool:
     return False
 
 
-def test_flows_that_are_over_go_with_both_entries_and_the_others_stay() -> None:
+def test_flows_that_are_over_lose_both_entries_and_the_others_stay() -> None:
     over = [a_flow(1, last_seen=LONG_AGO), a_flow(2, last_seen=LONG_AGO, masquerade="10.0.0.1")]
     over.append(a_flow(3, flags=CLOSED, last_seen=NOW - 60 * NS))
     alive = [a_flow(4, last_seen=NOW - 3600 * NS), a_flow(5, last_seen=NOW, masquerade="10.0.0.1")]
@@ -35,34 +35,34 @@ def test_flows_that_are_over_go_with_both_entries_and_the_others_stay() -> None:
     assert tables.has(*alive)
 
 
-def test_empty_maps() -> None:
+def test_a_walk_over_empty_maps_removes_nothing() -> None:
     assert sweep(Tables()).run(never) == Swept()
 
 
 @pytest.mark.parametrize("times", [(NOW, LONG_AGO), (LONG_AGO, NOW)], ids=["client", "endpoint"])
 @pytest.mark.parametrize("protocol", [IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP])
-def test_a_flow_of_which_one_side_sends_stays(times: tuple[int, int], protocol: int) -> None:
+def test_a_flow_stays_while_one_side_sends(times: tuple[int, int], protocol: int) -> None:
     flow = seen(a_flow(protocol=protocol, masquerade="10.0.0.1"), *times)
     tables = Tables(flow)
     assert sweep(tables).run(never) == Swept(entries=1, replies=1)
     assert tables.has(flow)
 
 
-def test_a_side_that_closed_and_is_silent_does_not_end_what_the_other_one_sends() -> None:
+def test_a_flow_whose_client_has_closed_stays_while_the_endpoint_sends() -> None:
     flow = seen(a_flow(flags=abi.FLOW_CLIENT_FIN), NOW - 7200 * NS, NOW - 3000 * NS)
     tables = Tables(flow)
     assert sweep(tables).run(never) == Swept(entries=1, replies=1)
     assert sweep(tables, FlowTimeouts(tcp_close_wait=2000)).run(never) == Swept(expired=1)
 
 
-def test_a_flow_without_its_reply_is_over_by_itself() -> None:
+def test_a_flow_without_a_reply_entry_is_removed_by_its_own_timeout() -> None:
     tables = Tables(a_flow(1, last_seen=LONG_AGO), a_flow(2, last_seen=NOW))
     tables.replies.contents.clear()
     assert sweep(tables).run(never) == Swept(entries=1, expired=1)
     assert tables.flows.contents == entries(a_flow(2, last_seen=NOW))
 
 
-def test_a_flow_whose_reply_is_another_flows_is_over_by_itself_and_leaves_that_one() -> None:
+def test_a_flow_whose_reply_entry_belongs_to_another_flow_is_removed_without_it() -> None:
     previous = a_flow(1, last_seen=LONG_AGO, masquerade="10.0.0.1")
     present = previous._replace(client_port=77)
     present = seen(present, NOW, NOW)
@@ -84,7 +84,7 @@ def test_a_flow_whose_reply_is_another_flows_is_over_by_itself_and_leaves_that_o
     ],
 )
 @pytest.mark.parametrize("other", [False, True], ids=["gone", "another"])
-def test_a_reply_whose_flow_is_gone_or_another_one_is_over_by_itself(
+def test_a_reply_entry_without_its_flow_is_removed_by_its_own_timeout(
     protocol: int, flags: int, silent: int, goes: bool, other: bool
 ) -> None:
     flow = a_flow(1, protocol, flags, NOW - silent * NS)
@@ -173,7 +173,7 @@ RETIRED: dict[str, Callable[[], bytearray]] = {
 
 
 @pytest.mark.parametrize("memory", RETIRED.values(), ids=RETIRED.keys())
-def test_udp_flows_of_a_retired_endpoint_go_at_once(memory: Callable[[], bytearray]) -> None:
+def test_udp_flows_of_an_unlisted_endpoint_are_removed_at_once(memory: Callable[[], bytearray]) -> None:
     staying = [a_flow(2, IPPROTO_TCP, last_seen=NOW), a_flow(3, IPPROTO_SCTP, last_seen=NOW)]
     tables = Tables(a_flow(1, IPPROTO_UDP, last_seen=NOW), *staying)
     tables.endpoints = memory()
@@ -181,8 +181,8 @@ def test_udp_flows_of_a_retired_endpoint_go_at_once(memory: Callable[[], bytearr
     assert tables.has(*staying)
 
 
-def test_udp_flows_of_an_endpoint_that_drains_stay() -> None:
-    """It is listed, and in neither list: it still serves those it has."""
+def test_udp_flows_of_a_draining_endpoint_stay() -> None:
+    """It is listed, but in neither list: it still serves its existing flows."""
     assert sweep(Tables(a_flow(1, IPPROTO_UDP, last_seen=NOW))).run(never) == Swept(entries=1, replies=1)
 
 
@@ -192,7 +192,7 @@ def test_direct_udp_flows_stay() -> None:
     assert sweep(Tables(flow)).run(never) == Swept(entries=1, replies=1)
 
 
-def test_half_open_flows_have_their_own_limits() -> None:
+def test_half_open_flows_have_their_own_timeouts() -> None:
     tcp = [a_flow(n, last_seen=NOW - seconds * NS, half_open=True) for n, seconds in ((1, 50), (2, 70))]
     udp = [a_flow(n, IPPROTO_UDP, last_seen=NOW - n * 10 * NS, half_open=True) for n in (2, 5)]
     tables = Tables(*tcp, *udp)
@@ -206,7 +206,7 @@ def test_a_half_open_flow_is_over_when_neither_side_sends() -> None:
     assert sweep(tables).run(never) == Swept(half_open=1, replies=1)
 
 
-def test_the_programs_are_told_how_many_flows_are_established() -> None:
+def test_the_number_of_established_flows_is_written_for_the_programs() -> None:
     half_open = [a_flow(n, last_seen=NOW, half_open=True) for n in range(200, 205)]
     over = [a_flow(n, last_seen=LONG_AGO) for n in range(300, 303)]
     tables = Tables(*(a_flow(n, last_seen=NOW) for n in range(BATCH + 1)), *half_open, *over)
@@ -234,7 +234,7 @@ def test_the_maps_are_read_in_small_batches_with_a_rest_after_each() -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 3, 4])
-def test_a_walk_ends_where_it_is_told_to(batches: int) -> None:
+def test_a_walk_ends_when_rest_returns_true(batches: int) -> None:
     flows = tuple(a_flow(n, last_seen=NOW) for n in range(3 * BATCH))
     tables = Tables(*flows)
     left = iter(range(1, 100))
@@ -242,7 +242,7 @@ def test_a_walk_ends_where_it_is_told_to(batches: int) -> None:
     assert found.entries + found.replies == batches * BATCH
 
 
-def test_a_bucket_that_cannot_be_read_just_now_is_counted_and_the_walk_goes_on() -> None:
+def test_a_locked_bucket_is_counted_and_the_walk_continues() -> None:
     class Locked(FlowMap):
         def batches(self, room: int) -> Iterator[tuple[bytes, bytes]]:
             yield b"", b""
@@ -254,7 +254,7 @@ def test_a_bucket_that_cannot_be_read_just_now_is_counted_and_the_walk_goes_on()
 
 
 def rejecting(tables: Tables, name: str, number: int) -> None:
-    """Have a map reject to delete."""
+    """Make a map reject deletions."""
 
     class Refusing(FlowMap):
         def delete(self, key: bytes) -> bool:
@@ -267,8 +267,8 @@ def flows_left(flow: Flow, tables: Tables) -> tuple[int, int]:
     return len(tables.flows.contents), len(tables.replies.contents)
 
 
-def test_a_bucket_that_is_locked_is_counted_and_left_for_the_next_walk() -> None:
-    """cilium #35010: -EBUSY while another CPU has the bucket."""
+def test_a_deletion_in_a_locked_bucket_is_counted_and_left_to_the_next_walk() -> None:
+    """cilium #35010: -EBUSY while another CPU has locked the bucket."""
     flow = a_flow(last_seen=LONG_AGO)
     tables = Tables(flow)
     rejecting(tables, "flows", errno.EBUSY)
@@ -276,7 +276,7 @@ def test_a_bucket_that_is_locked_is_counted_and_left_for_the_next_walk() -> None
     assert flows_left(flow, tables) == (1, 1)
 
 
-def test_a_reply_that_cannot_be_deleted_with_its_flow_is_an_orphan_for_the_next_walk() -> None:
+def test_a_reply_entry_that_cannot_be_deleted_with_its_flow_is_removed_by_the_next_walk() -> None:
     tables = Tables(a_flow(last_seen=LONG_AGO))
     rejecting(tables, "replies", errno.EBUSY)
     assert sweep(tables).run(never) == Swept(expired=1, replies=1, busy=2)

@@ -1,4 +1,4 @@
-"""Which change of the sources or the sizes gives which map another pin."""
+"""Which maps get another pin after a change of the sources or the sizes."""
 
 import dataclasses
 import shutil
@@ -33,14 +33,14 @@ def edit(source: Path, name: str, old: str, new: str) -> None:
 
 
 def changed(source: Path, sizes: MapSizes = SIZES) -> set[str]:
-    """The maps that have another pin than those of this version."""
+    """The maps whose pin differs from that of this version."""
     before, after = read(abi.source_directory()), read(source, sizes)
     assert before.keys() == after.keys()
     return {name for name, shape in after.items() if shape.pin != before[name].pin}
 
 
 def relaid(source: Path) -> set[str]:
-    """The maps that have another layout, so that their content is of no use."""
+    """The maps whose layout differs, so that their contents cannot be used."""
     before, after = read(abi.source_directory()), read(source)
     return {name for name, shape in after.items() if shape.layout != before[name].layout}
 
@@ -51,7 +51,7 @@ def test_a_comment_changes_nothing(source: Path) -> None:
     assert changed(source) == set()
 
 
-def test_neither_do_a_new_struct_and_other_order(source: Path) -> None:
+def test_a_new_unused_struct_or_another_order_of_structs_changes_nothing(source: Path) -> None:
     text = (source / "abi.h").read_text()
     node = text[text.index("struct node {") : text.index("enum device_flag")]
     unrelated = "struct unrelated {\n\t__u32 one;\n};\n"
@@ -86,7 +86,7 @@ def test_another_order_or_type_of_fields_is_another_layout(source: Path, new: st
     assert relaid(source) == {"replies", "previous_replies"}
 
 
-def test_a_nested_struct_counts(source: Path) -> None:
+def test_a_change_of_a_nested_struct_changes_the_layout(source: Path) -> None:
     edit(source, "abi.h", "\t__u32 count;\n};", "\t__u32 many;\n};")
     assert relaid(source) == {"services"}
     assert changed(source) == set(SERVICE_MAPS)
@@ -99,7 +99,7 @@ def test_a_number_that_becomes_a_struct_is_another_layout(source: Path) -> None:
     assert changed(source) == set(SERVICE_MAPS)
 
 
-def test_ids_mean_nothing_where_endpoints_have_another_layout(source: Path) -> None:
+def test_maps_with_ids_change_with_the_layout_of_endpoints(source: Path) -> None:
     edit(source, "abi.h", "/* enum endpoint_flag */\n", "\n")
     assert relaid(source) == set()
     edit(
@@ -112,7 +112,7 @@ def test_ids_mean_nothing_where_endpoints_have_another_layout(source: Path) -> N
     assert not {"devices", "slots", "node", "netfilter_flows"} & relaid(source)
 
 
-def test_an_array_of_maps_is_as_the_maps_in_it(source: Path) -> None:
+def test_an_array_of_maps_changes_with_its_template(source: Path) -> None:
     edit(
         source,
         "maps.h",
@@ -131,7 +131,7 @@ def test_a_map_that_cannot_be_read_is_an_error(source: Path, line: str) -> None:
         read(source)
 
 
-def test_names_of_pins_have_no_dots_and_tell_the_layout() -> None:
+def test_names_of_pins_have_no_dots_and_contain_the_layout() -> None:
     for name, shape in read(abi.source_directory()).items():
         assert "." not in shape.pin
         assert shape.pin.startswith(f"{name}-")

@@ -1,4 +1,4 @@
-"""Which clients' pings of an address are answered, as the map `frontend_addresses` has it."""
+"""The map `frontend_addresses`: the clients that get replies to pings of an address."""
 
 from typing import cast
 
@@ -14,7 +14,7 @@ NOBODY, EVERYBODY = 0, INSIDE | OUTSIDE
 
 
 class Recorded:
-    """A map in memory. `writes`: the address and the clients of each write; None where it was deleted."""
+    """A map in memory. `writes`: the address and the clients of each write; None if it was deleted."""
 
     def __init__(self) -> None:
         self.content: dict[bytes, bytes] = {}
@@ -41,7 +41,7 @@ def _unpack(value: bytes) -> int:
 
 
 def entry(ip: str, port: int, internal: int, external: int, flags: int = 0) -> tuple[bytes, bytes]:
-    """Of `services`; `internal` and `external` are how many endpoints those clients have."""
+    """An entry of `services`. `internal` and `external`: the numbers of endpoints for those clients."""
     ranges = abi.SLOT_RANGE.pack(1, internal), abi.SLOT_RANGE.pack(1, external)
     value = abi.SERVICE.pack(*ranges, 1, 0, flags, abi.CONSTANTS["KIND_LOAD_BALANCER"], 0)
     return abi.SERVICE_KEY.pack(parse_address(ip), port, 6, 0), value
@@ -68,7 +68,7 @@ def addresses(map_: Recorded) -> FrontendAddresses:
         (1, 1, abi.SERVICE_RESTRICTED, EVERYBODY),
     ],
 )
-def test_a_client_is_served_where_it_gets_an_endpoint_or_a_rejection(
+def test_a_client_gets_replies_if_it_has_an_endpoint_or_is_rejected(
     internal: int, external: int, flags: int, clients: int
 ) -> None:
     _, value = entry("203.0.113.1", 80, internal, external, flags)
@@ -98,7 +98,7 @@ def test_clients_are_added_before_a_change_of_services_and_removed_after_it(
     ]  # fmt: skip
 
 
-def test_what_is_equal_is_not_written_again(map_: Recorded, addresses: FrontendAddresses) -> None:
+def test_unchanged_clients_are_not_written_again(map_: Recorded, addresses: FrontendAddresses) -> None:
     """A second endpoint serves the same clients."""
     one, two = entry("203.0.113.1", 80, 1, 1), entry("203.0.113.1", 80, 2, 2)
     addresses.read([one])

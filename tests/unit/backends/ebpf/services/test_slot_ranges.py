@@ -25,7 +25,7 @@ def rounded(count: int) -> int:
 
 
 class RangesMachine(RuleBasedStateMachine):
-    """`taken` and `resting` hold places: who has them, and when they may be used again."""
+    """`taken`: the owner of each place. `resting`: the time from which a place may be used again."""
 
     held: HypothesisBundle[tuple[int, int]] = HypothesisBundle("held")
 
@@ -188,8 +188,8 @@ TestIds.settings = _SETTINGS
 
 @given(st.integers(1, 300), st.lists(COUNTS, max_size=40))
 @settings(max_examples=50, deadline=None)
-def test_what_was_reserved_after_a_start_is_given_to_nobody(capacity: int, counts: list[int]) -> None:
-    """As a new process takes over: the ranges of the previous are reserved in another order."""
+def test_ranges_that_were_reserved_at_the_start_are_not_allocated(capacity: int, counts: list[int]) -> None:
+    """A new process reserves the ranges of the previous one in another order."""
     previous = Ranges(capacity)
     had = [(first, count) for count in counts if (first := previous.allocate(count, 0.0)) is not None]
     ranges = Ranges(capacity)
@@ -202,7 +202,7 @@ def test_what_was_reserved_after_a_start_is_given_to_nobody(capacity: int, count
     assert taken == set(range(capacity))
 
 
-def test_a_range_rests_for_the_whole_grace_period() -> None:
+def test_a_released_range_rests_for_the_complete_grace_period() -> None:
     ranges = Ranges(4)
     assert ranges.allocate(4, 10.0) == 0
     ranges.release(0, 4, 10.0)
@@ -210,7 +210,7 @@ def test_a_range_rests_for_the_whole_grace_period() -> None:
     assert ranges.allocate(4, 10.0 + GRACE) == 0
 
 
-def test_more_than_there_is_has_no_room_and_costs_nothing() -> None:
+def test_an_allocation_beyond_the_capacity_fails_and_takes_nothing() -> None:
     ranges = Ranges(100)
     assert ranges.allocate(65, 0.0) is None  # takes 128
     assert ranges.allocate(64, 0.0) == 0
@@ -223,8 +223,8 @@ def test_no_id_is_ever_0() -> None:
 
 
 @pytest.mark.parametrize("junk", [{0}, {0xFFFFFFFF}, {0, 2, 5_000_000}])
-def test_ids_that_are_none_of_ours_are_not_taken_over(junk: set[int]) -> None:
-    """A foreign writer may have put any number there: memory and time must not depend on it."""
+def test_invalid_ids_are_not_adopted(junk: set[int]) -> None:
+    """Another program may have written any number: memory and time must not depend on it."""
     ids = Ids(4)
     ids.adopt(junk)
     assert ids.used == len(junk & {1, 2, 3})

@@ -1,4 +1,4 @@
-"""The thread that searches stale sockets: it survives errors, tries again, and does not delay the end."""
+"""The thread that searches stale sockets continues after errors, retries, and does not delay `close`."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ def peer(cookie: int, waiting: bool = False) -> StalePeer:
 
 
 class Kernel:
-    """Stands for the maps and for a pass: `act` is called for each pass with what is stale."""
+    """Replaces the maps and the passes: `act` is called for each pass with the stale sockets."""
 
     def __init__(self) -> None:
         self.sockets: dict[int, StalePeer] = {}
@@ -124,7 +124,7 @@ def failing(failure: Exception) -> Pass:
         (KernelError("the kernel said no"), "the kernel said no"),
     ],
 )
-def test_a_search_that_fails_is_logged_and_tried_again_unasked(
+def test_a_failed_search_is_logged_and_repeated_without_a_request(
     kernel: Kernel, caplog: pytest.LogCaptureFixture, failure: Exception, reason: str
 ) -> None:
     kernel.sockets = {7: peer(7)}
@@ -140,7 +140,7 @@ def test_a_search_that_fails_is_logged_and_tried_again_unasked(
     assert kernel.closed
 
 
-def test_sockets_that_are_left_are_reported_once_and_tried_until_they_are_reconnected(
+def test_sockets_that_remain_are_logged_once_and_retried_until_they_are_reconnected(
     kernel: Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
     kernel.sockets = {7: peer(7), 8: peer(8)}
@@ -170,7 +170,7 @@ def failing_all(stale: Mapping[int, StalePeer]) -> Outcome:
     return Outcome(failed={each: Rejected("it cannot be", "do this") for each in stale})
 
 
-def test_sockets_that_are_translated_are_neither_left_nor_destroyed(
+def test_translated_sockets_do_not_count_as_remaining_and_are_not_destroyed(
     kernel: Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
     kernel.sockets = {7: peer(7), 8: peer(8)}
@@ -188,7 +188,7 @@ def test_sockets_that_are_translated_are_neither_left_nor_destroyed(
     assert any(values.get("sockets") == 1 and values.get("hint") == "do this" for values in lines.values())
 
 
-def test_a_socket_whose_device_has_no_programs_yet_is_not_destroyed_until_it_is_given_up(
+def test_a_socket_is_not_destroyed_while_its_device_waits_for_programs(
     kernel: Kernel,
 ) -> None:
     kernel.sockets = {7: peer(7)}
@@ -222,10 +222,10 @@ def test_closed_sockets_are_forgotten_between_searches(
     assert kernel.passes == 1
 
 
-def test_sockets_that_are_nowhere_are_tried_again_and_not_reported(
+def test_sockets_in_no_network_namespace_are_retried_and_not_logged(
     kernel: Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They were closed, on a kernel that has no hook for it."""
+    """They were closed, on a kernel without the hook sock_release."""
     kernel.sockets = {7: peer(7)}
     kernel.act = lambda stale: Outcome(absent=set(stale))
     stale = search_of(kernel)
@@ -237,8 +237,8 @@ def test_sockets_that_are_nowhere_are_tried_again_and_not_reported(
     assert caplog.records == []
 
 
-def test_a_socket_that_goes_on_waiting_is_not_connected_again_and_again(kernel: Kernel) -> None:
-    """Its frontend has endpoints, but its own hook offers it none."""
+def test_a_socket_that_still_waits_is_not_reconnected_again(kernel: Kernel) -> None:
+    """Its frontend has endpoints, but its hook selects none."""
     kernel.sockets = {7: peer(7, waiting=True)}
     kernel.act = lambda stale: Outcome(reconnected=set(stale))
     stale = search_of(kernel)
@@ -248,7 +248,7 @@ def test_a_socket_that_goes_on_waiting_is_not_connected_again_and_again(kernel: 
     assert kernel.passes == 1
 
 
-def test_endpoints_that_change_within_a_search_are_followed(kernel: Kernel) -> None:
+def test_endpoints_that_change_during_a_search_are_handled_by_the_same_search(kernel: Kernel) -> None:
     kernel.sockets = {7: peer(7)}
 
     def act(stale: Mapping[int, StalePeer]) -> Outcome:
@@ -264,7 +264,7 @@ def test_endpoints_that_change_within_a_search_are_followed(kernel: Kernel) -> N
     assert kernel.passes == 2
 
 
-def test_the_end_waits_for_a_search_that_was_asked_for(kernel: Kernel) -> None:
+def test_close_waits_for_a_requested_search(kernel: Kernel) -> None:
     kernel.sockets = {7: peer(7)}
     stale = search_of(kernel)
     stale.look()
@@ -274,7 +274,7 @@ def test_the_end_waits_for_a_search_that_was_asked_for(kernel: Kernel) -> None:
     assert kernel.counts == [SocketCounts(reconnected=1)]
 
 
-def test_a_search_that_does_not_end_does_not_delay_the_end_and_keeps_its_maps(
+def test_close_does_not_wait_for_an_endless_search_whose_maps_stay_open(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stale_sockets, "_PATIENCE", 0.05)

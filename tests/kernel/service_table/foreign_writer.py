@@ -1,4 +1,4 @@
-"""Somebody else who writes to our maps: one thing at a time, or junk everywhere."""
+"""Another program that writes to the maps: single changes, or random content in all maps."""
 
 import contextlib
 import random
@@ -15,18 +15,18 @@ from tests.kernel.service_table.samples import (
     LISTED,
     wipe,
 )
-from tests.support.service_maps import Dialled, View
+from tests.support.service_maps import FrontendKey, View
 
 
-class Vandal:
-    """Writes what we never would."""
+class ForeignWriter:
+    """Writes content that ServiceTable never writes."""
 
     def __init__(self, maps: Maps) -> None:
         self.maps = maps
         self.view = View(maps)
         self.ids = {name.name: id_ for id_, name in self.view.names.items()}
 
-    def service_key(self, dialled: Dialled) -> bytes:
+    def service_key(self, dialled: FrontendKey) -> bytes:
         address, port, protocol = dialled
         return abi.SERVICE_KEY.pack(address, struct.unpack("=H", port.to_bytes(2, "big"))[0], protocol, 0)
 
@@ -51,13 +51,13 @@ class Vandal:
             self.slot(number, value)
 
     def swap_slots(self, ip: str) -> None:
-        """The first two of the list."""
+        """Swap the first two slots of the list."""
         first = self.first_slot(ip)
         self.slot(first, self.view.slots[first + 1])
         self.slot(first + 1, self.view.slots[first])
 
     def lengthen(self, *ips: str) -> None:
-        """Let all lists of these frontends have one slot more."""
+        """Make all lists of these frontends one slot longer."""
         for ip in ips:
             first, count = next(
                 f.internal for d, f in self.view.services.items() if d[0] == parse_address(ip)
@@ -82,14 +82,14 @@ class Vandal:
         )
 
     def source(self, of: int | str, range_: str, value: int = 1) -> None:
-        """`of`: a service's name, or its id."""
+        """Add a source range. `of`: the service's name or id."""
         id_ = self.ids[f"default/{of}"] if isinstance(of, str) else of
         net = parse_network(range_)
         packed = abi.SOURCE_RANGE_KEY.pack(32 + net.length, id_, net.address)
         self.maps["source_ranges"].update(packed, struct.pack("=I", value))
 
     def sources_of_all(self, length: int) -> None:
-        """A range that covers the ids of many services."""
+        """Add a source range that covers the ids of many services."""
         packed = abi.SOURCE_RANGE_KEY.pack(length, self.ids["default/guarded"], bytes(16))
         self.maps["source_ranges"].update(packed, struct.pack("=I", 1))
 
@@ -110,10 +110,10 @@ class Vandal:
 
 SOME = parse_address("198.51.100.1")
 
-DAMAGES: dict[str, Callable[[Vandal], object]] = {
+DAMAGES: dict[str, Callable[[ForeignWriter], object]] = {
     "the id of another service": lambda v: v.service("10.96.0.1", id=v.ids["default/api"]),
     "all of another service": lambda v: v.service("10.96.0.2", at="10.96.0.1"),
-    "an id of nobody": lambda v: v.service("10.96.0.1", id=77),
+    "an id of no service": lambda v: v.service("10.96.0.1", id=77),
     "a huge id": lambda v: v.service("10.96.0.1", id=0xFFFFFFFF),
     "id 0": lambda v: v.service("10.96.0.1", id=0),
     "a range beyond the map": lambda v: v.service("10.96.0.1", internal=(0xFFFFFFF0, 100)),
@@ -143,7 +143,7 @@ DAMAGES: dict[str, Callable[[Vandal], object]] = {
     "a frontend of a service that has none": lambda v: v.service(
         "10.96.0.1", at="198.51.100.1", id=v.ids["default/unexposed"]
     ),
-    "a frontend of nobody": lambda v: v.service("10.96.0.1", at="198.51.100.1", id=99),
+    "a frontend of no service": lambda v: v.service("10.96.0.1", at="198.51.100.1", id=99),
     "a key with padding": lambda v: v.maps["services"].update(
         abi.SERVICE_KEY.pack(SOME, 80, 6, 1), bytes(abi.SERVICE.size)
     ),
@@ -171,10 +171,10 @@ DAMAGES: dict[str, Callable[[Vandal], object]] = {
     ),
     "another port": lambda v: v.endpoint("10.1.0.2", "web", port=9999),
     "another owner": lambda v: v.endpoint("10.1.0.2", "web", service=v.ids["default/api"]),
-    "an owner of nobody": lambda v: v.endpoint("10.1.0.2", "web", service=98),
+    "an owner of no service": lambda v: v.endpoint("10.1.0.2", "web", service=98),
     "an endpoint too many": lambda v: v.endpoint_at(100, SOME, 80, CLUSTER, v.ids["default/web"]),
     "an endpoint listed but unused": lambda v: v.endpoint_at(100, SOME, 80, LISTED, v.ids["default/web"]),
-    "an endpoint of nobody": lambda v: v.endpoint_at(100, SOME, 80, CLUSTER, 98),
+    "an endpoint of no service": lambda v: v.endpoint_at(100, SOME, 80, CLUSTER, 98),
     "endpoint 0": lambda v: v.endpoint_at(0, SOME, 80, CLUSTER, v.ids["default/web"]),
     "the same place again": lambda v: v.endpoint_at(
         100, parse_address("10.1.0.2"), 8080, CLUSTER, v.ids["default/web"]
@@ -198,7 +198,7 @@ DAMAGES: dict[str, Callable[[Vandal], object]] = {
     "a source range too many": lambda v: v.source("guarded", "203.0.113.0/25"),
     "a source range where there should be none": lambda v: v.source("web", "203.0.113.0/25"),
     "a source range with another value": lambda v: v.source("guarded", "192.0.2.7/32", value=0),
-    "a source range of nobody": lambda v: v.source(99, "0.0.0.0/0"),
+    "a source range of no service": lambda v: v.source(99, "0.0.0.0/0"),
     "a source range of id 0": lambda v: v.source(0, "0.0.0.0/0"),
     "a source range of every service": lambda v: v.sources_of_all(0),
     "a source range of many services": lambda v: v.sources_of_all(31),
@@ -211,7 +211,7 @@ DAMAGES: dict[str, Callable[[Vandal], object]] = {
     "an address gone": lambda v: v.delete_some("frontend_addresses", 1),
     "addresses gone": lambda v: v.delete_some("frontend_addresses", 99),
     "bits of ports gone": lambda v: v.port_bits(range(abi.CONSTANTS["SERVICE_PORT_WORDS"]), 0),
-    "a bit of a port that nobody has": lambda v: v.port_bits([2047], 1 << 63),
+    "a bit of a port that no service has": lambda v: v.port_bits([2047], 1 << 63),
     "everything gone": lambda v: wipe(v.maps),
     "names gone": lambda v: [
         v.maps["service_names"].delete(k) for k, _ in list(v.maps["service_names"].items())
@@ -220,13 +220,13 @@ DAMAGES: dict[str, Callable[[Vandal], object]] = {
 }
 
 HARMLESS = {
-    "slots in another order",  # a list is drawn from at random
-    "an endpoint of nobody",  # nothing leads there; retired by the way
+    "slots in another order",  # a slot of a list is selected at random
+    "an endpoint of no service",  # no list refers to it; it is deleted by the next change
     "endpoint 0",
     "the same place again",
     "the same place before",
-    "a source range with another value",  # put right by the way, as all that follow
-    "a source range of nobody",
+    "a source range with another value",  # repaired by the next read, as all that follow
+    "a source range of no service",
     "a source range of id 0",
     "a source range of every service",
     "a source range of many services",
@@ -236,7 +236,7 @@ HARMLESS = {
     "an address gone",
     "addresses gone",
     "bits of ports gone",
-    "a bit of a port that nobody has",
+    "a bit of a port that no service has",
 }
 
 
@@ -252,7 +252,7 @@ def spoil(maps: Maps, chance: random.Random) -> None:
                     value = value[:16] + struct.pack("=I", chance.randrange(8)) + value[20:]
                 maps[name].update(packed, value)
     for _ in range(chance.choice((0, 1, 5, maps["source_ranges"].shape.max_entries))):
-        with contextlib.suppress(TableFull, Rejected):  # ENOSPC: of this type of map, that it is full
+        with contextlib.suppress(TableFull, Rejected):  # ENOSPC: a map of this type is full
             id_ = chance.choice((chance.randrange(8), chance.randrange(1 << 32)))
             packed = abi.SOURCE_RANGE_KEY.pack(chance.randrange(161), id_, chance.randbytes(16))
             maps["source_ranges"].update(packed, chance.randbytes(4))

@@ -1,4 +1,4 @@
-"""The veth pair of ours, made and repaired in a namespace of the test's own, and what it lets in."""
+"""The reinjection veth pair in a separate namespace: creation, repair, and the packets that it accepts."""
 
 import json
 import socket
@@ -29,32 +29,32 @@ def node() -> Iterator[Namespace]:
 
 
 def shown(node: Namespace) -> dict[str, dict[str, Any]]:
-    """What ip(8) says of each device but loopback, its addresses included."""
+    """The output of ip(8) for each device except loopback, with its addresses."""
     command = ["ip", "-n", node.name, "-json", "-details", "address", "show"]
     devices = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return {device["ifname"]: device for device in devices if device["ifname"] != "lo"}
 
 
-def settings(device: str = reinjection.INNER) -> dict[str, str]:
+def settings(device: str = reinjection.DEVICE) -> dict[str, str]:
     return {name: sysctl.read(f"net/ipv4/conf/{device}/{name}") for name in reinjection.SYSCTLS}
 
 
-def as_it_should_be(node: Namespace) -> bool:
+def is_configured(node: Namespace) -> bool:
     found = shown(node)
-    ours, other = found["ebpfproxy0"], found["ebpfproxy1"]
+    inner, outer = found["ebpfproxy0"], found["ebpfproxy1"]
     return (
-        ours["address"] == "02:eb:bf:00:00:01"
-        and (ours["link"], other["link"]) == ("ebpfproxy1", "ebpfproxy0")
-        and all("UP" in end["flags"] and end["mtu"] == 65535 for end in (ours, other))
-        and [(one["local"], one["scope"]) for one in ours["addr_info"]] == [("127.235.0.1", "host")]
-        and other["addr_info"] == []
+        inner["address"] == "02:eb:bf:00:00:01"
+        and (inner["link"], outer["link"]) == ("ebpfproxy1", "ebpfproxy0")
+        and all("UP" in end["flags"] and end["mtu"] == 65535 for end in (inner, outer))
+        and [(one["local"], one["scope"]) for one in inner["addr_info"]] == [("127.235.0.1", "host")]
+        and outer["addr_info"] == []
         and {sysctl.read(f"net/ipv6/conf/{name}/addr_gen_mode") for name in found} == {"1"}
         and settings() == {"rp_filter": "2", "accept_local": "1", "route_localnet": "1"}
     )
 
 
 class Changes:
-    """How many reports about devices the kernel sends meanwhile."""
+    """Whether the kernel sends notifications about devices within the block."""
 
     def __enter__(self) -> "Changes":
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
@@ -72,18 +72,18 @@ class Changes:
         self._socket.close()
 
 
-def test_the_pair_is_made_up_and_quiet(node: Namespace) -> None:
+def test_the_pair_is_created_up_and_configured(node: Namespace) -> None:
     index = reinjection.ensure_pair()
     assert index == socket.if_nametoindex("ebpfproxy0")
-    assert as_it_should_be(node)
+    assert is_configured(node)
 
 
-def test_what_is_there_already_is_not_touched(node: Namespace) -> None:
+def test_an_existing_pair_is_not_changed(node: Namespace) -> None:
     index = reinjection.ensure_pair()
     eventually(
         lambda: {end["operstate"] for end in shown(node).values()} == {"UP"}, "the kernel sees the link"
     )
-    node.ip("link set lo up")  # under the lock that the kernel reports that under: it has, by now
+    node.ip("link set lo up")  # takes the lock under which the kernel notifies, so that it has done so
     with Changes() as changes:
         assert reinjection.ensure_pair() == index
         assert not changes.any()
@@ -100,21 +100,21 @@ def test_what_is_there_already_is_not_touched(node: Namespace) -> None:
         "addr flush dev ebpfproxy0",
     ],
 )
-def test_what_differs_is_repaired_in_place(node: Namespace, damage: str) -> None:
+def test_a_changed_setting_is_repaired_in_place(node: Namespace, damage: str) -> None:
     index = reinjection.ensure_pair()
     node.ip(damage)
-    assert not as_it_should_be(node)
+    assert not is_configured(node)
     assert reinjection.ensure_pair() == index
-    assert as_it_should_be(node)
+    assert is_configured(node)
 
 
 @pytest.mark.parametrize("name", reinjection.SYSCTLS)
-def test_a_sysctl_that_somebody_reset_is_repaired(node: Namespace, name: str) -> None:
-    """As systemd-udevd does with rp_filter of a device that is new to it (50-default.conf)."""
+def test_a_reset_sysctl_is_repaired(node: Namespace, name: str) -> None:
+    """systemd-udevd resets rp_filter of a device that is new to it (50-default.conf)."""
     reinjection.ensure_pair()
     sysctl.ensure(f"net/ipv4/conf/ebpfproxy0/{name}", "0")
     reinjection.ensure_pair()
-    assert as_it_should_be(node)
+    assert is_configured(node)
 
 
 @pytest.mark.parametrize(
@@ -129,26 +129,26 @@ def test_a_sysctl_that_somebody_reset_is_repaired(node: Namespace, name: str) ->
     ],
     ids=["inner", "outer", "both"],
 )
-def test_ends_of_another_pair_are_replaced(node: Namespace, remains: list[str]) -> None:
+def test_ends_of_other_pairs_are_replaced(node: Namespace, remains: list[str]) -> None:
     node.ip(*remains)
     reinjection.ensure_pair()
-    assert as_it_should_be(node)
+    assert is_configured(node)
     assert set(shown(node)) == {"ebpfproxy0", "ebpfproxy1"}
 
 
-def test_a_pair_whose_other_end_was_moved_away_is_made_anew(node: Namespace) -> None:
-    """Its index there may be that of our own ebpfproxy1 here."""
+def test_a_pair_with_one_end_moved_to_another_namespace_is_recreated(node: Namespace) -> None:
+    """Its index in the other namespace may equal the index of ebpfproxy1 in this one."""
     reinjection.ensure_pair()
     with namespace("inner-other") as other:
         index = shown(node)["ebpfproxy1"]["ifindex"]
         node.ip(f"link set ebpfproxy1 netns {other.name}")
         node.ip(f"link add ebpfproxy1 index {index} type veth peer name stray")
         reinjection.ensure_pair()
-        assert as_it_should_be(node)
+        assert is_configured(node)
 
 
 @pytest.mark.parametrize("name", ["ebpfproxy0", "ebpfproxy1"])
-def test_a_device_of_another_kind_that_has_one_of_the_names_is_left_alone(node: Namespace, name: str) -> None:
+def test_a_device_of_another_kind_with_one_of_the_names_is_not_touched(node: Namespace, name: str) -> None:
     node.ip(f"link add {name} type bridge")
     with pytest.raises(AlreadyExists, match=f"{name} is another program's, of kind bridge"):
         reinjection.ensure_pair()
@@ -156,7 +156,7 @@ def test_a_device_of_another_kind_that_has_one_of_the_names_is_left_alone(node: 
     assert set(shown(node)) == {name}
 
 
-def test_it_is_removed_once(node: Namespace) -> None:
+def test_removing_twice_removes_once(node: Namespace) -> None:
     assert reinjection.remove_pair() is False
     reinjection.ensure_pair()
     assert reinjection.remove_pair() is True
@@ -164,13 +164,13 @@ def test_it_is_removed_once(node: Namespace) -> None:
     assert reinjection.remove_pair() is False
 
 
-def test_an_end_that_was_left_alone_is_removed_too(node: Namespace) -> None:
+def test_a_single_remaining_end_is_removed(node: Namespace) -> None:
     node.ip("link add ebpfproxy1 type veth peer name stray")
     assert reinjection.remove_pair() is True
     assert shown(node) == {}
 
 
-def test_it_acts_in_the_namespace_of_the_calling_thread(node: Namespace) -> None:
+def test_the_pair_is_created_in_the_calling_threads_namespace(node: Namespace) -> None:
     with namespace("inner-other") as other:
 
         def make() -> None:
@@ -189,8 +189,10 @@ def test_it_acts_in_the_namespace_of_the_calling_thread(node: Namespace) -> None
     ["10.96.0.10", "10.255.21.1", "127.0.0.1"],
     ids=["a ClusterIP", "the node itself", "localhost"],
 )
-def test_a_packet_with_a_source_that_no_other_device_may_bring_arrives(node: Namespace, source: str) -> None:
-    """With the strict reverse path filter for all devices, as many distributions have it."""
+def test_a_packet_with_a_source_that_rp_filter_rejects_elsewhere_arrives(
+    node: Namespace, source: str
+) -> None:
+    """With the strict reverse path filter for all devices, the default of many distributions."""
     node.ip("link add n0 type veth peer name n1", "addr add 10.255.21.1/24 dev n0")
     node.ip("link set n0 up", "link set n1 up", "route add default via 10.255.21.254")
     for scope in ("all", "default"):
@@ -204,8 +206,8 @@ def test_a_packet_with_a_source_that_no_other_device_may_bring_arrives(node: Nam
         assert arriving.recvfrom(100) == (b"hello", (source, 80))
 
 
-def test_that_packet_does_not_arrive_by_another_device(node: Namespace) -> None:
-    """The control of the test above: the kernel of this machine does filter."""
+def test_such_a_packet_does_not_arrive_at_another_device(node: Namespace) -> None:
+    """The control of the test above: this machine's kernel does filter."""
     node.ip("link add n0 type veth peer name n1", "link set n0 address 02:00:00:00:21:01")
     node.ip("addr add 10.255.21.1/24 dev n0", "link set n0 up", "link set n1 up")
     reinjection.ensure_pair()
@@ -219,7 +221,9 @@ def test_that_packet_does_not_arrive_by_another_device(node: Namespace) -> None:
 
 
 @pytest.mark.parametrize("source", ["fd00:96::10", "fd00:21::1"], ids=["a ClusterIP", "the node itself"])
-def test_ipv6_packets_arrive_though_the_inlet_has_no_link_local_address(node: Namespace, source: str) -> None:
+def test_ipv6_packets_arrive_although_the_pair_has_no_link_local_address(
+    node: Namespace, source: str
+) -> None:
     node.ip("addr add fd00:21::1/128 dev lo nodad")
     reinjection.ensure_pair()
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as arriving:
@@ -230,7 +234,7 @@ def test_ipv6_packets_arrive_though_the_inlet_has_no_link_local_address(node: Na
 
 
 def send_by(device: str, mac: bytes, source: str, destination: str) -> None:
-    """One UDP packet from port 80 to port 7, with an Ethernet header, out of a device."""
+    """Send one UDP packet with an Ethernet header from port 80 to port 7 through a device."""
     family, kind = (socket.AF_INET6, 0x86DD) if ":" in source else (socket.AF_INET, 0x0800)
     addresses = socket.inet_pton(family, source) + socket.inet_pton(family, destination)
     udp = struct.pack("!HHHH", 80, 7, 8 + len(b"hello"), 0) + b"hello"

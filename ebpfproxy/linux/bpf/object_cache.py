@@ -1,0 +1,90 @@
+"""Finds a compiled object file by its digest: in the package, or in a folder of this machine.
+
+Each file is named by the digest of its source and settings, so a file of another version is never used. A
+damaged file is replaced. A folder that cannot be written means that each start compiles.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ebpfproxy.errors import Rejected
+from ebpfproxy.linux.bpf.object_file import ObjectFile, decode, encode
+from ebpfproxy.log import Logger
+
+log = Logger(__name__)
+
+DAMAGED = "Compiling again, an object file is damaged"
+"""The file of compiled BPF programs is replaced."""
+
+SHIPPED = Path(__file__).parents[2] / "objects"
+"""The object files of an image, for the common sets of kernel features. Missing in a source checkout."""
+FOLDER = Path("/var/cache/ebpfproxy/objects")
+_SUFFIX = ".bpf"
+_KEPT = 64  # files in FOLDER, each of about 300 kB
+
+
+def find(digest: str) -> ObjectFile | None:
+    """The object file of a digest, None if there is none."""
+    for path in (SHIPPED / f"{digest}{_SUFFIX}", FOLDER / f"{digest}{_SUFFIX}"):
+        found = _read(path, digest)
+        if found:
+            return found
+    return None
+
+
+def _read(path: Path, digest: str) -> ObjectFile | None:
+    try:
+        found = decode(path.read_bytes())
+        if found.digest != digest:
+            raise Rejected("it belongs to another source")
+    except OSError:
+        return None
+    except Rejected as failure:
+        log.warning(DAMAGED, file=path, reason=failure.message)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # the least recently used file is removed first
+    return found
+
+
+def save(file: ObjectFile, folder: Path | None = None) -> bool:
+    """Write the file in one step, by default to FOLDER. Returns False if the folder cannot be written."""
+    folder = folder or FOLDER
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as fresh:
+            fresh.write(encode(file))
+        Path(fresh.name).rename(folder / f"{file.digest}{_SUFFIX}")
+        _prune(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _prune(folder: Path) -> None:
+    for path in _by_use(folder)[_KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def _by_use(folder: Path) -> list[Path]:
+    """All files, the most recently used one first. Another process may remove some meanwhile."""
+
+    def stamped() -> Iterator[tuple[float, Path]]:
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                yield path.stat().st_mtime, path
+
+    return [path for _, path in sorted(stamped(), reverse=True)]
+
+
+def cached(digest: str, compile_: Callable[[], ObjectFile]) -> tuple[ObjectFile, bool]:
+    """The object file of a digest, and whether it had to be compiled."""
+    found = find(digest)
+    if found:
+        return found, False
+    made = compile_()
+    save(made)
+    return made, True
