@@ -1,4 +1,4 @@
-"""Distribution of tests to several workers (pytest -n 2): groups that stay together, and their order.
+"""Distribution of tests to several workers (pytest -n 3): groups that stay together, and their order.
 
 All tests of a file run on one worker, because most labs are created once for a file; so do files that share a
 lab. The group is derived from a test's name, because pytest-xdist's controller knows nothing else. Groups of
