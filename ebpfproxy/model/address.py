@@ -100,9 +100,11 @@ def parse_network(text: str) -> Network:
     Raises ValueError.
     """
     prefix, slash, bits = text.strip().partition("/")
+    if not slash:
+        raise ValueError(f"{text!r} is not a CIDR")
     address = parse_address(prefix)
     is_v4 = family(address) is Family.IPV4 and ":" not in prefix
-    if not slash or not re.fullmatch(r"[0-9]{1,3}", bits, re.ASCII) or int(bits) > (32 if is_v4 else 128):
+    if not re.fullmatch(r"[0-9]{1,3}", bits, re.ASCII) or int(bits) > (32 if is_v4 else 128):
         raise ValueError(f"{text!r} is not a CIDR")
     return network(address, int(bits) + (V4_BITS if is_v4 else 0))
 

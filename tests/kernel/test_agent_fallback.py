@@ -231,7 +231,7 @@ def test_with_a_rejected_program_the_agent_falls_back_to_nftables(node: Node, re
     (line,) = unavailable_modes(agent.lines).values()
     assert names_the_rejected_program(line), line.text
     assert other_warnings(agent.lines) == []
-    assert node.cluster.metric("ebpfproxy_mode_moves_failed_total") == 1
+    assert node.cluster.metric("ebpfproxy_mode_switches_failed_total") == 1
     assert not any("Traceback" in line.text for line in agent.lines)
 
 
