@@ -22,7 +22,7 @@ from tests.kernel.uplinks import Uplinks
 
 # Tests wait for each change: netfilter's modes would delay each sync by a second.
 _AT_ONCE = "--iptables-min-sync-period=0s"
-DATAPLANES = {
+MODES = {
     "ebpf": ("ebpf", ()),
     "nftables": ("nftables", (_AT_ONCE,)),
     "iptables": ("iptables", (_AT_ONCE, "--iptables-backend=legacy")),
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cluster" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("backends")
-        wanted = mark.args if mark else tuple(DATAPLANES)
+        wanted = mark.args if mark else tuple(MODES)
         metafunc.parametrize("cluster", wanted, indirect=True, scope="session")
     if "two_nodes" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("ways")
@@ -69,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node with a running agent for all tests. Each test has its own Services."""
     skip_without_ipvs(request.param)
-    mode, flags = DATAPLANES[request.param]
+    mode, flags = MODES[request.param]
     with Lab("test-shared", 1) as lab, Cluster(lab, mode) as shared:
         shared.start("--sync-period=2s", *flags)
         yield shared

@@ -43,7 +43,7 @@ SETTINGS = NftablesSettings()
 RESTRICTED = NodePlan(NODE_PLAN.local_networks, NODE_PLAN.node_port_networks, (), frozenset())
 CLIENT, OWN = parse_address("203.0.113.77"), parse_address("192.0.2.10")
 
-Netns = tuple[Address, Protocol, int]
+EndpointAddress = tuple[Address, Protocol, int]
 Exposed = tuple[Service, tuple[EndpointSlice, ...]]
 
 
@@ -152,7 +152,7 @@ def rules_of(case: str) -> Ruleset:
     return Ruleset({k: e for k, e in entries_of(load(case)).items() if k.family is Family.IPV4})
 
 
-def on_this_node(plan: ServicePortPlan) -> Iterator[Netns]:
+def on_this_node(plan: ServicePortPlan) -> Iterator[EndpointAddress]:
     """Yield the endpoints that are, or may be, on this node. Only these may open hairpin connections."""
     for each in plan.endpoints:
         if plan.frontends and each.on_node is not False and (each.cluster or each.local):
@@ -160,7 +160,7 @@ def on_this_node(plan: ServicePortPlan) -> Iterator[Netns]:
 
 
 def expected(
-    plan: ServicePortPlan, frontend: FrontendPlan, client: Client, here: Container[Netns]
+    plan: ServicePortPlan, frontend: FrontendPlan, client: Client, here: Container[EndpointAddress]
 ) -> set[PacketOutcome]:
     if frontend.restricted and not admitted(frontend, client):
         return {PacketOutcome("DROP", False)}
