@@ -117,7 +117,7 @@ floods: $(STAMP)  ## floods of 400 000 SYNs and datagrams, in all modes, with ta
 	$(PYTHON) -m pytest -q --timeout=0 --flood=400000 tests/kernel/floods/test_floods.py
 
 .PHONY: differential
-differential: $(STAMP)  ## 500 random histories of Services, drawn anew, through all dataplanes side by side: half an hour
+differential: $(STAMP)  ## 500 new random histories of Services through all backends side by side: half an hour
 	$(PYTHON) -m pytest -q --timeout=0 --histories=500 --log-level=ERROR tests/kernel/differential
 
 .PHONY: soak

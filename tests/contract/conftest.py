@@ -139,7 +139,7 @@ def _namespace() -> Iterator[None]:
         netns.delete(name)
 
 
-DATAPLANES = ("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables", "ipvs")
+BACKENDS = ("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables", "ipvs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -149,7 +149,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "subject" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("backends")
-        real = [name for name in (mark.args if mark else DATAPLANES) if name != "fake"]
+        real = [name for name in (mark.args if mark else BACKENDS) if name != "fake"]
         names = ["fake", *(pytest.param(name, marks=pytest.mark.kernel) for name in real)]
         metafunc.parametrize("subject", names, indirect=True)
 

@@ -220,7 +220,7 @@ class PeerMigration:
         return True
 
     def _place(self, new: bytes) -> int | None:
-        """The place for an entry, like peer_place() of socket.h. It replaces only a TCP socket's entry, and
+        """The place for an entry, like peer_slot() of socket.h. It replaces only a TCP socket's entry, and
         only with a UDP socket's."""
         places = self._at(new)
         owners = [self._words[at] for at in places]
