@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.mutations.__main__ import main
 from tests.mutations.catalog import ROOT, Mutation, mutations
 
 EVERY = mutations()
@@ -37,3 +38,10 @@ def test_each_part_of_the_project_has_mutations() -> None:
     parts = ("ebpfproxy/plan/", "ebpfproxy/backends/", "ebpfproxy/agent/", "ebpfproxy/api/", "bpf/")
     assert len(EVERY) >= 32
     assert all(any(mutation.file.startswith(part) for mutation in EVERY) for part in parts)
+
+
+def test_the_list_has_a_row_for_each_mutation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {mutation.id}" for mutation in EVERY]
+    assert {row.count(" | ") for row in rows} == {3}
