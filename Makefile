@@ -20,6 +20,10 @@ C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch
 # make soak SOAK_MODES=ebpf,iptables,nftables,ipvs
 MODES      := ebpf,nftables,iptables-legacy,iptables-nft
 SOAK_MODES := ebpf,iptables,nftables
+# What `make coverage` runs as root beside the fast tests: some of each kind, for a few minutes.
+COVERED := $(addprefix tests/kernel/,service_table/test_contents.py service_table/test_room.py \
+  nftables_table/test_rejections.py test_agent_restart.py test_ebpf_drain.py test_iptables_rejections.py \
+  test_links.py test_map_migration.py test_packet_path_view.py test_sockets.py test_view.py)
 
 .PHONY: help
 help:  ## show this
@@ -90,8 +94,8 @@ mutations: $(STAMP)  ## break the code in ways that tests must catch, and show t
 .PHONY: coverage
 coverage: $(STAMP)  ## lines and branches that unit, golden and contract tests run; as root also some kernel tests
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@failed=0; $(PYTHON) -m coverage run -m pytest -q tests/unit tests/golden tests/contract || failed=1; \
-	test "$$(id -u)" -ne 0 || $(PYTHON) -m coverage run -m pytest -q $(COVERED) || failed=1; \
+	@failed=0; $(PYTHON) -m coverage run -m pytest -q --timeout=600 tests/unit tests/golden tests/contract || failed=1; \
+	test "$$(id -u)" -ne 0 || $(PYTHON) -m coverage run -m pytest -q --timeout=600 $(COVERED) || failed=1; \
 	$(PYTHON) -m coverage combine -q && $(PYTHON) -m coverage json -q -o build/coverage/report.json && \
 	$(PYTHON) -m tests.support.coverage_totals build/coverage/report.json && exit $$failed
 
