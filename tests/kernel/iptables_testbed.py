@@ -27,6 +27,8 @@ TARGET = 8080
 class Testbed:
     """The backend on a node, in whose network namespace the calling thread is."""
 
+    __test__ = False  # pytest collects classes by their names
+
     def __init__(self, tool_backend: ToolBackend, node: NodePlan, context: PlanContext) -> None:
         self.tool_backend = tool_backend
         self.node = node

@@ -56,6 +56,8 @@ _TRACK = "ct state invalid counter"
 class Testbed:
     """The three namespaces with the addresses of one family."""
 
+    __test__ = False  # pytest collects classes by their names
+
     def __init__(self, client: Namespace, node: Namespace, pods: Namespace, at: Addresses) -> None:
         self.client, self.node, self.pods, self.at = client, node, pods, at
 

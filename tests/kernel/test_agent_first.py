@@ -6,7 +6,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -49,6 +49,7 @@ AGENTS: Mapping[str, Kind] = {
     "ipvs": Kind("ipvs", ("--iptables-backend=legacy",)),
 }
 of_ebpf = [name for name, kind in AGENTS.items() if kind.mode == "ebpf"]
+without_programs = [name for name in AGENTS if name not in of_ebpf]
 WAYS = pytest.mark.parametrize("way", [linked, filtered], ids=["tcx", "tc"])
 SIDES = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name)
 
@@ -124,7 +125,7 @@ def serving(_restartable: Cluster, request: pytest.FixtureRequest) -> Iterator[S
     stop(_restartable)
 
 
-@pytest.mark.parametrize("serving", AGENTS, indirect=True, scope="module")
+@pytest.mark.parametrize("serving", of_ebpf, indirect=True, scope="module")
 @WAYS
 @SIDES
 @pytest.mark.parametrize("where", [HEAD, TAIL], ids=["head", "tail"])
@@ -135,17 +136,33 @@ def test_clients_are_served_with_any_foreign_program_at_the_uplink(
     """Within seconds, even if the agent has to move its program back to the first position."""
     if serving.lacks(way):
         pytest.skip("this kernel has no tcx")
+    assert_serves_with(serving, way, (side,), where, action, writes)
+
+
+@pytest.mark.parametrize("serving", without_programs, indirect=True, scope="module")
+def test_a_mode_without_programs_serves_with_foreign_programs_at_the_uplink(serving: Serving) -> None:
+    """The program overwrites every field that packets carry from one program to the next."""
+    way = linked if tcx.is_supported() else filtered
+    assert_serves_with(serving, way, tuple(Side), HEAD, NEXT, OVERWRITES)
+
+
+def assert_serves_with(
+    serving: Serving, way: Way, sides: Sequence[Side], where: int, action: int, writes: dict[str, int]
+) -> None:
+    """Attach a foreign program on these sides of the uplink. External clients are served."""
     eventually(serving.answers, "served without the foreign program")
     with contextlib.ExitStack() as stack:
         uplink = stack.enter_context(at_uplink(serving.cluster))
-        foreign = stack.enter_context(program(action, **writes))
-        stack.enter_context(way(uplink, side, foreign, where))
-        serving.await_first(uplink, side)
+        for side in sides:
+            foreign = stack.enter_context(program(action, **writes))
+            stack.enter_context(way(uplink, side, foreign, where))
+        for side in sides:
+            serving.await_first(uplink, side)
         eventually(serving.answers, "served")
         serving.assert_all_answered()
 
 
-@pytest.mark.parametrize("serving", AGENTS, indirect=True, scope="module")
+@pytest.mark.parametrize("serving", of_ebpf, indirect=True, scope="module")
 @pytest.mark.parametrize("plugin", PLUGINS.values(), ids=PLUGINS)
 @pytest.mark.parametrize("comes", ["before", "after"])
 def test_clients_are_served_with_a_network_plugins_programs(
@@ -153,6 +170,18 @@ def test_clients_are_served_with_a_network_plugins_programs(
 ) -> None:
     """The plugin has programs on both sides of the uplink and of the pod's device; it starts before or after
     the agent."""
+    assert_serves_with_plugin(serving, plugin, comes)
+
+
+@pytest.mark.parametrize("serving", without_programs, indirect=True, scope="module")
+@pytest.mark.parametrize("plugin", PLUGINS.values(), ids=PLUGINS)
+def test_a_mode_without_programs_serves_with_a_network_plugins_programs(
+    serving: Serving, plugin: Plugin
+) -> None:
+    assert_serves_with_plugin(serving, plugin, "after")
+
+
+def assert_serves_with_plugin(serving: Serving, plugin: Plugin, comes: str) -> None:
     serving.cluster.end()
     if comes == "after":
         serving.start()

@@ -242,7 +242,7 @@ def test_a_rejected_entry_does_not_delay_other_changes(restartable: Cluster) -> 
         changed = manifests.endpoint_slice(name, name, [endpoint.v4], [manifests.port(8080)])
         manifests.write(restartable.folder / "singles.yaml", *objects[: at + 1], changed, *objects[at + 2 :])
         synced = agent.await_line(is_sync, since=before).values
-        assert synced["refused"] == "1"
+        assert synced["rejected"] == "1"
         latencies.append(float(synced["latency_ms"]))
     assert min(latencies) < 1000, "no change waits for a retry pause"
     assert restartable.metric("ebpfproxy_rejected_entries") == 1

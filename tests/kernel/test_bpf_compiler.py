@@ -102,7 +102,7 @@ def map_ids(pin: Path) -> set[int]:
 def test_maps_that_are_pinned_are_used_again_with_what_is_in_them(place: BpfPlace) -> None:
     source = abi.source_directory() / "connect.c"
     folder = compile_(place, source, CONNECT, name="twice")
-    maps = folder / "programs" / "maps"
+    maps = folder / "maps"
     with contextlib.closing(Map.pinned(maps / "service_names")) as with_entry:
         with_entry.update(b"\1\0\0\0", bytes(abi.SERVICE_NAME.size))
     build(maps, folder / "more", (CONNECT,), source)

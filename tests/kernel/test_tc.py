@@ -203,7 +203,7 @@ def test_attaching_at_egress_is_rejected_if_there_is_an_ingress_qdisc(node: Name
     node.tc("qdisc add dev n0 ingress")
     with program() as own:
         tc.attach(device, Side.INGRESS, own)
-        with pytest.raises(Unsupported, match="egress of n0: there is an ingress qdisc") as rejected:
+        with pytest.raises(Unsupported, match="another program has an ingress qdisc there") as rejected:
             tc.attach(device, Side.EGRESS, own)
     assert "clsact" in rejected.value.hint
     assert tc.filters(device, Side.EGRESS) == []

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf.maps import MapSizes, shapes
-from ebpfproxy.backends.ebpf.migration import map_pins
-from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import NotFound
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf import bpf
@@ -59,11 +57,18 @@ def remove_cgroup(cgroup: Path) -> None:
 
 
 def build_maps(place: BpfPlace, sizes: MapSizes, name: str) -> Path:
-    """Make the maps of bpf/maps.h, without programs; the folder where they are pinned."""
-    folder = place.bpffs / name
-    folder.mkdir()
-    map_pins.provide(Pins(folder), folder / "programs" / "maps", shapes(sizes), {})
-    return folder / "programs" / "maps"
+    """Create the maps of bpf/maps.h, without programs. Returns the folder where they are pinned by name."""
+    folder = place.bpffs / name / "maps"
+    folder.mkdir(parents=True)
+    made: dict[str, Map] = {}
+    with contextlib.ExitStack() as stack:
+        for shape in sorted(shapes(sizes).values(), key=lambda each: bool(each.inner)):
+            layout = shape.key_size, shape.value_size, shape.entries, shape.flags
+            inner = made[shape.inner] if shape.inner else None
+            made[shape.name] = Map.create(shape.type, *layout, shape.name, inner)
+            stack.callback(made[shape.name].close)
+            made[shape.name].pin(folder / shape.name)
+    return folder
 
 
 def create_map(kind: int, key: int, value: int, entries: int, flags: int = 0) -> Map:

@@ -87,8 +87,9 @@ _QUICK = (
     "test_packet_clients.py",
 )
 _WORDS = (
-    "costs or features or shown or connection and (ipvs or ebpf-tcp)"
-    " or ipvs and (host_network_endpoint or ranges or client_keeps or answers_on_the_nodes)"
+    "(costs or features or shown or connection and (ipvs or ebpf-tcp)"
+    " or ipvs and (ranges or client_keeps or answers_on_the_nodes))"
+    " and not (v6 and test_packet_clients)"
 )
 QUICK = [*(_KERNEL + name for name in _QUICK), "-k", _WORDS]
 
