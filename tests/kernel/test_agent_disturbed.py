@@ -17,6 +17,8 @@ from ebpfproxy.bench.load import Load
 from ebpfproxy.lab import devices
 from ebpfproxy.linux.bpf import tcx
 from ebpfproxy.linux.bpf.bpf import Link
+from ebpfproxy.linux.netlink import conntrack
+from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, answers
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, eventually
 from tests.kernel.ipvs_here import skip_without_ipvs
@@ -250,8 +252,20 @@ def repaired(
     record("connections_failed", failed)
     assert took < PATIENCE
     assert cluster.metric("ebpfproxy_repairs_total") > counted
+    cluster.node.call(delete_untranslated)
     for client, to in targets_of.items():
         assert load.churn(client, to, count=50)["errors"] == {}
+
+
+def delete_untranslated() -> None:
+    """Delete the conntrack entries of connections that began while the rules were missing.
+
+    The kernel uses such an entry for a later connection from the same port, which then times out. It is the
+    same with kube-proxy.
+    """
+    for flow in conntrack.flows(Protocol.TCP):
+        if (flow.reply_source, flow.reply_source_port) == (flow.destination, flow.destination_port):
+            conntrack.delete(flow)
 
 
 @pytest.mark.parametrize(("tool_backend", "disturb"), IPTABLES)
