@@ -218,7 +218,7 @@ def test_the_agent_has_a_number_for_each_placeholder_and_each_is_used() -> None:
     """Otherwise the programs would have the placeholder as the size of a map."""
     placeholders = {value for name, value in abi.CONSTANTS.items() if name.startswith("PLACEHOLDER_")}
     assert SIZES.numbers().keys() == placeholders
-    code = b"".join(program.instructions for program in object_file().programs)
+    code = b"".join(program.instructions for program in object_file(features.defines()).programs)
     assert all(struct.pack("=I", value) in code for value in placeholders)
 
 
@@ -234,6 +234,6 @@ def test_an_object_file_has_no_sizes_of_maps_in_its_programs() -> None:
 
 
 def test_an_agent_without_bcc_uses_the_object_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    object_file()
+    object_file(features.defines())
     monkeypatch.setattr(compiler, "compile_sources", lambda *_: pytest.fail("it has to be in the cache"))
     assert load_programs().present

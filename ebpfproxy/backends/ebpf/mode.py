@@ -5,7 +5,7 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
-from ebpfproxy.backends.ebpf import cleanup, probes
+from ebpfproxy.backends.ebpf import cleanup, features, probes
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings, FlowTimeouts
 from ebpfproxy.backends.ebpf.drain import Drain
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
@@ -67,14 +67,13 @@ class EbpfMode:
 
 
 def load_programs() -> Finding:
-    """Whether the kernel loads every program. It takes about 1 s, and 4 s more to compile
-    them if there is no object file yet.
+    """Whether the kernel loads every program. It takes about 1 s, and 4 s more without an object file.
 
     It pins and attaches nothing. The maps are small, since maps of full size would take the memory of an
     agent's maps a second time. The verifier does not depend on their sizes.
     """
     try:
-        with loaded(object_file(), specs(available_hooks()), COMPILED_SIZES.numbers()):
+        with loaded(object_file(features.defines()), specs(available_hooks()), COMPILED_SIZES.numbers()):
             return Finding(PROGRAMS)
     except ProgramRejected as failure:
         return _finding(failure, failure.errno)

@@ -58,12 +58,12 @@ def sources() -> tuple[Path, ...]:
     return tuple(abi.source_directory() / name for name in _SOURCES)
 
 
-def object_file() -> ObjectFile:
-    """The object file of all programs for the features of this kernel.
+def object_file(present: Mapping[str, str]) -> ObjectFile:
+    """The object file of all programs for a kernel with the features `present` (`features.defines`).
 
     It is compiled if there is none yet, which takes some seconds. Raises KernelError.
     """
-    found, is_new = compiler.compiled(sources(), COMPILED_SIZES.defines() | features.defines())
+    found, is_new = compiler.compiled(sources(), COMPILED_SIZES.defines() | dict(present))
     if is_new:
         log.info(COMPILED, digest=found.digest[:10])
     return found
@@ -77,13 +77,14 @@ class Programs:
         self.hooks = available_hooks()
         self._pins = pins
         self._cgroup = cgroup_root
-        settings = sizes.defines() | features.defines()
+        present = features.defines()
+        settings = sizes.defines() | present
         self._specs = specs(self.hooks)
         code = compiler.code(sources())
         self.directory = pins.programs(code + str(settings) + str(self._specs))
         self.maps = self.directory / "maps"
         if not self.is_pinned():
-            file = object_file()
+            file = object_file(present)
             links = self._provide_maps(sizes)
             load_and_pin(file, self._specs, sizes.numbers(), links, self.directory, TAIL_CALLS)
             log.info(LOADED, programs=len(self._specs), folder=self.directory.name)

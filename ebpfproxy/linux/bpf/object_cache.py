@@ -55,9 +55,10 @@ def save(file: ObjectFile, folder: Path | None = None) -> bool:
     folder = folder or FOLDER
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as fresh:
-            fresh.write(encode(file))
-        Path(fresh.name).rename(folder / f"{file.digest}{_SUFFIX}")
+        with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
+            written = Path(fresh, "file")
+            written.write_bytes(encode(file))
+            written.rename(folder / f"{file.digest}{_SUFFIX}")
         _prune(folder)
     except OSError:
         return False

@@ -11,7 +11,7 @@ from ebpfproxy.backends.ebpf.backend import EbpfBackend
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, TAIL_CALLS
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.linux.bpf import tcx
-from tests.kernel.device_table.plane import NOBODY, SIZES, bring, running
+from tests.kernel.device_table.plane import EMPTY_PLAN, SIZES, bring, running
 from tests.support.bpf_place import BpfPlace, bpf_place
 from tests.support.namespace import Namespace, namespace
 
@@ -68,5 +68,5 @@ def clock() -> list[float]:
 def backend(settings: EbpfSettings, node: Namespace, clock: list[float]) -> Iterator[EbpfBackend]:
     """An open backend without programs on any device. Entries of earlier tests may be in the maps."""
     with running(settings, clock=lambda: clock[0]) as opened:
-        assert not bring(opened, NOBODY)
+        assert not bring(opened, EMPTY_PLAN)
         yield opened

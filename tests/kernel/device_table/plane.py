@@ -26,7 +26,7 @@ from tests.kernel import attached
 SCHED_CLS = 3
 SIZES = MapSizes(8, 64, 64, 16, 16, flows=16, source_ranges=16)
 OTHER_SIZES = dataclasses.replace(SIZES, flows=32)
-NOBODY = NodePlan()
+EMPTY_PLAN = NodePlan()
 CLSACT_ONLY = pytest.mark.parametrize("way", ["clsact"], indirect=True)
 TCX_ONLY = pytest.mark.parametrize("way", ["tcx"], indirect=True)
 U32 = "u32 match u32 0 0 flowid 1:1"  # a filter of another program

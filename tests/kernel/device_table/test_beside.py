@@ -17,7 +17,7 @@ from ebpfproxy.linux.bpf import tc
 from ebpfproxy.linux.locks import NamespaceLock
 from ebpfproxy.linux.netlink import links
 from ebpfproxy.plan.service_plan import SocketLb
-from tests.kernel.device_table.plane import CLSACT_ONLY, NOBODY, bring, in_step, plan, programs, running
+from tests.kernel.device_table.plane import CLSACT_ONLY, EMPTY_PLAN, bring, in_step, plan, programs, running
 from tests.support.bpf_place import bpf_place
 from tests.support.namespace import Namespace
 
@@ -39,12 +39,12 @@ def test_an_agent_without_devices_leaves_the_devices_of_another_agent_unchanged(
         bring(first, plan("net"))
         before = programs("net")
         with running(without) as second:
-            assert not bring(second, NOBODY)
-            assert in_step(second, NOBODY)
+            assert not bring(second, EMPTY_PLAN)
+            assert in_step(second, EMPTY_PLAN)
         assert programs("net") == before
         assert "ebpfproxy0" in links.names().values()
         assert in_step(first, plan("net"))
-        bring(first, NOBODY)
+        bring(first, EMPTY_PLAN)
 
 
 def test_an_agent_restarted_without_devices_removes_only_its_own_programs(
@@ -56,12 +56,12 @@ def test_an_agent_restarted_without_devices_removes_only_its_own_programs(
         bring(other, plan("net"))
         foreign = programs("net")
         with running(dataclasses.replace(other_settings, devices=False)) as present:
-            assert not bring(present, NOBODY)
-            assert in_step(present, NOBODY)
+            assert not bring(present, EMPTY_PLAN)
+            assert in_step(present, EMPTY_PLAN)
         assert programs("net") == foreign
         assert programs("pod") == (None, None)
         assert not tc.has_clsact(socket.if_nametoindex("pod"))
-        bring(other, NOBODY)
+        bring(other, EMPTY_PLAN)
 
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["another root", "no bpffs"])
@@ -85,7 +85,7 @@ def test_cleanup_of_another_root_is_rejected_while_an_agent_with_devices_runs(
         assert "this network namespace" in done.stderr
         assert "stop the agent" in done.stderr
         assert programs("net") == before
-        bring(backend, NOBODY)
+        bring(backend, EMPTY_PLAN)
 
 
 # cleanup

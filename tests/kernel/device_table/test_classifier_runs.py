@@ -27,7 +27,7 @@ from ebpfproxy.linux.locks import FolderLock
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
     CLSACT_ONLY,
-    NOBODY,
+    EMPTY_PLAN,
     OTHER_SIZES,
     SIZES,
     attaching,
@@ -59,7 +59,7 @@ def test_the_next_run_adopts_the_programs_and_the_clsact_owner(
         assert None not in programs("net")
         assert (programs("net") == before) is (sizes == SIZES)
         assert not tc.has_clsact(socket.if_nametoindex("pod"))
-        bring(second, NOBODY)
+        bring(second, EMPTY_PLAN)
         assert not tc.has_clsact(socket.if_nametoindex("net"))
 
 
@@ -75,7 +75,7 @@ def test_a_rejecting_device_without_previous_programs_does_not_keep_them(
         assert bring(second, plan("net", "pod"))
         assert not previous.exists()
         assert (settings.bpffs_root / "current").resolve().is_dir()
-        bring(second, NOBODY)
+        bring(second, EMPTY_PLAN)
 
 
 @pytest.mark.parametrize("sizes", [SIZES, OTHER_SIZES], ids=["same sizes", "other sizes"])
@@ -91,7 +91,7 @@ def test_the_next_run_reports_at_once_the_pods_that_have_programs_or_bypass(
     reported: list[frozenset[int]] = []
     with running(dataclasses.replace(settings, sizes=sizes), reported.append) as second:
         assert reported == [{socket.if_nametoindex("pod"), 1000}]
-        bring(second, NOBODY)
+        bring(second, EMPTY_PLAN)
     cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # entries of bypassing pods never expire
 
 
@@ -111,7 +111,7 @@ def test_a_clsact_of_an_agent_killed_during_an_attach_is_removed_later(
             bring(first, plan("net"))
     assert tc.has_clsact(socket.if_nametoindex("net"))
     with running(settings) as second:
-        bring(second, NOBODY)
+        bring(second, EMPTY_PLAN)
         assert not tc.has_clsact(socket.if_nametoindex("net"))
 
 
@@ -122,7 +122,7 @@ def test_after_a_rejected_attach_a_foreign_clsact_is_not_removed(
     node.tc("qdisc add dev pod ingress")
     assert bring(backend, plan("pod"))
     node.tc("qdisc del dev pod ingress", "qdisc add dev pod clsact")
-    bring(backend, NOBODY)
+    bring(backend, EMPTY_PLAN)
     assert tc.has_clsact(socket.if_nametoindex("pod")), "the clsact is foreign"
 
 
@@ -148,7 +148,7 @@ def test_a_device_that_keeps_rejecting_causes_no_repeated_copies(
         assert len(copies) == 4
         assert len(set(map(id, copies))) == 1
         assert len(list(settings.bpffs_root.glob("programs-*"))) == 1
-        bring(second, NOBODY)
+        bring(second, EMPTY_PLAN)
 
 
 def test_new_programs_look_up_flows_of_previous_programs_while_those_run(
@@ -181,7 +181,7 @@ def test_new_programs_look_up_flows_of_previous_programs_while_those_run(
         monkeypatch.setattr(attaching(), "attach", attach)
         assert not bring(third, plan("net", "pod"))
         assert not looks_up_previous(settings)
-        bring(third, NOBODY)
+        bring(third, EMPTY_PLAN)
     assert lookups
     assert all(lookups)
 
@@ -234,7 +234,7 @@ def test_flows_are_migrated_also_if_no_program_is_left_to_replace(
         assert not looks_up_previous(settings)
         with contextlib.closing(Map.pinned(settings.bpffs_root / "current/maps/flows")) as present:
             assert len(list(present.items())) == 1
-        bring(second, NOBODY)
+        bring(second, EMPTY_PLAN)
 
 
 def test_a_rejecting_hook_does_not_delay_the_migration_of_flows(
@@ -251,7 +251,7 @@ def test_a_rejecting_hook_does_not_delay_the_migration_of_flows(
         assert not looks_up_previous(settings)
         assert not bring(second, plan("net"))
         assert len(list(settings.bpffs_root.glob("programs-*"))) == 1
-        bring(second, NOBODY)
+        bring(second, EMPTY_PLAN)
 
 
 def as_of_version_0_1(settings: EbpfSettings) -> None:
@@ -288,7 +288,7 @@ def test_programs_of_version_0_1_are_replaced_and_its_devices_recognized(
         assert programs("pod") == (None, None)
         assert {path.name for path in settings.bpffs_root.glob("v*-*")} == set()
         assert not tc.has_clsact(socket.if_nametoindex("pod"))
-        bring(second, NOBODY)
+        bring(second, EMPTY_PLAN)
         assert not tc.has_clsact(socket.if_nametoindex("net"))
 
 
@@ -325,5 +325,5 @@ def test_a_failed_reload_is_completed_by_the_next_read(
         with pytest.raises(AlreadyExists):
             FolderLock(settings.bpffs_root)
         assert backend.counters()
-        bring(backend, NOBODY)
+        bring(backend, EMPTY_PLAN)
         assert not tc.has_clsact(socket.if_nametoindex("net"))

@@ -20,7 +20,7 @@ from ebpfproxy.model.address import Family, unspecified
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
     CLSACT_ONLY,
-    NOBODY,
+    EMPTY_PLAN,
     SCHED_CLS,
     TCX_ONLY,
     U32,
@@ -100,7 +100,7 @@ def test_a_removed_program_is_restored_by_the_next_verification(
 def test_a_program_with_other_code_is_replaced_or_removed(
     backend: EbpfBackend, place: BpfPlace, wanted: bool
 ) -> None:
-    node = plan("net") if wanted else NOBODY
+    node = plan("net") if wanted else EMPTY_PLAN
     bring(backend, node)
     previous = load_program(SCHED_CLS, 0)
     try:
@@ -140,7 +140,7 @@ def test_filters_of_other_programs_and_their_clsact_are_left_alone(
     bring(backend, plan("net"))
     assert [each for each in tc.filters(ifindex, Side.INGRESS) if not each.is_own] == foreign
     node.tc("filter del dev net ingress prio 7")
-    bring(backend, NOBODY)
+    bring(backend, EMPTY_PLAN)
     assert tc.has_clsact(ifindex), "the clsact is foreign, though it is empty"
 
 
@@ -150,7 +150,7 @@ def test_the_own_clsact_is_removed_unless_another_program_uses_it(
 ) -> None:
     bring(backend, plan("net", "pod"))
     node.tc(f"filter add dev pod egress prio 7 protocol all {U32}")
-    bring(backend, NOBODY)
+    bring(backend, EMPTY_PLAN)
     assert not tc.has_clsact(socket.if_nametoindex("net"))
     assert tc.has_clsact(socket.if_nametoindex("pod"))
     assert programs("pod") == (None, None)
@@ -187,12 +187,12 @@ def test_filters_of_a_previous_version_are_replaced_by_links_or_removed(
         for side in Side:
             tc.attach(ifindex, side, previous)
         assert programs("net") == (previous.id, previous.id)
-        assert not in_step(backend, plan("net") if wanted else NOBODY)
-        assert not bring(backend, plan("net") if wanted else NOBODY)
-        assert in_step(backend, plan("net") if wanted else NOBODY)
+        assert not in_step(backend, plan("net") if wanted else EMPTY_PLAN)
+        assert not bring(backend, plan("net") if wanted else EMPTY_PLAN)
+        assert in_step(backend, plan("net") if wanted else EMPTY_PLAN)
         assert [tc.program_id(ifindex, side) for side in Side] == [None, None]
         assert [bool(tcx.programs(ifindex, side)) for side in Side] == [wanted, wanted]
-        bring(backend, NOBODY)
+        bring(backend, EMPTY_PLAN)
 
 
 def test_a_full_device_map_is_reported_with_the_flag_that_raises_its_size() -> None:

@@ -14,7 +14,7 @@ from ebpfproxy.model.device import DeviceSide
 from tests.kernel import others
 from tests.kernel.device_table.plane import (
     CLSACT_ONLY,
-    NOBODY,
+    EMPTY_PLAN,
     U32,
     bring,
     in_step,
@@ -54,7 +54,7 @@ def test_the_own_program_is_attached_before_existing_programs(
         assert not bring(backend, plan("net"))
         assert order(side) == [programs("net")[list(Side).index(side)], foreign.id]
         assert backend.bypassed() == ()
-        bring(backend, NOBODY)
+        bring(backend, EMPTY_PLAN)
         assert order(side) == [foreign.id]
 
 
@@ -77,7 +77,7 @@ def test_a_program_that_is_attached_first_is_overtaken_at_the_next_check(
         assert order(side) == [own, foreign.id]
         assert in_step(backend, plan("net"))
         assert backend.bypassed() == ()
-        bring(backend, NOBODY)
+        bring(backend, EMPTY_PLAN)
 
 
 def test_a_program_that_keeps_moving_first_is_overtaken_with_increasing_delays(
@@ -103,7 +103,7 @@ def test_a_program_that_keeps_moving_first_is_overtaken_with_increasing_delays(
             stack.close()
     assert in_step(backend, plan("net"))
     assert backend.bypassed() == ()
-    bring(backend, NOBODY)
+    bring(backend, EMPTY_PLAN)
 
 
 @CLSACT_ONLY
@@ -116,7 +116,7 @@ def test_a_non_bpf_filter_with_priority_1_is_reported_and_not_contested(
     assert in_step(backend, plan("net"))
     assert backend.bypassed() == (DeviceSide("net", "egress", ("u32 filter, priority 1",)),)
     assert not backend.bypassed()[0].is_bypassed
-    bring(backend, NOBODY)
+    bring(backend, EMPTY_PLAN)
     assert backend.bypassed() == ()
 
 
@@ -145,4 +145,4 @@ def test_with_network_plugins_the_own_program_is_first_on_every_kind_of_device(
         assert backend.bypassed() == ()
         own = programs("made")[list(Side).index(side)]
         assert order(side, "made") == [own, foreign.id]
-        bring(backend, NOBODY)
+        bring(backend, EMPTY_PLAN)

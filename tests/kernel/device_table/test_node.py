@@ -20,7 +20,7 @@ from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.plan.service_plan import SocketLb
 from tests.kernel.cluster import eventually
 from tests.kernel.device_table.plane import (
-    NOBODY,
+    EMPTY_PLAN,
     OTHER_SIZES,
     bring,
     plan,
@@ -91,7 +91,7 @@ def test_the_lookup_of_netfilter_flows_is_on_while_there_are_some(
     pods = abi.NODE_SOCKETS_OF_PODS
     with running(settings) as first:
         assert node_entry(place)[0] == pods
-        bring(first, NOBODY)
+        bring(first, EMPTY_PLAN)
         assert node_entry(place)[0] == pods | abi.NODE_NETFILTER_FLOWS
         first.read()
         assert node_entry(place)[0] == pods | abi.NODE_NETFILTER_FLOWS
@@ -109,7 +109,7 @@ def test_pods_lose_the_socket_path_only_after_the_packet_path_is_ready(
     settings: EbpfSettings, node: Namespace, place: BpfPlace
 ) -> None:
     with running(settings) as first:
-        bring(first, NOBODY)
+        bring(first, EMPTY_PLAN)
         assert node_entry(place) == (abi.NODE_SOCKETS_OF_PODS, 0)
     with running(dataclasses.replace(settings, socket_lb=SocketLb.HOST)) as second:
         assert node_entry(place)[0] == abi.NODE_SOCKETS_OF_PODS
@@ -122,11 +122,11 @@ def test_without_the_socket_path_there_is_a_reinjection_pair_and_no_hook(
     settings: EbpfSettings, node: Namespace, place: BpfPlace
 ) -> None:
     with running(settings) as first:
-        bring(first, NOBODY)
+        bring(first, EMPTY_PLAN)
         assert list((place.bpffs / "links").iterdir())
     with running(dataclasses.replace(settings, socket_lb=SocketLb.OFF)) as second:
         assert list((place.bpffs / "links").iterdir()), "the hooks stay until their replacement works"
-        assert not bring(second, NOBODY)
+        assert not bring(second, EMPTY_PLAN)
         assert not list((place.bpffs / "links").iterdir())
         reinjection = socket.if_nametoindex("ebpfproxy0")
         assert node_entry(place) == (0, reinjection)
@@ -135,7 +135,7 @@ def test_without_the_socket_path_there_is_a_reinjection_pair_and_no_hook(
         assert node_entry(place) == (0, socket.if_nametoindex("ebpfproxy0"))
     with running(settings) as third:
         assert node_entry(place)[1] == socket.if_nametoindex("ebpfproxy0")
-        assert not bring(third, NOBODY)
+        assert not bring(third, EMPTY_PLAN)
         assert list((place.bpffs / "links").iterdir())
         assert node_entry(place) == (abi.NODE_SOCKETS_OF_PODS, 0)
         assert "ebpfproxy0" not in dict(socket.if_nameindex()).values()
@@ -146,7 +146,7 @@ def test_a_failed_reinjection_pair_prevents_a_start_but_no_sync(
 ) -> None:
     off = dataclasses.replace(settings, socket_lb=SocketLb.OFF)
     with running(off) as first:
-        assert not bring(first, NOBODY)
+        assert not bring(first, EMPTY_PLAN)
         before = node_entry(place)
         with contextlib.closing(Map.pinned(next(place.bpffs.glob("programs-*/maps")) / "node")) as opened:
             opened.update(bytes(4), bytes(abi.NODE.size))
@@ -154,7 +154,7 @@ def test_a_failed_reinjection_pair_prevents_a_start_but_no_sync(
         assert not bring(first, plan("net"))
         assert None not in programs("net")
         assert node_entry(place) == before, "the other fields are repaired"
-        bring(first, NOBODY)
+        bring(first, EMPTY_PLAN)
     with pytest.raises(Rejected, match="rejected once"):
         EbpfBackend(off).open()
 
@@ -163,10 +163,10 @@ def test_hooks_of_previous_programs_are_removed_without_the_socket_path(
     settings: EbpfSettings, node: Namespace
 ) -> None:
     with running(settings) as first:
-        bring(first, NOBODY)
+        bring(first, EMPTY_PLAN)
     other = dataclasses.replace(settings, sizes=OTHER_SIZES, socket_lb=SocketLb.OFF)
     with running(other) as second:
-        assert not bring(second, NOBODY)
+        assert not bring(second, EMPTY_PLAN)
         assert not list((settings.bpffs_root / "links").iterdir())
 
 
@@ -179,11 +179,11 @@ def test_hooks_are_removed_also_on_kernels_without_links(
     monkeypatch.setattr(cgroup, "attach_link", reject)
     cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # the links of earlier tests
     with running(settings) as first:
-        assert not bring(first, NOBODY)
+        assert not bring(first, EMPTY_PLAN)
         assert all(attached(settings))
     other = dataclasses.replace(settings, sizes=OTHER_SIZES, socket_lb=SocketLb.OFF)
     with running(other) as second:
-        assert not bring(second, NOBODY)
+        assert not bring(second, EMPTY_PLAN)
         assert not any(attached(settings))
 
 

@@ -17,7 +17,7 @@ from ebpfproxy.linux.netlink import rtnetlink_watch
 from tests.kernel.cluster import eventually
 from tests.kernel.device_table.plane import (
     CLSACT_ONLY,
-    NOBODY,
+    EMPTY_PLAN,
     TCX_ONLY,
     bring,
     plan,
@@ -43,10 +43,10 @@ def reported() -> threading.Semaphore:
 def watching(settings: EbpfSettings, node: Namespace, reported: threading.Semaphore) -> Iterator[EbpfBackend]:
     """A backend with programs on net."""
     with running(settings, filters_changed=reported.release) as opened:
-        assert not bring(opened, NOBODY)
+        assert not bring(opened, EMPTY_PLAN)
         assert not bring(opened, plan("net"))
         yield opened
-        bring(opened, NOBODY)
+        bring(opened, EMPTY_PLAN)
 
 
 def settle(reported: threading.Semaphore) -> None:
@@ -136,7 +136,7 @@ def test_devices_without_programs_are_not_watched(
     settings: EbpfSettings, node: Namespace, reported: threading.Semaphore
 ) -> None:
     with running(settings, filters_changed=reported.release) as opened, program(PASS) as foreign:
-        assert not bring(opened, NOBODY)
+        assert not bring(opened, EMPTY_PLAN)
         eventually(is_subscribed, "the thread has subscribed")
         add_filter(socket.if_nametoindex("pod"), Side.INGRESS, foreign)
         eventually(lambda: not unread(), "the notification was read")
@@ -160,7 +160,7 @@ def test_a_failed_watch_is_logged_once_and_checks_find_changes(
         before = opened.generation()
         add_filter(socket.if_nametoindex("net"), Side.INGRESS, foreign)
         assert opened.generation() != before
-        bring(opened, NOBODY)
+        bring(opened, EMPTY_PLAN)
     assert [record.message for record in caplog.records].count(UNWATCHED) == 1
 
 

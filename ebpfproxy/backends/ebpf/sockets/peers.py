@@ -105,16 +105,16 @@ class SocketPeers:
         Ports are in network order. None for TCP.
         """
         fields = abi.SOCKET_PEER.unpack_from(self._peers, at * _PEER)
-        cookie, address, port, protocol, _, service, dialed, dialed_port, _, endpoint, _ = fields
+        cookie, address, port, protocol, _, service, frontend, frontend_port, _, endpoint, _ = fields
         if protocol != IPPROTO_UDP:
             return None
-        return cookie, service, endpoint, address, port, dialed, dialed_port
+        return cookie, service, endpoint, address, port, frontend, frontend_port
 
     def _is_stale(
-        self, service: int, endpoint: int, address: Address, port: int, dialed: Address, dialed_port: int
+        self, service: int, endpoint: int, address: Address, port: int, frontend: Address, frontend_port: int
     ) -> bool:
         if endpoint == abi.NO_ENDPOINT:
-            return self._has_endpoint(dialed, dialed_port)
+            return self._has_endpoint(frontend, frontend_port)
         if endpoint >= self._room:
             return True
         found = abi.ENDPOINT.unpack_from(self._endpoints, endpoint * _ENDPOINT)
@@ -132,11 +132,11 @@ class SocketPeers:
 
 
 def _stale_peer(entry: tuple[int, int, int, Address, int, Address, int]) -> StalePeer:
-    cookie, service, endpoint, address, port, dialed, dialed_port = entry
+    cookie, service, endpoint, address, port, frontend, frontend_port = entry
     return StalePeer(
         cookie=cookie,
         endpoint=(Address(address), ntohs(port)),
-        frontend=(Address(dialed), ntohs(dialed_port)),
+        frontend=(Address(frontend), ntohs(frontend_port)),
         service=service,
         waiting=endpoint == abi.NO_ENDPOINT,
     )

@@ -15,7 +15,7 @@ from ebpfproxy.model.address import Address, Family, Protocol, parse_address
 from ebpfproxy.plan.service_plan import Frontend
 
 ONE, TWO = (RealServer(parse_address(f"10.1.0.{n}"), 8080) for n in (1, 2))
-NOBODY = Connections(0, 0)
+NO_CONNECTIONS = Connections(0, 0)
 
 
 class FakeIpvs:
@@ -79,7 +79,7 @@ class FakeIpvs:
         assert server
         return Listed(
             server,
-            {r: Connections(1, 0) if r.address in self.busy else NOBODY for r in reals.values()},
+            {r: Connections(1, 0) if r.address in self.busy else NO_CONNECTIONS for r in reals.values()},
         )
 
     def read(self) -> dict[ServerKey, Listed]:
