@@ -38,6 +38,14 @@ class Node:
         with self.entered():
             return texts(local_addresses.read())
 
+    def read_until(self, wanted: set[str]) -> None:
+        """Read until the result is `wanted`, at most 60 s: the kernel adds the routes of IPv6 addresses only
+        after it has noticed the carrier, which is asynchronous (net/core/link_watch.c)."""
+        deadline = time.monotonic() + 60
+        while (found := self.read()) != wanted:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.01)
+
 
 @pytest.fixture
 def bare() -> Iterator[Node]:
@@ -106,7 +114,7 @@ def test_addresses_of_all_devices_and_of_loopback_are_local(node: Node) -> None:
         "link set n0 up",
         "link set n1 up",
     )
-    assert node.read() == LOOPBACK | {"10.255.77.5/32", "fd00:77::5/128"}
+    node.read_until(LOOPBACK | {"10.255.77.5/32", "fd00:77::5/128"})
 
 
 def test_broadcast_anycast_and_multicast_routes_are_not_local(node: Node) -> None:
