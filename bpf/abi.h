@@ -106,6 +106,8 @@ enum endpoint_flag {
 	ENDPOINT_CLUSTER = 2, /* usable for new connections with traffic policy Cluster */
 	ENDPOINT_LOCAL = 4,   /* usable for new connections with traffic policy Local */
 	ENDPOINT_ON_NODE = 8, /* it runs on this node */
+	/* Its slice names no node. Only the agent reads it. */
+	ENDPOINT_NODE_UNKNOWN = 16,
 };
 
 /* Value of `endpoints`; the key is the endpoint id. An id belongs to one service. */

@@ -24,7 +24,8 @@ from typing import NamedTuple
 from ebpfproxy.model.address import Address, Protocol
 from ebpfproxy.model.endpoint import Endpoint, EndpointSlice
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.service_plan import PlanKey, PlannedEndpoint, ServicePortPlan
+from ebpfproxy.plan.planned_endpoints import PlannedEndpoints, row
+from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 
 EndpointAddress = tuple[Address, int]
 """Address and port: entries of EndpointSlices with the same address and port are the same endpoint."""
@@ -74,7 +75,7 @@ def merge_slices(
 
 def plan_endpoints(
     endpoints: Mapping[EndpointAddress, Endpoint], uses: UsedScopes, location: NodeLocation
-) -> tuple[tuple[PlannedEndpoint, ...], bool]:
+) -> tuple[PlannedEndpoints, bool]:
     """Return the endpoints, sorted, and whether any node has a usable one (kube-proxy's hasAnyEndpoints).
 
     Each scope falls back to terminating endpoints separately: if this node has only terminating endpoints,
@@ -85,11 +86,11 @@ def plan_endpoints(
     ready = [each for each in candidates if each[1].ready]
     nearest = _nearest(ready, location) if uses.cluster else []
     if not uses.local and len(nearest) == len(candidates):
-        planned = [
-            PlannedEndpoint(address, port, True, False, _is_on_node(endpoint, location))
-            for (address, port), endpoint in candidates
-        ]
-        return tuple(planned), bool(planned)
+        rows = b"".join(
+            row(*target, cluster=True, local=False, on_node=_is_on_node(endpoint, location))
+            for target, endpoint in candidates
+        )
+        return PlannedEndpoints.packed(rows), bool(rows)
     terminating = [each for each in candidates if _is_serving_terminating(each[1])]
     cluster = {target for target, _ in nearest or terminating} if uses.cluster else set()
     local = _local(ready, location) or _local(terminating, location) if uses.local else set()
@@ -127,13 +128,19 @@ def _planned(
     cluster: set[EndpointAddress],
     local: set[EndpointAddress],
     location: NodeLocation,
-) -> tuple[PlannedEndpoint, ...]:
+) -> PlannedEndpoints:
     """Return the endpoints of either scope, and all others that serve."""
-    return tuple(
-        PlannedEndpoint(*target, target in cluster, target in local, _is_on_node(endpoint, location))
+    rows = (
+        row(
+            *target,
+            cluster=target in cluster,
+            local=target in local,
+            on_node=_is_on_node(endpoint, location),
+        )
         for target, endpoint in candidates
         if endpoint.serving or target in cluster or target in local
     )
+    return PlannedEndpoints.packed(b"".join(rows))
 
 
 def _nearest(ready: list[Candidate], location: NodeLocation) -> list[Candidate]:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Family, Network, Protocol, format_endpoint
 from ebpfproxy.model.service import ServicePortName
+from ebpfproxy.plan.planned_endpoints import PlannedEndpoint as PlannedEndpoint
+from ebpfproxy.plan.planned_endpoints import PlannedEndpoints as PlannedEndpoints
 
 
 class Frontend(NamedTuple):
@@ -82,22 +84,6 @@ class FrontendPlan(NamedTuple):
     node_admitted: bool = True
 
 
-class PlannedEndpoint(NamedTuple):
-    """An endpoint of a ServicePort.
-
-    - `cluster`, `local`: whether new connections with that scope may use it. An endpoint in neither scope is
-      listed as long as it serves, since established UDP flows to it may continue (kube-proxy's conntrack
-      reconciler keeps flows to every serving endpoint, pkg/proxy/conntrack/cleanup.go).
-    - `on_node`: whether it runs on this node, None if its EndpointSlice names no node.
-    """
-
-    address: Address
-    port: int
-    cluster: bool
-    local: bool
-    on_node: bool | None
-
-
 class LocalTraffic(NamedTuple):
     """What identifies the packets of pods: their source network or their ingress device.
 
@@ -128,7 +114,7 @@ class ServicePortPlan:
     name: ServicePortName
     family: Family
     frontends: tuple[FrontendPlan, ...]
-    endpoints: tuple[PlannedEndpoint, ...]
+    endpoints: PlannedEndpoints
     no_endpoint_action: NoEndpointAction
     affinity_timeout: int = 0
     local_traffic: LocalTraffic | None = None

@@ -22,6 +22,7 @@ from ebpfproxy.plan.service_plan import (
     NodePlan,
     NoEndpointAction,
     PlannedEndpoint,
+    PlannedEndpoints,
     PolicyResult,
     Scope,
     ServicePortPlan,
@@ -58,7 +59,7 @@ def plan(
         ServicePortName("default", name, "", protocol),
         family,
         tuple(frontend(ip, protocol=protocol) for ip in ips),
-        tuple(
+        PlannedEndpoints(
             PlannedEndpoint(parse_address(f"{subnet}{n}"), 8080, cluster=True, local=n == 1, on_node=n == 1)
             for n in range(1, endpoints + 1)
         ),
@@ -383,7 +384,7 @@ def test_different_plans_render_different_entries(subject: Subject) -> None:
         plan("web", "10.96.0.1", endpoints=2, affinity=9),
         dataclasses.replace(one, no_endpoint_action=NoEndpointAction.REJECT),
         dataclasses.replace(
-            one, endpoints=tuple(each._replace(local=not each.local) for each in one.endpoints)
+            one, endpoints=PlannedEndpoints(each._replace(local=not each.local) for each in one.endpoints)
         ),
         dataclasses.replace(
             one, frontends=(one.frontends[0]._replace(pod=PolicyResult(Scope.LOCAL, False)),)

@@ -39,9 +39,9 @@ def _service_port(key: ServicePortKey, entry: ServicePortEntry) -> Iterator[str]
         yield f"  {abi.KINDS[each.kind]} {frontend} {_flags('SERVICE_', each.flags)}".rstrip()
     if entry.source_ranges:
         yield f"  restricted to {', '.join(map(format_network, entry.source_ranges))}"
-    for endpoint in entry.endpoints:
+    for endpoint, flags in zip(entry.endpoints, entry.endpoints.flags(), strict=True):
         target = format_endpoint(endpoint.address, endpoint.port)
-        yield f"  endpoint {target} {_flags('ENDPOINT_', endpoint.flags)}"
+        yield f"  endpoint {target} {_flags('ENDPOINT_', flags)}"
 
 
 def _device(key: DeviceKey, entry: object) -> str:

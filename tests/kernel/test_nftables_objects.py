@@ -43,6 +43,7 @@ from ebpfproxy.plan.service_plan import (
     NodePlan,
     NoEndpointAction,
     PlannedEndpoint,
+    PlannedEndpoints,
     PolicyResult,
     Scope,
     ServicePortPlan,
@@ -236,7 +237,7 @@ def port_plan(
         name or ServicePortName("default", f"web-{number}", "http", Protocol.TCP),
         of,
         frontends,
-        tuple(
+        PlannedEndpoints(
             PlannedEndpoint(Address((first + 1 + each).to_bytes(16)), 8080, True, False, True)
             for each in range(endpoints)
         ),

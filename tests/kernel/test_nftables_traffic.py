@@ -34,6 +34,7 @@ from ebpfproxy.plan.service_plan import (
     NodePlan,
     NoEndpointAction,
     PlannedEndpoint,
+    PlannedEndpoints,
     PolicyResult,
     Scope,
     ServicePortPlan,
@@ -90,7 +91,7 @@ class Testbed:
                 FrontendPlan(cluster_ip, FrontendKind.CLUSTER_IP, KEPT, KEPT, KEPT),
                 FrontendPlan(node_port, FrontendKind.NODE_PORT, MASQUERADED, MASQUERADED, MASQUERADED),
             ),
-            tuple(PlannedEndpoint(each, target, True, True, True) for each in sorted(addresses)),
+            PlannedEndpoints(PlannedEndpoint(each, target, True, True, True) for each in sorted(addresses)),
             NoEndpointAction.REJECT,
             affinity,
         )

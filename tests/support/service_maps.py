@@ -158,8 +158,14 @@ def check_admitted(maps: Maps, allowed: Mapping[FrontendKey, list[frozenset[Netw
 def _room_of_lists(entry: ServicePortEntry) -> int:
     """The number of slots of both lists: each takes the next power of two."""
     bits = (abi.ENDPOINT_CLUSTER, abi.ENDPOINT_LOCAL)
-    counts = (sum(bool(each.flags & bit) for each in entry.endpoints) for bit in bits)
+    counts = (sum(bool(flags & bit) for flags in entry.endpoints.flags()) for bit in bits)
     return sum(1 << (count - 1).bit_length() for count in counts if count)
+
+
+def _with_flag(entry: ServicePortEntry, flag: int) -> list[tuple[Address, int]]:
+    """Address and port of each endpoint with this flag."""
+    endpoints = zip(entry.endpoints, entry.endpoints.flags(), strict=True)
+    return [(each.address, each.port) for each, flags in endpoints if flags & flag]
 
 
 def check_exact(
@@ -184,13 +190,15 @@ def check_exact(
         assert (found.kind, found.flags) == (kind, flags)
         for bit, range_ in scopes_of(found):
             endpoints = [(p.address, p.port) for p in (view.endpoints[i] for i in view.in_range(range_))]
-            assert endpoints == [(e.address, e.port) for e in entry.endpoints if e.flags & bit], frontend
+            assert endpoints == _with_flag(entry, bit), frontend
             if range_[1]:
                 assert blocks.setdefault((found.id, bit), range_) == range_, "two lists of one scope"
     spans = sorted((first, first + (1 << (count - 1).bit_length())) for first, count in blocks.values())
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "overlap"
     expected = {
-        (ids[key], e.address, e.port, e.flags) for key, entry in wanted.items() for e in entry.endpoints
+        (ids[key], e.address, e.port, flags)
+        for key, entry in wanted.items()
+        for e, flags in zip(entry.endpoints, entry.endpoints.flags(), strict=True)
     }
     assert {(p.service, p.address, p.port, p.flags) for p in listed.values()} == expected, "endpoints"
     assert len(listed) == len(expected), "an endpoint twice"

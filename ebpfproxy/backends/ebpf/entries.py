@@ -17,7 +17,7 @@ from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     NodePlan,
     NoEndpointAction,
-    PlannedEndpoint,
+    PlannedEndpoints,
     Scope,
     ServicePortPlan,
 )
@@ -64,23 +64,15 @@ class FrontendEntry(NamedTuple):
     flags: int
 
 
-class EndpointEntry(NamedTuple):
-    """An endpoint. `flags` are abi.h's endpoint_flag."""
-
-    address: Address
-    port: int
-    flags: int
-
-
 class ServicePortEntry(NamedTuple):
     """A ServicePort in one family. `affinity_timeout` is in seconds, 0 for none.
 
-    All tuples are sorted, the first two by address and port. `source_ranges` apply to the frontends that are
-    restricted.
+    All tuples are sorted, and the endpoints by address and port. `source_ranges` apply to the frontends that
+    are restricted.
     """
 
     frontends: tuple[FrontendEntry, ...]
-    endpoints: tuple[EndpointEntry, ...]
+    endpoints: PlannedEndpoints
     affinity_timeout: int
     source_ranges: tuple[Network, ...] = ()
 
@@ -119,7 +111,7 @@ def render(
         key = ServicePortKey(str(plan.name), plan.name.protocol, plan.family)
         entries[key] = ServicePortEntry(
             tuple(sorted(_frontend(frontend, plan) for frontend in plan.frontends)),
-            tuple(map(_endpoint, plan.endpoints)),
+            plan.endpoints,
             plan.affinity_timeout if plan.frontends else 0,  # the maps store it with each frontend
             _source_ranges(plan),
         )
@@ -168,17 +160,6 @@ def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:
     if plan.outside.masquerade:
         flags |= abi.SERVICE_MASQUERADE_OUTSIDE
     return FrontendEntry(*plan.frontend, _KIND[plan.kind], flags)
-
-
-def _endpoint(planned: PlannedEndpoint) -> EndpointEntry:
-    flags = abi.ENDPOINT_LISTED
-    if planned.cluster:
-        flags |= abi.ENDPOINT_CLUSTER
-    if planned.local:
-        flags |= abi.ENDPOINT_LOCAL
-    if planned.on_node:
-        flags |= abi.ENDPOINT_ON_NODE
-    return EndpointEntry(planned.address, planned.port, flags)
 
 
 def _networks(node: NodePlan) -> dict[Key, Entry]:

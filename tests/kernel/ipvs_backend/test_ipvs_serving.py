@@ -27,7 +27,7 @@ from ebpfproxy.linux.ipvs.messages import RealServer, VirtualServer
 from ebpfproxy.linux.netlink import dummy
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.model.address import Family, Network, Protocol, family, parse_address, parse_network
-from ebpfproxy.plan.service_plan import Frontend, FrontendKind, PolicyResult, Scope
+from ebpfproxy.plan.service_plan import Frontend, FrontendKind, PlannedEndpoints, PolicyResult, Scope
 from tests.golden.ipvs_text import entries_of
 from tests.golden.situation import load
 from tests.kernel.cluster import eventually
@@ -269,7 +269,9 @@ def test_only_local_endpoints_ever_see_a_clients_address(
         each._replace(outside=how) if each.kind is FrontendKind.NODE_PORT else each
         for each in cluster.frontends
     )
-    endpoints = (cluster.endpoints[0], cluster.endpoints[1]._replace(local=False, on_node=False))
+    endpoints = PlannedEndpoints(
+        (cluster.endpoints[0], cluster.endpoints[1]._replace(local=False, on_node=False))
+    )
     local = dataclasses.replace(cluster, frontends=frontends, endpoints=endpoints)
     bring(plane, cluster)
     monkeypatch.setattr(Servers, "put", look_and_put)

@@ -22,6 +22,7 @@ from ebpfproxy.plan.service_plan import (
     NodePlan,
     NoEndpointAction,
     PlannedEndpoint,
+    PlannedEndpoints,
     PolicyResult,
     Scope,
     ServicePortPlan,
@@ -57,7 +58,7 @@ def plan(
         ServicePortName("default", "web", "", protocol),
         Family.IPV4,
         tuple(FrontendPlan(dialled, kind, how, how, how) for dialled, kind, how in frontends),
-        tuple(PlannedEndpoint(parse_address(each), 8080, True, here, here) for each in endpoints),
+        PlannedEndpoints(PlannedEndpoint(parse_address(each), 8080, True, here, here) for each in endpoints),
         NoEndpointAction.DROP if endpoints else NoEndpointAction.REJECT,
     )
 

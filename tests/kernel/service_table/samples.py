@@ -2,13 +2,15 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from socket import htons
 
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.backends.ebpf.entries import EndpointEntry, FrontendEntry, ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
+from ebpfproxy.plan.planned_endpoints import ROW, PlannedEndpoints
 from tests.support.clock import Clock
 
 Entries = dict[ServicePortKey, ServicePortEntry]
@@ -45,18 +47,29 @@ def frontend(ip: str, port: int = 80, flags: int = 0, protocol: Protocol = Proto
     return FrontendEntry(parse_address(ip), port, protocol, 1, flags)
 
 
-def endpoint(ip: str, flags: int = CLUSTER, port: int = 8080) -> EndpointEntry:
-    return EndpointEntry(parse_address(ip), port, flags)
+def endpoint(ip: str, flags: int = CLUSTER, port: int = 8080) -> bytes:
+    """The row of an endpoint."""
+    return ROW.pack(parse_address(ip), htons(port), flags)
+
+
+def packed(*rows: bytes) -> PlannedEndpoints:
+    """The endpoints with these rows, in the order of entries."""
+    return PlannedEndpoints.packed(b"".join(sorted(rows)))
+
+
+def rows(of: ServicePortEntry) -> list[bytes]:
+    """The rows of an entry's endpoints."""
+    return [ROW.pack(*fields) for fields in ROW.iter_unpack(of.endpoints.rows)]
 
 
 def entry(
     frontends: list[FrontendEntry],
-    endpoints: list[EndpointEntry],
+    endpoints: list[bytes],
     affinity: int = 0,
     sources: Iterable[str] = (),
 ) -> ServicePortEntry:
     networks = tuple(sorted(map(parse_network, sources)))
-    return ServicePortEntry(tuple(sorted(frontends)), tuple(sorted(endpoints)), affinity, networks)
+    return ServicePortEntry(tuple(sorted(frontends)), packed(*endpoints), affinity, networks)
 
 
 def bring(table: ServiceTable, actual: Mapping[ServicePortKey, ServicePortEntry], wanted: Entries) -> None:

@@ -24,7 +24,7 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
     """Call `at_step` before each single write to a map. An exception of `at_step` ends the change there."""
     with pytest.MonkeyPatch.context() as patch:
         update, delete, set_flags = Map.update, Map.delete, Arrays.set_flags
-        pack_endpoint, slots_format = abi.ENDPOINT.pack_into, arrays._slots_format
+        write_endpoint, slots_format = Arrays.write_endpoint, arrays._slots_format
 
         def update_all(self: Map, entries: list[tuple[bytes, bytes]]) -> None:
             for packed, value in entries:  # a batch is no transaction: programs see each entry separately
@@ -43,9 +43,9 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
             at_step()
             set_flags(self, endpoint_id, flags)
 
-        def pack_one(*args: Any) -> None:
+        def write_one(self: Arrays, endpoint_id: int, row: bytes, service: int) -> None:
             at_step()
-            pack_endpoint(*args)
+            write_endpoint(self, endpoint_id, row, service)
 
         class SlotBySlot:
             def __init__(self, count: int) -> None:
@@ -60,7 +60,7 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
         patch.setattr(Map, "update", update_one)
         patch.setattr(Map, "delete", delete_one)
         patch.setattr(Arrays, "set_flags", set_one)
-        patch.setattr(abi.ENDPOINT, "pack_into", pack_one)
+        patch.setattr(Arrays, "write_endpoint", write_one)
         patch.setattr(arrays, "_slots_format", SlotBySlot)
         yield
 
@@ -71,7 +71,11 @@ def lists_of(*states: Entries) -> dict[FrontendKey, frozenset[frozenset[tuple[Ad
     for state in states:
         for each in state.values():
             for bit in (abi.ENDPOINT_CLUSTER, abi.ENDPOINT_LOCAL):
-                places = frozenset((e.address, e.port) for e in each.endpoints if e.flags & bit)
+                places = frozenset(
+                    (e.address, e.port)
+                    for e, flags in zip(each.endpoints, each.endpoints.flags(), strict=True)
+                    if flags & bit
+                )
                 for f in each.frontends:
                     wanted = {
                         abi.ENDPOINT_LOCAL

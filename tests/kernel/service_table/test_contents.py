@@ -19,6 +19,8 @@ from tests.kernel.service_table.samples import (
     frontend,
     key,
     opened,
+    packed,
+    rows,
     wipe,
 )
 from tests.kernel.service_table.steps import watched
@@ -68,7 +70,7 @@ def test_an_endpoint_that_stays_keeps_its_id(roomy: Maps) -> None:
     with opened(roomy) as table:
         bring(table, {}, {key("web"): WEB})
         before = {place.address: id_ for id_, place in View(roomy).listed().items()}
-        more = WEB._replace(endpoints=(endpoint("10.1.0.0"), *WEB.endpoints[1:], endpoint("10.1.0.7")))
+        more = WEB._replace(endpoints=packed(endpoint("10.1.0.0"), *rows(WEB)[1:], endpoint("10.1.0.7")))
         bring(table, {key("web"): WEB}, {key("web"): more})
         after = {place.address: id_ for id_, place in View(roomy).listed().items()}
     stays = parse_address("10.1.0.2")
@@ -88,7 +90,7 @@ def test_a_list_that_stays_the_same_is_not_written_again(roomy: Maps) -> None:
 
 def test_the_freed_slots_of_a_service_that_shrinks_are_not_reachable(roomy: Maps) -> None:
     """Regression, kubernetes-sigs/kpng: slots above the new count were never deleted."""
-    large = WEB._replace(endpoints=tuple(sorted(endpoint(f"10.1.0.{n}") for n in range(1, 10))))
+    large = WEB._replace(endpoints=packed(*(endpoint(f"10.1.0.{n}") for n in range(1, 10))))
     with opened(roomy) as table:
         bring(table, {}, {key("web"): large})
         bring(table, {key("web"): large}, {key("web"): WEB})

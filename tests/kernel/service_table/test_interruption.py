@@ -24,6 +24,8 @@ from tests.kernel.service_table.samples import (
     exposed,
     key,
     opened,
+    packed,
+    rows,
     wipe,
 )
 from tests.kernel.service_table.steps import interrupted, lists_of, watched
@@ -44,14 +46,14 @@ CHANGES: dict[str, tuple[Entries, Entries]] = {
     "gone": (SEVERAL, {}),
     "grows": (
         {key("web"): WEB},
-        {key("web"): WEB._replace(endpoints=(*WEB.endpoints, endpoint("10.1.0.3"), endpoint("10.1.0.4")))},
+        {key("web"): WEB._replace(endpoints=packed(*rows(WEB), endpoint("10.1.0.3"), endpoint("10.1.0.4")))},
     ),
     "shrinks": ({key("api"): API}, {key("api"): API._replace(endpoints=API.endpoints[1:2])}),
     "scopes": (
         {key("api"): API},
         {
             key("api"): API._replace(
-                endpoints=(
+                endpoints=packed(
                     endpoint("10.1.0.1", BOTH),
                     endpoint("10.1.0.3", LISTED),
                     endpoint("10.1.0.4", CLUSTER),
@@ -98,10 +100,7 @@ def test_at_each_step_of_a_change_a_frontend_has_its_old_or_new_endpoints(roomy:
 
 def further(state: Entries) -> Entries:
     """A later desired state: every service has one more endpoint."""
-    return {
-        k: e._replace(endpoints=tuple(sorted((*e.endpoints, endpoint("10.1.7.7", BOTH)))))
-        for k, e in state.items()
-    }
+    return {k: e._replace(endpoints=packed(*rows(e), endpoint("10.1.7.7", BOTH))) for k, e in state.items()}
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])

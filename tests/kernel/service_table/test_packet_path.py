@@ -25,6 +25,7 @@ from tests.kernel.service_table.samples import (
     frontend,
     key,
     opened,
+    packed,
 )
 from tests.kernel.service_table.steps import watched
 from tests.support.clock import Clock
@@ -84,7 +85,7 @@ def test_a_client_in_both_old_and_new_ranges_is_admitted_at_every_step(roomy: Ma
 def test_unchanged_source_ranges_are_not_written_again(roomy: Maps) -> None:
     with opened(roomy) as table:
         bring(table, {}, {key("guarded"): GUARDED})
-        changed = {key("guarded"): GUARDED._replace(endpoints=())}
+        changed = {key("guarded"): GUARDED._replace(endpoints=packed())}
         with watched(roomy, {key("guarded"): GUARDED}, changed) as steps:
             bring(table, {key("guarded"): GUARDED}, changed)
         endpoints_and_services = 1 + len(GUARDED.frontends)
@@ -235,7 +236,7 @@ def test_the_counters_of_a_reused_id_begin_at_zero(roomy: Maps) -> None:
         ids = {name.name: id_ for id_, name in View(roomy).names.items()}
         for id_ in ids.values():
             roomy["traffic"].update(U32.pack(id_), some)
-        bring(table, {key("web"): WEB}, {key("web"): WEB._replace(endpoints=())})
+        bring(table, {key("web"): WEB}, {key("web"): WEB._replace(endpoints=packed())})
         table.read()
         assert traffic_of(roomy, ids["default/web"]) == some
         table.apply({}, [key("web")])

@@ -18,6 +18,7 @@ from tests.kernel.service_table.samples import (
     frontend,
     key,
     opened,
+    packed,
     wipe,
 )
 from tests.support.clock import Clock
@@ -76,7 +77,7 @@ def test_a_full_map_of_endpoints_rejects_with_the_flag_to_raise(tiny: Maps) -> N
 def test_a_full_map_of_slots_rejects_with_the_flag_to_raise(tiny: Maps) -> None:
     """The size of a list is a power of two: 5 endpoints in two scopes need 16 slots."""
     two_scopes = exposed(1)._replace(
-        endpoints=tuple(sorted(endpoint(f"10.1.1.{i}", BOTH) for i in range(5))),
+        endpoints=packed(*(endpoint(f"10.1.1.{i}", BOTH) for i in range(5))),
     )
     with opened(tiny) as table:
         fits = {key("a"): two_scopes}
@@ -166,7 +167,7 @@ def test_a_full_map_accepts_changes_of_existing_entries(tiny: Maps) -> None:
     """The kernel has spare elements for replacements in a full hash map (htab_map_update_elem,
     extra_elems)."""
     full = {key("a"): exposed(1, frontends=8)}
-    changed = {key("a"): full[key("a")]._replace(endpoints=(endpoint("10.1.7.7"),), affinity_timeout=5)}
+    changed = {key("a"): full[key("a")]._replace(endpoints=packed(endpoint("10.1.7.7")), affinity_timeout=5)}
     with opened(tiny) as table:
         bring(table, {}, full)
         bring(table, full, changed)

@@ -13,7 +13,7 @@ from ebpfproxy.plan.endpoints import (
     merge_slices,
     plan_endpoints,
 )
-from ebpfproxy.plan.service_plan import NoEndpointAction, PlannedEndpoint, ServicePortPlan
+from ebpfproxy.plan.service_plan import NoEndpointAction, PlannedEndpoint, PlannedEndpoints, ServicePortPlan
 from tests.support.build import ELSEWHERE, HERE, draining, endpoint, slice_of
 
 LOCATION = NodeLocation(HERE, "zone-a")
@@ -23,7 +23,7 @@ TCP = Protocol.TCP
 
 def planned(
     *slices: EndpointSlice, uses: UsedScopes = CLUSTER, location: NodeLocation = LOCATION, name: str = ""
-) -> tuple[tuple[PlannedEndpoint, ...], bool]:
+) -> tuple[PlannedEndpoints, bool]:
     return plan_endpoints(merge_slices(slices, name, TCP, location), uses, location)
 
 
@@ -46,7 +46,7 @@ def test_ready_endpoints_are_used_and_have_on_node() -> None:
 
 def test_without_slices_there_are_no_endpoints() -> None:
     for uses in (CLUSTER, BOTH, LOCAL):
-        assert planned(uses=uses) == ((), False)
+        assert planned(uses=uses) == (PlannedEndpoints(), False)
 
 
 def test_with_a_ready_endpoint_on_any_node_terminating_ones_are_not_used() -> None:
@@ -203,11 +203,13 @@ def test_of_two_ready_entries_the_local_one_is_used() -> None:
 
 
 NAME = ServicePortName(*API_SERVER, "https", Protocol.TCP)
-EMPTY = ServicePortPlan(NAME, Family.IPV4, (), (), NoEndpointAction.REJECT)
+EMPTY = ServicePortPlan(NAME, Family.IPV4, (), PlannedEndpoints(), NoEndpointAction.REJECT)
 
 
 def serving_plan(*addresses: str) -> ServicePortPlan:
-    endpoints = tuple(PlannedEndpoint(parse_address(a), 6443, True, False, False) for a in addresses)
+    endpoints = PlannedEndpoints(
+        PlannedEndpoint(parse_address(a), 6443, True, False, False) for a in addresses
+    )
     return dataclasses.replace(EMPTY, endpoints=endpoints)
 
 
@@ -217,7 +219,7 @@ def test_the_api_server_keeps_its_last_endpoints_when_all_are_removed() -> None:
 
 
 def test_the_api_server_keeps_its_last_endpoints_if_new_ones_are_unusable() -> None:
-    terminating = tuple(e._replace(cluster=False) for e in serving_plan("192.0.2.2").endpoints)
+    terminating = PlannedEndpoints(e._replace(cluster=False) for e in serving_plan("192.0.2.2").endpoints)
     plan = dataclasses.replace(EMPTY, endpoints=terminating)
     assert keep_last_endpoints((plan,), lambda _: serving_plan("192.0.2.1")) == (serving_plan("192.0.2.1"),)
 

@@ -20,6 +20,7 @@ from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.node_plan import plan_node
+from ebpfproxy.plan.planned_endpoints import ROW
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
 from tests.support.junk import junk_objects
 
@@ -68,16 +69,16 @@ def check(entry: Entry | None, key: Key) -> None:
         abi.NETWORK_KEY.pack(key.length, key.address)
     if not isinstance(entry, ServicePortEntry):
         return
-    places = [(address, port) for address, port, _ in entry.endpoints]
-    assert places == sorted(set(places))
+    targets = entry.endpoints.targets()
+    assert targets == sorted(set(targets))
     assert entry.frontends == tuple(sorted(set(entry.frontends)))
     for address, port, protocol, kind, flags in entry.frontends:
         assert port
         abi.SERVICE_KEY.pack(address, htons(port), protocol, 0)
         abi.SERVICE.pack(bytes(8), bytes(8), 1, entry.affinity_timeout, flags, kind, 0)
-    for address, port, flags in entry.endpoints:
+    for address, port, flags in ROW.iter_unpack(entry.endpoints.rows):
         assert port
-        abi.ENDPOINT.pack(address, htons(port), flags, 1)
+        abi.ENDPOINT.pack(address, port, flags, 1)
 
 
 def test_with_broken_objects_replanning_changed_services_equals_planning_all(

@@ -3,13 +3,12 @@
 import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from socket import htons, ntohs
 
 from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.backends.ebpf.entries import EndpointEntry
 from ebpfproxy.backends.ebpf.maps import Maps
-from ebpfproxy.backends.ebpf.services.record import Range
+from ebpfproxy.backends.ebpf.services.record import U32, Range
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
+from ebpfproxy.plan.planned_endpoints import ROW
 
 _FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_halves`
 _STRIDE = abi.ENDPOINT.size
@@ -51,8 +50,8 @@ class Arrays:
     def write_slots(self, first: int, ids: Sequence[int]) -> None:
         _slots_format(len(ids)).pack_into(self._slots, first * _SLOT_STRIDE, *ids)
 
-    def listed(self) -> Iterator[tuple[int, EndpointEntry, int]]:
-        """Id, entry and service id of each endpoint in force, by id."""
+    def listed(self) -> Iterator[tuple[int, bytes, int]]:
+        """Id, row (`planned_endpoints`) and service id of each endpoint in force, by id."""
         empty = bytes(_SCAN * _STRIDE)
         for start in range(0, self.endpoint_ids.capacity, _SCAN):
             block = self._endpoints[start * _STRIDE : (start + _SCAN) * _STRIDE]
@@ -61,11 +60,10 @@ class Arrays:
             rows = abi.ENDPOINT.iter_unpack(block[: len(block) // _STRIDE * _STRIDE])
             for id_, (address, port, flags, service) in enumerate(rows, start):
                 if flags & abi.ENDPOINT_LISTED and 0 < id_ < self.endpoint_ids.capacity:
-                    yield id_, EndpointEntry(address, ntohs(port), flags), service
+                    yield id_, ROW.pack(address, port, flags), service
 
-    def write_endpoint(self, id_: int, endpoint: EndpointEntry, service: int) -> None:
-        address, port, flags = endpoint
-        abi.ENDPOINT.pack_into(self._endpoints, id_ * _STRIDE, address, htons(port), flags, service)
+    def write_endpoint(self, id_: int, row: bytes, service: int) -> None:
+        self._endpoints[id_ * _STRIDE : (id_ + 1) * _STRIDE] = row + U32.pack(service)
 
     def flags(self, endpoint: int) -> int:
         return self._halves[endpoint * _STRIDE // 2 + _FLAGS_AT]

@@ -5,21 +5,23 @@ and source ranges of an unknown service are in no entry, so no comparison can fi
 removes them.
 """
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Set
 from socket import ntohs
 
 from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.backends.ebpf.entries import EndpointEntry, FrontendEntry, ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
-from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, AddressPort, Range, Record
+from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Range, Record
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.model.address import Family, Network, Protocol, family
+from ebpfproxy.plan.planned_endpoints import TARGET_SIZE, PlannedEndpoints
 
-_CONTRADICTION = 1 << 16
-"""A flag for entries with inconsistent contents. No plan has it, and it is outside the flags of the maps."""
+_CONTRADICTION = -1
+"""The affinity timeout of an entry with inconsistent contents. No plan has it."""
 
 _FAMILIES = {4: Family.IPV4, 6: Family.IPV6}  # by service_name.family
 
@@ -75,14 +77,14 @@ class Reading:
             except (KeyError, ValueError):  # another program wrote it: a sync removes everything with this id
                 yield id_, ServicePortKey(f"?/{id_}", Protocol.TCP, Family.IPV4)
 
-    def _read_endpoints(self, known: Set[int]) -> dict[int, list[tuple[int, EndpointEntry]]]:
+    def _read_endpoints(self, known: Set[int]) -> dict[int, list[tuple[int, bytes]]]:
         """The endpoints in force, by service id. Those of an unknown service lose their flags."""
-        found: dict[int, list[tuple[int, EndpointEntry]]] = defaultdict(list)
+        found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
         taken: set[int] = set()
-        for id_, endpoint, service in self._arrays.listed():
+        for id_, row, service in self._arrays.listed():
             if service in known:
                 taken.add(id_)
-                found[service].append((id_, endpoint))
+                found[service].append((id_, row))
             else:
                 self._arrays.set_flags(id_, 0)
         self._arrays.endpoint_ids.adopt(taken)
@@ -93,14 +95,15 @@ class Reading:
         key: ServicePortKey,
         id_: int,
         services: dict[bytes, bytes],
-        endpoints: list[tuple[int, EndpointEntry]],
+        endpoints: list[tuple[int, bytes]],
         networks: tuple[Network, ...],
     ) -> None:
-        record = Record(id_, ServicePortEntry((), (), 0), services=services)
+        record = Record(id_, ServicePortEntry((), PlannedEndpoints(), 0), services=services)
         now = self._clock()
         frontends: list[FrontendEntry] = []
         timeouts: set[int] = set()
         seen = {"cluster": False, "local": False}
+        agrees = True
         for packed_key, value in services.items():
             self.owner[packed_key] = key
             *ranges, _, timeout, flags, kind, _ = abi.SERVICE.unpack(value)
@@ -109,18 +112,17 @@ class Reading:
                 "local" if flags & abi.SERVICE_INTERNAL_LOCAL else "cluster",
                 "local" if flags & abi.SERVICE_EXTERNAL_LOCAL else "cluster",
             )
-            agrees = True
             for scope, packed in zip(scopes, ranges, strict=True):
                 agrees &= self._adopt_range(record, scope, abi.SLOT_RANGE.unpack(packed), seen, now)
             address, port, protocol, _ = abi.SERVICE_KEY.unpack(packed_key)
-            flags |= 0 if agrees else _CONTRADICTION
             frontends.append(FrontendEntry(address, ntohs(port), protocol, kind, flags))
-        listed = self._adopt_endpoints(record, endpoints, seen, now)
-        record.ids = tuple(id_ for _, id_ in listed)
-        if len(timeouts) > 1 or not self._lists_are_consistent(record):
-            frontends = [each._replace(flags=each.flags | _CONTRADICTION) for each in frontends]
-        record.entry = ServicePortEntry(
-            tuple(sorted(frontends)), tuple(e for e, _ in listed), max(timeouts, default=0), networks
+        rows, ids = self._adopt_endpoints(endpoints, now)
+        record.entry = ServicePortEntry((), PlannedEndpoints.packed(rows), 0)
+        record.ids = ids
+        agrees &= len(timeouts) <= 1 and self._lists_are_right(record, seen)
+        timeout = max(timeouts, default=0) if agrees else _CONTRADICTION
+        record.entry = record.entry._replace(
+            frontends=tuple(sorted(frontends)), affinity_timeout=timeout, source_ranges=networks
         )
         self.records[key] = record
 
@@ -141,36 +143,29 @@ class Reading:
             self._ranges.release(first, count, now)  # an interrupted update left it, and readers may use it
         return False
 
-    def _adopt_endpoints(
-        self,
-        record: Record,
-        endpoints: list[tuple[int, EndpointEntry]],
-        seen: Mapping[str, bool],
-        now: float,
-    ) -> list[tuple[EndpointEntry, int]]:
-        """The endpoints, sorted. An endpoint gets _CONTRADICTION if its flags differ from the lists."""
-        read = self._arrays.read_slots
-        lists = {
-            abi.ENDPOINT_CLUSTER: set(read(record.cluster)) if seen["cluster"] else None,
-            abi.ENDPOINT_LOCAL: set(read(record.local)) if seen["local"] else None,
-        }
-        found: dict[AddressPort, tuple[EndpointEntry, int]] = {}
-        for id_, (address, port, flags) in endpoints:
-            if (address, port) in found:
+    def _adopt_endpoints(self, endpoints: list[tuple[int, bytes]], now: float) -> tuple[bytes, "array[int]"]:
+        """The rows, sorted, and their ids. Of two endpoints with the same target, one is released."""
+        found: dict[bytes, tuple[bytes, int]] = {}
+        for id_, row in endpoints:
+            if row[:TARGET_SIZE] in found:
                 self._arrays.set_flags(id_, 0)
                 self._arrays.endpoint_ids.release(id_, now)
-                continue
-            for bit, members in lists.items():
-                if members is not None and (id_ in members) != bool(flags & bit):
-                    flags |= _CONTRADICTION
-            found[address, port] = EndpointEntry(address, port, flags), id_
-        return sorted(found.values())
+            else:
+                found[row[:TARGET_SIZE]] = row, id_
+        in_order = [found[target] for target in sorted(found)]
+        return b"".join(row for row, _ in in_order), array("I", [id_ for _, id_ in in_order])
 
-    def _lists_are_consistent(self, record: Record) -> bool:
-        """Whether both lists contain only endpoints of this ServicePort, and none twice."""
-        ids = set(record.ids)
-        lists = self._arrays.read_slots(record.cluster), self._arrays.read_slots(record.local)
-        return all(len(slots) == len(ids.intersection(slots)) for slots in lists)
+    def _lists_are_right(self, record: Record, seen: Mapping[str, bool]) -> bool:
+        """Whether both lists contain exactly the endpoints with their flag, and none twice.
+
+        A list that no frontend refers to is not checked.
+        """
+        lists = ("cluster", abi.ENDPOINT_CLUSTER, record.cluster), ("local", abi.ENDPOINT_LOCAL, record.local)
+        return all(
+            sorted(self._arrays.read_slots(range_)) == sorted(record.members(flag))
+            for scope, flag, range_ in lists
+            if seen[scope]
+        )
 
 
 def _nameless(id_: int, frontends: Mapping[bytes, bytes]) -> ServicePortKey:

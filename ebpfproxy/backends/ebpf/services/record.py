@@ -2,16 +2,15 @@
 
 import dataclasses
 import struct
+from array import array
 from socket import htons
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
 from ebpfproxy.errors import TableFull
-from ebpfproxy.model.address import Address, Family
+from ebpfproxy.model.address import Family
 
-AddressPort = tuple[Address, int]
-"""An address and a port (host order)."""
 Range = tuple[int, int]
 """A range of slots: the first one, and their number."""
 
@@ -29,17 +28,20 @@ class Record:
 
     id: int
     entry: ServicePortEntry
-    ids: tuple[int, ...] = ()
+    ids: "array[int]" = dataclasses.field(default_factory=lambda: array("I"))
     cluster: Range = NOTHING
     local: Range = NOTHING
     services: dict[bytes, bytes] = dataclasses.field(default_factory=dict)
 
-    def places(self) -> dict[AddressPort, int]:
-        """The id of each endpoint, by its address and port."""
-        return {
-            (address, port): id_
-            for (address, port, _), id_ in zip(self.entry.endpoints, self.ids, strict=True)
-        }
+    def ids_by_target(self) -> dict[bytes, int]:
+        """The id of each endpoint, by its address and port (`PlannedEndpoints.targets`)."""
+        return dict(zip(self.entry.endpoints.targets(), self.ids, strict=True))
+
+    def members(self, flag: int) -> list[int]:
+        """The ids of the endpoints with this flag, in order."""
+        return [
+            id_ for id_, flags in zip(self.ids, self.entry.endpoints.flags(), strict=True) if flags & flag
+        ]
 
 
 def service_key(frontend: FrontendEntry) -> bytes:

@@ -12,7 +12,6 @@ from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.record import (
     NOTHING,
-    AddressPort,
     Range,
     Record,
     full,
@@ -22,6 +21,7 @@ from ebpfproxy.backends.ebpf.services.record import (
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
 from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Network
+from ebpfproxy.plan.planned_endpoints import ROW
 
 
 class Change(NamedTuple):
@@ -102,26 +102,25 @@ class Staging:
     def _stage_endpoints(
         self, key: ServicePortKey, old: Record | None, new: Record, taken: list[int]
     ) -> None:
-        previous: dict[AddressPort, int] = old.places() if old else {}
-        ids: list[int] = []
-        for endpoint in new.entry.endpoints:
-            id_ = previous.get(endpoint[:2])
+        previous = old.ids_by_target() if old else {}
+        rows = new.entry.endpoints.rows
+        for at, target in zip(range(0, len(rows), ROW.size), new.entry.endpoints.targets(), strict=True):
+            id_ = previous.get(target)
             if id_ is None:
                 id_ = self._arrays.endpoint_ids.allocate(self._now)
                 if id_ is None:
                     used, capacity = self._arrays.usage()["endpoints"]
-                    fresh = sum(each[:2] not in previous for each in new.entry.endpoints)
+                    fresh = sum(each not in previous for each in new.entry.endpoints.targets())
                     raise full("endpoints", key, used - len(taken) + fresh, capacity)
                 taken.append(id_)
-                self._arrays.write_endpoint(id_, endpoint, new.id)
-            ids.append(id_)
-        new.ids = tuple(ids)
+                self._arrays.write_endpoint(id_, rows[at : at + ROW.size], new.id)
+            new.ids.append(id_)
 
     def _stage_list(
         self, key: ServicePortKey, old: Record | None, new: Record, bit: int, ranges: list[Range]
     ) -> Range:
         """The range with the endpoints that have this flag. It is the old one if the list is unchanged."""
-        ids = [id_ for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True) if flags & bit]
+        ids = new.members(bit)
         if not ids:
             return NOTHING
         if old:

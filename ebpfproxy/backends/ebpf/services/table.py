@@ -21,7 +21,7 @@ from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresses
 from ebpfproxy.backends.ebpf.services.ports import ServicePorts
 from ebpfproxy.backends.ebpf.services.reading import Reading
-from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, AddressPort, Record, name_value
+from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
@@ -58,10 +58,10 @@ class ServiceTable:
             "source_ranges": (self._sources.used, self._sources.capacity),
         }
 
-    def ids_of(self, key: ServicePortKey) -> tuple[int, Mapping[AddressPort, int]] | None:
+    def ids_of(self, key: ServicePortKey) -> tuple[int, Mapping[bytes, int]] | None:
         """The id of a ServicePort, and those of its endpoints in force. None if it is not in the maps."""
         record = self._records.get(key)
-        return (record.id, record.places()) if record else None
+        return (record.id, record.ids_by_target()) if record else None
 
     def read(self) -> dict[ServicePortKey, ServicePortEntry]:
         """The entries in the maps. Inconsistent contents result in an entry that differs from every plan."""
@@ -155,7 +155,7 @@ class ServiceTable:
         """Add new flags to endpoints. `_release` removes old flags later."""
         if not old:
             return
-        for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True):
+        for flags, id_ in zip(new.entry.endpoints.flags(), new.ids, strict=True):
             present = self._arrays.flags(id_)
             if flags & ~present:
                 self._arrays.set_flags(id_, flags | present)
@@ -165,7 +165,7 @@ class ServiceTable:
         if not old:
             return
         if new:
-            for (*_, flags), id_ in zip(new.entry.endpoints, new.ids, strict=True):
+            for flags, id_ in zip(new.entry.endpoints.flags(), new.ids, strict=True):
                 if self._arrays.flags(id_) != flags:
                     self._arrays.set_flags(id_, flags)
         kept_ids = frozenset(new.ids) if new else frozenset()

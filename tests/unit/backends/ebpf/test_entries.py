@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import sys
+from socket import htons
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import (
     ATTACHED,
-    EndpointEntry,
     FrontendEntry,
     HookKey,
     Key,
@@ -25,6 +25,7 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePortName
 from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.planned_endpoints import ROW
 from ebpfproxy.plan.service_plan import (
     Frontend,
     FrontendKind,
@@ -33,6 +34,7 @@ from ebpfproxy.plan.service_plan import (
     NoEndpointAction,
     PlanContext,
     PlannedEndpoint,
+    PlannedEndpoints,
     PolicyResult,
     Scope,
     ServicePortPlan,
@@ -53,7 +55,11 @@ NAME = ServicePortName("default", "web", "http", Protocol.TCP)
 def plan(
     *frontends: FrontendPlan, no_endpoint_action: NoEndpointAction = NoEndpointAction.DROP
 ) -> ServicePortPlan:
-    return ServicePortPlan(NAME, Family.IPV4, frontends, (), no_endpoint_action)
+    return ServicePortPlan(NAME, Family.IPV4, frontends, PlannedEndpoints(), no_endpoint_action)
+
+
+def _row(address: str, flags: int) -> bytes:
+    return abi.ENDPOINT.pack(parse_address(address), htons(8080), flags, 0)[: ROW.size]
 
 
 def flags_of(frontend: FrontendPlan, no_endpoint_action: NoEndpointAction = NoEndpointAction.DROP) -> int:
@@ -105,22 +111,26 @@ def test_an_entry_contains_the_complete_plan() -> None:
         PlannedEndpoint(parse_address("10.1.0.1"), 8080, cluster=True, local=False, on_node=False),
         PlannedEndpoint(parse_address("10.1.0.2"), 8080, cluster=False, local=True, on_node=True),
         PlannedEndpoint(parse_address("10.1.0.3"), 8080, cluster=False, local=False, on_node=False),
+        PlannedEndpoint(parse_address("10.1.0.4"), 8080, cluster=False, local=False, on_node=None),
     )
-    full = dataclasses.replace(plan(PLAIN, node_port), endpoints=endpoints, affinity_timeout=600)
+    full = dataclasses.replace(
+        plan(PLAIN, node_port), endpoints=PlannedEndpoints(endpoints), affinity_timeout=600
+    )
     assert render((full,), None, ()) == {
         ServicePortKey("default/web:http", Protocol.TCP, Family.IPV4): ServicePortEntry(
             (
                 FrontendEntry(parse_address("0.0.0.0"), 30080, 6, 2, abi.SERVICE_EXTERNAL_LOCAL),
                 FrontendEntry(parse_address("10.96.0.10"), 80, 6, 1, 0),
             ),
-            (
-                EndpointEntry(parse_address("10.1.0.1"), 8080, abi.ENDPOINT_LISTED | abi.ENDPOINT_CLUSTER),
-                EndpointEntry(
-                    parse_address("10.1.0.2"),
-                    8080,
-                    abi.ENDPOINT_LISTED | abi.ENDPOINT_LOCAL | abi.ENDPOINT_ON_NODE,
-                ),
-                EndpointEntry(parse_address("10.1.0.3"), 8080, abi.ENDPOINT_LISTED),
+            PlannedEndpoints.packed(
+                b"".join(
+                    (
+                        _row("10.1.0.1", abi.ENDPOINT_LISTED | abi.ENDPOINT_CLUSTER),
+                        _row("10.1.0.2", abi.ENDPOINT_LISTED | abi.ENDPOINT_LOCAL | abi.ENDPOINT_ON_NODE),
+                        _row("10.1.0.3", abi.ENDPOINT_LISTED),
+                        _row("10.1.0.4", abi.ENDPOINT_LISTED | abi.CONSTANTS["ENDPOINT_NODE_UNKNOWN"]),
+                    )
+                )
             ),
             600,
         )
@@ -132,7 +142,7 @@ def test_without_frontends_the_affinity_timeout_is_0() -> None:
     would always look like drift."""
     lost = dataclasses.replace(plan(), affinity_timeout=600)
     (entry,) = render((lost,), None, ()).values()
-    assert entry == ServicePortEntry((), (), 0)
+    assert entry == ServicePortEntry((), PlannedEndpoints(), 0)
 
 
 def test_one_port_number_of_two_protocols_is_two_entries() -> None:

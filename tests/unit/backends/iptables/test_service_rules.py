@@ -15,6 +15,7 @@ from ebpfproxy.plan.service_plan import (
     LocalTraffic,
     NoEndpointAction,
     PlannedEndpoint,
+    PlannedEndpoints,
     PolicyResult,
     Scope,
     ServicePortPlan,
@@ -57,7 +58,9 @@ def plan(
     *frontends: FrontendPlan, endpoints: tuple[PlannedEndpoint, ...] = (endpoint("10.1.0.1"),)
 ) -> ServicePortPlan:
     otherwise = NoEndpointAction.DROP if endpoints else NoEndpointAction.REJECT
-    return ServicePortPlan(NAME, Family.IPV4, frontends, endpoints, otherwise, local_traffic=PODS)
+    return ServicePortPlan(
+        NAME, Family.IPV4, frontends, PlannedEndpoints(endpoints), otherwise, local_traffic=PODS
+    )
 
 
 def rendered(plan: ServicePortPlan) -> dict[Key, Entry]:

@@ -15,6 +15,7 @@ from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     NoEndpointAction,
     PlannedEndpoint,
+    PlannedEndpoints,
     PolicyResult,
     Scope,
     ServicePortPlan,
@@ -44,7 +45,7 @@ def rendered(
         ServicePortName("default", "web", "", Protocol.TCP),
         Family.IPV4,
         frontends,
-        tuple(endpoints),
+        PlannedEndpoints(endpoints),
         NoEndpointAction.DROP if endpoints else NoEndpointAction.REJECT,
         affinity,
     )

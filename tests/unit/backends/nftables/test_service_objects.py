@@ -16,6 +16,7 @@ from ebpfproxy.plan.service_plan import (
     LocalTraffic,
     NoEndpointAction,
     PlannedEndpoint,
+    PlannedEndpoints,
     PolicyResult,
     Scope,
     ServicePortPlan,
@@ -46,7 +47,7 @@ PLAN = ServicePortPlan(
     NAME,
     Family.IPV4,
     (CLUSTER_IP, NODE_PORT),
-    (ENDPOINT,),
+    PlannedEndpoints((ENDPOINT,)),
     NoEndpointAction.DROP,
     0,
     LocalTraffic(interface="cbr0"),
@@ -78,7 +79,9 @@ def test_a_plan_of_a_family_that_is_not_served_has_no_entries() -> None:
 
 def test_an_endpoint_without_new_connections_has_no_chain() -> None:
     serving = ENDPOINT._replace(address=parse_address("10.1.0.9"), cluster=False)
-    assert entries_of(dataclasses.replace(PLAN, endpoints=(ENDPOINT, serving))) == entries_of(PLAN)
+    assert entries_of(
+        dataclasses.replace(PLAN, endpoints=PlannedEndpoints((ENDPOINT, serving)))
+    ) == entries_of(PLAN)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ OTHER = ENDPOINT._replace(address=parse_address("10.1.0.2"), port=8081)
 
 
 def test_without_affinity_the_service_chain_translates_directly() -> None:
-    plan = dataclasses.replace(PLAN, endpoints=(ENDPOINT, OTHER))
+    plan = dataclasses.replace(PLAN, endpoints=PlannedEndpoints((ENDPOINT, OTHER)))
     assert rules(plan, "endpoint") == ()
     assert rules(plan, "service")[-2] == (
         "meta l4proto tcp dnat ip to numgen random mod 2 map { 0 : 10.1.0.1 . 8080, 1 : 10.1.0.2 . 8081 }"
@@ -128,7 +131,7 @@ def test_a_packet_that_finds_a_replaced_map_empty_gets_an_endpoint(
     affinity: int,
 ) -> None:
     """Without this rule, 8 of 450 000 connections were rejected at 60 changes per second."""
-    plan = dataclasses.replace(PLAN, endpoints=(ENDPOINT, OTHER), affinity_timeout=affinity)
+    plan = dataclasses.replace(PLAN, endpoints=PlannedEndpoints((ENDPOINT, OTHER)), affinity_timeout=affinity)
     chosen, otherwise = rules(plan, "service")[-2:]
     assert "map {" in chosen
     assert otherwise.endswith("10.1.0.2/8081" if affinity else " dnat to 10.1.0.2:8081")
@@ -140,7 +143,9 @@ def test_a_possibly_local_endpoint_may_open_hairpin_connections(affinity: int, o
     """Packets of an endpoint on another node to itself do not pass this node."""
     here = OTHER._replace(on_node=on_node)
     endpoints = (ENDPOINT, here, here._replace(cluster=False, port=1))
-    entries = entries_of(dataclasses.replace(PLAN, endpoints=endpoints, affinity_timeout=affinity))
+    entries = entries_of(
+        dataclasses.replace(PLAN, endpoints=PlannedEndpoints(endpoints), affinity_timeout=affinity)
+    )
     found = [
         key.key for key in entries if isinstance(key, Element) and key.container == "hairpin-connections"
     ]
@@ -201,5 +206,5 @@ def test_rendering_many_endpoints_takes_linear_time() -> None:
         ENDPOINT._replace(address=Address(Counted(ENDPOINT.address[:13] + number.to_bytes(3))), local=True)
         for number in range(1000)
     )
-    assert entries_of(dataclasses.replace(PLAN, endpoints=endpoints, affinity_timeout=60))
+    assert entries_of(dataclasses.replace(PLAN, endpoints=PlannedEndpoints(endpoints), affinity_timeout=60))
     assert Counted.comparisons < 20_000  # a list, searched for each, makes half a million
