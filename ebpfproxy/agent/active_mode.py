@@ -60,6 +60,11 @@ class ActiveMode:
                 hooks.restored()
         return result
 
+    @property
+    def reread_seconds(self) -> float:
+        """See `Backend.reread_seconds`."""
+        return self._parts.backend.reread_seconds
+
     def plan_all(self, state: ClusterState) -> None:
         """Plan the complete state, so that the next sync applies it."""
         self.reconciler.plan(state, frozenset(state.services), node_changed=True, host_changed=True)

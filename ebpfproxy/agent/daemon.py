@@ -18,6 +18,7 @@ from ebpfproxy.agent.mode_switch import ModeSwitcher
 from ebpfproxy.agent.pacing import CheckTimer, Pacer
 from ebpfproxy.agent.reconciler import SyncResult
 from ebpfproxy.agent.sources import Died, Item, Notified, Received, Reload, Sources, Stop
+from ebpfproxy.agent.verification import Verification
 from ebpfproxy.api.event import (
     NODE,
     Invalid,
@@ -100,6 +101,7 @@ class _Agent:
         self._sources = Sources(config, self._inbox, self._metrics, content)
         self._modes = ModeSwitcher(config, callbacks, self._metrics)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
+        self._verification = Verification()
         self._state = ClusterState({}, {})  # the state of the last plans
         self._check_timer = CheckTimer(time.monotonic())
         self._oldest: float | None = None  # receive time of the first event that is not in the kernel yet
@@ -155,6 +157,8 @@ class _Agent:
                 self._check(now)
             if self._pacer.due(now):
                 self._sync(now)
+            elif self._verification.is_running or self._pacer.check_due(now):
+                self._verify_slice()
 
     def _check(self, now: float) -> None:
         """Make the next sync verify if another program has changed the kernel."""
@@ -162,6 +166,17 @@ class _Agent:
         if self._modes.is_modified_externally():
             self._pacer.verify_soon()
         self._check_timer.checked(now, time.thread_time() - began, self._modes.serving.is_notified())
+
+    def _verify_slice(self) -> None:
+        """Continue or begin to compare the kernel with what was written. Make the next sync verify after a
+        difference."""
+        if not self._verification.is_running:
+            self._verification.start(self._modes.serving.reconciler.check())
+        is_right = self._verification.run_slice()
+        if is_right:
+            self._pacer.checked(time.monotonic())
+        elif is_right is False:
+            self._pacer.verify_soon()
 
     def _may_sync(self, now: float) -> bool:
         """Return whether everything is known that the first sync needs.
@@ -186,7 +201,7 @@ class _Agent:
         if self._tracker.synced:
             wait = self._pacer.wait(now)
             if wait is not None:
-                wait = min(wait, self._check_timer.wait(now))
+                wait = 0.0 if self._verification.is_running else min(wait, self._check_timer.wait(now))
         else:
             wait = None if self._node_deadline is None else max(0.0, self._node_deadline - now)
         with contextlib.suppress(queue.Empty):
@@ -212,6 +227,8 @@ class _Agent:
         if self._tracker.pending or self._is_first_sync:
             self._plan()
         verify = self._pacer.verify_due(now)
+        if verify:
+            self._verification.cancel()
         try:
             result = self._modes.sync(verify)
         except KernelError as failure:
@@ -305,8 +322,10 @@ class _Agent:
 
     def _update_intervals(self) -> None:
         """Use the intervals of the current mode, which may have changed."""
-        config = self._modes.config
-        self._pacer.set_intervals(least_interval(config, self._modes.serving.name), config.sync_period)
+        config, serving = self._modes.config, self._modes.serving
+        interval = least_interval(config, serving.name)
+        self._pacer.set_intervals(interval, config.sync_period, serving.reread_seconds)
+        self._verification.cancel()
         self._health.set_period(config.sync_period)
 
     def _state_now(self) -> ClusterState:

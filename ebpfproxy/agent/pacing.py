@@ -7,6 +7,8 @@ minimum interval since the last sync has passed, which may be 0. A failed sync i
 30 s.
 """
 
+import math
+
 _MOST_DOUBLINGS = 30
 
 
@@ -21,8 +23,9 @@ class Pacer:
     - While the kernel rejects entries, they are retried `grace` seconds after the sync of the last change,
       then after twice that, up to `backoff_max`. By then freed space can be used again. This delays no change
       and causes no verification.
-    - At least every `max_interval` seconds, and after each failure, a sync verifies: it reads the kernel
-      back completely.
+    - A sync verifies, which means that it reads the kernel back completely, after each failure, after
+      `verify_soon`, and at least every `reread_interval` seconds.
+    - At least every `max_interval` seconds a check is due, which compares without reading back.
     """
 
     def __init__(
@@ -32,9 +35,9 @@ class Pacer:
         backoff_first: float = 1.0,
         backoff_max: float = 30.0,
         grace: float = 3.0,
+        reread_interval: float = math.inf,
     ) -> None:
-        self._min_interval = min_interval
-        self._max_interval = max_interval
+        self.set_intervals(min_interval, max_interval, reread_interval)
         self._backoff_first = backoff_first
         self._backoff_max = backoff_max
         self._grace = grace
@@ -44,14 +47,16 @@ class Pacer:
         self._rejections = 0  # consecutive, since the sync of the last change
         self._ended: float | None = None
         self._verified: float | None = None
+        self._checked: float = 0.0
 
     def changed(self, now: float) -> None:
         """Record a change. Several calls before a sync cause only one sync."""
         self._started = self._changed = True
 
-    def set_intervals(self, min_interval: float, max_interval: float) -> None:
-        """Set both intervals, in seconds."""
+    def set_intervals(self, min_interval: float, max_interval: float, reread_interval: float) -> None:
+        """Set the intervals, in seconds. `reread_interval` is raised to `max_interval`."""
         self._min_interval, self._max_interval = min_interval, max_interval
+        self._reread_interval = max(max_interval, reread_interval)
 
     def verify_soon(self) -> None:
         """Verify at the time at which a change would be synced: another program has changed the kernel."""
@@ -66,12 +71,27 @@ class Pacer:
         """Return whether the next sync must verify: the first, one after a failure, and the periodic one."""
         if not self._started:
             return False
-        return self._verified is None or self._failures > 0 or now >= self._verified + self._max_interval
+        return self._verified is None or self._failures > 0 or now >= self._verified + self._reread_interval
+
+    def check_due(self, now: float) -> bool:
+        """Return whether a check is due: some time after the last check or verification."""
+        return self._verified is not None and not self._failures and now >= self._check_at()
+
+    def checked(self, now: float) -> None:
+        """Record a check that found no difference."""
+        self._checked = now
 
     def wait(self, now: float) -> float | None:
-        """Return the seconds until a sync is due, 0 if it is due; None before the first change."""
+        """Return the seconds until a sync or check is due, 0 if it is due; None before the first change."""
         at = self._due_at()
-        return None if at is None else max(0.0, at - now)
+        if at is None:
+            return None
+        if self._verified is not None and not self._failures:
+            at = min(at, self._check_at())
+        return max(0.0, at - now)
+
+    def _check_at(self) -> float:
+        return max(self._verified or 0.0, self._checked) + self._max_interval
 
     def succeeded(self, now: float, *, verified: bool) -> None:
         """Record a successful sync of all changes that were reported before.
@@ -105,7 +125,7 @@ class Pacer:
         earliest = self._ended + max(self._min_interval, self._pause())
         if self._changed or self._failures or self._verified is None:
             return earliest
-        at = self._verified + self._max_interval
+        at = self._verified + self._reread_interval
         if self._rejections:
             at = min(at, self._ended + self._doubled(self._grace, self._rejections))
         return max(earliest, at)

@@ -1,6 +1,6 @@
 """The reconciler of one backend: it plans, renders, compares with the kernel, and applies the difference."""
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ebpfproxy.backends.delta import diff
@@ -242,6 +242,14 @@ class Reconciler(Generic[K, E]):
         """
         return self._actual is not None and self._backend.generation() != self._generation
 
+    def check(self) -> Iterator[bool]:
+        """Compare the kernel with what the last syncs left there, in steps of a few milliseconds.
+
+        Yields after each step whether it found no difference; see `Backend.check`. Empty if no sync has
+        succeeded. Raises KernelError.
+        """
+        return self._backend.check(self._actual) if self._actual is not None else iter(())
+
     def sync(self, verify: bool) -> SyncResult:
         """Apply the difference between desired and actual entries.
 
@@ -254,6 +262,7 @@ class Reconciler(Generic[K, E]):
                 self._actual = None
                 actual = self._backend.read()
                 delta = diff(actual, self._desired)
+                _share(actual, self._desired, delta.puts)
             else:
                 actual = self._actual
                 delta = self._with_rejected(diff(actual, self._desired, self._touched))
@@ -304,3 +313,10 @@ class Reconciler(Generic[K, E]):
             if self._reported.get(key) != failure.message:
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
         self._reported = {key: failure.message for key, failure in rejected.items()}
+
+
+def _share(actual: dict[K, E], desired: Mapping[K, E], different: Collection[K]) -> None:
+    """Replace the entries that were read by the equal desired ones, which are in memory anyway."""
+    for key in actual:
+        if key in desired and key not in different:
+            actual[key] = desired[key]

@@ -95,6 +95,30 @@ def test_put_entries_are_read_back(subject: Subject) -> None:
     assert subject.plane.read() == wanted
 
 
+def test_a_check_finds_no_difference_after_a_read_and_between_own_changes(subject: Subject) -> None:
+    one = subject.devices.add("one")
+    states = [
+        entries(subject, plan("web", "10.96.0.1", endpoints=n), node=watched((one, "one"))) for n in (1, 2)
+    ]
+    bring(subject, states[0])
+    expected = subject.plane.read()
+    for number, is_right in enumerate(subject.plane.check(expected), 1):
+        assert is_right
+        delta = diff(expected, states[number % 2])
+        assert not subject.plane.apply(delta)
+        expected.update(delta.puts)
+    assert all(subject.plane.check(expected))
+
+
+@BY_FRONTEND
+def test_a_check_finds_what_another_program_removed_from_a_device(subject: Subject) -> None:
+    """Or `generation` notices it."""
+    bring(subject, entries(subject, node=watched((subject.devices.add("one"), "one"))))
+    expected, generation = subject.plane.read(), subject.plane.generation()
+    subject.devices.strip("one")
+    assert not all(subject.plane.check(expected)) or subject.plane.generation() != generation
+
+
 def test_a_put_replaces_the_previous_entry(subject: Subject) -> None:
     bring(subject, entries(subject, plan("web", "10.96.0.1", "10.96.0.2", endpoints=3)))
     after = entries(subject, plan("web", "10.96.0.2", "10.96.0.3", endpoints=1, affinity=7))

@@ -6,7 +6,8 @@ the same cases with this backend and the real ones.
 """
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from ebpfproxy.backends.generation import Generation
@@ -61,17 +62,23 @@ class FakeBackend:
     """See `Backend` for the contract. Two of them with one kernel represent two runs of the agent."""
 
     name = "fake"
+    reread_seconds = math.inf
 
     def __init__(self, kernel: FakeKernel | None = None) -> None:
         self.kernel = kernel or FakeKernel()
         self._generation = Generation(lambda: repr(dataclasses.replace(self.kernel, writes=[])))
         self._opened = False
         self._read_failure: KernelError | None = None
+        self._check_failure: KernelError | None = None
         self._apply_failure: tuple[int, KernelError | None] = 0, None
 
     def fail_next_read(self, failure: KernelError) -> None:
         """The next `read` raises it."""
         self._read_failure = failure
+
+    def fail_next_check(self, failure: KernelError) -> None:
+        """The next `check` raises it."""
+        self._check_failure = failure
 
     def fail_next_apply(self, failure: KernelError | None, after: int = 0) -> None:
         """The next `apply` raises it before its write number `after`, or at its end if there are fewer
@@ -105,6 +112,9 @@ class FakeBackend:
         if failure:
             raise failure
         self._generation.reading()
+        return self._held()
+
+    def _held(self) -> dict[Key, Entry]:
         own: dict[PlanKey, list[FrontendPlan]] = {key: [] for key in self.kernel.ports}
         stray: set[PlanKey] = set()
         for key, plan in self.kernel.frontends.values():
@@ -119,6 +129,14 @@ class FakeBackend:
         for key, port in self.kernel.ports.items():
             found[key] = _sorted(dataclasses.replace(port, frontends=tuple(own[key])))
         return found | dict.fromkeys(stray, False)
+
+    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
+        """One step that compares everything."""
+        self._check_open()
+        failure, self._check_failure = self._check_failure, None
+        if failure:
+            raise failure
+        yield self._held() == dict(expected)
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """Apply all puts, then remove their superfluous frontends, then apply the drops: room is freed

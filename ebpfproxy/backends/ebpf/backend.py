@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import math
 import struct
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -86,6 +87,7 @@ class EbpfBackend:
     """See `Backend` for the contract. The node is the calling thread's network namespace."""
 
     name = "ebpf"
+    reread_seconds = math.inf  # `check` compares everything
 
     def __init__(
         self,
@@ -210,11 +212,31 @@ class EbpfBackend:
             self.open()
         self._attached.reading()
         self._node.repair()
+        found = self._read_node()
+        found.update(self._table.read().items())
+        return found
+
+    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
+        """The networks, devices and hooks are one step, which takes as long as `generation`."""
+        if not self._opened:
+            yield False
+            return
+        yield self._holds_node(expected)
+        yield from self._table.check()
+
+    def _holds_node(self, expected: Mapping[Key, Entry]) -> bool:
+        if not self._programs.is_pinned() or not self._node.holds():
+            return False
+        return self._read_node() == {
+            key: entry for key, entry in expected.items() if not isinstance(key, ServicePortKey)
+        }
+
+    def _read_node(self) -> dict[Key, Entry]:
+        """Everything but the ServicePorts."""
         found: dict[Key, Entry] = {}
         for key, value in self._maps["local_networks"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
             found[Network(Address(address), length)] = int(_U32.unpack(value)[0])
-        found.update(self._table.read().items())
         found.update(self._devices.read().items())
         found.update({HookKey(name): state for name, state in self._programs.hook_states().items()})
         return found

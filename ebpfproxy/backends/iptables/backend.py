@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.interface import HOUR, Delta
 from ebpfproxy.backends.iptables import cleanup
 from ebpfproxy.backends.iptables.layout import LAYOUT
 from ebpfproxy.backends.iptables.node_rules import node_entries
@@ -27,6 +27,7 @@ class IptablesBackend:
     """
 
     name = "iptables"
+    reread_seconds = HOUR
 
     def __init__(self, settings: IptablesSettings, tool_backend: str = tool_backends.AUTO) -> None:
         """`tool_backend`: see `tool_backends.choose`."""
@@ -59,6 +60,10 @@ class IptablesBackend:
 
     def read(self) -> dict[Key, Entry]:
         return self._families.read()
+
+    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
+        """Nothing: `generation` notices every change."""
+        return iter(())
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """See `TwoFamilies.apply`."""

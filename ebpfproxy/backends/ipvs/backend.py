@@ -1,6 +1,6 @@
 """The IPVS backend: virtual servers, addresses on kube-ipvs0, ipsets and rules."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from ebpfproxy.backends.generation import Generation
@@ -46,6 +46,7 @@ class IpvsBackend:
     """
 
     name = "ipvs"
+    reread_seconds = 0.0  # IPVS reports no changes
 
     def __init__(self, settings: IpvsSettings, tool_backend: str = tool_backends.AUTO) -> None:
         """`tool_backend`: see `tool_backends.choose`."""
@@ -112,6 +113,10 @@ class IpvsBackend:
         found: dict[Key, Entry] = {**self._addresses.read(in_sets, served)}
         found.update((key, entry) for key, entry in servers.items() if key.family in served)
         return self._expansion.collapse(found) | self._families.read()
+
+    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
+        """Nothing: everything is read instead."""
+        return iter(())
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """Write sets (see `Order`) and virtual servers, then addresses, then all rules at once. Remove

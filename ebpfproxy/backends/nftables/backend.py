@@ -2,10 +2,10 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 from ebpfproxy.backends.findings import FAMILY_NOT_SERVED
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.interface import HOUR, Delta
 from ebpfproxy.backends.nftables import probes
 from ebpfproxy.backends.nftables.entries import TABLE, Entry, Key
 from ebpfproxy.backends.nftables.node_objects import node_objects
@@ -32,6 +32,7 @@ class NftablesBackend:
     """
 
     name = "nftables"
+    reread_seconds = HOUR
 
     def __init__(
         self, settings: NftablesSettings | None = None, clock: Callable[[], float] = time.monotonic
@@ -88,6 +89,10 @@ class NftablesBackend:
             f"cannot read the nftables tables {TABLE}: they changed during each of {_ATTEMPTS} reads",
             "stop kube-proxy on this node: it uses the same tables",
         )
+
+    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
+        """Nothing: `generation` notices every change."""
+        return iter(())
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """Commit one transaction for each family; see `KernelTable.apply`."""

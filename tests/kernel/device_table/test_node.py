@@ -190,3 +190,19 @@ def test_hooks_are_removed_also_on_kernels_without_links(
 def attached(settings: EbpfSettings) -> list[list[int]]:
     """The ids of the programs at each hook."""
     return [cgroup.programs(settings.cgroup_root, hook.attach_type) for hook in SOCKET_HOOKS]
+
+
+def test_a_device_that_disappears_is_no_change_by_another_program(
+    backend: EbpfBackend, node: Namespace
+) -> None:
+    """Its pod was deleted, and the agent has not processed that yet. Regression: every deletion of a pod
+    caused a read of everything, and a warning about drift of "device (gone)"."""
+    node.ip("link add pod0 type veth peer name pod1")
+    assert not bring(backend, plan("net", "pod0"))
+    expected, generation = backend.read(), backend.generation()
+    node.ip("link del pod0")
+    assert backend.generation() == generation
+    assert all(backend.check(expected))
+    assert backend.read() == expected
+    assert not bring(backend, plan("net"))
+    assert backend.read() == {key: entry for key, entry in expected.items() if str(key) != "device pod0"}

@@ -11,7 +11,7 @@ from ebpfproxy.agent.pacing import CheckTimer, Pacer
 
 
 def pacer(least: float = 0.0, most: float = 30.0) -> Pacer:
-    return Pacer(least, most, backoff_first=1.0, backoff_max=8.0)
+    return Pacer(least, most, backoff_first=1.0, backoff_max=8.0, reread_interval=0.0)
 
 
 def synced(least: float = 0.0) -> Pacer:
@@ -58,7 +58,7 @@ def test_without_a_change_the_next_sync_is_the_periodic_verification() -> None:
 def test_new_intervals_apply_at_once() -> None:
     """For example after a mode switch."""
     one = synced(least=2.0)
-    one.set_intervals(5.0, 60.0)
+    one.set_intervals(5.0, 60.0, 0.0)
     assert (one.wait(120.0), one.verify_due(159.9), one.verify_due(160.0)) == (40.0, False, True)
     one.changed(101.0)
     assert one.wait(101.0) == 4.0
@@ -153,7 +153,7 @@ def test_a_failed_first_sync_is_retried() -> None:
 
 def rejected(least: float = 0.0, most: float = 30.0) -> Pacer:
     """A pacer whose sync at 100 verified and had a rejected entry."""
-    one = Pacer(least, most, backoff_first=1.0, backoff_max=20.0)
+    one = Pacer(least, most, backoff_first=1.0, backoff_max=20.0, reread_interval=0.0)
     one.changed(100.0)
     one.rejected(100.0, verified=True)
     return one
@@ -310,7 +310,7 @@ def test_wait_and_due_agree(least: float, steps: list[tuple[float, bool, bool]],
         now += seconds
         if change:
             one.changed(now)
-        assert one.due(now) == (one.wait(now) == 0.0)
+        assert (one.due(now) or one.check_due(now)) == (one.wait(now) == 0.0)
         if one.due(now):
             if works:
                 one.succeeded(now, verified=one.verify_due(now))
@@ -319,7 +319,7 @@ def test_wait_and_due_agree(least: float, steps: list[tuple[float, bool, bool]],
     wait = one.wait(now)
     if wait is not None:
         assert wait <= max(10.0, 8.0, least) + 1e-9
-        assert one.due(now + wait + 1e-6)
+        assert one.due(now + wait + 1e-6) or one.check_due(now + wait + 1e-6)
 
 
 @pytest.fixture
@@ -367,3 +367,41 @@ def test_expensive_checks_are_less_frequent_only_if_changes_are_notified(timer: 
     assert timer.wait(102.0) == 0
     timer.checked(102.0, took=0.125, notified=False)
     assert timer.wait(102.0) == 2.0
+
+
+def test_checks_are_due_between_verifications() -> None:
+    one = Pacer(0.0, 30.0, reread_interval=3600.0)
+    assert not one.check_due(0.0)
+    one.changed(0.0)
+    assert one.verify_due(0.0)
+    one.succeeded(1.0, verified=True)
+    assert one.wait(1.0) == 30.0
+    assert not one.check_due(30.9)
+    assert one.check_due(31.0)
+    assert not one.due(31.0)
+    one.checked(32.0)
+    assert not one.check_due(61.9)
+    assert one.check_due(62.0)
+    assert one.verify_due(3601.0)
+    assert one.due(3601.0)
+
+
+def test_a_verification_replaces_the_next_check() -> None:
+    one = Pacer(0.0, 30.0, reread_interval=3600.0)
+    one.changed(0.0)
+    one.succeeded(0.0, verified=True)
+    one.verify_soon()
+    assert not one.check_due(40.0)
+    assert one.due(40.0)
+    one.succeeded(40.0, verified=True)
+    assert not one.check_due(69.9)
+    assert one.check_due(70.0)
+
+
+def test_no_check_is_due_after_a_failure() -> None:
+    one = Pacer(0.0, 30.0, reread_interval=3600.0)
+    one.changed(0.0)
+    one.succeeded(0.0, verified=True)
+    one.failed(10.0)
+    assert not one.check_due(40.0)
+    assert one.verify_due(40.0)

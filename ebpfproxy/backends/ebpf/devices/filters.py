@@ -58,6 +58,7 @@ class DeviceTable:
         self._programs = classifiers
         self._ids = {name: program.id for name, program in classifiers.items()}
         self._names: dict[int, str] = {}  # by ifindex: the name at the last put or read
+        self._last: dict[int, tuple[str, tuple[str, ...]]] = {}  # by ifindex: name and sides when it existed
 
     def read(self) -> dict[DeviceKey, DeviceEntry]:
         """Every device that is in the map, or has a program of the agent.
@@ -67,8 +68,9 @@ class DeviceTable:
         which will be replaced or removed. " behind" is appended if the program must be moved to the first
         position.
 
-        A device that no longer exists has its entry of the map and the name GONE. A renamed device has its
-        present name.
+        A device that no longer exists is returned as it was last put or read: its removal is no change by
+        another program, and is reported by the kernel. If only a previous run knew it, its name is GONE and
+        it has no sides. A renamed device has its present name.
         """
         present = links.names()
         self._attachments.forget_gone(present.keys())
@@ -107,10 +109,13 @@ class DeviceTable:
         found: dict[DeviceKey, DeviceEntry] = {}
         for ifindex in sorted(written.keys() | further):
             entry = written.get(ifindex, _UNKNOWN)
-            sides = tuple(self._sides(ifindex, present[ifindex], entry.flags)) if ifindex in present else ()
+            if ifindex in present:
+                name, sides = present[ifindex], tuple(self._sides(ifindex, present[ifindex], entry.flags))
+            else:
+                name, sides = self._last.get(ifindex, (GONE, ()))
             if sides or ifindex in written:
-                key = DeviceKey(ifindex, present.get(ifindex, GONE))
-                found[key] = entry._replace(sides=sides)
+                found[DeviceKey(ifindex, name)] = entry._replace(sides=sides)
+                self._last[ifindex] = name, sides
         self._attached = frozenset(
             (key.ifindex, side.removesuffix(f" {BEHIND}"), key.name)
             for key, entry in found.items()
@@ -146,6 +151,7 @@ class DeviceTable:
         rejected: Rejections = {}
         for key, entry in puts.items():
             self._names[key.ifindex] = key.name
+            self._last[key.ifindex] = key.name, entry.sides
             try:
                 made = abi.DEVICE_CLSACT if self._is_own(key.ifindex) else 0
                 self._write(key.ifindex, entry, made)
@@ -178,6 +184,7 @@ class DeviceTable:
                     self._sync_side(key.ifindex, side, entry)
                 except NotFound:
                     self._map.delete(_U32.pack(key.ifindex))
+                    self._last.pop(key.ifindex, None)
                     self._positions.forget(key.ifindex)
                     gone.add(key)
                 except KernelError as failure:
@@ -248,6 +255,7 @@ class DeviceTable:
             tc.remove_clsact(ifindex)
         self._map.delete(_U32.pack(ifindex))
         self._names.pop(ifindex, None)
+        self._last.pop(ifindex, None)
         self._positions.forget(ifindex)
 
     def has_outdated(self, key: DeviceKey) -> bool:

@@ -1,6 +1,7 @@
 """The maps `slots` and `endpoints`, mapped into memory, and the allocation of their entries."""
 
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -14,6 +15,8 @@ _FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_ha
 _STRIDE = abi.ENDPOINT.size
 _SLOT_STRIDE = 8  # an array's elements are 8-byte aligned
 _SCAN = 4096
+_COUNTED = 65536
+_IS_LISTED = bytes(byte & abi.ENDPOINT_LISTED for byte in range(256))
 
 
 @lru_cache(maxsize=512)
@@ -61,6 +64,18 @@ class Arrays:
             for id_, (address, port, flags, service) in enumerate(rows, start):
                 if flags & abi.ENDPOINT_LISTED and 0 < id_ < self.endpoint_ids.capacity:
                     yield id_, ROW.pack(address, port, flags), service
+
+    def listed_counts(self) -> Iterator[int]:
+        """The number of endpoints in force in each part of the map: their sum is that of `listed`."""
+        at = abi.ENDPOINT.offset("flags") + (sys.byteorder == "big")
+        end = self.endpoint_ids.capacity * _STRIDE
+        for start in range(_STRIDE, end, _COUNTED * _STRIDE):  # without id 0, which is never used
+            flags = self._endpoints[start : min(start + _COUNTED * _STRIDE, end)][at::_STRIDE]
+            yield flags.translate(_IS_LISTED).count(1)
+
+    def endpoint(self, id_: int) -> bytes:
+        """The packed entry of an endpoint."""
+        return self._endpoints[id_ * _STRIDE : (id_ + 1) * _STRIDE]
 
     def write_endpoint(self, id_: int, row: bytes, service: int) -> None:
         self._endpoints[id_ * _STRIDE : (id_ + 1) * _STRIDE] = row + U32.pack(service)

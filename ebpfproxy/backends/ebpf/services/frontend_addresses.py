@@ -11,9 +11,10 @@ The unspecified address, which is that of NodePorts, has no entry. It represents
 the kernel replies to pings of these.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.services.check import Written, check_hash
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, is_unspecified
 
@@ -74,6 +75,14 @@ class FrontendAddresses:
         for address in changed:
             if not self._frontends.get(address):
                 self._frontends.pop(address, None)
+
+    def check(self, written: Written) -> Iterator[bool]:
+        """See `check_hash`."""
+        return check_hash(self._map, written, self._written, self._value_of)
+
+    def _value_of(self, packed: bytes) -> bytes | None:
+        clients = self._written.get(Address(packed))
+        return None if clients is None else _pack(clients)
 
     def _clients(self, address: Address) -> int:
         """The clients of all frontends with this address."""

@@ -64,6 +64,11 @@ class NodeEntry:
             self._map.update(_KEY, wanted)
             return True
 
+    def holds(self) -> bool:
+        """Whether the map has the entry. Raises KernelError."""
+        with self._lock:
+            return self._map.lookup(_KEY) == self._wanted()
+
     def repair(self) -> None:
         """Like `write`. If the veth pair cannot be created, that is logged, and the entry is written anyway.
 

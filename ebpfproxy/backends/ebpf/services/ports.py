@@ -5,7 +5,7 @@ belongs to no Service, and a program can skip the lookup in a hash map.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from socket import IPPROTO_SCTP, IPPROTO_TCP, IPPROTO_UDP, ntohs
 
 from ebpfproxy.backends.ebpf import abi
@@ -39,9 +39,7 @@ class ServicePorts:
     def read(self, services: Iterable[bytes]) -> None:
         """Bring the map in sync with these keys of `services`. No required bit is cleared meanwhile."""
         self._uses = Counter(_bits(services))
-        words: Counter[int] = Counter()
-        for bit in self._uses:
-            words[bit // _BITS] |= 1 << (bit % _BITS)
+        words = self._expected()
         for word in range(abi.CONSTANTS["SERVICE_PORT_WORDS"]):
             if self._words[word] != words[word]:
                 self._words[word] = words[word]
@@ -52,6 +50,18 @@ class ServicePorts:
             self._uses[bit] += 1
             if self._uses[bit] == 1:
                 self._write(bit, True)
+
+    def check(self) -> Iterator[bool]:
+        """Yield whether the map has the bits of all keys, and no others."""
+        words = self._expected()
+        yield all(self._words[word] == words[word] for word in range(abi.CONSTANTS["SERVICE_PORT_WORDS"]))
+
+    def _expected(self) -> Counter[int]:
+        """The words that are not 0, by number."""
+        words: Counter[int] = Counter()
+        for bit in self._uses:
+            words[bit // _BITS] |= 1 << (bit % _BITS)
+        return words
 
     def remove(self, services: Iterable[bytes]) -> None:
         """Remove these keys. Call it after they were deleted from `services`."""

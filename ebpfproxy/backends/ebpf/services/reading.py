@@ -156,13 +156,13 @@ class Reading:
         return b"".join(row for row, _ in in_order), array("I", [id_ for _, id_ in in_order])
 
     def _lists_are_right(self, record: Record, seen: Mapping[str, bool]) -> bool:
-        """Whether both lists contain exactly the endpoints with their flag, and none twice.
+        """Whether both lists contain exactly the endpoints with their flag, in order.
 
         A list that no frontend refers to is not checked.
         """
         lists = ("cluster", abi.ENDPOINT_CLUSTER, record.cluster), ("local", abi.ENDPOINT_LOCAL, record.local)
         return all(
-            sorted(self._arrays.read_slots(range_)) == sorted(record.members(flag))
+            list(self._arrays.read_slots(range_)) == record.members(flag)
             for scope, flag, range_ in lists
             if seen[scope]
         )

@@ -12,12 +12,14 @@ A change has three steps, so that no reader sees an incomplete change:
 The id of a deleted service is used for another one later. Its traffic counters are set to zero then.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
+from ebpfproxy.backends.ebpf.services.check import Written, check_services
 from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresses
 from ebpfproxy.backends.ebpf.services.ports import ServicePorts
 from ebpfproxy.backends.ebpf.services.reading import Reading
@@ -43,8 +45,8 @@ class ServiceTable:
         self._addresses = FrontendAddresses(maps["frontend_addresses"])
         self._ports = ServicePorts(maps["service_ports"])
         self._no_traffic = _NO_TRAFFIC * possible_cpus()
-        self._records: dict[ServicePortKey, Record] = {}
-        self._owner: dict[bytes, ServicePortKey] = {}
+        self._written = Written()
+        self._records, self._owner = self._written.records, self._written.owner
 
     def close(self) -> None:
         self._arrays.close()
@@ -66,15 +68,36 @@ class ServiceTable:
     def read(self) -> dict[ServicePortKey, ServicePortEntry]:
         """The entries in the maps. Inconsistent contents result in an entry that differs from every plan."""
         found = Reading(self._maps, self._arrays, self._service_ids, self._sources, self._clock)
-        self._records, self._owner = found.records, found.owner
+        _share_entries(found.records, self._records)
+        self._written = Written(found.records, found.owner)
+        self._records, self._owner = self._written.records, self._written.owner
         self._ports.read(self._owner)
         self._addresses.read(each for record in self._records.values() for each in record.services.items())
         return {key: record.entry for key, record in self._records.items()}
+
+    def check(self) -> Iterator[bool]:
+        """Compare the maps with what was written, in steps of about a millisecond.
+
+        Yields after each step whether it found no difference. `apply` may be called between the steps. A
+        `read` ends the check. Raises KernelError.
+        """
+        written = self._written
+        steps = itertools.chain(
+            check_services(self._maps, self._arrays, written),
+            self._addresses.check(written),
+            self._ports.check(),
+            self._sources.check(written),
+        )
+        for is_right in steps:
+            if self._written is not written:
+                return
+            yield is_right
 
     def apply(
         self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]
     ) -> dict[ServicePortKey, KernelError]:
         """Apply a change. Return the ServicePorts without room, which keep their current state."""
+        self._written.version += 1
         changes, rejected = self._stage(puts)
         dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(changes, dropped)
@@ -188,6 +211,13 @@ class ServiceTable:
         for key, _ in list(affinity.items()):
             if U32.unpack_from(key, at)[0] in services:
                 affinity.delete(key)
+
+
+def _share_entries(found: Mapping[ServicePortKey, Record], known: Mapping[ServicePortKey, Record]) -> None:
+    """Give records that were read the equal entries that are already in memory."""
+    for key, record in found.items():
+        if key in known and record.entry == known[key].entry:
+            record.entry = known[key].entry
 
 
 def _loses_affinity(old: Record, new: Record | None) -> bool:

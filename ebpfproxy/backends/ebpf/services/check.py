@@ -1,0 +1,137 @@
+"""Compares the maps with what `ServiceTable` has written, in steps of about a millisecond.
+
+Changes may be applied between the steps: each step compares with what is written at that time. Only a count
+of entries needs a map that does not change during its walk. After a change, each own entry is looked up
+instead.
+
+Nothing is decoded or kept. After a difference the caller reads everything (reading.py).
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import ServicePortKey
+from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.arrays import Arrays
+from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value
+from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.plan.planned_endpoints import ROW
+
+_WALKED = 1024  # entries of a map in one step
+_LOOKED_UP = 128  # entries in one step
+_ENDPOINTS = 1024  # in one step
+
+
+@dataclasses.dataclass(slots=True)
+class Written:
+    """What `ServiceTable` has written, and changes with it. `version` is another number after each change.
+
+    `owner` has each key of `services`, with the ServicePort whose record has its value.
+    """
+
+    records: dict[ServicePortKey, Record] = dataclasses.field(default_factory=dict)
+    owner: dict[bytes, ServicePortKey] = dataclasses.field(default_factory=dict)
+    version: int = 0
+
+    def service(self, key: bytes) -> bytes | None:
+        """The value of a key of `services`, None if it is not an own key."""
+        owner = self.owner.get(key)
+        record = self.records.get(owner) if owner else None
+        return record.services.get(key) if record else None
+
+
+def check_services(maps: Maps, arrays: Arrays, written: Written) -> Iterator[bool]:
+    """Yield after each step whether everything was as written. Raises KernelError."""
+    yield from check_hash(maps["services"], written, written.owner, written.service)
+    yield from _check_names(maps["service_names"], written)
+    yield from _check_endpoints(arrays, written)
+    version, listed = written.version, 0
+    for count in arrays.listed_counts():
+        listed += count
+        yield True
+    yield written.version != version or listed == arrays.endpoint_ids.used
+
+
+def check_hash(
+    map_: Map, written: Written, own: Collection[bytes], value_of: Callable[[bytes], bytes | None]
+) -> Iterator[bool]:
+    """Yield after each step whether the map has exactly the keys `own`, with the values of `value_of`.
+
+    `own` changes with `written`. Raises KernelError.
+    """
+    version, found = written.version, 0
+    key_size, value_size = map_.shape.key_size, map_.shape.value_size
+    for keys, values in map_.batches(_WALKED):
+        count = len(keys) // key_size
+        found += count
+        yield all(
+            value_of(keys[at * key_size : (at + 1) * key_size])
+            == values[at * value_size : (at + 1) * value_size]
+            for at in range(count)
+        )
+    if written.version == version:
+        yield found == len(own)
+        return
+    remaining = iter(list(own))
+    while part := list(islice(remaining, _LOOKED_UP)):
+        yield all(map_.lookup(key) == value_of(key) for key in part if key in own)
+
+
+def _check_names(names: Map, written: Written) -> Iterator[bool]:
+    """Compare the map, whose keys are the ids of the records."""
+    remaining = iter(list(written.records))
+    while part := list(islice(remaining, _LOOKED_UP)):
+        yield all(_has_name(names, key, written.records.get(key)) for key in part)
+    version, found = written.version, 0
+    for keys, _ in names.batches(_WALKED):
+        found += len(keys) // U32.size
+        yield True
+    yield written.version != version or found == len(written.records)
+
+
+def _has_name(names: Map, key: ServicePortKey, record: Record | None) -> bool:
+    """Whether `service_names` has the name of a ServicePort. True if there is no record (any more)."""
+    return record is None or names.lookup(U32.pack(record.id)) == name_value(key)
+
+
+def _check_endpoints(arrays: Arrays, written: Written) -> Iterator[bool]:
+    """Compare the endpoints and lists of each record."""
+    compared, right = 0, True
+    for key in list(written.records):
+        record = written.records.get(key)
+        for count, part_right in _parts(arrays, record) if record else ():
+            compared += count
+            right &= part_right
+            if compared >= _ENDPOINTS:
+                yield right
+                compared, right = 0, True
+                if written.records.get(key) is not record:
+                    break
+    yield right
+
+
+def _parts(arrays: Arrays, record: Record) -> Iterator[tuple[int, bool]]:
+    """Yield for each part of the endpoints their number, and whether they and their slots are as written.
+
+    An endpoint of a list occupies the next slot of its range.
+    """
+    rows, service = record.entry.endpoints.rows, U32.pack(record.id)
+    both = (abi.ENDPOINT_CLUSTER, record.cluster), (abi.ENDPOINT_LOCAL, record.local)
+    lists = [each for each in both if each[1] != NOTHING]  # without a list that no service refers to
+    placed = dict.fromkeys((flag for flag, _ in lists), 0)
+    for start in range(0, len(record.ids), _ENDPOINTS):
+        ids = record.ids[start : start + _ENDPOINTS]
+        part = record.entry.endpoints.part(start, len(ids))
+        right = all(
+            arrays.endpoint(id_) == rows[at : at + ROW.size] + service
+            for at, id_ in zip(range(start * ROW.size, len(rows), ROW.size), ids, strict=False)
+        )
+        flags = part.flags()
+        for flag, (first, _) in lists:
+            members = tuple(id_ for id_, has in zip(ids, flags, strict=True) if has & flag)
+            right &= arrays.read_slots((first + placed[flag], len(members))) == members
+            placed[flag] += len(members)
+        yield len(ids), right
+    yield 1, all(placed[flag] == count for flag, (_, count) in lists)
