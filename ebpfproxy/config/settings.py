@@ -135,8 +135,9 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     sync_period: float = option(
         "--iptables-sync-period --ipvs-sync-period --sync-period", flag_types.duration(zero=False), "30s",
         Group.TRAFFIC,
-        "Interval at which the agent reads back the kernel state, compares it with the desired state and "
-        "repairs differences. Must be more than 0.",
+        "Interval at which the agent compares the kernel with the desired state, after which it repairs "
+        "differences. Modes nftables and iptables notice changes earlier, and compare everything hourly. "
+        "Must be more than 0.",
         fields="iptables.syncPeriod nftables.syncPeriod ipvs.syncPeriod", zero_is_unset=True,
     )  # fmt: skip
     min_sync_period: float = option(

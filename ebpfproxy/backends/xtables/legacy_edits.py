@@ -21,8 +21,8 @@ from ebpfproxy.model.address import Family
 log = Logger(__name__)
 
 NOTICED_LATE = "Some changes of rules are noticed late"
-"""The lock file of iptables cannot be watched: a replaced rule of the same size is found at the next
---sync-period.
+"""The lock file of iptables cannot be watched: a replaced rule of the same size is found within an
+hour.
 """
 
 LARGEST = 32 << 20
