@@ -229,6 +229,9 @@ class _Agent:
         verify = self._pacer.verify_due(now)
         if verify:
             self._verification.cancel()
+        if not gc.isenabled():  # the first attempt: failed ones leave garbage
+            gc.freeze()  # the state stays in use, so collections can skip it
+            gc.enable()
         try:
             result = self._modes.sync(verify)
         except KernelError as failure:
@@ -250,8 +253,7 @@ class _Agent:
         self._oldest, self._triggers = None, []
         if self._is_first_sync:
             self._is_first_sync = False
-            gc.freeze()  # the state stays in use, so later collections can skip it
-            gc.enable()
+            gc.freeze()  # the plan, too, stays in use
         if self._modes.pending_config:
             self._follow(self._modes.pending_config)
 

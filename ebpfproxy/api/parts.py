@@ -26,7 +26,7 @@ from ebpfproxy.model.address import (
     parse_network,
     unspecified,
 )
-from ebpfproxy.model.endpoint import Endpoint, EndpointPort
+from ebpfproxy.model.endpoint import EndpointPort, Endpoints, EndpointState
 from ebpfproxy.model.service import NamespacedName, ServicePort, ServiceType, TrafficPolicy
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
@@ -260,12 +260,14 @@ def _shared_slice_ports(*keys: tuple[str, Protocol, int]) -> tuple[EndpointPort,
 
 def endpoints(
     decoded: Iterable[fields.Endpoint | None], slice_family: Family, complaints: Complaints
-) -> tuple[Endpoint, ...]:
+) -> Endpoints:
     """Return the valid endpoints, in order.
 
     Only the first address of an endpoint is used: discovery/v1 gives the others no meaning.
     """
-    is_ipv4, valid = slice_family is Family.IPV4, []
+    is_ipv4 = slice_family is Family.IPV4
+    valid: list[Address] = []
+    states: list[EndpointState] = []
     for endpoint in decoded:
         text = endpoint.addresses[0] if endpoint and endpoint.addresses else None
         if not endpoint or not text:
@@ -279,24 +281,26 @@ def endpoints(
         if address.startswith(V4_PREFIX) is not is_ipv4 or address in _UNSPECIFIED:
             complaints.append(f"endpoints: {text} is not an {slice_family.value} address that can be served")
             continue
-        conditions, node = endpoint.conditions or _ALL_NIL, endpoint.node_name
-        values = (
-            address,
-            conditions.ready is not False,
-            conditions.serving is not False,
-            conditions.terminating is True,
-            sys.intern(node) if node else "",
-            *_hints(bytes(endpoint.hints)),
+        conditions = endpoint.conditions or _ALL_NIL
+        valid.append(address)
+        states.append(
+            _state(
+                conditions.ready is not False,
+                conditions.serving is not False,
+                conditions.terminating is True,
+                endpoint.node_name or "",
+                bytes(endpoint.hints),
+            )
         )
-        valid.append(tuple.__new__(Endpoint, values))  # twice as fast as Endpoint(...): there may be 100,000
-    return tuple(valid)
+    return Endpoints.packed(b"".join(valid), tuple(states))
 
 
 @functools.lru_cache(maxsize=16384)
-def _hints(text: bytes) -> tuple[frozenset[str], frozenset[str]]:
-    """Zones and nodes. Decoded once, and one object in memory, for all endpoints with the same hints."""
-    hints = (fields.HINTS_DECODER.decode(text) if text else None) or _NO_HINTS
-    return _names(hints.for_zones), _names(hints.for_nodes)
+def _state(ready: bool, serving: bool, terminating: bool, node: str, hints: bytes) -> EndpointState:
+    """Cached: hints are decoded once, and endpoints of the same node share one object in memory."""
+    decoded = (fields.HINTS_DECODER.decode(hints) if hints else None) or _NO_HINTS
+    zones, nodes = _names(decoded.for_zones), _names(decoded.for_nodes)
+    return EndpointState(ready, serving, terminating, sys.intern(node), zones, nodes)
 
 
 def _names(hints: list[fields.Hint | None] | None) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """EndpointSlice (discovery.k8s.io/v1): the fields that a service proxy reads."""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, overload
 
 from ebpfproxy.model.address import Address, Family, Protocol
 from ebpfproxy.model.service import NamespacedName
@@ -26,6 +27,66 @@ class Endpoint(NamedTuple):
     nodes: frozenset[str] = frozenset()
 
 
+class EndpointState(NamedTuple):
+    """An `Endpoint` without its address. Many endpoints have the same, and share one object."""
+
+    ready: bool = True
+    serving: bool = True
+    terminating: bool = False
+    node: str = ""
+    zones: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+
+
+class Endpoints(Sequence[Endpoint]):
+    """The `endpoints` of an EndpointSlice, immutable: 24 bytes for each instead of 160 as a tuple."""
+
+    __slots__ = ("addresses", "states")
+
+    def __init__(self, endpoints: Iterable[Endpoint] = ()) -> None:
+        given = tuple(endpoints)
+        self.addresses = b"".join(each.address for each in given)
+        """All addresses, 16 bytes each."""
+        self.states = tuple(EndpointState(*each[1:]) for each in given)
+        """The states, in the order of the addresses."""
+
+    @classmethod
+    def packed(cls, addresses: bytes, states: tuple[EndpointState, ...]) -> "Endpoints":
+        """Return the endpoints with these addresses, 16 bytes each, and states."""
+        made = cls.__new__(cls)
+        made.addresses, made.states = addresses, states
+        return made
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        new, addresses = tuple.__new__, self.addresses  # faster than Endpoint(...): there may be 100,000
+        for number, state in enumerate(self.states):
+            yield new(Endpoint, (addresses[16 * number : 16 * number + 16], *state))
+
+    @overload
+    def __getitem__(self, index: int) -> Endpoint: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Endpoints": ...
+    def __getitem__(self, index: int | slice) -> "Endpoint | Endpoints":
+        if isinstance(index, slice):
+            return Endpoints(tuple(self)[index])
+        number = range(len(self))[index]
+        return Endpoint(Address(self.addresses[16 * number : 16 * number + 16]), *self.states[number])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Endpoints):
+            return NotImplemented
+        return self.addresses == other.addresses and self.states == other.states
+
+    def __hash__(self) -> int:
+        return hash((self.addresses, self.states))
+
+    def __repr__(self) -> str:
+        return f"Endpoints({list(self)!r})"
+
+
 class EndpointPort(NamedTuple):
     """One element of `ports`. A port without a name or a number is left out."""
 
@@ -47,5 +108,5 @@ class EndpointSlice:
     service: NamespacedName
     family: Family
     ports: tuple[EndpointPort, ...]
-    endpoints: tuple[Endpoint, ...]
+    endpoints: Endpoints
     trigger_time: float | None = None

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import NamespacedName, Service
+from ebpfproxy.plan.planned_endpoints import LOCAL
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope, ServicePortPlan
 
 LARGE = 1000
@@ -52,9 +53,7 @@ def no_local_endpoints(plans: Iterable[ServicePortPlan]) -> NoLocalEndpoints:
     """
     internal = external = 0
     for plan in plans:
-        if plan.no_endpoint_action is NoEndpointAction.DROP and not any(
-            endpoint.local for endpoint in plan.endpoints
-        ):
+        if plan.no_endpoint_action is NoEndpointAction.DROP and not plan.endpoints.has(LOCAL):
             kinds = {each.kind for each in plan.frontends if each.outside.scope is Scope.LOCAL}
             internal += FrontendKind.CLUSTER_IP in kinds
             external += bool(kinds - {FrontendKind.CLUSTER_IP})

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from ebpfproxy.model.address import Address, Family, Protocol, family
 from ebpfproxy.model.device import ETHERNET, LOOPBACK, PAIRS, Device
 from ebpfproxy.model.node import Node
+from ebpfproxy.plan.planned_endpoints import CLUSTER, LOCAL
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
     DeviceRole,
@@ -104,8 +105,7 @@ def _is_dropped(plan: ServicePortPlan, frontend: FrontendPlan) -> bool:
     """Return whether a connection of a pod to `frontend` has no endpoint and is dropped."""
     if plan.no_endpoint_action is not NoEndpointAction.DROP:
         return False
-    is_local = frontend.pod.scope is Scope.LOCAL
-    return not any(each.local if is_local else each.cluster for each in plan.endpoints)
+    return not plan.endpoints.has(LOCAL if frontend.pod.scope is Scope.LOCAL else CLUSTER)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

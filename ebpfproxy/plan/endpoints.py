@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ebpfproxy.model.address import Address, Protocol
 from ebpfproxy.model.endpoint import Endpoint, EndpointSlice
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.planned_endpoints import PlannedEndpoints, row
+from ebpfproxy.plan.planned_endpoints import CLUSTER, LOCAL, PlannedEndpoints, row
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 
 EndpointAddress = tuple[Address, int]
@@ -120,7 +120,7 @@ def _with_last_endpoints(plan: ServicePortPlan, previous: ServicePortPlan | None
 
 
 def _has_usable_endpoint(plan: ServicePortPlan) -> bool:
-    return any(endpoint.cluster or endpoint.local for endpoint in plan.endpoints)
+    return plan.endpoints.has(CLUSTER | LOCAL)
 
 
 def _planned(

@@ -72,6 +72,10 @@ class PlannedEndpoints(Sequence[PlannedEndpoint]):
         """Return the flags of each endpoint."""
         return memoryview(self.rows).cast("H")[_FLAGS_AT::_HALVES].tolist() if self.rows else []
 
+    def has(self, flag: int) -> bool:
+        """Return whether any endpoint has this flag."""
+        return any(flags & flag for flags in self.flags())
+
     def part(self, start: int, count: int) -> "PlannedEndpoints":
         """Return up to `count` endpoints from number `start` on."""
         return self.packed(self.rows[start * ROW.size : (start + count) * ROW.size])

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ebpfproxy.model.address import Network, Protocol, family, parse_address, parse_network
-from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
+from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
 from ebpfproxy.plan.service_plan import PlanContext
@@ -90,7 +90,7 @@ def slice_of(
     owner = name(of)
     own = NamespacedName(owner.namespace, called or f"{owner.name}-1")
     first = endpoints[0].address if endpoints else parse_address("0.0.0.0")
-    return EndpointSlice(own, owner, family(first), tuple(ports), endpoints)
+    return EndpointSlice(own, owner, family(first), tuple(ports), Endpoints(endpoints))
 
 
 def node(zone: str = "", addresses: Sequence[str] = ("192.0.2.10",)) -> Node:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address, parse_network
-from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
+from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
@@ -102,7 +102,7 @@ def slices_of(draw: st.DrawFn, service: NamespacedName) -> EndpointSlice:
         service,
         of,
         draw(st.lists(ports, max_size=2).map(tuple)),
-        draw(st.lists(endpoints(of), max_size=4).map(tuple)),
+        draw(st.lists(endpoints(of), max_size=4).map(Endpoints)),
     )
 
 

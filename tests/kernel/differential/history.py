@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from ebpfproxy.model.address import Address, Family, Network, format_address, parse_address, parse_network
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
+from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
 from tests.kernel.differential.places import (
@@ -205,7 +205,7 @@ def _slices(draw: st.DrawFn, service: Service) -> tuple[EndpointSlice, ...]:
                     service.name,
                     of,
                     tuple(_endpoint_ports(draw, service)),
-                    tuple(draw(st.lists(_ENDPOINTS[of], max_size=2 if number else 4))),
+                    Endpoints(draw(st.lists(_ENDPOINTS[of], max_size=2 if number else 4))),
                 )
             )
     return tuple(slices)

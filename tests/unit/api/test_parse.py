@@ -24,7 +24,7 @@ from ebpfproxy.api.parse import (
 )
 from ebpfproxy.errors import SourceError
 from ebpfproxy.model.address import Family, Protocol, parse_address
-from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
+from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
 from tests.support.build import networks, node_object, service_object, slice_object
@@ -306,17 +306,19 @@ def test_a_slice_with_all_fields_is_parsed_completely() -> None:
             service=NamespacedName("shop", "web"),
             family=Family.IPV4,
             ports=(EndpointPort("http", Protocol.TCP, 8080), EndpointPort("dns", Protocol.UDP, 53)),
-            endpoints=(
-                Endpoint(
-                    address=parse_address("10.1.0.1"),
-                    ready=False,
-                    serving=True,
-                    terminating=True,
-                    node="here",
-                    zones=frozenset({"zone-a", "zone-b"}),
-                    nodes=frozenset({"here"}),
-                ),
-                Endpoint(parse_address("10.1.0.3")),
+            endpoints=Endpoints(
+                (
+                    Endpoint(
+                        address=parse_address("10.1.0.1"),
+                        ready=False,
+                        serving=True,
+                        terminating=True,
+                        node="here",
+                        zones=frozenset({"zone-a", "zone-b"}),
+                        nodes=frozenset({"here"}),
+                    ),
+                    Endpoint(parse_address("10.1.0.3")),
+                )
             ),
             trigger_time=1714557600.5,
         ),
@@ -356,7 +358,7 @@ def test_null_lists_of_a_slice_are_empty() -> None:
     event = parse_slice(as_json(raw))
     assert isinstance(event, SliceChanged)
     assert event.slice is not None
-    assert (event.slice.endpoints, event.slice.ports, event.slice.trigger_time) == ((), (), None)
+    assert (event.slice.endpoints, event.slice.ports, event.slice.trigger_time) == (Endpoints(), (), None)
 
 
 def test_ports_of_a_slice_without_name_or_number_are_ignored() -> None:

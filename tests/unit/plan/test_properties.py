@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.endpoint import Endpoints, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServicePortName
 from ebpfproxy.plan.frontends import plan_service
@@ -72,7 +72,9 @@ def test_the_order_of_slices_endpoints_and_ports_does_not_matter(
     service, slices = exposed
     shuffled = [
         dataclasses.replace(
-            piece, ports=_shuffled(piece.ports, chance), endpoints=_shuffled(piece.endpoints, chance)
+            piece,
+            ports=_shuffled(piece.ports, chance),
+            endpoints=Endpoints(_shuffled(tuple(piece.endpoints), chance)),
         )
         for piece in _shuffled(slices, chance)
     ]
