@@ -299,8 +299,8 @@ class Reconciler(Generic[K, E]):
         return len(difference.puts) + len(difference.drops)
 
     def _report(self, rejected: Mapping[K, KernelError]) -> None:
-        """Log each rejection once until it ends or its reason changes."""
+        """Log each rejection once until it ends or the kind of its reason changes."""
         for key, failure in rejected.items():
-            if self._reported.get(key) != failure.message:
+            if self._reported.get(key) != failure.kind:
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
-        self._reported = {key: failure.message for key, failure in rejected.items()}
+        self._reported = {key: failure.kind for key, failure in rejected.items()}

@@ -19,6 +19,7 @@ from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresses
+from ebpfproxy.backends.ebpf.services.grace import Grace
 from ebpfproxy.backends.ebpf.services.ports import ServicePorts
 from ebpfproxy.backends.ebpf.services.reading import Reading
 from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, AddressPort, Record, name_value
@@ -37,8 +38,9 @@ class ServiceTable:
     def __init__(self, maps: Maps, clock: Callable[[], float]) -> None:
         self._maps = maps
         self._clock = clock
-        self._arrays = Arrays(maps)
-        self._service_ids = Ids(maps["service_names"].shape.max_entries + 1)
+        self._grace = Grace()
+        self._arrays = Arrays(maps, self._grace.end)
+        self._service_ids = Ids(maps["service_names"].shape.max_entries + 1, self._grace.end)
         self._sources = SourceRanges(maps["source_ranges"])
         self._addresses = FrontendAddresses(maps["frontend_addresses"])
         self._ports = ServicePorts(maps["service_ports"])
@@ -47,6 +49,7 @@ class ServiceTable:
         self._owner: dict[bytes, ServicePortKey] = {}
 
     def close(self) -> None:
+        self._grace.close()
         self._arrays.close()
         self._ports.close()
 
