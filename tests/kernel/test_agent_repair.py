@@ -232,7 +232,7 @@ def served_one(restartable: Cluster, count: int) -> tuple[int, str]:
 def test_a_rejected_entry_does_not_delay_other_changes(restartable: Cluster) -> None:
     restartable.ebpfproxy("cleanup")
     manifests.write(restartable.folder / "singles.yaml", *singles(restartable, 5))
-    agent = restartable.start("--ebpf-services-max=4")
+    agent = restartable.start("--ebpf-services-max=4", "-v=4")
     agent.await_line(lambda line: NOT_SERVED in line.text)
     at, name = served_one(restartable, 5)
     objects = singles(restartable, 5)
