@@ -105,6 +105,7 @@ class _Agent:
         self._sync_log = SyncLog(each=config.verbosity >= DEBUG_VERBOSITY)
         self._oldest: float | None = None  # receive time of the first event that is not in the kernel yet
         self._triggers: list[float] = []  # trigger times of changes that are not in the kernel yet
+        self._answered: tuple[object, ...] = ()  # reconciler, version and node of the served health checks
         self._is_first_sync = True
         self._node_deadline: float | None = None  # for the Node, before the first sync
         self._service_health = ServiceHealthServer(lambda: self._health.at(time.monotonic()).healthy)
@@ -259,9 +260,11 @@ class _Agent:
     def _answer_health_checks(self) -> None:
         """Serve health checks for what is in force, as kube-proxy does."""
         reconciler = self._modes.serving.reconciler
-        if reconciler.node_plan is not None:
-            addresses = health_check_addresses(reconciler.node_plan)
-            self._service_health.update(reconciler.health_checks.values(), addresses)
+        node = reconciler.node_plan
+        current = reconciler, reconciler.health_version, node
+        if node is not None and current != self._answered:
+            self._service_health.update(reconciler.health_checks.values(), health_check_addresses(node))
+            self._answered = current
 
     def _report(self, result: SyncResult, began: float, ended: float) -> None:
         """Update the metrics after a sync, and log it if it changed something or is the first."""

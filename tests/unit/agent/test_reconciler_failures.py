@@ -181,6 +181,27 @@ def test_a_rejection_is_logged_again_only_if_the_kind_of_its_reason_changes(
     ]
 
 
+def test_the_plans_of_rejected_entries_are_known_after_each_sync() -> None:
+    agent = small_agent(1)
+    agent.sync(WEB)
+    assert agent.reconciler.rejected() == frozenset()
+    agent.sync(API)
+    assert agent.reconciler.rejected() == {key("api")}
+    other = service("other", ips=["10.96.0.3"])
+    agent.sync(other)
+    assert agent.reconciler.rejected() == {key("api"), key("other")}
+    agent.sync(service("api", ips=["10.96.0.4"]))
+    assert agent.reconciler.rejected() == {key("api"), key("other")}
+    agent.sync(gone("other"))
+    assert agent.reconciler.rejected() == {key("api")}
+    agent.sync(other)
+    assert agent.reconciler.rejected() == {key("api"), key("other")}
+    agent.sync(gone("web"))
+    agent.sync(gone("api"))
+    agent.sync()
+    assert agent.reconciler.rejected() == frozenset()
+
+
 def test_a_rejected_change_keeps_the_previous_entry_and_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     agent = small_agent(2)
     agent.sync(WEB, API)
