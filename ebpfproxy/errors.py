@@ -51,9 +51,17 @@ class InvalidObject(SourceError):
 
 
 class KernelError(EbpfProxyError):
-    """The kernel rejects or lacks something that ebpfproxy needs."""
+    """The kernel rejects or lacks something that ebpfproxy needs.
+
+    `kind` is equal for errors with the same reason, even if figures in their messages differ. By default it
+    is the message.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, hint: str = "", *, kind: str = "") -> None:
+        super().__init__(message, hint)
+        self.kind = kind or message
 
 
 class NotFound(KernelError):

@@ -10,7 +10,8 @@ import sys
 import time
 from typing import Any
 
-_DEBUG_VERBOSITY = 4
+DEBUG_VERBOSITY = 4
+"""The verbosity (klog's -v) from which on lines of level debug are logged."""
 
 
 def _quoted(value: object) -> str:
@@ -82,4 +83,4 @@ def set_up(verbosity: int, style: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("ebpfproxy").setLevel(logging.DEBUG if verbosity >= _DEBUG_VERBOSITY else logging.INFO)
+    logging.getLogger("ebpfproxy").setLevel(logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.INFO)

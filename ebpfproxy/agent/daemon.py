@@ -18,6 +18,8 @@ from ebpfproxy.agent.mode_switch import ModeSwitcher
 from ebpfproxy.agent.pacing import CheckTimer, Pacer
 from ebpfproxy.agent.reconciler import SyncResult
 from ebpfproxy.agent.sources import Died, Item, Notified, Received, Reload, Sources, Stop
+from ebpfproxy.agent.sync_log import Synced as SyncedLine
+from ebpfproxy.agent.sync_log import SyncLog
 from ebpfproxy.agent.verification import Verification
 from ebpfproxy.api.event import (
     NODE,
@@ -35,7 +37,7 @@ from ebpfproxy.errors import ConfigError, EbpfProxyError, KernelError
 from ebpfproxy.http.health_check_node_port import ServiceHealthServer
 from ebpfproxy.http.healthz import HealthServer, ProxierHealth
 from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer, State
-from ebpfproxy.log import Logger
+from ebpfproxy.log import DEBUG_VERBOSITY, Logger
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.counters import ServiceTraffic
 from ebpfproxy.model.device import DeviceSide
@@ -47,8 +49,6 @@ STARTING = "Starting"
 """The agent starts. `node` is the name of the node, `mode` the first mode to open."""
 NODE_MISSING = "Cannot read the Node object, continuing without it"
 """Topology hints, the Node's addresses and its readiness apply once it can be read."""
-SYNCED = "Synced services"
-"""All changes so far are in the kernel, except `rejected` entries."""
 AT_NEXT_START = "Changed options take effect at the next start"
 """A running agent applies only changes of the mode, and with it of the options of its section."""
 OOM_SCORE = "Cannot set the OOM score adjustment"
@@ -104,8 +104,10 @@ class _Agent:
         self._verification = Verification()
         self._state = ClusterState({}, {})  # the state of the last plans
         self._check_timer = CheckTimer(time.monotonic())
+        self._sync_log = SyncLog(each=config.verbosity >= DEBUG_VERBOSITY)
         self._oldest: float | None = None  # receive time of the first event that is not in the kernel yet
         self._triggers: list[float] = []  # trigger times of changes that are not in the kernel yet
+        self._answered: tuple[object, ...] = ()  # reconciler, version and node of the served health checks
         self._is_first_sync = True
         self._node_deadline: float | None = None  # for the Node, before the first sync
         self._service_health = ServiceHealthServer(lambda: self._health.at(time.monotonic()).healthy)
@@ -126,6 +128,7 @@ class _Agent:
 
     def close(self) -> None:
         """Stop all parts. The kernel continues to forward."""
+        self._sync_log.flush(time.monotonic())
         self._sources.stop()
         for server in self._servers:
             server.stop()
@@ -147,6 +150,8 @@ class _Agent:
                 else:
                     self._fold(item)
             now = time.monotonic()
+            if self._sync_log.wait(now) == 0.0:
+                self._sync_log.flush(now)
             if not self._may_sync(now):
                 continue
             if self._tracker.pending or self._is_first_sync:
@@ -201,7 +206,10 @@ class _Agent:
         if self._tracker.synced:
             wait = self._pacer.wait(now)
             if wait is not None:
-                wait = 0.0 if self._verification.is_running else min(wait, self._check_timer.wait(now))
+                wait = min(wait, self._check_timer.wait(now))
+                log_wait = self._sync_log.wait(now)
+                wait = wait if log_wait is None else min(wait, log_wait)
+                wait = 0.0 if self._verification.is_running else wait
         else:
             wait = None if self._node_deadline is None else max(0.0, self._node_deadline - now)
         with contextlib.suppress(queue.Empty):
@@ -272,9 +280,11 @@ class _Agent:
     def _answer_health_checks(self) -> None:
         """Serve health checks for what is in force, as kube-proxy does."""
         reconciler = self._modes.serving.reconciler
-        if reconciler.node_plan is not None:
-            addresses = health_check_addresses(reconciler.node_plan)
-            self._service_health.update(reconciler.health_checks.values(), addresses)
+        node = reconciler.node_plan
+        current = reconciler, reconciler.health_version, node
+        if node is not None and current != self._answered:
+            self._service_health.update(reconciler.health_checks.values(), health_check_addresses(node))
+            self._answered = current
 
     def _report(self, result: SyncResult, began: float, ended: float) -> None:
         """Update the metrics after a sync, and log it if it changed something or is the first."""
@@ -291,16 +301,16 @@ class _Agent:
         if result.drifted:
             self._metrics.repaired(self._modes.serving.name, result.drifted)
         if result.put or result.dropped or self._is_first_sync:
-            log.info(
-                SYNCED,
+            line = SyncedLine(
                 services=reconciler.services,
                 endpoints=reconciler.endpoints,
                 put=result.put,
                 dropped=result.dropped,
                 rejected=result.rejected,
-                latency_ms=round(1000 * (ended - (self._oldest or began)), 3),
-                duration_ms=round(1000 * (ended - began), 3),
+                latency=ended - (self._oldest or began),
+                duration=ended - began,
             )
+            self._sync_log.add(line, ended)
 
     def _reload(self, reason: str) -> None:
         """Read the configuration again, and apply the options that a running agent can change."""

@@ -9,6 +9,10 @@ minimum interval since the last sync has passed, which may be 0. A failed sync i
 
 import math
 
+BATCH = 0.01
+"""Seconds from the end of a sync to the next one of changes, at least. Changes in quick succession share a
+sync, which costs less than one for each. The first change after a longer pause does not wait."""
+
 _MOST_DOUBLINGS = 30
 
 
@@ -16,7 +20,8 @@ class Pacer:
     """Decides when a sync is due. The caller ends each sync with `succeeded`, `rejected` or `failed`.
 
     - Nothing is due before the first `changed`.
-    - The next sync is due at least `min_interval` seconds after the end of the last one.
+    - The next sync is due at least `min_interval` seconds, and at least `BATCH`, after the end of the last
+      one.
     - After a failure the next sync is due after `backoff_first` seconds, then after twice that, up to
       `backoff_max`. A change after the failure makes it due earlier, but not within `backoff_first` seconds
       of the failure.
@@ -122,7 +127,7 @@ class Pacer:
             return None
         if self._ended is None:
             return float("-inf")
-        earliest = self._ended + max(self._min_interval, self._pause())
+        earliest = self._ended + max(self._min_interval, BATCH, self._pause())
         if self._changed or self._failures or self._verified is None:
             return earliest
         at = self._verified + self._reread_interval

@@ -73,6 +73,9 @@ class Reconciler(Generic[K, E]):
         self._generation: Hashable = None  # `Backend.generation` at the time of `_actual`
         self._touched: set[K] = set()
         self._reported: dict[K, str] = {}
+        self._rejected_keys: frozenset[K] = frozenset()  # at the last call of `rejected`
+        self._rejected: frozenset[PlanKey] = frozenset()  # its result
+        self._replanned: set[PlanKey | None] = set()  # since then
         self._changed: dict[PlanKey, ServicePortPlan | None] = {}
         self._leftovers: set[K] = set()
         self._has_synced = False  # whether a sync has succeeded
@@ -83,6 +86,8 @@ class Reconciler(Generic[K, E]):
         """The number of ServicePorts that need the packets of pods (`needs_packets_of_pods`)."""
         self.health_checks: dict[NamespacedName, HealthCheck] = {}
         """The health checks of load balancers, by Service."""
+        self.health_version = 0
+        """Increases with each change of `health_checks`."""
 
     @property
     def services(self) -> int:
@@ -145,6 +150,7 @@ class Reconciler(Generic[K, E]):
             slices = state.slices_of(name).values()
             plans = plan_service(service, slices, state.node, self._context, large)
             check = plan_health_check(service, slices, self._context.node_name) if plans else None
+        self.health_version += check != self.health_checks.get(name)
         if check:
             self.health_checks[name] = check
         else:
@@ -179,6 +185,7 @@ class Reconciler(Generic[K, E]):
                 self._shared[key] = self._shared.get(key, 0) + 1
         self._desired.update(entries)
         self._touched |= keys | previous
+        self._replanned.add(origin)
         if keys:
             self._keys[origin] = keys
         else:
@@ -222,10 +229,17 @@ class Reconciler(Generic[K, E]):
 
     def rejected(self) -> frozenset[PlanKey]:
         """Return the plans of which the kernel rejected entries in the last successful sync."""
-        if not self._reported:
-            return frozenset()
-        reported = frozenset(self._reported)
-        return frozenset(origin for origin, keys in self._keys.items() if origin and keys & reported)
+        reported = self._reported.keys()
+        # Plans of newly rejected keys may be any. Others are known, except those that were planned since.
+        origins = self._keys.keys() if reported - self._rejected_keys else self._rejected | self._replanned
+        self._rejected = frozenset(
+            origin
+            for origin in origins
+            if origin and not self._keys.get(origin, frozenset()).isdisjoint(reported)
+        )
+        self._rejected_keys = frozenset(reported)
+        self._replanned.clear()
+        return self._rejected
 
     def holds(self, keys: Collection[K]) -> bool:
         """Return whether the kernel has the desired entries of all `keys` since the last successful sync.
@@ -308,11 +322,11 @@ class Reconciler(Generic[K, E]):
         return len(difference.puts) + len(difference.drops)
 
     def _report(self, rejected: Mapping[K, KernelError]) -> None:
-        """Log each rejection once until it ends or its reason changes."""
+        """Log each rejection once until it ends or the kind of its reason changes."""
         for key, failure in rejected.items():
-            if self._reported.get(key) != failure.message:
+            if self._reported.get(key) != failure.kind:
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
-        self._reported = {key: failure.message for key, failure in rejected.items()}
+        self._reported = {key: failure.kind for key, failure in rejected.items()}
 
 
 def _share(actual: dict[K, E], desired: Mapping[K, E], different: Collection[K]) -> None:

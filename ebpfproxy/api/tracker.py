@@ -11,6 +11,7 @@ As in kube-proxy (servicechangetracker.go, endpointslicecache.go):
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ebpfproxy.api.event import (
@@ -53,6 +54,7 @@ _MAX_LOGGED_TEXTS = 100
 class Drained(NamedTuple):
     """The input of a sync: the cluster state and what changed since the last drain.
 
+    - `state`: valid until the next event, which changes its mappings;
     - `services`: the Services whose plan may have changed;
     - `node_changed`: this node's Node changed, which may change every plan;
     - `host_changed`: kernel state changed (local networks, devices, bypassing pods). The plan of the node
@@ -82,7 +84,8 @@ class Tracker:
         self._services: dict[NamespacedName, Service] = {}
         self._slices: dict[NamespacedName, EndpointSlice] = {}
         self._by_service: dict[NamespacedName, dict[NamespacedName, EndpointSlice]] = {}
-        self._drained = ClusterState({}, {})
+        self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
+        self._drained = ClusterState(*self._views)
         self._node = self._drained.node
         self._networks = self._drained.local_networks
         self._devices = self._drained.devices
@@ -93,7 +96,6 @@ class Tracker:
         # Previous values of the objects that changed since the last drain.
         self._previous_services: dict[NamespacedName, Service | None] = {}
         self._previous_slices: dict[NamespacedName, EndpointSlice | None] = {}
-        self._unshared: set[NamespacedName] = set()  # whose inner mapping no snapshot shares
         self._trigger_times: dict[NamespacedName, list[float]] = {}
         self._received: Counter[str] = Counter()
 
@@ -162,7 +164,7 @@ class Tracker:
         triggers = self._trigger_times.items()
         times = [each for service, moments in triggers if service in affected for each in moments]
         drained = Drained(
-            state=self._snapshot(),
+            state=self._state(),
             services=affected.union(self._previous_services),
             node_changed=self._node_changed,
             host_changed=self._host_changed,
@@ -171,14 +173,15 @@ class Tracker:
             slice_changes=self._received[ENDPOINT_SLICE],
         )
         self._drained = drained.state
-        for pending in self._previous_services, self._previous_slices, self._unshared, self._trigger_times:
+        for pending in self._previous_services, self._previous_slices, self._trigger_times:
             pending.clear()
         self._received.clear()
         return drained
 
     @property
     def _node_changed(self) -> bool:
-        return _plan_input(self._node) != _plan_input(self._drained.node)
+        node, previous = self._node, self._drained.node
+        return node is not previous and _plan_input(node) != _plan_input(previous)
 
     @property
     def _host_changed(self) -> bool:
@@ -187,17 +190,10 @@ class Tracker:
             return True
         return self._bypassing != previous.bypassing
 
-    def _snapshot(self) -> ClusterState:
-        """Return the state with copies of the outer mappings. Inner mappings in a snapshot never change."""
-        previous = self._drained
-        return ClusterState(
-            services=dict(self._services) if self._previous_services else previous.services,
-            slices=dict(self._by_service) if self._unshared else previous.slices,
-            node=self._node,
-            local_networks=self._networks,
-            devices=self._devices,
-            bypassing=self._bypassing,
-        )
+    def _state(self) -> ClusterState:
+        """Return the current state. Its mappings are not copied: that would cost the more, the larger the
+        cluster is, for each change."""
+        return ClusterState(*self._views, self._node, self._networks, self._devices, self._bypassing)
 
     def _services_of_changed_slices(self) -> list[tuple[NamespacedName | None, NamespacedName | None]]:
         """Return the previous and current Service of each changed slice: a slice may change its Service."""
@@ -225,14 +221,16 @@ class Tracker:
         if _equal_for_plan(old, new):
             return
         if old is not None and (new is None or new.service != old.service):
-            self._slices_of(old.service).pop(event.name)
-            if not self._by_service[old.service]:
+            of_service = self._by_service[old.service]
+            del of_service[event.name]
+            if not of_service:
                 del self._by_service[old.service]
             self._trigger_times.pop(old.service, None)
         if new is None:
             del self._slices[event.name]
         else:
-            self._slices[event.name] = self._slices_of(new.service)[event.name] = new
+            self._slices[event.name] = new
+            self._by_service.setdefault(new.service, {})[event.name] = new
             if new.trigger_time is not None and new.trigger_time > self._started:
                 self._trigger_times.setdefault(new.service, []).append(new.trigger_time)
         previous = self._previous_slices.setdefault(event.name, old)
@@ -269,13 +267,6 @@ class Tracker:
     @property
     def _ifindexes(self) -> frozenset[int]:
         return frozenset(each.ifindex for each in self._devices)
-
-    def _slices_of(self, service: NamespacedName) -> dict[NamespacedName, EndpointSlice]:
-        """Return the slices of a Service, for changes. If a snapshot shares them, copy them first."""
-        if service not in self._unshared or service not in self._by_service:
-            self._unshared.add(service)
-            self._by_service[service] = dict(self._by_service.get(service, ()))
-        return self._by_service[service]
 
     def _complain(self, kind: str, name: NamespacedName, deleted: bool, complaints: tuple[str, ...]) -> None:
         if deleted:

@@ -123,4 +123,4 @@ def _is_switch_result(line: LogLine) -> bool:
 
 
 def _syncs(agent: Agent) -> int:
-    return sum(is_sync(line) for line in list(agent.lines))
+    return sum(int(line.values.get("syncs", 1)) for line in list(agent.lines) if is_sync(line))

@@ -21,6 +21,9 @@ _SPACING = 0.1
 _NO_MINIMUM = "--iptables-min-sync-period=0s"
 """Measures only the sync. By default, modes other than ebpf wait for a second since the previous sync."""
 
+_EVERY_SYNC = "-v=4"
+"""Logs each sync, also while changes follow each other closely."""
+
 Figures = dict[str, list[float]]
 """Samples by metric."""
 
@@ -66,7 +69,7 @@ def _round(lab: Lab, size: Size, mode: str) -> Figures:
     changing = _add_changing_service(folder, size.services, size.endpoints)
 
     answer = client.start(lambda: _await_answer(size.services))
-    (agent,) = start(lab, mode, _NO_MINIMUM)
+    (agent,) = start(lab, mode, _NO_MINIMUM, _EVERY_SYNC)
     figures = {"first_sync_s": [agent.await_sync(timeout=PATIENCE).moment - agent.started]}
     figures["first_answer_s"] = [answer.result(PATIENCE) - agent.started]
     figures |= _change_all(client, agent, changing, size)

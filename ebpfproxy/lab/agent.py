@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.agent.daemon import SYNCED
+from ebpfproxy.agent.sync_log import SYNCED
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.lab.netns import Netns
 

@@ -14,7 +14,7 @@ NO_SLICES: Mapping[NamespacedName, EndpointSlice] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A snapshot whose mappings do not change after it is made.
+    """The state when it is made. The mappings may be views of the tracker's, which later events change.
 
     - `slices`: by Service, then by the name of the EndpointSlice. A Service without EndpointSlices has no
       entry. EndpointSlices of a Service that does not (yet) exist are kept.

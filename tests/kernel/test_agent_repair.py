@@ -211,8 +211,8 @@ def test_entries_beyond_a_maps_size_are_reported_and_the_rest_is_served(
     agent = restartable.start(flag, OFTEN)
     values = agent.await_line(lambda line: NOT_SERVED in line.text).values
     assert f"map {map_} is full" in values["reason"]
-    assert f"room for {fits} entries" in values["reason"] or f"room for {size} entries" in values["reason"]
-    assert "5 are needed" in values["reason"]
+    assert f"of {fits} entries in use" in values["reason"] or f"of {size} entries in use" in values["reason"]
+    assert "1 more" in values["reason"]
     assert option in values["hint"]
     assert served(restartable, 6) == fits
     assert restartable.metric("ebpfproxy_rejected_entries") == 6 - fits
@@ -232,7 +232,7 @@ def served_one(restartable: Cluster, count: int) -> tuple[int, str]:
 def test_a_rejected_entry_does_not_delay_other_changes(restartable: Cluster) -> None:
     restartable.ebpfproxy("cleanup")
     manifests.write(restartable.folder / "singles.yaml", *singles(restartable, 5))
-    agent = restartable.start("--ebpf-services-max=4")
+    agent = restartable.start("--ebpf-services-max=4", "-v=4")
     agent.await_line(lambda line: NOT_SERVED in line.text)
     at, name = served_one(restartable, 5)
     objects = singles(restartable, 5)

@@ -1,13 +1,17 @@
 """ServiceTable writes exactly the given entries to the maps."""
 
+import contextlib
 import re
 import struct
+from collections.abc import Iterator
 
 import pytest
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import FrontendEntry
 from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.service_table.samples import (
     API,
@@ -16,6 +20,7 @@ from tests.kernel.service_table.samples import (
     bring,
     endpoint,
     entry,
+    exposed,
     frontend,
     key,
     opened,
@@ -25,6 +30,7 @@ from tests.kernel.service_table.samples import (
 )
 from tests.kernel.service_table.steps import watched
 from tests.support.bpf_place import BpfPlace
+from tests.support.clock import Clock
 from tests.support.service_maps import View, check_exact
 
 pytestmark = pytest.mark.kernel
@@ -164,26 +170,62 @@ def remember(maps: Maps, service: int, client: int, endpoint_id: int) -> None:
     maps["affinity"].update(packed, abi.AFFINITY.pack(1, endpoint_id, 0))
 
 
+@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("change", ["turned off", "dropped"])
-def test_affinity_is_deleted_when_it_is_turned_off_or_its_service_is_dropped(
-    roomy: Maps, change: str
+def test_affinity_starts_empty_when_it_is_turned_on_again_or_the_id_is_reused(
+    roomy: Maps, change: str, restarts: bool
 ) -> None:
+    """The entries of other services stay."""
+    clock = Clock()
     other = entry([frontend("10.96.0.7")], [endpoint("10.1.0.7")], affinity=60)
-    start = {key("api"): API, key("other"): other}
-    with opened(roomy) as table:
-        bring(table, {}, start)
+    lasting = {key("other"): other}
+    with contextlib.ExitStack() as tables:
+        table = tables.enter_context(opened(roomy, clock))
+        bring(table, {}, {key("api"): API, **lasting})
         ids = {name: id_ for id_, name in View(roomy).names.items()}
         for client in range(5):
             remember(roomy, ids[key("api")], client, 1)
             remember(roomy, ids[key("other")], client, 2)
-        bring(table, start, {key("other"): other._replace(affinity_timeout=90), key("api"): API})
+        changed = {key("api"): API._replace(affinity_timeout=700), **lasting}
+        bring(table, {key("api"): API, **lasting}, changed)
         assert len(list(roomy["affinity"].items())) == 10
-        if change == "dropped":
-            table.apply({}, [key("api")])
-        else:
-            table.apply({key("api"): API._replace(affinity_timeout=0)}, ())
+        without = (
+            lasting if change == "dropped" else {key("api"): API._replace(affinity_timeout=0), **lasting}
+        )
+        bring(table, changed, without)
+        clock.now += GRACE
+        if restarts:
+            table = tables.enter_context(opened(roomy, clock))
+            table.read()
+        successor = key("next") if change == "dropped" else key("api")
+        bring(table, without, {successor: API, **lasting})
+        assert View(roomy).names[ids[key("api")]] == successor
         left = [abi.AFFINITY_KEY.unpack(packed)[1] for packed, _ in roomy["affinity"].items()]
     assert left == [ids[key("other")]] * 5
+
+
+def test_a_service_that_loses_affinity_causes_no_walk_over_the_clients(
+    roomy: Maps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each loss of affinity walked over the complete map."""
+    walked: list[str] = []
+    original = Map.batches
+
+    def batches(self: Map, size: int) -> Iterator[tuple[bytes, bytes]]:
+        walked.append(self.name)
+        return original(self, size)
+
+    monkeypatch.setattr(Map, "batches", batches)
+    wanted = {key(str(n)): exposed(n)._replace(affinity_timeout=60) for n in range(3)}
+    with opened(roomy) as table:
+        bring(table, {}, wanted)
+        walked.clear()
+        for each in wanted:
+            bring(table, {each: wanted[each]}, {})
+        assert walked == []
+        more = {key(f"more-{n}"): exposed(10 + n)._replace(affinity_timeout=60) for n in range(3)}
+        bring(table, {}, more)  # their ids are fresh, since the others rest
+        assert walked == []
 
 
 PINNED = re.compile(r'^PINNED\("[\w$]+", (?:struct )?(\w+), (?:struct )?(\w+), (\w+),', re.MULTILINE)

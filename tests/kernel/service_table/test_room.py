@@ -41,8 +41,8 @@ def test_a_full_map_of_frontends_rejects_with_the_flag_to_raise(tiny: Maps) -> N
         assert set(rejected) == {"default/s2", "default/s3"}
         failure = rejected["default/s2"]
         assert "map services is full" in failure.message
-        assert "8 entries, 9 are needed" in failure.message
-        assert failure.hint.startswith("raise --ebpf-services-max;")
+        assert "6 of 8 entries in use, 3 more needed" in failure.message
+        assert failure.hint == "raise --ebpf-services-max"
         served = {k: e for k, e in wanted.items() if k.name not in rejected}
         check_exact(tiny, served, table.usage())
 
@@ -69,8 +69,8 @@ def test_a_full_map_of_endpoints_rejects_with_the_flag_to_raise(tiny: Maps) -> N
         assert not rejected_names(table, fits)
         rejected = rejected_names(table, {key("b"): exposed(2, endpoints=8)})
         assert "map endpoints is full" in rejected["default/b"].message
-        assert "15 entries, 16 are needed" in rejected["default/b"].message
-        assert rejected["default/b"].hint.startswith("raise --ebpf-endpoints-max;")
+        assert "8 of 15 entries in use, 8 more needed" in rejected["default/b"].message
+        assert rejected["default/b"].hint == "raise --ebpf-endpoints-max"
         check_exact(tiny, fits, table.usage())
 
 
@@ -84,8 +84,8 @@ def test_a_full_map_of_slots_rejects_with_the_flag_to_raise(tiny: Maps) -> None:
         assert not rejected_names(table, fits)
         rejected = rejected_names(table, {key("b"): exposed(2)})
         assert "map slots is full" in rejected["default/b"].message
-        assert "16 entries, 17 are needed" in rejected["default/b"].message
-        assert rejected["default/b"].hint.startswith("raise --ebpf-slots-max;")
+        assert "16 of 16 entries in use, 1 more in one range needed" in rejected["default/b"].message
+        assert rejected["default/b"].hint == "raise --ebpf-slots-max"
         check_exact(tiny, fits, table.usage())
 
 
@@ -107,8 +107,8 @@ def test_a_full_map_of_source_ranges_rejects_with_the_flag_to_raise(tiny: Maps) 
         rejected = rejected_names(table, more)
         assert set(rejected) == {"default/b", "default/d"}
         assert "map source_ranges is full" in rejected["default/b"].message
-        assert "6 entries, 7 are needed" in rejected["default/b"].message
-        assert rejected["default/b"].hint.startswith("raise --ebpf-source-ranges-max;")
+        assert "3 of 6 entries in use, 4 more needed" in rejected["default/b"].message
+        assert rejected["default/b"].hint == "raise --ebpf-source-ranges-max"
         check_exact(tiny, {**fits, key("c"): more[key("c")]}, table.usage())
 
 
@@ -131,8 +131,8 @@ def test_a_full_map_of_names_rejects_with_the_flag_to_raise(tiny: Maps) -> None:
     with opened(tiny) as table:
         rejected = rejected_names(table, wanted)
         assert "map service_names is full" in rejected["default/s8"].message
-        assert "8 entries, 9 are needed" in rejected["default/s8"].message
-        assert rejected["default/s8"].hint.startswith("raise --ebpf-services-max;")
+        assert "8 of 8 entries in use, 1 more needed" in rejected["default/s8"].message
+        assert rejected["default/s8"].hint == "raise --ebpf-services-max"
         check_exact(tiny, {k: e for k, e in wanted.items() if k != key("s8")}, table.usage())
 
 

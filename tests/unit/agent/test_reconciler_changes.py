@@ -162,10 +162,16 @@ def test_health_checks_exist_only_for_services_that_currently_need_them(agent: A
     here = slice_of("web", endpoint("10.1.0.1", HERE))
     agent.sync(asked, API, here, API_SLICE, NodeChanged(node()), LOCAL)
     assert agent.reconciler.health_checks == {WEB.name: (WEB.name, 32000, 1)}
+    version = agent.reconciler.health_version
+    agent.sync(service("api", ips=["10.96.0.3"]))
+    assert agent.reconciler.health_version == version
     agent.sync(WEB_SLICE)
     assert agent.reconciler.health_checks == {WEB.name: (WEB.name, 32000, 0)}
+    assert agent.reconciler.health_version > version
+    version = agent.reconciler.health_version
     agent.sync(dataclasses.replace(asked, cluster_ips=()))
     assert agent.reconciler.health_checks == {}
+    assert agent.reconciler.health_version > version
     agent.sync(asked)
     agent.sync(gone("web"))
     assert agent.reconciler.health_checks == {}

@@ -157,6 +157,51 @@ def test_a_rejection_is_logged_with_reason_and_hint(caplog: pytest.LogCaptureFix
     assert values == {"reason": "map services is full", "hint": "raise the limit"}
 
 
+def test_a_rejection_is_logged_again_only_if_the_kind_of_its_reason_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Regression: while a map was full, each change logged a line, because the figures had changed."""
+    agent = Agent()
+    reasons = iter([("1 of 9", "slots"), ("2 of 9", "slots"), ("2 of 9", "endpoints"), ("3 of 9", "slots")])
+
+    def apply(delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
+        figures, kind = next(reasons)
+        return dict.fromkeys(delta.puts, TableFull(f"map {kind} is full: {figures}", kind=kind))
+
+    agent.plane.apply = apply  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
+        agent.sync(WEB)
+        for _ in range(3):
+            agent.sync()
+    logged = [record.__dict__["values"]["reason"] for record in caplog.records]
+    assert logged == [
+        "map slots is full: 1 of 9",
+        "map endpoints is full: 2 of 9",
+        "map slots is full: 3 of 9",
+    ]
+
+
+def test_the_plans_of_rejected_entries_are_known_after_each_sync() -> None:
+    agent = small_agent(1)
+    agent.sync(WEB)
+    assert agent.reconciler.rejected() == frozenset()
+    agent.sync(API)
+    assert agent.reconciler.rejected() == {key("api")}
+    other = service("other", ips=["10.96.0.3"])
+    agent.sync(other)
+    assert agent.reconciler.rejected() == {key("api"), key("other")}
+    agent.sync(service("api", ips=["10.96.0.4"]))
+    assert agent.reconciler.rejected() == {key("api"), key("other")}
+    agent.sync(gone("other"))
+    assert agent.reconciler.rejected() == {key("api")}
+    agent.sync(other)
+    assert agent.reconciler.rejected() == {key("api"), key("other")}
+    agent.sync(gone("web"))
+    agent.sync(gone("api"))
+    agent.sync()
+    assert agent.reconciler.rejected() == frozenset()
+
+
 def test_a_rejected_change_keeps_the_previous_entry_and_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     agent = small_agent(2)
     agent.sync(WEB, API)

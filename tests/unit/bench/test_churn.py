@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ebpfproxy import cli
-from ebpfproxy.agent.daemon import SYNCED
+from ebpfproxy.agent.sync_log import SYNCED
 from ebpfproxy.bench import agent_runner, churn
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.load import Load, LoadFailed

@@ -8,7 +8,7 @@ from functools import lru_cache
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.record import U32, Range
-from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
+from ebpfproxy.backends.ebpf.services.slot_ranges import EndGrace, Ids, Ranges
 from ebpfproxy.plan.planned_endpoints import ROW
 
 _FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_halves`
@@ -27,12 +27,13 @@ def _slots_format(count: int) -> struct.Struct:
 class Arrays:
     """Both maps. Writes are visible to the programs at once. Close with `close`."""
 
-    def __init__(self, maps: Maps) -> None:
+    def __init__(self, maps: Maps, end_grace: EndGrace) -> None:
+        self.end_grace = end_grace
         self._slots = maps["slots"].mapped()
         self._endpoints = maps["endpoints"].mapped()
         self._halves = memoryview(self._endpoints).cast("H")
-        self.endpoint_ids = Ids(maps["endpoints"].shape.max_entries)
-        self.ranges = Ranges(maps["slots"].shape.max_entries)
+        self.endpoint_ids = Ids(maps["endpoints"].shape.max_entries, end_grace)
+        self.ranges = Ranges(maps["slots"].shape.max_entries, end_grace)
 
     def close(self) -> None:
         self._slots.close()

@@ -43,7 +43,7 @@ class Reading:
         self._arrays = arrays
         self._service_ids = service_ids
         self._clock = clock
-        self._ranges = Ranges(arrays.ranges.capacity)
+        self._ranges = Ranges(arrays.ranges.capacity, arrays.end_grace)
         self._walk(maps, sources)
         self._ranges.inherit(arrays.ranges)
         arrays.ranges = self._ranges
@@ -140,7 +140,8 @@ class Reading:
         if found == getattr(record, scope) or (not count and getattr(record, scope) == NOTHING):
             return True
         if count and first + count <= self._ranges.capacity and self._ranges.reserve(first, count):
-            self._ranges.release(first, count, now)  # an interrupted update left it, and readers may use it
+            # An interrupted update left it, and readers may use it.
+            self._ranges.release(first, count, now, in_force=True)
         return False
 
     def _adopt_endpoints(self, endpoints: list[tuple[int, bytes]], now: float) -> tuple[bytes, "array[int]"]:
@@ -149,7 +150,7 @@ class Reading:
         for id_, row in endpoints:
             if row[:TARGET_SIZE] in found:
                 self._arrays.set_flags(id_, 0)
-                self._arrays.endpoint_ids.release(id_, now)
+                self._arrays.endpoint_ids.release(id_, now, in_force=True)
             else:
                 found[row[:TARGET_SIZE]] = row, id_
         in_order = [found[target] for target in sorted(found)]

@@ -7,8 +7,6 @@ from socket import htons
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, ServicePortKey
-from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
-from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Family
 
 Range = tuple[int, int]
@@ -62,12 +60,3 @@ def service_value(frontend: FrontendEntry, of: Record) -> bytes:
 def name_value(key: ServicePortKey) -> bytes:
     text = key.name.encode()[: abi.CONSTANTS["SERVICE_NAME_SIZE"] - 1]
     return abi.SERVICE_NAME.pack(text, key.protocol, 4 if key.family is Family.IPV4 else 6)
-
-
-def full(map_: str, key: ServicePortKey, needed: int, capacity: int) -> TableFull:
-    """The error for a map without room. `needed`: the number of entries that the map would need."""
-    option = {"service_names": "services"}.get(map_, map_).replace("_", "-")
-    return TableFull(
-        f"{key.name}: map {map_} is full: it has room for {capacity} entries, {needed} are needed",
-        f"raise --ebpf-{option}-max; entries that a change has removed become free after {GRACE:g} s",
-    )

@@ -1,23 +1,39 @@
 """Allocates ranges of the array `slots`, and ids. Released ones are free only after a grace period.
 
 A program may use the old range of a service while the new one is already in force. So a released range or id
-rests for `GRACE` seconds before it is allocated again. That is long enough: a BPF program runs for
-microseconds, and the kernel warns of one that runs for seconds. The caller passes the time.
+rests before it is allocated again. It is free
+
+- after `GRACE` seconds. That is long enough: a BPF program runs for microseconds, and the kernel warns of one
+  that runs for seconds. The caller passes the time;
+- earlier, if nothing else is free: an allocation then calls `end_grace`, which waits until no program that
+  could find the released ones still runs (docs/decisions/0026).
 """
 
 from collections import deque
+from collections.abc import Callable
 
 GRACE = 3.0
+
+EndGrace = Callable[[], bool]
+"""Waits until no program that is running now still runs. Returns whether that is so; False at once if the
+kernel offers no way to wait."""
+
+
+def _cannot_wait() -> bool:
+    return False
 
 
 class Ranges:
     """Allocates ranges of `capacity` places by the buddy system. A range of n takes the next power of two."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, end_grace: EndGrace = _cannot_wait) -> None:
         self.capacity = capacity
         self.used = 0
+        self.resting = 0  # places
+        self._end_grace = end_grace
         self._free: dict[int, set[int]] = {}  # order -> firsts
-        self._resting: deque[tuple[float, int, int]] = deque()  # time when it is free, first, order
+        # The time when it is free, the first place, the order, and whether new programs still find it.
+        self._resting: deque[tuple[float, int, int, bool]] = deque()
         first = 0
         while first < capacity:  # any capacity is a sum of powers of two
             order = (capacity - first).bit_length() - 1
@@ -37,6 +53,14 @@ class Ranges:
         """The first place of a range of `count` places, at least 1. None if there is no room."""
         self._wake(now)
         order = self.order_of(count)
+        first = self._take(order)
+        free_and_resting = self.capacity - self.used
+        if first is None and self.resting and free_and_resting >= 1 << order and self._end_grace():
+            self._wake_all()
+            first = self._take(order)
+        return first
+
+    def _take(self, order: int) -> int | None:
         larger = order
         while not self._free.get(larger):
             larger += 1
@@ -68,10 +92,16 @@ class Ranges:
             return True
         return False
 
-    def release(self, first: int, count: int, now: float) -> None:
-        """Release a range. It can be allocated again after the grace period."""
-        self._resting.append((now + GRACE, first, self.order_of(count)))
-        self.used -= 1 << self.order_of(count)
+    def release(self, first: int, count: int, now: float, *, in_force: bool = False) -> None:
+        """Release a range. It can be allocated again after the grace period.
+
+        `in_force`: new programs still find it, until a later change. Then it rests for `GRACE` seconds in any
+        case.
+        """
+        order = self.order_of(count)
+        self._resting.append((now + GRACE, first, order, in_force))
+        self.used -= 1 << order
+        self.resting += 1 << order
 
     def undo(self, first: int, count: int) -> None:
         """Release a range that no reader can have found. It can be allocated again at once."""
@@ -80,16 +110,29 @@ class Ranges:
 
     def inherit(self, previous: "Ranges") -> None:
         """Take over the resting ranges of `previous`, which this object replaces, as far as they are free."""
-        for until, first, order in previous._resting:
+        for until, first, order, in_force in previous._resting:
             if self.reserve(first, 1 << order):
                 self.used -= 1 << order
-                self._resting.append((until, first, order))
+                self.resting += 1 << order
+                self._resting.append((until, first, order, in_force))
         self._resting = deque(sorted(self._resting))
 
     def _wake(self, now: float) -> None:
         while self._resting and self._resting[0][0] <= now:
-            _, first, order = self._resting.popleft()
+            _, first, order, _ = self._resting.popleft()
+            self.resting -= 1 << order
             self._put_back(first, order)
+
+    def _wake_all(self) -> None:
+        """Free all resting ranges that no new program finds."""
+        resting, self._resting = self._resting, deque()
+        for entry in resting:
+            _, first, order, in_force = entry
+            if in_force:
+                self._resting.append(entry)
+            else:
+                self.resting -= 1 << order
+                self._put_back(first, order)
 
     def _put_back(self, first: int, order: int) -> None:
         while first ^ (1 << order) in self._free.get(order, ()):  # join with its buddy
@@ -102,11 +145,18 @@ class Ranges:
 class Ids:
     """Allocates ids from 1 to `capacity` - 1, each again only after the grace period. 0 is not an id."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, end_grace: EndGrace = _cannot_wait) -> None:
         self.capacity = capacity
         self.used = 0
+        self._end_grace = end_grace
         self._next = 1
-        self._resting: deque[tuple[float, int]] = deque()
+        # The time when it is free, the id, and whether new programs still find it.
+        self._resting: deque[tuple[float, int, bool]] = deque()
+
+    @property
+    def resting(self) -> int:
+        """The number of ids that were released. Some of them may be free already."""
+        return len(self._resting)
 
     def adopt(self, taken: set[int]) -> None:
         """Start again with the ids `taken`, which the maps contain. Resting ids continue to rest.
@@ -115,9 +165,9 @@ class Ids:
         """
         taken = set(filter(self._is_own, taken))
         self._next = max(self._next, max(taken, default=0) + 1)
-        until = {id_: moment for moment, id_ in self._resting}
-        free = (id_ for id_ in range(1, self._next) if id_ not in taken)
-        self._resting = deque(sorted((until.get(id_, 0.0), id_) for id_ in free))
+        resting = {id_: (moment, in_force) for moment, id_, in_force in self._resting}
+        free = ((id_, *resting.get(id_, (0.0, False))) for id_ in range(1, self._next) if id_ not in taken)
+        self._resting = deque(sorted((moment, id_, in_force) for id_, moment, in_force in free))
         self.used = len(taken)
 
     def allocate(self, now: float) -> int | None:
@@ -129,18 +179,30 @@ class Ids:
             self._next += 1
             self.used += 1
             return self._next - 1
+        if any(not in_force for *_, in_force in self._resting) and self._end_grace():
+            self._wake_all()
+            self.used += 1
+            return self._resting.popleft()[1]
         return None
 
-    def release(self, id_: int, now: float) -> None:
-        """Release an id. An invalid one, which another program may have written to a map, is ignored."""
+    def release(self, id_: int, now: float, *, in_force: bool = False) -> None:
+        """Release an id. It can be allocated again after the grace period; `in_force` as for `Ranges`.
+
+        An invalid id, which another program may have written to a map, is ignored.
+        """
         if self._is_own(id_):
             self.used -= 1
-            self._resting.append((now + GRACE, id_))
+            self._resting.append((now + GRACE, id_, in_force))
 
     def undo(self, id_: int) -> None:
         """Release an id that no reader can have found. It can be allocated again at once."""
         self.used -= 1
-        self._resting.appendleft((0.0, id_))
+        self._resting.appendleft((0.0, id_, False))
+
+    def _wake_all(self) -> None:
+        """Free all resting ids that no new program finds, in the order of their release."""
+        free = [(0.0, id_, False) for _, id_, in_force in self._resting if not in_force]
+        self._resting = deque([*free, *(each for each in self._resting if each[2])])
 
     def _is_own(self, id_: int) -> bool:
         return 0 < id_ < self.capacity

@@ -14,11 +14,10 @@ from ebpfproxy.backends.ebpf.services.record import (
     NOTHING,
     Range,
     Record,
-    full,
     service_key,
     service_value,
 )
-from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
+from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE, Ids, Ranges
 from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Network
 from ebpfproxy.plan.planned_endpoints import ROW
@@ -43,7 +42,7 @@ class Room:
     def check(self, key: ServicePortKey, fresh: int) -> None:
         """Raises TableFull if there is no room for `fresh` more entries."""
         if self.used + fresh > self.capacity:
-            raise full(self.map, key, self.used + fresh, self.capacity)
+            raise _full(self.map, key, f"{fresh:,} more", self.used, self.capacity)
 
 
 class Staging:
@@ -79,7 +78,7 @@ class Staging:
     def _stage(self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry) -> Record:
         id_ = old.id if old else self._service_ids.allocate(self._now)
         if id_ is None:
-            raise full("service_names", key, self._service_ids.used + 1, self._service_ids.capacity - 1)
+            raise _ids_are_used_up("service_names", key, 1, self._service_ids)
         new = Record(id_, entry)
         taken: list[int] = []
         ranges: list[Range] = []
@@ -109,9 +108,8 @@ class Staging:
             if id_ is None:
                 id_ = self._arrays.endpoint_ids.allocate(self._now)
                 if id_ is None:
-                    used, capacity = self._arrays.usage()["endpoints"]
                     fresh = sum(each not in previous for each in new.entry.endpoints.targets())
-                    raise full("endpoints", key, used - len(taken) + fresh, capacity)
+                    raise _ids_are_used_up("endpoints", key, fresh, self._arrays.endpoint_ids, len(taken))
                 taken.append(id_)
                 self._arrays.write_endpoint(id_, rows[at : at + ROW.size], new.id)
             new.ids.append(id_)
@@ -129,8 +127,9 @@ class Staging:
                 return previous
         first = self._arrays.ranges.allocate(len(ids), self._now)
         if first is None:
-            used, capacity = self._arrays.usage()["slots"]
-            raise full("slots", key, used + (1 << Ranges.order_of(len(ids))), capacity)
+            room, staged = self._arrays.ranges, sum(1 << Ranges.order_of(count) for _, count in ranges)
+            needed = f"{1 << Ranges.order_of(len(ids)):,} more in one range"
+            raise _full("slots", key, needed, room.used - staged, room.capacity, room.resting)
         ranges.append((first, len(ids)))
         self._arrays.write_slots(first, ids)
         return first, len(ids)
@@ -139,3 +138,24 @@ class Staging:
 def sources_beyond(entry: ServicePortEntry, other: ServicePortEntry | None) -> set[Network]:
     """The source ranges of `entry` that `other` does not have."""
     return set(entry.source_ranges).difference(other.source_ranges if other else ())
+
+
+def _ids_are_used_up(map_: str, key: ServicePortKey, needed: int, ids: Ids, staged: int = 0) -> TableFull:
+    """The error for a map whose keys are ids. `staged`: how many of the `needed` ids are taken already."""
+    return _full(map_, key, f"{needed:,} more", ids.used - staged, ids.capacity - 1, ids.resting)
+
+
+def _full(
+    map_: str, key: ServicePortKey, needed: str, used: int, capacity: int, resting: int = 0
+) -> TableFull:
+    """The error for a map without room. `needed` is in words, without the noun "entries"."""
+    option = {"service_names": "services"}.get(map_, map_).replace("_", "-")
+    hint = f"raise --ebpf-{option}-max"
+    rest = ""
+    if resting:
+        rest = f", {resting:,} resting"
+        hint += f"; resting entries become free within {GRACE:g} s"
+    message = (
+        f"{key.name}: map {map_} is full: {used:,} of {capacity:,} entries in use{rest}, {needed} needed"
+    )
+    return TableFull(message, hint, kind=f"map {map_} is full")

@@ -9,7 +9,8 @@ A change has three steps, so that no reader sees an incomplete change:
    unconnected socket continues to use them. Ids and ranges rest for a grace period (slot_ranges.py) before
    they are used again. Old source ranges, addresses and ports are deleted.
 
-The id of a deleted service is used for another one later. Its traffic counters are set to zero then.
+The id of a deleted service is used for another one later. Its traffic counters are set to zero then, and its
+session affinity is deleted.
 """
 
 import itertools
@@ -21,6 +22,7 @@ from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.check import Written, check_services
 from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresses
+from ebpfproxy.backends.ebpf.services.grace import Grace
 from ebpfproxy.backends.ebpf.services.ports import ServicePorts
 from ebpfproxy.backends.ebpf.services.reading import Reading
 from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value
@@ -30,6 +32,7 @@ from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sour
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.linux.bpf.bpf import possible_cpus
 
+_WALK = 4096  # entries per batch
 _NO_TRAFFIC = bytes((abi.TRAFFIC.size + 7) // 8 * 8)
 
 
@@ -39,16 +42,20 @@ class ServiceTable:
     def __init__(self, maps: Maps, clock: Callable[[], float]) -> None:
         self._maps = maps
         self._clock = clock
-        self._arrays = Arrays(maps)
-        self._service_ids = Ids(maps["service_names"].shape.max_entries + 1)
+        self._grace = Grace()
+        self._arrays = Arrays(maps, self._grace.end)
+        self._service_ids = Ids(maps["service_names"].shape.max_entries + 1, self._grace.end)
         self._sources = SourceRanges(maps["source_ranges"])
         self._addresses = FrontendAddresses(maps["frontend_addresses"])
         self._ports = ServicePorts(maps["service_ports"])
         self._no_traffic = _NO_TRAFFIC * possible_cpus()
         self._written = Written()
         self._records, self._owner = self._written.records, self._written.owner
+        # Ids of services without affinity that may have entries in `affinity`. None: any id.
+        self._affinity_left: set[int] | None = None
 
     def close(self) -> None:
+        self._grace.close()
         self._arrays.close()
         self._ports.close()
 
@@ -71,6 +78,7 @@ class ServiceTable:
         _share_entries(found.records, self._records)
         self._written = Written(found.records, found.owner)
         self._records, self._owner = self._written.records, self._written.owner
+        self._affinity_left = None
         self._ports.read(self._owner)
         self._addresses.read(each for record in self._records.values() for each in record.services.items())
         return {key: record.entry for key, record in self._records.items()}
@@ -108,10 +116,11 @@ class ServiceTable:
         for key, record in dropped.items():
             del self._records[key]
             self._release(record, None, now)
-        self._forget_affinity(
-            {old.id for old, new in changes.values() if old and _loses_affinity(old, new)}
-            | {record.id for record in dropped.values() if _loses_affinity(record, None)}
-        )
+        if self._affinity_left is not None:
+            self._affinity_left |= {
+                old.id for old, new in changes.values() if old and _gains_affinity(new, old)
+            }
+            self._affinity_left |= {each.id for each in dropped.values() if each.entry.affinity_timeout}
         return rejected
 
     def _stage(
@@ -152,6 +161,7 @@ class ServiceTable:
     def _prepare(self, changes: Mapping[ServicePortKey, Change]) -> None:
         """Write what a program looks up in addition to the entry of `services`. Call it before that is
         written."""
+        self._forget_affinity({new.id for old, new in changes.values() if _gains_affinity(old, new)})
         added = [(key, new.id) for key, (old, new) in changes.items() if not old]
         traffic = self._maps["traffic"]
         for _, id_ in added:
@@ -202,15 +212,24 @@ class ServiceTable:
         if not new:
             self._service_ids.release(old.id, now)
 
-    def _forget_affinity(self, services: set[int]) -> None:
-        """Delete the affinity of these services, so that it starts empty if it is enabled again."""
-        if not services:
+    def _forget_affinity(self, gaining: set[int]) -> None:
+        """Before these ids of services get affinity, delete what is left under them.
+
+        It is left there until now, because a walk over the map takes up to 100 ms, and few ids get affinity
+        again.
+        """
+        if not gaining or (self._affinity_left is not None and gaining.isdisjoint(self._affinity_left)):
             return
+        keep = {record.id for record in self._records.values() if record.entry.affinity_timeout}
         affinity = self._maps["affinity"]
-        at = abi.AFFINITY_KEY.offset("service_id")
-        for key, _ in list(affinity.items()):
-            if U32.unpack_from(key, at)[0] in services:
-                affinity.delete(key)
+        size, at = abi.AFFINITY_KEY.size, abi.AFFINITY_KEY.offset("service_id")
+        left: list[bytes] = []
+        for keys, _ in affinity.batches(_WALK):
+            ids = memoryview(keys).cast("I")[at // 4 :: size // 4].tolist()
+            left += [keys[i * size : (i + 1) * size] for i, id_ in enumerate(ids) if id_ not in keep]
+        for key in left:
+            affinity.delete(key)
+        self._affinity_left = set()
 
 
 def _share_entries(found: Mapping[ServicePortKey, Record], known: Mapping[ServicePortKey, Record]) -> None:
@@ -220,5 +239,5 @@ def _share_entries(found: Mapping[ServicePortKey, Record], known: Mapping[Servic
             record.entry = known[key].entry
 
 
-def _loses_affinity(old: Record, new: Record | None) -> bool:
-    return bool(old.entry.affinity_timeout and not (new and new.entry.affinity_timeout))
+def _gains_affinity(old: Record | None, new: Record) -> bool:
+    return bool(new.entry.affinity_timeout and not (old and old.entry.affinity_timeout))

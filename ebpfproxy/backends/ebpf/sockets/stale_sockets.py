@@ -1,8 +1,10 @@
 """The thread that reconnects connected UDP sockets after their endpoint is removed, in all network
 namespaces.
 
-It searches stale sockets after an endpoint was removed or a Service got its first one. It repeats the search
-while there are sockets that it could not reconnect. The packet path translates those of pods
+It searches stale sockets after an endpoint was removed or a Service got its first one: at once after a quiet
+period. While changes continue, it pauses after each search, so that searches use at most 5 % of a CPU. The
+last change is always followed by a search. It repeats the search while there are sockets that it could not
+reconnect. The packet path translates those of pods
 (translation.py). With `destroy` the thread destroys the others: their process gets an error and must connect
 again. Otherwise they continue to send to the removed endpoint, and the thread logs them.
 """
@@ -46,6 +48,8 @@ _PASSES = 3  # in one search, since endpoints change meanwhile
 _PATIENCE = 5.0  # seconds that `close` waits for the search
 _FIRST_RETRY, _LAST_RETRY = 1.0, 60.0  # seconds
 _POLL = 1.0  # seconds between checks for translated sockets that were closed
+_BUSY_FACTOR = 20.0  # a pause is as many times as long as the CPU time of the search before it
+_LONGEST_PAUSE = 5.0  # seconds
 _LINES = 10  # the maximum number of NOT_RECONNECTED lines for one search
 
 
@@ -73,6 +77,7 @@ class StaleSockets:
         self._counts = SocketCounts()
         self._reported: Mapping[tuple[str, str], int] = {}
         self._retry = 0.0  # seconds; 0: no stale socket remains
+        self._pause_end = float("-inf")  # the time before which no requested search begins
         self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stale-sockets", daemon=True)
         self._thread.start()
@@ -99,36 +104,34 @@ class StaleSockets:
                 self._search_safely()
 
     def _await(self) -> tuple[bool, bool]:
-        """Wait for a request. Return whether to search, and whether to continue after that."""
-        due = time.monotonic() + self._retry
+        """Wait until a search is due. Return whether to search, and whether to continue after that."""
+        requested = False
+        due = max(time.monotonic() + self._retry, self._pause_end) if self._retry else None
         while True:
-            timeout = max(0.0, min(due - time.monotonic(), _POLL)) if self._retry else None
+            timeout = None if due is None else max(0.0, min(due - time.monotonic(), _POLL))
             try:
-                return self._drain(self._jobs.get(timeout=timeout))
+                is_request = self._jobs.get(timeout=timeout)
             except queue.Empty:
-                if time.monotonic() >= due:
+                if due is not None and time.monotonic() >= due:
                     return True, True
                 self._forget_safely()
-
-    def _drain(self, job: bool) -> tuple[bool, bool]:
-        """The result of `_await` for all queued jobs. `job` is the first."""
-        requested = False
-        while job:
-            requested = True
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return True, True
-        return requested, False
+                continue
+            if not is_request:
+                return requested, False
+            if not requested:
+                requested, due = True, self._pause_end
 
     def _search_safely(self) -> None:
         """Search; log every error. The thread must continue, since nothing else finds stale sockets."""
+        began = time.thread_time()
         try:
             self._search()
         except KernelError as failure:
             self._failed(failure.message)
         except Exception as failure:
             self._failed(repr(failure))
+        pause = min(_BUSY_FACTOR * (time.thread_time() - began), _LONGEST_PAUSE)
+        self._pause_end = time.monotonic() + pause
 
     def _forget_safely(self) -> None:
         """Remove the entries of closed sockets; log every error."""

@@ -29,13 +29,20 @@ class RangesMachine(RuleBasedStateMachine):
 
     held: HypothesisBundle[tuple[int, int]] = HypothesisBundle("held")
 
-    @initialize(capacity=st.sampled_from((1, 2, 13, 16, 31, 64, 100)))
-    def make(self, capacity: int) -> None:
+    @initialize(capacity=st.sampled_from((1, 2, 13, 16, 31, 64, 100)), can_wait=st.booleans())
+    def make(self, capacity: int, can_wait: bool) -> None:
         self.capacity = capacity
-        self.ranges = Ranges(capacity)
+        self.can_wait = can_wait
+        self.ranges = Ranges(capacity, self.end_grace)
         self.now = 100.0
         self.taken: set[int] = set()
         self.resting: dict[int, float] = {}
+        self.in_force: set[int] = set()  # resting places that new programs find
+
+    def end_grace(self) -> bool:
+        if self.can_wait:
+            self.resting = {place: until for place, until in self.resting.items() if place in self.in_force}
+        return self.can_wait
 
     def free(self, first: int, size: int) -> bool:
         places = range(first, first + size)
@@ -68,12 +75,13 @@ class RangesMachine(RuleBasedStateMachine):
         self.taken.update(range(first, first + size))
         return first, count
 
-    @rule(range_=consumes(held))
-    def release(self, range_: tuple[int, int]) -> None:
+    @rule(range_=consumes(held), in_force=st.booleans())
+    def release(self, range_: tuple[int, int], in_force: bool) -> None:
         first, count = range_
-        self.ranges.release(first, count, self.now)
+        self.ranges.release(first, count, self.now, in_force=in_force)
         places = range(first, first + rounded(count))
         self.taken.difference_update(places)
+        (self.in_force.update if in_force else self.in_force.difference_update)(places)
         self.resting.update(dict.fromkeys(places, self.now + GRACE))
 
     @rule(count=COUNTS)
@@ -94,7 +102,7 @@ class RangesMachine(RuleBasedStateMachine):
     @rule()
     def take_over(self) -> None:
         """As when the kernel is read back: what is found is reserved, what rests goes on resting."""
-        previous, self.ranges = self.ranges, Ranges(self.capacity)
+        previous, self.ranges = self.ranges, Ranges(self.capacity, self.end_grace)
         assert all(self.ranges.reserve(place, 1) for place in sorted(self.taken))
         self.ranges.inherit(previous)
 
@@ -102,6 +110,7 @@ class RangesMachine(RuleBasedStateMachine):
     def what_is_used_is_counted(self) -> None:
         if hasattr(self, "ranges"):
             assert self.ranges.used == len(self.taken)
+            assert self.ranges.resting >= len(self.resting)
 
     @precondition(lambda self: hasattr(self, "ranges") and not self.taken)
     @rule()
@@ -117,6 +126,7 @@ class RangesMachine(RuleBasedStateMachine):
         assert self.ranges.allocate(1, self.now) is None
         for first in range(self.capacity):
             self.ranges.release(first, 1, self.now)
+        self.in_force.clear()
         self.resting = dict.fromkeys(range(self.capacity), self.now + GRACE)
 
 
@@ -124,17 +134,27 @@ class IdsMachine(RuleBasedStateMachine):
     held: HypothesisBundle[int] = HypothesisBundle("held")
 
     @initialize(
-        target=held, capacity=st.sampled_from((1, 2, 5, 12)), adopted=st.sets(st.integers(1, 11)) | st.none()
+        target=held,
+        capacity=st.sampled_from((1, 2, 5, 12)),
+        adopted=st.sets(st.integers(1, 11)) | st.none(),
+        can_wait=st.booleans(),
     )
-    def make(self, capacity: int, adopted: set[int] | None) -> MultipleResults[int]:
+    def make(self, capacity: int, adopted: set[int] | None, can_wait: bool) -> MultipleResults[int]:
         self.capacity = capacity
-        self.ids = Ids(capacity)
+        self.can_wait = can_wait
+        self.in_force: set[int] = set()  # resting ids that new programs find
+        self.ids = Ids(capacity, self.end_grace)
         self.now = 100.0
         self.taken = {id_ for id_ in adopted or () if id_ < capacity}
         self.resting: dict[int, float] = {}
         if adopted is not None:
             self.ids.adopt(set(self.taken))
         return multiple(*sorted(self.taken))
+
+    def end_grace(self) -> bool:
+        if self.can_wait:
+            self.resting = {id_: until for id_, until in self.resting.items() if id_ in self.in_force}
+        return self.can_wait
 
     @rule(target=held)
     def allocate(self) -> int | MultipleResults[int]:
@@ -149,9 +169,10 @@ class IdsMachine(RuleBasedStateMachine):
         self.taken.add(id_)
         return id_
 
-    @rule(id_=consumes(held))
-    def release(self, id_: int) -> None:
-        self.ids.release(id_, self.now)
+    @rule(id_=consumes(held), in_force=st.booleans())
+    def release(self, id_: int, in_force: bool) -> None:
+        self.ids.release(id_, self.now, in_force=in_force)
+        (self.in_force.add if in_force else self.in_force.discard)(id_)
         self.taken.remove(id_)
         self.resting[id_] = self.now + GRACE
 
@@ -208,6 +229,31 @@ def test_a_released_range_rests_for_the_complete_grace_period() -> None:
     ranges.release(0, 4, 10.0)
     assert ranges.allocate(1, 10.0 + GRACE - 0.001) is None
     assert ranges.allocate(4, 10.0 + GRACE) == 0
+
+
+def test_the_wait_for_programs_is_left_out_if_it_cannot_make_enough_room() -> None:
+    """A rejected service is tried again at each sync, which must not wait each time."""
+    waits: list[bool] = []
+
+    def end_grace() -> bool:
+        waits.append(True)
+        return True
+
+    ranges, ids = Ranges(8, end_grace), Ids(3, end_grace)
+    first = ranges.allocate(4, 10.0)
+    assert first is not None
+    ranges.release(first, 4, 10.0)
+    assert ranges.allocate(4, 10.0) == 4 - first  # the other half
+    assert ranges.allocate(8, 10.0) is None
+    assert not waits
+    assert ranges.allocate(4, 10.0) == first
+    assert len(waits) == 1
+    assert [ids.allocate(10.0) for _ in range(3)] == [1, 2, None]
+    ids.release(1, 10.0)
+    assert ids.allocate(10.0) == 1
+    assert len(waits) == 2
+    assert ranges.allocate(1, 10.0) is ids.allocate(10.0) is None
+    assert len(waits) == 2
 
 
 def test_an_allocation_beyond_the_capacity_fails_and_takes_nothing() -> None:

@@ -1,7 +1,9 @@
 """The thread that searches stale sockets continues after errors, retries, and does not delay `close`."""
 
+import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -37,9 +39,13 @@ class Kernel:
         self.translatable: set[int] = set()
         self.without_programs: set[int] = set()
         self.forgotten = 0
+        self.searches = 0  # with or without stale sockets
         self.searched = threading.Condition()
 
     def stale(self) -> dict[int, StalePeer]:
+        with self.searched:
+            self.searches += 1
+            self.searched.notify_all()
         return dict(self.sockets)
 
     def service_name(self, id_: int) -> str:
@@ -84,6 +90,10 @@ class Kernel:
     def await_passes(self, count: int) -> None:
         with self.searched:
             assert self.searched.wait_for(lambda: self.passes >= count, 10.0)
+
+    def await_searches(self, count: int) -> None:
+        with self.searched:
+            assert self.searched.wait_for(lambda: self.searches >= count, 10.0)
 
     def await_counts(self, count: int) -> SocketCounts:
         with self.searched:
@@ -272,6 +282,51 @@ def test_close_waits_for_a_requested_search(kernel: Kernel) -> None:
     stale.close()
     assert kernel.passes == 1
     assert kernel.counts == [SocketCounts(reconnected=1)]
+
+
+@pytest.fixture
+def cpu_time(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The CPU time of each search, in seconds: the only element."""
+    took = [0.0]
+    calls = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: took[0] if next(calls) % 2 else 0.0)
+    return took
+
+
+def await_taken(search: StaleSockets) -> None:
+    """Wait until the thread has taken all requests."""
+    deadline = time.monotonic() + 10.0
+    while not search._jobs.empty():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_continuous_changes_cause_one_search_for_each_pause(kernel: Kernel, cpu_time: list[float]) -> None:
+    """Regression: 100 changes/s used 0.76 of a CPU."""
+    cpu_time[0] = 0.2  # a pause of 4 s
+    search = search_of(kernel)
+    search.look()
+    kernel.await_searches(1)  # at once
+    for _ in range(50):
+        search.look()
+        await_taken(search)
+    assert kernel.searches == 1
+    search.close()  # does not wait for the pause
+    assert kernel.searches == 2
+
+
+def test_the_last_of_many_changes_is_followed_by_a_search(kernel: Kernel, cpu_time: list[float]) -> None:
+    cpu_time[0] = 0.005  # a pause of 0.1 s
+    search = search_of(kernel)
+    search.look()
+    kernel.await_searches(1)
+    search.look()
+    await_taken(search)
+    kernel.sockets = {7: peer(7)}
+    search.look()
+    kernel.await_passes(1)
+    search.close()
+    assert kernel.sockets == {}
 
 
 def test_close_does_not_wait_for_an_endless_search_whose_maps_stay_open(
