@@ -5,13 +5,12 @@ configuration file. A source that ends by itself ends the agent, so that no stat
 """
 
 import functools
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
 from ebpfproxy.api.event import ADDRESSES, DEVICES, AddressesChanged, DevicesChanged, Event, Synced
 from ebpfproxy.config import Config
 from ebpfproxy.config.follow import follow
@@ -20,48 +19,14 @@ from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 
-
-class Received(NamedTuple):
-    """An event, and the time of the monotonic clock at which it was received."""
-
-    moment: float
-    event: Event
-
-
-class Died(NamedTuple):
-    """A source has ended, by an error or by itself."""
-
-    source: str
-    error: BaseException
-
-
-class Stop(NamedTuple):
-    """A signal ends the agent."""
-
-    signal: str
-
-
-class Reload(NamedTuple):
-    """The configuration must be read again."""
-
-    reason: str
-
-
-class Notified(NamedTuple):
-    """Another program may have changed the kernel."""
-
-
-Item = Received | Died | Stop | Reload | Notified
 Run = Callable[[threading.Event], object]
 
 
 class Sources:
     """The threads of all sources, from `start` until the end of the agent."""
 
-    def __init__(
-        self, config: Config, inbox: queue.SimpleQueue[Item], metrics: Metrics, content: bytes | None
-    ) -> None:
-        """`content` is that of the configuration file from which `config` was made."""
+    def __init__(self, config: Config, inbox: Inbox, metrics: Metrics, content: bytes | None) -> None:
+        """`content` is that of the configuration file that was considered last (`Loaded.seen`)."""
         self._config = config
         self._inbox = inbox
         self._metrics = metrics

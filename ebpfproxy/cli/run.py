@@ -4,7 +4,7 @@ import click
 
 from ebpfproxy import log
 from ebpfproxy.cli.cleanup import cleanup
-from ebpfproxy.config import Config, FlagsCommand, Loaded, loaded_options
+from ebpfproxy.config import FlagsCommand, Loaded, loaded_options
 
 logger = log.Logger(__name__)
 
@@ -27,15 +27,15 @@ def command(loaded: Loaded) -> None:
     elif config.cleanup:
         cleanup(config)
     else:
-        from ebpfproxy.agent import daemon
+        from ebpfproxy.agent import process
 
-        daemon.run(config, lambda: _reload(loaded), loaded.content)
+        process.run(loaded, lambda: _reload(loaded))
 
 
-def _reload(loaded: Loaded) -> Config:
+def _reload(loaded: Loaded) -> Loaded:
     reloaded = loaded.reload()
     _log_remarks(reloaded)
-    return reloaded.config
+    return reloaded
 
 
 def _log_remarks(loaded: Loaded) -> None:

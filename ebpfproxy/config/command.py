@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from ebpfproxy.config.load import Loaded, load
+from ebpfproxy.config import handover
+from ebpfproxy.config.load import Loaded, load_after
 from ebpfproxy.config.option import Option
 from ebpfproxy.config.settings import OPTIONS, parse_some
 from ebpfproxy.config.unsupported_flags import HINTS
@@ -137,7 +138,7 @@ def _with_all_options(function: F, arguments: Callable[[Loaded], dict[str, Any]]
     @functools.wraps(function)
     def run(**given: Any) -> Any:
         texts = {name: given.pop(name) for name in OPTIONS}
-        return function(**given, **arguments(load(texts)))
+        return function(**given, **arguments(load_after(texts, handover.take())))
 
     return cast(F, _with_options(run, tuple(OPTIONS)))
 

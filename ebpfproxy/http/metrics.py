@@ -307,7 +307,10 @@ class Metrics:
 
 
 class MetricsServer(Listener):
-    """Serves `metrics` on `address`. `proxy_mode` returns the current mode; it is called in any thread."""
+    """Serves `metrics` on `address`. `proxy_mode` returns the current mode, "" before one is selected.
+
+    It is called in any thread.
+    """
 
     def __init__(
         self,
@@ -326,7 +329,8 @@ class MetricsServer(Listener):
             case "/metrics":
                 return self._scrape(request)
             case "/proxyMode":
-                return plain(200, self._proxy_mode())
+                mode = self._proxy_mode()
+                return plain(200, mode) if mode else plain(503, "no proxy mode is selected yet")
             case "/healthz":
                 return plain(200, "ok")
             case _:
