@@ -232,6 +232,7 @@ class _Agent:
         self._oldest, self._triggers = None, []
         if self._is_first_sync:
             self._is_first_sync = False
+            self._sources.report_start()
             gc.freeze()  # the state stays in use, so later collections can skip it
             gc.enable()
         if self._modes.pending_config:

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
-from ebpfproxy.config import Config
+from ebpfproxy.config import Config, Loaded
+from ebpfproxy.http import zpages
 from ebpfproxy.http.health_check_node_port import ServiceHealthServer
 from ebpfproxy.http.healthz import HealthServer, ProxierHealth
 from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer
-from ebpfproxy.http.server import Listener
+from ebpfproxy.http.server import Listener, Request, Response
 from ebpfproxy.model.counters import ServiceTraffic
 from ebpfproxy.model.device import DeviceSide
 
@@ -31,7 +32,9 @@ class Shown(Protocol):
 class Front:
     """The servers, and the values that they show. It imports little, so that the servers start early."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        config = loaded.config
         self.health = ProxierHealth(config.sync_period)
         self.metrics = Metrics(self._map_use, self._counters, self._traffic, self._bypassed)
         self.service_health = ServiceHealthServer(lambda: self.health.at(time.monotonic()).healthy)
@@ -58,7 +61,11 @@ class Front:
             listen = config.healthz_listen
             yield HealthServer(listen, self.health, self.metrics, hard, bypassed=self._bypassed)
         if config.metrics_listen:
-            yield MetricsServer(config.metrics_listen, self.metrics, self._mode, hard)
+            listen = config.metrics_listen
+            yield MetricsServer(listen, self.metrics, self._mode, hard, page=self._page)
+
+    def _page(self, request: Request) -> Response | None:
+        return zpages.page(request, self._loaded)
 
     def _mode(self) -> str:
         return self._serving().name if self._serving else ""

@@ -35,7 +35,7 @@ def run(loaded: Loaded, reread: Callable[[], Loaded]) -> None:
     ending = Ending(lambda: _end(signals, ending, next_run))
     signals = Signals(inbox, ending.begin)
     signals.start()
-    front = Front(loaded.config)
+    front = Front(loaded)
     try:
         front.start()
         from ebpfproxy.agent import daemon  # not at the top: see the module's docstring

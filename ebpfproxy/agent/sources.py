@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ebpfproxy.agent import node_events
 from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
 from ebpfproxy.api.event import ADDRESSES, DEVICES, AddressesChanged, DevicesChanged, Event, Synced
 from ebpfproxy.config import Config
@@ -31,6 +32,7 @@ class Sources:
         self._inbox = inbox
         self._metrics = metrics
         self._content = content
+        self._session: Callable[[], node_events.Creator] | None = None  # to the API server
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -41,6 +43,14 @@ class Sources:
     def stop(self) -> None:
         """Ask the sources to end, without waiting for them."""
         self._stop.set()
+
+    def report_start(self) -> None:
+        """Create an Event of the Node for the start of the agent, in the background."""
+        if self._session:
+            arguments = (self._config.node_name, self._session)
+            threading.Thread(
+                target=node_events.report_start, args=arguments, name="node-event", daemon=True
+            ).start()
 
     def put(self, event: Event) -> None:
         """Put an event into the inbox. Any thread may call it."""
@@ -59,7 +69,9 @@ class Sources:
             from ebpfproxy.api.watch import ApiSource, load_configuration
 
             kubeconfig = str(self._config.kubeconfig or "")
-            configuration = load_configuration(kubeconfig, self._config.master)
+            requests = self._metrics.rest_client
+            configuration = load_configuration(kubeconfig, self._config.master, observer=requests)
+            self._session = configuration.session
             yield "api", ApiSource(configuration, self._config.node_name, self.put, self._metrics).run
 
     def _supervise(self, name: str, run: Run) -> None:

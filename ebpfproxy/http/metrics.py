@@ -16,6 +16,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
 from ebpfproxy import __version__
+from ebpfproxy.http.rest_client_metrics import RestClientMetrics
 from ebpfproxy.http.scrape import MapUse as MapUse
 from ebpfproxy.http.scrape import Readings
 from ebpfproxy.http.server import Listener, Request, Response, not_found, plain
@@ -73,6 +74,7 @@ class Metrics:
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
         self.registry.register(Readings(maps, events, traffic, bypassed))
+        self.rest_client = RestClientMetrics(self.registry)
         self._make_kube_proxy_metrics()
         self._make_own_metrics()
 
@@ -309,7 +311,7 @@ class Metrics:
 class MetricsServer(Listener):
     """Serves `metrics` on `address`. `proxy_mode` returns the current mode, "" before one is selected.
 
-    It is called in any thread.
+    It is called in any thread, as is `page`, which returns the responses of further paths.
     """
 
     def __init__(
@@ -319,10 +321,12 @@ class MetricsServer(Listener):
         proxy_mode: Callable[[], str],
         hard_fail: bool = False,
         retry_seconds: float = 5.0,
+        page: Callable[[Request], Response | None] = lambda request: None,
     ) -> None:
         super().__init__("metrics", "--metrics-bind-address", address, self._handle, hard_fail, retry_seconds)
         self._registry = metrics.registry
         self._proxy_mode = proxy_mode
+        self._page = page
 
     def _handle(self, request: Request) -> Response:
         match request.path:
@@ -334,7 +338,7 @@ class MetricsServer(Listener):
             case "/healthz":
                 return plain(200, "ok")
             case _:
-                return not_found()
+                return self._page(request) or not_found()
 
     def _scrape(self, request: Request) -> Response:
         encode, content_type = exposition.choose_encoder(request.headers.get("Accept", ""))

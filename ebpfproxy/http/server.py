@@ -196,7 +196,7 @@ class Server(socketserver.ThreadingTCPServer):
         super().server_bind()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Raises OSError after a pause: the caller ignores it, and without descriptors accept() fails at once."""
+        """Raises OSError, which the caller ignores: after a pause, as a shortage of descriptors can last."""
         try:
             return super().get_request()
         except OSError:

@@ -1,5 +1,7 @@
 """The agent's requests to the API server use exactly the permissions of its ClusterRole."""
 
+import re
+
 import pytest
 
 from tests.deploy.installed import Installed
@@ -27,8 +29,11 @@ def allowed(role: Object) -> set[Right]:
 
 
 def needed_right(request: Request) -> Right:
-    """The right that a request to /api/v1/RESOURCE... or /apis/GROUP/VERSION/RESOURCE... needs."""
-    _, root, *parts = request.path.split("/")
+    """The right that a request to /api/v1/RESOURCE... or /apis/GROUP/VERSION/RESOURCE... needs.
+
+    /namespaces/NAMESPACE may precede the resource.
+    """
+    _, root, *parts = re.sub("/namespaces/[^/]+/", "/", request.path).split("/")
     group, resource = ("", parts[1]) if root == "api" else (parts[0], parts[2])
     return group, resource, request.verb
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -14,10 +15,13 @@ import pytest
 
 from ebpfproxy.agent.daemon import RESTARTING
 from ebpfproxy.agent.ending import NOT_ENDED
+from ebpfproxy.agent.initialize import INITIALIZED
 from ebpfproxy.agent.mode_switch import SAME_MODE
+from ebpfproxy.agent.node_events import NOT_CREATED
 from ebpfproxy.agent.process import START_FAILED
 from ebpfproxy.config.load import CONFIG_REJECTED
-from ebpfproxy.lab import Agent
+from ebpfproxy.lab import Agent, manifests
+from ebpfproxy.linux.netns import netns
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import Cluster, eventually
 from tests.support.apiserver import ApiServer
@@ -178,3 +182,59 @@ def test_the_agent_ends_soon_after_sigterm(restartable: Cluster, mode: str) -> N
     os.kill(agent.process.pid, signal.SIGTERM)
     assert agent.process.wait(9) == 0  # the grace period of the DaemonSet is 10 s
     assert not lines(agent, NOT_ENDED), time.monotonic() - began
+
+
+@pytest.mark.parametrize("mode", ["ebpf", "nftables"])
+def test_init_only_prepares_the_kernel_and_keeps_what_is_served(restartable: Cluster, mode: str) -> None:
+    restartable.start(f"--proxy-mode={mode}")
+    web = restartable.service().to(restartable.a)
+    restartable.agent.stop()
+    flags = ["--init-only", f"--proxy-mode={mode}", "--manifests=/nonexistent"]
+    ended = restartable.ebpfproxy("run", *flags)
+    assert f" {INITIALIZED} mode={mode}" in ended.stderr
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+
+
+@pytest.fixture
+def server(restartable: Cluster) -> Iterator[ApiServer]:
+    """An API server on the node's 127.0.0.1."""
+    server = ApiServer()
+    server.put(manifests.node(restartable.lab.node_name, [restartable.node.v4, restartable.node.v6]))
+    with netns.entered(restartable.node.netns):
+        server.start()
+    try:
+        yield server
+    finally:
+        restartable.end()
+        server.stop()
+
+
+def test_a_start_creates_an_event_of_the_node_and_requests_are_counted(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
+    agent = restartable.start(*flags)
+    eventually(lambda: bool(server.events), "the Event")
+    (event,) = server.events
+    assert (event["reason"], event["type"], event["action"]) == ("Starting", "Normal", "StartKubeProxy")
+    name = restartable.lab.node_name
+    assert event["regarding"] == {"kind": "Node", "name": name, "uid": name}
+    assert re.fullmatch(r"[-0-9]{10}T[:0-9]{8}[.][0-9]{6}Z", event["eventTime"])
+    assert not lines(agent, NOT_CREATED)
+    text = restartable.http_get("metrics")
+    host = f'host="127.0.0.1:{server.port}"'
+    assert f'rest_client_requests_total{{code="200",{host},method="GET"}} ' in text
+    assert f'rest_client_requests_total{{code="201",{host},method="POST"}} 1.0' in text
+    assert f'rest_client_request_duration_seconds_count{{{host},verb="POST"}} 1.0' in text
+
+
+def test_a_rejected_event_is_one_warning(restartable: Cluster, server: ApiServer, tmp_path: Path) -> None:
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    server.fail(10, 403, match=lambda request: request.method == "POST")
+    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
+    agent = restartable.start(*flags)
+    agent.await_line(lambda line: f" {NOT_CREATED} " in line.text)
+    assert status(restartable, "/healthz") == 200
+    assert agent.stop() == 0
+    assert len(lines(agent, NOT_CREATED)) == 1

@@ -145,7 +145,7 @@ def test_every_listed_command_exists(name: str) -> None:
     assert command.help
 
 
-@pytest.mark.parametrize("args", [["version"], ["--version"]])
+@pytest.mark.parametrize("args", [["version"], ["--version"], ["run", "--version"], ["run", "--version=raw"]])
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
     assert cli.main(args) == 0
     assert capsys.readouterr().out == f"ebpfproxy {__version__}\n"
