@@ -36,6 +36,7 @@ from ebpfproxy.config.settings import OF_MODES
 from ebpfproxy.errors import ConfigError, EbpfProxyError, KernelError
 from ebpfproxy.http.metrics import State
 from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.plan.health_check_node_port import health_check_addresses
 
@@ -101,7 +102,9 @@ class _Agent:
         self._state = ClusterState({}, {})  # the state of the last plans
         self._check_timer = CheckTimer(time.monotonic())
         self._oldest: float | None = None  # receive time of the first event that is not in the kernel yet
-        self._triggers: list[float] = []  # trigger times of changes that are not in the kernel yet
+        self._triggers: list[
+            tuple[Family, float]
+        ] = []  # trigger times of changes that are not in the kernel yet
         self._is_first_sync = True
         self._node_deadline: float | None = None  # for the Node, before the first sync
 
@@ -216,7 +219,7 @@ class _Agent:
         except KernelError as failure:
             ended = time.monotonic()
             self._pacer.failed(ended)
-            self._metrics.sync_failed(ended - now)
+            self._metrics.sync_failed(ended - now, verify)
             log.error(SYNC_FAILED, reason=failure.message, hint=failure.hint)
             self._modes.fall_back(failure, self._state_now)
             self._update_intervals()
@@ -228,7 +231,7 @@ class _Agent:
             self._pacer.succeeded(ended, verified=verify)
         self._health.updated(ended)
         self._answer_health_checks()
-        self._report(result, now, ended)
+        self._report(result, now, ended, verify)
         self._oldest, self._triggers = None, []
         if self._is_first_sync:
             self._is_first_sync = False
@@ -257,18 +260,17 @@ class _Agent:
             addresses = health_check_addresses(reconciler.node_plan)
             self._front.service_health.update(reconciler.health_checks.values(), addresses)
 
-    def _report(self, result: SyncResult, began: float, ended: float) -> None:
+    def _report(self, result: SyncResult, began: float, ended: float, verified: bool) -> None:
         """Update the metrics after a sync, and log it if it changed something or is the first."""
         reconciler = self._modes.serving.reconciler
         state = State(
             services=reconciler.services,
             endpoints=reconciler.endpoints,
-            no_local_internal=reconciler.no_local_internal,
-            no_local_external=reconciler.no_local_external,
+            no_local=reconciler.no_local,
             rejected=result.rejected,
             conflicts=reconciler.conflicts,
         )
-        self._metrics.synced(ended - began, time.time(), self._triggers, state)
+        self._metrics.synced(ended - began, time.time(), self._triggers, state, verified)
         if result.drifted:
             self._metrics.repaired(self._modes.serving.name, result.drifted)
         if result.put or result.dropped or self._is_first_sync:
