@@ -1,8 +1,21 @@
-"""``python -m ebpfproxy``: the same as the command ``ebpfproxy``."""
+"""``python -m ebpfproxy``, and the command ``ebpfproxy``."""
 
+import signal
 import sys
 
-from ebpfproxy.cli import main
+
+def main() -> int:
+    """Run the command line; return the exit code.
+
+    The agent reloads its configuration at SIGHUP. Until it can, the signal stays pending instead of ending
+    the process: so it is blocked before anything is imported that takes time.
+    """
+    if sys.argv[1:2] == ["run"]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    from ebpfproxy import cli
+
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,11 +4,24 @@ A message never contains a value, so that lines can be counted and searched by m
 error does not log it. Code that catches an error and does not raise it again logs it once.
 """
 
+import faulthandler
 import json
 import logging
 import sys
+import threading
 import time
+import traceback
+import warnings
+from types import TracebackType
 from typing import Any
+
+LIBRARY_MESSAGE = "Message of a library"
+"""`logger` is the name of its logger, and `text` its message."""
+LIBRARY_WARNING = "Warning of a library"
+"""A Python warning, such as urllib3's InsecureRequestWarning for `insecure-skip-tls-verify`. Logged once for
+each `place`."""
+UNEXPECTED_ERROR = "Unexpected error"
+"""A bug: an error that nothing handles, in `thread`. The agent ends if the thread is one that it needs."""
 
 DEBUG_VERBOSITY = 4
 """The verbosity (klog's -v) from which on lines of level debug are logged."""
@@ -52,8 +65,8 @@ class Logger:
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        values = getattr(record, "values", {})
-        words = [f"{moment}.{int(record.msecs):03d}Z", record.levelname, record.getMessage()]
+        message, values = _parts(record)
+        words = [f"{moment}.{int(record.msecs):03d}Z", record.levelname, message]
         line = " ".join(words + [f"{key}={_quoted(value)}" for key, value in values.items()])
         trace = _trace(self, record)
         return f"{line}\n{trace}" if trace else line
@@ -61,12 +74,21 @@ class _Text(logging.Formatter):
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        values = {key: str(value) for key, value in getattr(record, "values", {}).items()}
-        entry = {"ts": record.created, "level": record.levelname.lower(), "msg": record.getMessage()}
+        message, own = _parts(record)
+        values = {key: str(value) for key, value in own.items()}
+        entry = {"ts": record.created, "level": record.levelname.lower(), "msg": message}
         trace = _trace(self, record)
         if trace:
             values["traceback"] = trace
         return json.dumps(entry | values, ensure_ascii=False)
+
+
+def _parts(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
+    """Return the message and the values of a record. The text of a library is a value."""
+    values = getattr(record, "values", None)
+    if values is None:
+        return LIBRARY_MESSAGE, {"logger": record.name, "text": record.getMessage()}
+    return record.getMessage(), values
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
@@ -84,3 +106,50 @@ def set_up(verbosity: int, style: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("ebpfproxy").setLevel(logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.INFO)
+
+
+def capture() -> None:
+    """Log what Python and libraries print to standard error, from now on.
+
+    These are warnings, and errors that nothing handles: of the main thread, of other threads, and of
+    destructors. After a fatal signal, such as SIGSEGV, no Python code can run: faulthandler then prints the
+    stacks of all threads in its own format.
+    """
+    warnings.showwarning = _show_warning
+    sys.excepthook = _show_error
+    threading.excepthook = _show_error_of_thread
+    sys.unraisablehook = _show_unraisable
+    faulthandler.enable(sys.__stderr__ or 2)
+
+
+_log = Logger(__name__)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: str | None = None,
+) -> None:
+    _log.warning(LIBRARY_WARNING, category=category.__name__, text=message, place=f"{filename}:{lineno}")
+
+
+def _log_error(thread: str, error: BaseException) -> None:
+    trace = "".join(traceback.format_exception(error)).rstrip("\n")
+    _log.error(UNEXPECTED_ERROR, thread=thread, error=repr(error), traceback=trace)
+
+
+def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _log_error(threading.current_thread().name, error)
+
+
+def _show_error_of_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value:
+        _log_error(args.thread.name if args.thread else "", args.exc_value)
+
+
+def _show_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    if unraisable.exc_value:
+        _log_error(threading.current_thread().name, unraisable.exc_value)

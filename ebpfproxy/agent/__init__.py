@@ -1,6 +1,10 @@
 """The agent: reads events, plans, and keeps the kernel in sync.
 
-- `daemon.py`: the control thread and its loop.
+- `process.py`: signals and HTTP servers first, then the control thread, and its end or restart.
+- `front.py`, `signals.py`, `ending.py`, `restart.py`: the HTTP servers; the thread that receives signals; the
+  limited time to end; the replacement of the process.
+- `daemon.py`: the control thread and its loop. `inbox.py`: the items that it receives.
+- `initialize.py`: `--init-only`. `node_events.py`: Events of the Node.
 - `sources.py`: the threads that put events into the inbox of the control thread.
 - `pacing.py`: when to sync, and when to check for changes by other programs.
 - `reconciler.py`: plans, renders, compares and applies for one backend.
@@ -13,5 +17,5 @@ Only the control thread changes state. The other threads put items into its inbo
 `lab`, `bench` and `cli` may import this package. This package may import all layers below it: `backends`,
 `http`, `api`, `config`, `plan`, `linux`, `model`, `log` and `errors`.
 
-Read first: `daemon.py`, then `reconciler.py`.
+Read first: `process.py`, `daemon.py`, then `reconciler.py`.
 """

@@ -8,16 +8,18 @@ import contextlib
 import dataclasses
 import gc
 import queue
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ebpfproxy.agent.ending import Ending
+from ebpfproxy.agent.front import Front
+from ebpfproxy.agent.inbox import Died, Inbox, Item, Notified, Received, Reload, Stop
 from ebpfproxy.agent.mode_switch import ModeSwitcher
 from ebpfproxy.agent.pacing import CheckTimer, Pacer
 from ebpfproxy.agent.reconciler import SyncResult
-from ebpfproxy.agent.sources import Died, Item, Notified, Received, Reload, Sources, Stop
+from ebpfproxy.agent.sources import Sources
 from ebpfproxy.agent.sync_log import Synced as SyncedLine
 from ebpfproxy.agent.sync_log import SyncLog
 from ebpfproxy.agent.verification import Verification
@@ -30,17 +32,15 @@ from ebpfproxy.api.event import (
 )
 from ebpfproxy.api.tracker import Tracker
 from ebpfproxy.backends.mode import Callbacks
-from ebpfproxy.config import Config
+from ebpfproxy.config import Config, Loaded
 from ebpfproxy.config.derived import least_interval
+from ebpfproxy.config.load import CONFIG_REJECTED
 from ebpfproxy.config.settings import OF_MODES
 from ebpfproxy.errors import ConfigError, EbpfProxyError, KernelError
-from ebpfproxy.http.health_check_node_port import ServiceHealthServer
-from ebpfproxy.http.healthz import HealthServer, ProxierHealth
-from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer, State
+from ebpfproxy.http.metrics import State
 from ebpfproxy.log import DEBUG_VERBOSITY, Logger
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.counters import ServiceTraffic
-from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.health_check_node_port import health_check_addresses
 
 log = Logger(__name__)
@@ -49,14 +49,13 @@ STARTING = "Starting"
 """The agent starts. `node` is the name of the node, `mode` the first mode to open."""
 NODE_MISSING = "Cannot read the Node object, continuing without it"
 """Topology hints, the Node's addresses and its readiness apply once it can be read."""
-AT_NEXT_START = "Changed options take effect at the next start"
-"""A running agent applies only changes of the mode, and with it of the options of its section."""
+RESTARTING = "Restarting with the changed configuration"
+"""A running agent applies only changes of the mode, and with it of the options of its section. For all other
+`options` it restarts, while the kernel continues to forward."""
 OOM_SCORE = "Cannot set the OOM score adjustment"
 """The OOM killer may end the agent as early as any process of its size."""
 SYNC_FAILED = "Sync failed, retrying"
 """No change is lost. Everything is compared and applied again after 1 s, then twice that, up to 30 s."""
-CONFIG_REJECTED = "Cannot apply the changed configuration, keeping the current one"
-"""`reason` names the flag or field."""
 ENDING = "Ending, the kernel continues to forward"
 """The agent received SIGTERM or SIGINT."""
 
@@ -64,33 +63,33 @@ _BATCH = 10_000  # maximum number of items between two checks whether a sync is 
 _NODE_TIMEOUT = 65.0  # seconds that the first sync waits for the Node: longer than a reflector pauses
 
 
-def run(config: Config, reread: Callable[[], Config] | None = None, content: bytes | None = None) -> None:
-    """Run the agent until SIGTERM or SIGINT; the kernel continues to forward. Raises EbpfProxyError.
+def run(loaded: Loaded, reread: Callable[[], Loaded], inbox: Inbox, front: Front, ending: Ending) -> None:
+    """Run the agent until SIGTERM or SIGINT, or until it must restart. It then sets `ending.restarts`.
 
-    `reread` returns the current configuration. It is called at SIGHUP and when the file has changed.
-    `content` is that of the file from which `config` was made, so that earlier changes of the file are found.
+    The kernel continues to forward. `reread` returns the current configuration. It is called at SIGHUP and
+    when the file has changed. Raises EbpfProxyError.
     """
-    _adjust_oom_score(config.oom_score_adj)
+    _adjust_oom_score(loaded.config.oom_score_adj)
     gc.disable()  # the first state has no garbage, and collection would take longer than parsing
-    agent = _Agent(config, reread or (lambda: config), content)
+    agent = _Agent(loaded, reread, inbox, front)
     try:
         agent.open()
-        agent.loop()
+        ending.restarts = agent.loop()
     finally:
-        agent.close()
+        agent.close(ending)
 
 
 class _Agent:
     """The parts of the agent, and the loop of the control thread."""
 
-    def __init__(self, config: Config, reread: Callable[[], Config], content: bytes | None) -> None:
-        self._config = config
+    def __init__(self, loaded: Loaded, reread: Callable[[], Loaded], inbox: Inbox, front: Front) -> None:
+        self._config = config = loaded.config
         self._reread = reread
-        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._inbox = inbox
+        self._front = front
         self._thread = threading.get_ident()
         self._tracker = Tracker(time.time())
-        self._health = ProxierHealth(config.sync_period)
-        self._metrics = Metrics(self._map_use, self._counters, self._traffic, self._bypassed)
+        self._health, self._metrics = front.health, front.metrics
         callbacks = Callbacks(
             self._metrics.sockets_destroyed,
             self._pods_bypass,
@@ -98,7 +97,7 @@ class _Agent:
             self._metrics.sockets_counted,
             lambda: self._inbox.put(Notified()),
         )
-        self._sources = Sources(config, self._inbox, self._metrics, content)
+        self._sources = Sources(config, self._inbox, self._metrics, loaded.seen)
         self._modes = ModeSwitcher(config, callbacks, self._metrics)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
         self._verification = Verification()
@@ -106,45 +105,47 @@ class _Agent:
         self._check_timer = CheckTimer(time.monotonic())
         self._sync_log = SyncLog(each=config.verbosity >= DEBUG_VERBOSITY)
         self._oldest: float | None = None  # receive time of the first event that is not in the kernel yet
-        self._triggers: list[float] = []  # trigger times of changes that are not in the kernel yet
+        # The families and trigger times of changes that are not in the kernel yet.
+        self._triggers: list[tuple[Family, float]] = []
         self._answered: tuple[object, ...] = ()  # reconciler, version and node of the served health checks
         self._is_first_sync = True
         self._node_deadline: float | None = None  # for the Node, before the first sync
-        self._service_health = ServiceHealthServer(lambda: self._health.at(time.monotonic()).healthy)
-        self._servers = [self._service_health, *self._make_servers()]
 
     def open(self) -> None:
-        """Start the sources and servers, and open the first mode. Raises EbpfProxyError."""
+        """Start the sources, and open the first mode. Raises EbpfProxyError."""
         log.info(STARTING, node=self._config.node_name, mode=self._modes.serving.name)
-        for signal_ in (signal.SIGTERM, signal.SIGINT):
-            # SimpleQueue.put is safe in a signal handler, even while this thread is in get().
-            signal.signal(signal_, lambda number, _: self._inbox.put(Stop(signal.Signals(number).name)))
-        signal.signal(signal.SIGHUP, lambda number, _: self._inbox.put(Reload("SIGHUP")))
+        self._front.show(lambda: self._modes.serving)
         self._sources.start()
         self._modes.open()  # meanwhile the sources read the first state
         self._update_intervals()
-        for server in self._servers:
-            server.start()
 
-    def close(self) -> None:
+    def close(self, ending: Ending) -> None:
         """Stop all parts. The kernel continues to forward."""
         self._sync_log.flush(time.monotonic())
-        self._sources.stop()
-        for server in self._servers:
-            server.stop()
-        self._modes.close()
+        ending.begin()
+        with ending.part("sources"):
+            self._sources.stop()
+        for name, server in self._front.servers.items():
+            with ending.part(name):
+                server.stop()
+        with ending.part("mode"):
+            self._modes.close()
 
-    def loop(self) -> None:
-        """Process items and sync when due, until a signal. Raises the error of a source that has ended."""
+    def loop(self) -> bool:
+        """Process items and sync when due, until a signal, or until the agent must restart: return whether.
+
+        Raises the error of a source that has ended.
+        """
         while True:
             for item in self._items():
                 if isinstance(item, Stop):
                     log.info(ENDING, signal=item.signal)
-                    return
+                    return False
                 if isinstance(item, Died):
                     raise _error_of(item)
                 if isinstance(item, Reload):
-                    self._reload(item.reason)
+                    if self._reload(item.reason):
+                        return True
                 elif isinstance(item, Notified):
                     self._check_timer.hasten()
                 else:
@@ -245,7 +246,7 @@ class _Agent:
         except KernelError as failure:
             ended = time.monotonic()
             self._pacer.failed(ended)
-            self._metrics.sync_failed(ended - now)
+            self._metrics.sync_failed(ended - now, verify)
             log.error(SYNC_FAILED, reason=failure.message, hint=failure.hint)
             self._modes.fall_back(failure, self._state_now)
             self._update_intervals()
@@ -257,10 +258,11 @@ class _Agent:
             self._pacer.succeeded(ended, verified=verify)
         self._health.updated(ended)
         self._answer_health_checks()
-        self._report(result, now, ended)
+        self._report(result, now, ended, verify)
         self._oldest, self._triggers = None, []
         if self._is_first_sync:
             self._is_first_sync = False
+            self._sources.report_start()
             gc.freeze()  # the plan, too, stays in use
         if self._modes.pending_config:
             self._follow(self._modes.pending_config)
@@ -283,21 +285,20 @@ class _Agent:
         node = reconciler.node_plan
         current = reconciler, reconciler.health_version, node
         if node is not None and current != self._answered:
-            self._service_health.update(reconciler.health_checks.values(), health_check_addresses(node))
+            self._front.service_health.update(reconciler.health_checks.values(), health_check_addresses(node))
             self._answered = current
 
-    def _report(self, result: SyncResult, began: float, ended: float) -> None:
+    def _report(self, result: SyncResult, began: float, ended: float, verified: bool) -> None:
         """Update the metrics after a sync, and log it if it changed something or is the first."""
         reconciler = self._modes.serving.reconciler
         state = State(
             services=reconciler.services,
             endpoints=reconciler.endpoints,
-            no_local_internal=reconciler.no_local_internal,
-            no_local_external=reconciler.no_local_external,
+            no_local=reconciler.no_local,
             rejected=result.rejected,
             conflicts=reconciler.conflicts,
         )
-        self._metrics.synced(ended - began, time.time(), self._triggers, state)
+        self._metrics.synced(ended - began, time.time(), self._triggers, state, verified)
         if result.drifted:
             self._metrics.repaired(self._modes.serving.name, result.drifted)
         if result.put or result.dropped or self._is_first_sync:
@@ -312,20 +313,24 @@ class _Agent:
             )
             self._sync_log.add(line, ended)
 
-    def _reload(self, reason: str) -> None:
-        """Read the configuration again, and apply the options that a running agent can change."""
+    def _reload(self, reason: str) -> bool:
+        """Read the configuration again. Apply a changed mode; return whether the rest needs a restart."""
         try:
-            config = self._reread()
+            config = self._reread().config
         except ConfigError as failure:
             log.error(CONFIG_REJECTED, why=reason, reason=failure.message)
-            return
-        previous = self._modes.config
+            return False
+        previous = self._modes.pending_config or self._modes.config
         changeable = ("proxy_mode", *OF_MODES) if config.proxy_mode != previous.proxy_mode else ()
-        self._follow(dataclasses.replace(previous, **{name: getattr(config, name) for name in changeable}))
-        current = self._modes.pending_config or self._modes.config
-        later = [name for name in _differing(config, current) if name != "proxy_mode"]
-        if later:
-            log.warning(AT_NEXT_START, options=",".join(later))
+        wanted = dataclasses.replace(previous, **{name: getattr(config, name) for name in changeable})
+        if wanted == config:
+            self._follow(wanted)
+            wanted = self._modes.pending_config or self._modes.config
+            if wanted.proxy_mode != config.proxy_mode:
+                return False  # the switch failed, and the current mode continues
+        if wanted != config:
+            log.info(RESTARTING, why=reason, options=",".join(_differing(config, previous)))
+        return wanted != config
 
     def _follow(self, config: Config) -> None:
         if not self._modes.follow(config, self._state_now):
@@ -354,27 +359,6 @@ class _Agent:
             self._tracker.fold(PodsBypass(devices))
         else:
             self._sources.put(PodsBypass(devices))
-
-    def _make_servers(self) -> Iterator[HealthServer | MetricsServer]:
-        hard = self._config.bind_address_hard_fail
-        if self._config.healthz_listen:
-            listen = self._config.healthz_listen
-            yield HealthServer(listen, self._health, self._metrics, hard, bypassed=self._bypassed)
-        if self._config.metrics_listen:
-            listen = self._config.metrics_listen
-            yield MetricsServer(listen, self._metrics, lambda: self._modes.serving.name, hard)
-
-    def _map_use(self) -> dict[str, MapUse]:
-        return {name: MapUse(*use) for name, use in self._modes.serving.usage().items()}
-
-    def _counters(self) -> Mapping[str, int]:
-        return self._modes.serving.counters()
-
-    def _traffic(self) -> list[ServiceTraffic]:
-        return self._modes.serving.traffic()
-
-    def _bypassed(self) -> tuple[DeviceSide, ...]:
-        return self._modes.serving.bypassed()
 
 
 def _differing(config: Config, other: Config) -> list[str]:

@@ -11,7 +11,7 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
-from ebpfproxy.plan.counts import ClusterSize, no_local_endpoints
+from ebpfproxy.plan.counts import ClusterSize, NoLocalEndpoints, no_local_endpoints
 from ebpfproxy.plan.devices import needs_packets_of_pods
 from ebpfproxy.plan.endpoints import API_SERVER, keep_last_endpoints
 from ebpfproxy.plan.frontends import plan_service
@@ -80,8 +80,7 @@ class Reconciler(Generic[K, E]):
         self._leftovers: set[K] = set()
         self._has_synced = False  # whether a sync has succeeded
         self.endpoints = 0
-        self.no_local_internal = 0
-        self.no_local_external = 0
+        self._no_local = {family: [0, 0] for family in Family}  # internal, external
         self.needing_pods = 0
         """The number of ServicePorts that need the packets of pods (`needs_packets_of_pods`)."""
         self.health_checks: dict[NamespacedName, HealthCheck] = {}
@@ -93,6 +92,11 @@ class Reconciler(Generic[K, E]):
     def services(self) -> int:
         """The number of desired plans: each ServicePort counts once per family."""
         return len(self._claims.plans)
+
+    @property
+    def no_local(self) -> dict[Family, NoLocalEndpoints]:
+        """The ServicePorts without local endpoints (`no_local_endpoints`), by family."""
+        return {family: NoLocalEndpoints(*counts) for family, counts in self._no_local.items()}
 
     @property
     def conflicts(self) -> int:
@@ -210,8 +214,9 @@ class Reconciler(Generic[K, E]):
             if counted:
                 endpoints, internal, external, needing = counted
                 self.endpoints += sign * endpoints
-                self.no_local_internal += sign * internal
-                self.no_local_external += sign * external
+                of_family = self._no_local[key[1]]
+                of_family[0] += sign * internal
+                of_family[1] += sign * external
                 self.needing_pods += sign * needing
 
     def take_changed(self) -> Mapping[PlanKey, ServicePortPlan | None]:

@@ -5,13 +5,13 @@ configuration file. A source that ends by itself ends the agent, so that no stat
 """
 
 import functools
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+from ebpfproxy.agent import node_events
+from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
 from ebpfproxy.api.event import ADDRESSES, DEVICES, AddressesChanged, DevicesChanged, Event, Synced
 from ebpfproxy.config import Config
 from ebpfproxy.config.follow import follow
@@ -20,52 +20,19 @@ from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 
-
-class Received(NamedTuple):
-    """An event, and the time of the monotonic clock at which it was received."""
-
-    moment: float
-    event: Event
-
-
-class Died(NamedTuple):
-    """A source has ended, by an error or by itself."""
-
-    source: str
-    error: BaseException
-
-
-class Stop(NamedTuple):
-    """A signal ends the agent."""
-
-    signal: str
-
-
-class Reload(NamedTuple):
-    """The configuration must be read again."""
-
-    reason: str
-
-
-class Notified(NamedTuple):
-    """Another program may have changed the kernel."""
-
-
-Item = Received | Died | Stop | Reload | Notified
 Run = Callable[[threading.Event], object]
 
 
 class Sources:
     """The threads of all sources, from `start` until the end of the agent."""
 
-    def __init__(
-        self, config: Config, inbox: queue.SimpleQueue[Item], metrics: Metrics, content: bytes | None
-    ) -> None:
-        """`content` is that of the configuration file from which `config` was made."""
+    def __init__(self, config: Config, inbox: Inbox, metrics: Metrics, content: bytes | None) -> None:
+        """`content` is that of the configuration file that was considered last (`Loaded.seen`)."""
         self._config = config
         self._inbox = inbox
         self._metrics = metrics
         self._content = content
+        self._session: Callable[[], node_events.Creator] | None = None  # to the API server
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -76,6 +43,14 @@ class Sources:
     def stop(self) -> None:
         """Ask the sources to end, without waiting for them."""
         self._stop.set()
+
+    def report_start(self) -> None:
+        """Create an Event of the Node for the start of the agent, in the background."""
+        if self._session:
+            arguments = (self._config.node_name, self._session)
+            threading.Thread(
+                target=node_events.report_start, args=arguments, name="node-event", daemon=True
+            ).start()
 
     def put(self, event: Event) -> None:
         """Put an event into the inbox. Any thread may call it."""
@@ -94,7 +69,9 @@ class Sources:
             from ebpfproxy.api.watch import ApiSource, load_configuration
 
             kubeconfig = str(self._config.kubeconfig or "")
-            configuration = load_configuration(kubeconfig, self._config.master)
+            requests = self._metrics.rest_client
+            configuration = load_configuration(kubeconfig, self._config.master, observer=requests)
+            self._session = configuration.session
             yield "api", ApiSource(configuration, self._config.node_name, self.put, self._metrics).run
 
     def _supervise(self, name: str, run: Run) -> None:

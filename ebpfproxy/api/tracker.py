@@ -31,6 +31,7 @@ from ebpfproxy.api.event import (
     Synced,
 )
 from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
@@ -59,7 +60,8 @@ class Drained(NamedTuple):
     - `node_changed`: this node's Node changed, which may change every plan;
     - `host_changed`: kernel state changed (local networks, devices, bypassing pods). The plan of the node
       depends on it, the plans of Services do not;
-    - `trigger_times`: for each slice change, the Unix time in seconds at which its cause happened;
+    - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
+      the cause happened;
     - `service_changes`, `slice_changes`: the number of events received, including those without effect.
     """
 
@@ -67,7 +69,7 @@ class Drained(NamedTuple):
     services: frozenset[NamespacedName]
     node_changed: bool
     host_changed: bool
-    trigger_times: tuple[float, ...]
+    trigger_times: tuple[tuple[Family, float], ...]
     service_changes: int
     slice_changes: int
 
@@ -96,7 +98,7 @@ class Tracker:
         # Previous values of the objects that changed since the last drain.
         self._previous_services: dict[NamespacedName, Service | None] = {}
         self._previous_slices: dict[NamespacedName, EndpointSlice | None] = {}
-        self._trigger_times: dict[NamespacedName, list[float]] = {}
+        self._trigger_times: dict[NamespacedName, list[tuple[Family, float]]] = {}
         self._received: Counter[str] = Counter()
 
         self._invalid: Counter[str] = Counter()
@@ -232,7 +234,7 @@ class Tracker:
             self._slices[event.name] = new
             self._by_service.setdefault(new.service, {})[event.name] = new
             if new.trigger_time is not None and new.trigger_time > self._started:
-                self._trigger_times.setdefault(new.service, []).append(new.trigger_time)
+                self._trigger_times.setdefault(new.service, []).append((new.family, new.trigger_time))
         previous = self._previous_slices.setdefault(event.name, old)
         if _equal_for_plan(previous, new):
             del self._previous_slices[event.name]

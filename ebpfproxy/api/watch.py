@@ -18,6 +18,7 @@ from ebpfproxy.api.connection import USUAL_TIMING, StatusError, Timing, WatchSil
 from ebpfproxy.api.event import Event
 from ebpfproxy.api.parse import parse_status_reason
 from ebpfproxy.api.reflector import UNOBSERVED, Observer, Reflector
+from ebpfproxy.api.requests import UNOBSERVED_REQUESTS, RequestObserver
 from ebpfproxy.api.resource import endpoint_slices, own_node, services
 from ebpfproxy.errors import ConfigError, SourceError
 from ebpfproxy.log import Logger
@@ -38,15 +39,20 @@ _KEEPALIVE = [
 """Socket options. A connection to an unreachable peer ends within a minute."""
 
 
-def load_configuration(kubeconfig: str, master: str, timing: Timing = USUAL_TIMING) -> "Access":
+def load_configuration(
+    kubeconfig: str,
+    master: str,
+    timing: Timing = USUAL_TIMING,
+    observer: RequestObserver = UNOBSERVED_REQUESTS,
+) -> "Access":
     """Load the access to the API server from a kubeconfig file; if `kubeconfig` is "", from the pod.
 
     `master` overrides the server's URL. In a pod the default address is a ClusterIP, which only works once
     this agent serves it. Outside a pod, `master` without `kubeconfig` means access without credentials.
 
-    Raises ConfigError.
+    `observer` is informed of each request. Raises ConfigError.
     """
-    return Access(kubeconfig, master, timing)
+    return Access(kubeconfig, master, timing, observer)
 
 
 class Access:
@@ -56,8 +62,9 @@ class Access:
     expire after an hour, and the client reads the tokenFile of a kubeconfig only once.
     """
 
-    def __init__(self, kubeconfig: str, master: str, timing: Timing) -> None:
+    def __init__(self, kubeconfig: str, master: str, timing: Timing, observer: RequestObserver) -> None:
         self._kubeconfig, self._master, self.timing = kubeconfig, master, timing
+        self._observer = observer
         self._lock = threading.Lock()
         self._configuration = _read_configuration(kubeconfig, master)
         self._read_at = time.monotonic()
@@ -74,7 +81,7 @@ class Access:
                 except ConfigError as error:
                     log.warning(CREDENTIALS, reason=error.message)
                 self._read_at = time.monotonic()
-            return Session(self._configuration, self.server, self.timing)
+            return Session(self._configuration, self.server, self.timing, self._observer)
 
 
 def _check_server(server: str, label: str) -> None:
@@ -121,10 +128,11 @@ class Session:
     Each session has its own connection pool, so that a new session uses changed certificates.
     """
 
-    def __init__(self, configuration: Any, server: str, timing: Timing) -> None:
+    def __init__(self, configuration: Any, server: str, timing: Timing, observer: RequestObserver) -> None:
         from kubernetes.client.rest import RESTClientObject
 
         self._configuration, self._server, self._timing = configuration, server.rstrip("/"), timing
+        self._observer, self._host = observer, urllib.parse.urlsplit(server).netloc
         try:
             self._pool = RESTClientObject(configuration).pool_manager
         except (OSError, ValueError) as error:  # an invalid proxy URL, a missing certificate file
@@ -139,9 +147,18 @@ class Session:
 
     def fetch(self, path: str, query: Mapping[str, str]) -> bytes:
         """Return the body of an answer. Raises SourceError; StatusError for an error answer."""
+        return self._complete("GET", f"{path}?{urllib.parse.urlencode(query)}")
+
+    def create(self, path: str, body: bytes) -> None:
+        """Create an object, given as JSON. Raises SourceError; StatusError for an error answer."""
+        self._complete("POST", path, body)
+
+    def _complete(self, method: str, path: str, body: bytes = b"") -> bytes:
+        began = time.monotonic()
         with _converted_errors(self._server):
-            body: bytes = self._request(path, query).data
-            return body
+            answer: bytes = self._request(method, path, body).data
+        self._observer.completed(method, self._host, time.monotonic() - began, len(body), len(answer))
+        return answer
 
     def open(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
         """Send the request and yield the chunks of its endless answer.
@@ -150,7 +167,7 @@ class Session:
         reading.
         """
         with _converted_errors(self._server):
-            self._response = self._request(path, query)
+            self._response = self._request("GET", f"{path}?{urllib.parse.urlencode(query)}")
             self.limit_silence(silence)
         return self._chunks()
 
@@ -174,21 +191,27 @@ class Session:
                     "check for a proxy or firewall that drops idle connections",
                 ) from None
 
-    def _request(self, path: str, query: Mapping[str, str]) -> Any:
-        """Send a request; all requests are sent here. Return the response with its body unread."""
+    def _request(self, method: str, path: str, body: bytes = b"") -> Any:
         import urllib3
 
         if self._response:  # a stream that was given up; its connection cannot be used again
             self._response.close()
-        response = self._pool.request(
-            "GET",
-            f"{self._server}{path}?{urllib.parse.urlencode(query)}",
-            headers={"Accept": "application/json", "User-Agent": "ebpfproxy"} | self._credentials(),
-            timeout=urllib3.Timeout(connect=self._timing.connect, read=self._timing.answer),
-            preload_content=False,
-            retries=False,  # nor redirects: the token must not go to another host
-        )
-        if response.status != 200:
+        headers = {"Accept": "application/json", "User-Agent": "ebpfproxy"} | self._credentials()
+        try:
+            response = self._pool.request(
+                method,
+                f"{self._server}{path}",
+                body=body or None,
+                headers=headers | ({"Content-Type": "application/json"} if body else {}),
+                timeout=urllib3.Timeout(connect=self._timing.connect, read=self._timing.answer),
+                preload_content=False,
+                retries=False,  # nor redirects: the token must not go to another host
+            )
+        except Exception:
+            self._observer.requested(method, self._host, None)
+            raise
+        self._observer.requested(method, self._host, response.status)
+        if not 200 <= response.status < 300:
             raise _status_error(response)
         return response
 

@@ -2,15 +2,31 @@
 
 import click
 
-from ebpfproxy import log
+from ebpfproxy import __version__, log
 from ebpfproxy.cli.cleanup import cleanup
-from ebpfproxy.config import Config, FlagsCommand, Loaded, loaded_options
+from ebpfproxy.config import FlagsCommand, Loaded, loaded_options
+from ebpfproxy.config.command import BooleanOption
 
 logger = log.Logger(__name__)
 
 
+def _show_version(context: click.Context, option: click.Parameter, text: str | None) -> None:
+    """Print the version and exit, unless the value is false. kube-proxy accepts true, false and raw."""
+    if text is not None and text != "false":
+        click.echo(f"ebpfproxy {__version__}")
+        context.exit()
+
+
 @click.command("run", cls=FlagsCommand)
 @loaded_options
+@click.option(
+    "--version",
+    cls=BooleanOption,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def command(loaded: Loaded) -> None:
     """Run the agent: program the cluster's Services into this node's kernel until SIGTERM or SIGINT.
 
@@ -19,6 +35,7 @@ def command(loaded: Loaded) -> None:
     """
     config = loaded.config
     log.set_up(config.verbosity, config.logging_format)
+    log.capture()
     _log_remarks(loaded)
     if config.write_config_to:
         from ebpfproxy.config.file import write_configuration
@@ -26,16 +43,20 @@ def command(loaded: Loaded) -> None:
         write_configuration(loaded, config.write_config_to)
     elif config.cleanup:
         cleanup(config)
+    elif config.init_only:
+        from ebpfproxy.agent.initialize import initialize
+
+        initialize(config)
     else:
-        from ebpfproxy.agent import daemon
+        from ebpfproxy.agent import process
 
-        daemon.run(config, lambda: _reload(loaded), loaded.content)
+        process.run(loaded, lambda: _reload(loaded))
 
 
-def _reload(loaded: Loaded) -> Config:
+def _reload(loaded: Loaded) -> Loaded:
     reloaded = loaded.reload()
     _log_remarks(reloaded)
-    return reloaded.config
+    return reloaded
 
 
 def _log_remarks(loaded: Loaded) -> None:

@@ -4,6 +4,7 @@ This module makes click options from the declarations of `Config`, and converts 
 to that of click. Click parses the flags and writes the help.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,11 +12,18 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from ebpfproxy.config.load import Loaded, load
+from ebpfproxy.config import handover
+from ebpfproxy.config.load import Loaded, Remark, load_after
 from ebpfproxy.config.option import Option
 from ebpfproxy.config.settings import OPTIONS, parse_some
-from ebpfproxy.config.unsupported_flags import HINTS
+from ebpfproxy.config.unsupported_flags import HINTS, WITHOUT_EFFECT
 from ebpfproxy.errors import ConfigError
+
+FLAGS_WITHOUT_EFFECT = "Ignoring flags of kube-proxy that have no effect"
+"""The command line can be that of kube-proxy. `flags` have no effect in ebpfproxy; their values are not
+checked."""
+
+_IGNORED = "ebpfproxy.ignored_flags"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +43,23 @@ class DeclaredOption(click.Option):
         names = ", ".join(declared.flags) + f" {declared.kind.metavar}".rstrip()
         default = "" if declared.default in (None, "", "false") else f" Default: {declared.default}."
         return names, declared.help + default
+
+
+class BooleanOption(click.Option):
+    """An option with the syntax of Go's booleans: without a value it is true."""
+
+
+class IgnoredOption(click.Option):
+    """A flag of kube-proxy without effect. It is not in the help. Its name is recorded if it is given."""
+
+    def __init__(self, param_decls: Sequence[str], *, boolean: bool) -> None:
+        super().__init__(param_decls, multiple=True, hidden=True, expose_value=False, callback=_record)
+        self.boolean = boolean
+
+
+def _record(context: click.Context, option: click.Parameter, values: Sequence[str]) -> None:
+    if values:
+        context.meta.setdefault(_IGNORED, []).append(option.opts[0])
 
 
 class FlagsCommand(click.Command):
@@ -88,11 +113,19 @@ def go_style(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str
             words.append(name if param and value is None else arg)
         elif value is not None:
             words += [name, value]
-        elif isinstance(param, DeclaredOption) and param.declared.kind.boolean:
+        elif _is_boolean(param):
             words += [name, "true"]
         else:
             words += [name, *itertools.islice(rest, 1)]
     return words
+
+
+def _is_boolean(option: click.Option) -> bool:
+    if isinstance(option, IgnoredOption):
+        return option.boolean
+    if isinstance(option, BooleanOption):
+        return True
+    return isinstance(option, DeclaredOption) and option.declared.kind.boolean
 
 
 def _split(arg: str) -> tuple[str, str | None]:
@@ -137,9 +170,17 @@ def _with_all_options(function: F, arguments: Callable[[Loaded], dict[str, Any]]
     @functools.wraps(function)
     def run(**given: Any) -> Any:
         texts = {name: given.pop(name) for name in OPTIONS}
-        return function(**given, **arguments(load(texts)))
+        loaded = load_after(texts, handover.take())
+        ignored = click.get_current_context().meta.get(_IGNORED)
+        if ignored:
+            remark = Remark(FLAGS_WITHOUT_EFFECT, {"flags": ", ".join(ignored)})
+            loaded = dataclasses.replace(loaded, remarks=(*loaded.remarks, remark))
+        return function(**given, **arguments(loaded))
 
-    return cast(F, _with_options(run, tuple(OPTIONS)))
+    command = _with_options(run, tuple(OPTIONS))
+    for flag, boolean in WITHOUT_EFFECT.items():
+        command = click.option(flag, cls=IgnoredOption, boolean=boolean)(command)
+    return cast(F, command)
 
 
 def _with_options(run: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:

@@ -190,6 +190,12 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
         "--cleanup", flag_types.BOOLEAN, "false", Group.PROCESS,
         "Remove everything that ebpfproxy or kube-proxy created in this node's kernel, then exit.",
     )  # fmt: skip
+    init_only: bool = option(
+        "--init-only", flag_types.BOOLEAN, "false", Group.PROCESS,
+        "Prepare this node's kernel for the selected proxy mode, then exit: sysctls, mounts, and the "
+        "programs or tables of the mode, without Services. No API server is needed. A later run needs the "
+        "same privileges, unlike that of kube-proxy.",
+    )  # fmt: skip
 
     @classmethod
     def parse(

@@ -1,10 +1,12 @@
 """The agent's HTTP servers: health checks for the kubelet and load balancers, metrics for Prometheus.
 
 - `server.py`: the HTTP server on which the others are built.
+- `connections.py`: the limits of connections in number and time.
 - `healthz.py`: /healthz, /livez and /readyz on port 10256.
 - `health_check_node_port.py`: the healthCheckNodePorts of Services.
 - `metrics.py`: /metrics, /proxyMode and /healthz on port 10249, and the metrics that the agent updates.
-- `scrape.py`: the metrics that are read at each scrape.
+- `scrape.py`: the metrics that are read at each scrape. `rest_client_metrics.py`: requests to the API server.
+- `zpages.py`: /configz, /flagz and /statusz on port 10249.
 
 The servers run in their own threads and take no decisions. The control thread replaces the values that they
 show; a value is immutable or replaced as a unit, so no locks are needed.

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from ebpfproxy.http.connections import Connections
 from ebpfproxy.http.server import Response, Server, not_found
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Family, family, format_address, format_endpoint
@@ -25,6 +26,8 @@ CHECK_NOT_LISTENING = "Cannot listen for health checks, retrying"
 CHECK_CONFLICT = "Services claim the same healthCheckNodePort"
 """The port is served for the Service `served`."""
 
+_CONNECTIONS = 128  # of all ports together
+_STOP_SECONDS = 2.0  # for the thread to end
 _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _ListenAddress = tuple[Address, int]
 """The address and port of a listening socket."""
@@ -32,6 +35,8 @@ _ListenAddress = tuple[Address, int]
 
 class ServiceHealthServer:
     """Serves the ports of all Services in one thread, and each connection in a thread of its own.
+
+    The number of connections of all ports together is limited (`Connections`).
 
     Each family has separate sockets. A port that another process uses is logged once and retried every
     `retry_seconds`. A port that several Services claim is logged once. `healthy` is called at each request.
@@ -45,6 +50,7 @@ class ServiceHealthServer:
         self._servers: dict[_ListenAddress, Server] = {}
         self._reported: dict[_ListenAddress, str] = {}
         self._lost: frozenset[tuple[int, NamespacedName]] = frozenset()  # ports that other Services have
+        self._connections = Connections(_CONNECTIONS)
         self._changed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -59,7 +65,7 @@ class ServiceHealthServer:
         if self._thread:
             self._stopping = True
             os.eventfd_write(self._changed, 1)
-            self._thread.join()
+            self._thread.join(_STOP_SECONDS)
             self._thread = None
 
     def update(self, checks: Iterable[HealthCheck], addresses: Collection[Address]) -> None:
@@ -125,6 +131,7 @@ class ServiceHealthServer:
             _FAMILIES[family(address)],
             (format_address(address), port),
             lambda request: self._answer(port),
+            self._connections,
             v6_only=True,
         )
 

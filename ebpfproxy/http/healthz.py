@@ -56,6 +56,11 @@ class ProxierHealth:
         """Record a successful sync of all changes that were queued before."""
         self._state = self._state._replace(updated=now, pending_since=None)
 
+    @property
+    def has_synced(self) -> bool:
+        """Whether a sync has succeeded."""
+        return self._state.updated is not None
+
     def node_eligible(self, eligible: bool) -> None:
         """Record whether load balancers may send traffic to this node (`model.node.Node.eligible`)."""
         self._state = self._state._replace(eligible=eligible)
@@ -70,10 +75,10 @@ class ProxierHealth:
 class HealthServer(Listener):
     """Serves `health` on `address`, and counts the responses in `metrics`.
 
-    - /healthz is for load balancers. It fails if changes do not reach the kernel, or if the node is not
-      eligible for load balancers.
+    - /healthz is for load balancers. It fails until the first successful sync, if changes do not reach the
+      kernel, or if the node is not eligible for load balancers. kube-proxy does not serve it that early.
     - /livez is for the kubelet. It does not depend on the node: the kubelet must not restart the agent of a
-      node that is being drained, nor an agent that waits for the API server.
+      node that is being drained, nor an agent that starts or waits for the API server.
     - /readyz is for rollouts. It succeeds after the first successful sync. It fails while packets bypass the
       programs at a device. Its body lists each device where another program runs first, or where packets do
       not reach ebpfproxy's program.
@@ -108,10 +113,13 @@ class HealthServer(Listener):
             return not_found()
         now, wall = self._monotonic(), self._wall()
         health = self._health.at(now)
-        healthy = health.healthy and (health.eligible or request.path != "/healthz")
+        healthy = health.healthy and (health.updated is not None or request.path == "/livez")
         sides = self._bypassed() if request.path == "/readyz" else ()
-        if request.path == "/readyz":
-            healthy = healthy and health.updated is not None and not any(each.is_bypassed for each in sides)
+        match request.path:
+            case "/healthz":
+                healthy = healthy and health.eligible
+            case "/readyz":
+                healthy = healthy and not any(each.is_bypassed for each in sides)
         # As in kube-proxy, a healthy agent was updated "now", even if nothing has changed for days.
         updated = self._format(now if healthy else health.updated, now, wall)
         body = f'"lastUpdated": "{updated}","currentTime": "{self._format(now, now, wall)}"'

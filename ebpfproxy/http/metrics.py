@@ -1,7 +1,8 @@
 """Metrics that the agent updates, and their server: /metrics, /proxyMode and /healthz on port 10249.
 
 Metrics that begin with ``kubeproxy_`` have the names, labels and buckets of kube-proxy
-(pkg/proxy/metrics/metrics.go, Kubernetes 1.30: one series for both families). So dashboards, alerts and
+(pkg/proxy/metrics/metrics.go, Kubernetes 1.34: with label `ip_family`). One sync programs both families, so
+the series of both get its duration and time. So dashboards, alerts and
 clusterloader2 work unchanged. Other metrics begin with ``ebpfproxy_``. ``kubernetes_build_info`` is missing
 on purpose: a common alert interprets two values of its git_version in a cluster as an upgrade that is stuck.
 """
@@ -10,18 +11,21 @@ import gzip
 import os
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
 from ebpfproxy import __version__
+from ebpfproxy.http.rest_client_metrics import RestClientMetrics
 from ebpfproxy.http.scrape import MapUse as MapUse
 from ebpfproxy.http.scrape import Readings
 from ebpfproxy.http.server import Listener, Request, Response, not_found, plain
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
 from ebpfproxy.model.device import DeviceSide
+from ebpfproxy.plan.counts import NoLocalEndpoints
 
 SYNC_BUCKETS = tuple(0.001 * 2**n for n in range(15))
 """Seconds: 0.001 to 16.384."""
@@ -36,16 +40,15 @@ prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 class State(NamedTuple):
     """Counts of what is in force after a sync.
 
-    - `no_local_internal`, `no_local_external`: ServicePorts with traffic policy Local that have endpoints,
-      but none on this node.
+    - `no_local`: by family, the ServicePorts with traffic policy Local that have endpoints, but none on this
+      node.
     - `rejected`: entries that the kernel rejected.
     - `conflicts`: frontends that more than one ServicePort claims.
     """
 
     services: int = 0
     endpoints: int = 0
-    no_local_internal: int = 0
-    no_local_external: int = 0
+    no_local: Mapping[Family, NoLocalEndpoints] = MappingProxyType({})
     rejected: int = 0
     conflicts: int = 0
 
@@ -73,25 +76,44 @@ class Metrics:
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
         self.registry.register(Readings(maps, events, traffic, bypassed))
+        self.rest_client = RestClientMetrics(self.registry)
         self._make_kube_proxy_metrics()
         self._make_own_metrics()
 
     def _make_kube_proxy_metrics(self) -> None:
         self._sync_seconds = self._histogram(
-            "kubeproxy_sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds", SYNC_BUCKETS
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "SyncProxyRules latency in seconds",
+            SYNC_BUCKETS,
+            "ip_family",
+        )
+        self._full_seconds = self._histogram(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds",
+            "SyncProxyRules latency in seconds for full resyncs",
+            SYNC_BUCKETS,
+            "ip_family",
+        )
+        self._partial_seconds = self._histogram(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "SyncProxyRules latency in seconds for partial resyncs",
+            SYNC_BUCKETS,
+            "ip_family",
         )
         self._programming_seconds = self._histogram(
             "kubeproxy_network_programming_duration_seconds",
             "In Cluster Network Programming Latency in seconds",
             PROGRAMMING_BUCKETS,
+            "ip_family",
         )
         self._last_sync = self._gauge(
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
             "The last time proxy rules were successfully synced",
+            "ip_family",
         )
         self._last_queued = self._gauge(
             "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
             "The last time a sync of proxy rules was queued",
+            "ip_family",
         )
         self._services_pending = self._gauge(
             "kubeproxy_sync_proxy_rules_service_changes_pending", "Pending proxy rules Service changes"
@@ -108,6 +130,7 @@ class Metrics:
         self._no_local = self._gauge(
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
             "Number of services with a Local traffic policy and no endpoints",
+            "ip_family",
             "traffic_policy",
         )
         self._healthz = self._counter(
@@ -228,32 +251,47 @@ class Metrics:
 
     def queued(self, wall: float) -> None:
         """Record that a sync was requested at the Unix time `wall`, in seconds."""
-        self._last_queued.set(wall)
+        for family in Family:
+            self._last_queued.labels(family.value).set(wall)
 
-    def synced(self, duration: float, wall: float, triggers: Iterable[float], state: State) -> None:
+    def synced(
+        self,
+        duration: float,
+        wall: float,
+        triggers: Iterable[tuple[Family, float]],
+        state: State,
+        full: bool = False,
+    ) -> None:
         """Record a successful sync that took `duration` seconds and ended at the Unix time `wall`.
 
-        `triggers` are the trigger times of the EndpointSlices that this sync programmed, in Unix seconds
-        (`EndpointSlice.trigger_time`).
+        `triggers` are the families and trigger times of the EndpointSlices that this sync programmed, in Unix
+        seconds (`EndpointSlice.trigger_time`). `full`: the sync read the kernel back completely.
         """
-        self._sync_seconds.observe(duration)
-        self._last_sync.set(wall)
+        self._took(duration, full)
+        for family in Family:
+            self._last_sync.labels(family.value).set(wall)
         self._services_pending.set(0)
         self._endpoints_pending.set(0)
-        for trigger in triggers:
-            self._programming_seconds.observe(wall - trigger)
+        for family, moment in triggers:
+            self._programming_seconds.labels(family.value).observe(wall - moment)
         self._services.set(state.services)
         self._endpoints.set(state.endpoints)
-        self._no_local.labels("internal").set(state.no_local_internal)
-        self._no_local.labels("external").set(state.no_local_external)
+        for family, no_local in state.no_local.items():
+            self._no_local.labels(family.value, "internal").set(no_local.internal)
+            self._no_local.labels(family.value, "external").set(no_local.external)
         self._rejected.set(state.rejected)
         self._rejected_in_0_1.set(state.rejected)
         self._conflicts.set(state.conflicts)
 
-    def sync_failed(self, duration: float) -> None:
-        """Record a sync that failed after `duration` seconds."""
-        self._sync_seconds.observe(duration)
+    def sync_failed(self, duration: float, full: bool = False) -> None:
+        """Record a sync that failed after `duration` seconds; see `synced`."""
+        self._took(duration, full)
         self._failures.inc()
+
+    def _took(self, duration: float, full: bool) -> None:
+        for family in Family:
+            self._sync_seconds.labels(family.value).observe(duration)
+            (self._full_seconds if full else self._partial_seconds).labels(family.value).observe(duration)
 
     def invalid(self, kind: str) -> None:
         """Count an invalid object of `kind`."""
@@ -307,7 +345,10 @@ class Metrics:
 
 
 class MetricsServer(Listener):
-    """Serves `metrics` on `address`. `proxy_mode` returns the current mode; it is called in any thread."""
+    """Serves `metrics` on `address`. `proxy_mode` returns the current mode, "" before one is selected.
+
+    It is called in any thread, as is `page`, which returns the responses of further paths.
+    """
 
     def __init__(
         self,
@@ -316,21 +357,24 @@ class MetricsServer(Listener):
         proxy_mode: Callable[[], str],
         hard_fail: bool = False,
         retry_seconds: float = 5.0,
+        page: Callable[[Request], Response | None] = lambda request: None,
     ) -> None:
         super().__init__("metrics", "--metrics-bind-address", address, self._handle, hard_fail, retry_seconds)
         self._registry = metrics.registry
         self._proxy_mode = proxy_mode
+        self._page = page
 
     def _handle(self, request: Request) -> Response:
         match request.path:
             case "/metrics":
                 return self._scrape(request)
             case "/proxyMode":
-                return plain(200, self._proxy_mode())
+                mode = self._proxy_mode()
+                return plain(200, mode) if mode else plain(503, "no proxy mode is selected yet")
             case "/healthz":
                 return plain(200, "ok")
             case _:
-                return not_found()
+                return self._page(request) or not_found()
 
     def _scrape(self, request: Request) -> Response:
         encode, content_type = exposition.choose_encoder(request.headers.get("Accept", ""))

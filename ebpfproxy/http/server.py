@@ -5,10 +5,12 @@ kube-proxy, there is no TLS and no authentication: the content is public, or the
 """
 
 import http.server
+import io
 import socket
 import socketserver
 import sys
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from email.message import Message
@@ -16,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ebpfproxy import log
 from ebpfproxy.errors import ConfigError
+from ebpfproxy.http.connections import IDLE_SECONDS, RESPONSE_SECONDS, Connections, LimitedReader
 
 LISTENING = "Listening"
 """An HTTP server of the agent accepts connections."""
@@ -27,8 +30,10 @@ REQUEST_FAILED = "Failed to answer a request"
 _log = log.Logger(__name__)
 
 _PLAIN = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
-_IDLE_SECONDS = 30
 _QUEUE = 128
+_CONNECTIONS = 64  # of a listener
+_PAUSE_SECONDS = 0.1  # after accept() has failed, which can be permanent
+_STOP_SECONDS = 2.0  # for the thread of a listener to end
 
 
 class Request(NamedTuple):
@@ -63,7 +68,8 @@ class Listener:
     """Serves `handle` on `address` (host, port) from `start` to `stop`. Port 0 selects a free port.
 
     An unspecified address of either family means both families, as in Go. `handle` is called in a thread of
-    its own for each connection. `name` and `flag` appear in messages.
+    its own for each connection, of which there are a limited number (`Connections`). `name` and `flag` appear
+    in messages.
     """
 
     def __init__(
@@ -75,12 +81,13 @@ class Listener:
         hard_fail: bool = False,
         retry_seconds: float = 5.0,
     ) -> None:
-        self._name = name
+        self.name = name
         self._flag = flag
         self._address = address
         self._handle = handle
         self._hard_fail = hard_fail
         self._retry_seconds = retry_seconds
+        self._connections = Connections(_CONNECTIONS)
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -98,15 +105,15 @@ class Listener:
         `retry_seconds` until `stop`.
         """
         try:
-            self._server = _bind(self._address, self._handle)
+            self._server = _bind(self._address, self._handle, self._connections)
         except OSError as error:
             if self._hard_fail:
                 raise ConfigError(
-                    f"{self._name}: cannot listen on {_host_port(self._address)}: {error.strerror}",
+                    f"{self.name}: cannot listen on {_host_port(self._address)}: {error.strerror}",
                     f"set {self._flag} to another address, or use --bind-address-hard-fail=false",
                 ) from error
             self._log_failure(error)
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -115,7 +122,7 @@ class Listener:
         if self._server:
             self._server.wake()
         if self._thread:
-            self._thread.join()
+            self._thread.join(_STOP_SECONDS)
         self._server = None
 
     def _run(self) -> None:
@@ -123,16 +130,16 @@ class Listener:
             if self._stopping.wait(self._retry_seconds):
                 return
             try:
-                self._server = _bind(self._address, self._handle)
+                self._server = _bind(self._address, self._handle, self._connections)
             except OSError as error:
                 self._log_failure(error)
-        _log.info(LISTENING, server=self._name, address=_host_port((self._address[0], self.port or 0)))
+        _log.info(LISTENING, server=self.name, address=_host_port((self._address[0], self.port or 0)))
         self._server.serve(self._stopping)
 
     def _log_failure(self, error: OSError) -> None:
         _log.error(
             NOT_LISTENING,
-            server=self._name,
+            server=self.name,
             address=_host_port(self._address),
             error=error.strerror,
             after=f"{self._retry_seconds:g}s",
@@ -144,22 +151,23 @@ def _host_port(address: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bind(address: tuple[str, int], handle: Handle) -> "Server":
+def _bind(address: tuple[str, int], handle: Handle, connections: Connections) -> "Server":
     """Raises OSError."""
     host, port = address
     if host in ("0.0.0.0", "::"):
         try:
-            return Server(socket.AF_INET6, ("::", port), handle)
+            return Server(socket.AF_INET6, ("::", port), handle, connections)
         except OSError:
             if host == "::":
                 raise
             # The kernel has no IPv6, or only the IPv6 port is taken. IPv4 may still work.
-    return Server(socket.AF_INET6 if ":" in host else socket.AF_INET, address, handle)
+    return Server(socket.AF_INET6 if ":" in host else socket.AF_INET, address, handle, connections)
 
 
 class Server(socketserver.ThreadingTCPServer):
     """A listening socket, and a thread for each connection. The constructor raises OSError.
 
+    `connections` limits their number; servers may share it.
     An IPv6 socket with the unspecified address accepts both families unless `v6_only`.
     """
 
@@ -173,10 +181,12 @@ class Server(socketserver.ThreadingTCPServer):
         family: socket.AddressFamily,
         address: tuple[str, int],
         handle: Handle,
+        connections: Connections,
         v6_only: bool = False,
     ) -> None:
         self.address_family = family
         self.handle = handle
+        self.connections = connections
         self._v6_only = v6_only
         super().__init__(address, _Handler)
 
@@ -184,6 +194,29 @@ class Server(socketserver.ThreadingTCPServer):
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, self._v6_only)
         super().server_bind()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Raises OSError, which the caller ignores: after a pause, as a shortage of descriptors can last."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_PAUSE_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the thread of a connection if it is admitted, else close it."""
+        if not self.connections.admit(request, client_address[0]):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self.shutdown_request(request)
+            raise
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.release(request)
+        super().shutdown_request(request)
 
     def serve(self, stopping: threading.Event) -> None:
         """Serve until `stopping` is set and `wake` is called. An idle server blocks in accept()."""
@@ -207,9 +240,29 @@ class Server(socketserver.ThreadingTCPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = _IDLE_SECONDS
-    wbufsize = -1  # headers and body in one segment
     server: Server
+
+    def setup(self) -> None:
+        super().setup()
+        self._reader = LimitedReader(self.connection)
+        self.rfile = io.BufferedReader(self._reader)
+        self._output = io.BytesIO()
+        self.wfile = self._output  # so that a response is sent as a unit, in limited time
+
+    def handle(self) -> None:
+        """Answer requests until one is incomplete, or the connection is closed."""
+        self.close_connection = True
+        self._handle_one()
+        while not self.close_connection:
+            self._reader.expect(IDLE_SECONDS)
+            self._handle_one()
+
+    def _handle_one(self) -> None:
+        self.handle_one_request()
+        self.connection.settimeout(RESPONSE_SECONDS)
+        self.connection.sendall(self._output.getvalue())
+        self._output.seek(0)
+        self._output.truncate()
 
     def __getattr__(self, name: str) -> Callable[[], None]:
         if name.startswith("do_"):
@@ -218,7 +271,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
-        response = self.server.handle(Request(path, self.headers))
+        with self.server.connections.busy(self.connection):
+            response = self.server.handle(Request(path, self.headers))
         self.send_response_only(response.code)
         for name, value in response.headers.items():
             self.send_header(name, value)

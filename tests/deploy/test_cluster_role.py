@@ -1,6 +1,7 @@
 """The agent's requests to the API server use exactly the permissions of its ClusterRole."""
 
 import itertools
+import re
 
 import pytest
 
@@ -30,10 +31,12 @@ def allowed(role: Object) -> set[Right]:
 def allowing(request: Request, rights: set[Right]) -> set[Right]:
     """Those of the rights that allow a request to /api/v1/RESOURCE or /apis/GROUP/VERSION/RESOURCE.
 
+    /namespaces/NAMESPACE may precede the resource.
+
     For RBAC, a list or watch with the field selector metadata.name=NAME is a request for this object
     (RequestInfoFactory in k8s.io/apiserver).
     """
-    _, root, *parts = request.path.split("/")
+    _, root, *parts = re.sub("/namespaces/[^/]+/", "/", request.path).split("/")
     group, resource = ("", parts[1]) if root == "api" else (parts[0], parts[2])
     name = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
     return rights & {(group, resource, request.verb, each) for each in ("", name)}

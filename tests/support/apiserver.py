@@ -41,6 +41,7 @@ _RESOURCES = {
     "/apis/discovery.k8s.io/v1/endpointslices": ("EndpointSlice", "discovery.k8s.io/v1"),
     "/api/v1/nodes": ("Node", "v1"),
 }
+_EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 _VERSIONS = dict(_RESOURCES.values())
 _REASONS = {
     400: "BadRequest",
@@ -78,7 +79,7 @@ class Request(NamedTuple):
     def verb(self) -> str:
         if self.method == "GET" and self.path in _RESOURCES:
             return "watch" if self.watch else "list"
-        return self.method.lower()
+        return "create" if self.method == "POST" else self.method.lower()
 
 
 class _Stored(NamedTuple):
@@ -205,6 +206,7 @@ class ApiServer:
         self.break_streams_after: int | None = None
         self.before: Callable[[Request], None] = lambda request: None
         self.requests: list[Request] = []
+        self.events: list[Any] = []
         self.authority = trustme.CA()
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.authority.issue_cert("127.0.0.1", "localhost").configure_cert(self._context)
@@ -425,6 +427,9 @@ class ApiServer:
             handler.send(failure.status, _status(failure.status, "injected failure"), failure.headers)
         elif self.token is not None and request.token != self.token:
             handler.send(401, _status(401, "Unauthorized"))
+        elif request.method == "POST" and request.path == _EVENTS:
+            self.events.append(handler.body())
+            handler.send(201, b"{}")
         elif request.method != "GET":
             handler.send(405, _status(405, "nothing can be written here"), {"Connection": "close"})
         elif request.path not in _RESOURCES:
@@ -591,6 +596,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+    def body(self) -> Any:
+        """The JSON in the request."""
+        return msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
 
     def start_stream(self) -> None:
         self.send_response(200)

@@ -9,7 +9,7 @@ import pytest
 from ebpfproxy.agent.reconciler import FRONTEND_CONFLICT, SyncResult
 from ebpfproxy.api.event import NodeChanged
 from ebpfproxy.errors import KernelError
-from ebpfproxy.model.address import Network, Protocol, parse_address, parse_network
+from ebpfproxy.model.address import Family, Network, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan import counts
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, ServicePortPlan
@@ -204,7 +204,8 @@ def test_changed_and_deleted_plans_are_returned_once(agent: Agent) -> None:
 def test_the_sums_for_metrics_follow_the_plans(agent: Agent) -> None:
     def sums() -> tuple[int, int, int, int]:
         p = agent.reconciler
-        return p.services, p.endpoints, p.no_local_internal, p.no_local_external
+        assert p.no_local[Family.IPV6] == (0, 0)
+        return p.services, p.endpoints, *p.no_local[Family.IPV4]
 
     assert sums() == (0, 0, 0, 0)
     local = service(

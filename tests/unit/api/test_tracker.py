@@ -22,7 +22,7 @@ from ebpfproxy.api.event import (
     Synced,
 )
 from ebpfproxy.api.tracker import AWAITED, REJECTED, Tracker
-from ebpfproxy.model.address import Network, parse_address
+from ebpfproxy.model.address import Family, Network, parse_address
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import NamespacedName
@@ -357,7 +357,8 @@ def test_trigger_times_are_those_of_changes_since_the_start() -> None:
     tracker.fold(put_slice(ip="10.1.0.4", at=None))
     tracker.fold(put_slice(ip="10.1.0.5", at=STARTED + 2))
     tracker.fold(put_slice("api", at=STARTED + 3, called="t"))
-    assert tracker.drain().trigger_times == (STARTED + 1, STARTED + 2, STARTED + 3)
+    times = [STARTED + 1, STARTED + 2, STARTED + 3]
+    assert tracker.drain().trigger_times == tuple((Family.IPV4, each) for each in times)
     assert tracker.drain().trigger_times == ()
 
 
@@ -376,7 +377,7 @@ def test_the_removal_of_any_slice_drops_the_trigger_times_of_its_service() -> No
     tracker.fold(put_slice(called="s", ip="10.1.0.3", at=STARTED + 1))
     tracker.fold(put_slice("api", called="u", ip="10.1.0.4", at=STARTED + 2))
     tracker.fold(drop_slice("t"))
-    assert tracker.drain().trigger_times == (STARTED + 2,)
+    assert tracker.drain().trigger_times == ((Family.IPV4, STARTED + 2),)
 
 
 def test_changes_that_cancel_each_other_out_have_no_trigger_times() -> None:

@@ -11,34 +11,34 @@ import click
 import pytest
 
 from ebpfproxy import __version__, cli
-from ebpfproxy.config import Config
+from ebpfproxy.config import Config, Loaded
 from ebpfproxy.errors import EbpfProxyError, KernelError, SourceError
 
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """`ebpfproxy run`, whose daemon ends as `ending.error` says; `ending.config` is what it was given."""
+    """`ebpfproxy run`, whose agent ends as `ending.error` says; `ending.config` is what it was given."""
     end = types.SimpleNamespace(error=None, config=None, content=None)
 
-    def run(config: Config, reread: object, content: bytes | None) -> None:
-        end.config, end.content = config, content
+    def run(loaded: Loaded, reread: object) -> None:
+        end.config, end.content = loaded.config, loaded.content
         if end.error:
             raise end.error
 
-    daemon = types.ModuleType("ebpfproxy.agent.daemon")
-    daemon.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ebpfproxy.agent.daemon", daemon)
-    monkeypatch.setattr("ebpfproxy.agent.daemon", daemon, raising=False)
+    process = types.ModuleType("ebpfproxy.agent.process")
+    process.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ebpfproxy.agent.process", process)
+    monkeypatch.setattr("ebpfproxy.agent.process", process, raising=False)
     monkeypatch.setattr("ebpfproxy.log.set_up", lambda verbosity, style: None)
     return end
 
 
-def test_run_passes_its_configuration_to_the_daemon(ending: types.SimpleNamespace) -> None:
+def test_run_passes_its_configuration_to_the_agent(ending: types.SimpleNamespace) -> None:
     assert cli.main(["run", "--proxy-mode=ebpf", "-v=2"]) == 0
     assert ending.config == Config.parse({"proxy_mode": "ebpf", "verbosity": "2"})
 
 
-def test_run_passes_the_content_of_the_file_to_the_daemon_so_that_no_change_is_lost(
+def test_run_passes_the_content_of_the_file_to_the_agent_so_that_no_change_is_lost(
     ending: types.SimpleNamespace, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.yaml"
@@ -145,7 +145,7 @@ def test_every_listed_command_exists(name: str) -> None:
     assert command.help
 
 
-@pytest.mark.parametrize("args", [["version"], ["--version"]])
+@pytest.mark.parametrize("args", [["version"], ["--version"], ["run", "--version"], ["run", "--version=raw"]])
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
     assert cli.main(args) == 0
     assert capsys.readouterr().out == f"ebpfproxy {__version__}\n"

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.config import Config, FlagsCommand, config_options, options
+from ebpfproxy.config import Config, FlagsCommand, Loaded, config_options, loaded_options, options
+from ebpfproxy.config.command import FLAGS_WITHOUT_EFFECT
 from ebpfproxy.config.settings import OPTIONS
 from ebpfproxy.errors import ConfigError
 
@@ -28,6 +29,13 @@ def whole(config: Config) -> Config:
 def some(**given: Any) -> dict[str, Any]:
     """A few options, and some of its own."""
     return given
+
+
+@click.command("loaded", cls=FlagsCommand)
+@loaded_options
+def loaded(loaded: Loaded) -> Loaded:
+    """All options, and remarks."""
+    return loaded
 
 
 def read(*args: str) -> Config:
@@ -112,11 +120,58 @@ def test_an_unknown_flag_is_named_with_a_similar_flag() -> None:
     assert caught.value.hint == "did you mean --proxy-mode?"
 
 
-def test_a_flag_that_only_kube_proxy_has_gets_a_hint_to_leave_it_out() -> None:
+def test_a_flag_that_kube_proxy_has_removed_gets_a_hint_to_leave_it_out() -> None:
     with pytest.raises(ConfigError) as caught:
-        read("--kube-api-qps=5")
-    assert caught.value.message == "unknown flag: --kube-api-qps"
+        read("--udp-timeout=5s")
+    assert caught.value.message == "unknown flag: --udp-timeout"
     assert "leave it out" in caught.value.hint
+
+
+_FLAGS = """
+--add_dir_header --alsologtostderr --bind-address=0.0.0.0 --bind-address-hard-fail --boot-id-file=/x
+--cluster-cidr=10.0.0.0/8 --config-sync-period=15m --conntrack-max-per-core=1 --conntrack-min=1
+--conntrack-tcp-be-liberal --conntrack-tcp-timeout-close-wait=1h
+--conntrack-tcp-timeout-established=1h --conntrack-udp-timeout=0s --conntrack-udp-timeout-stream=0s
+--detect-local-mode=ClusterCIDR --feature-gates=ContextualLogging=true,AllAlpha=false
+--healthz-bind-address=0.0.0.0:10256 --healthz-port=10256 --hostname-override=n
+--iptables-localhost-nodeports --iptables-masquerade-bit=14 --iptables-min-sync-period=1s
+--iptables-sync-period=30s --ipvs-exclude-cidrs=10.0.0.0/8 --ipvs-min-sync-period=1s
+--ipvs-scheduler=rr --ipvs-strict-arp --ipvs-sync-period=30s --ipvs-tcp-timeout=0s
+--ipvs-tcpfin-timeout=0s --ipvs-udp-timeout=0s --kube-api-burst=10 --kube-api-content-type=x
+--kube-api-qps=5 --kubeconfig=/x --log-flush-frequency=5s --log-json-info-buffer-size=0
+--log-json-split-stream --log-text-info-buffer-size=0 --log-text-split-stream --log_backtrace_at=:0
+--log_dir=/x --log_file=/x --log_file_max_size=1 --logging-format=text --logtostderr
+--machine-id-file=/x --masquerade-all --master=https://x --metrics-bind-address=127.0.0.1:10249
+--metrics-port=10249 --nodeport-addresses=10.0.0.0/8 --one_output --oom-score-adj=-999
+--pod-bridge-interface=br --pod-interface-name-prefix=veth --profiling --proxy-mode=iptables
+--proxy-port-range= --show-hidden-metrics-for-version=1.33 --skip_headers --skip_log_headers
+--stderrthreshold=2 --v=2 --vmodule=a=1
+"""
+KUBE_PROXYS = _FLAGS.split()
+"""The flags of kube-proxy 1.29 to 1.34, except those that end it: cleanup, init-only, version and others."""
+
+
+@pytest.mark.parametrize("flag", KUBE_PROXYS)
+def test_every_flag_of_kube_proxy_is_accepted(flag: str) -> None:
+    read(flag)
+    if "=" in flag:
+        read(*flag.split("=", 1))
+
+
+def test_all_flags_of_kube_proxy_together_are_accepted() -> None:
+    assert read(*KUBE_PROXYS).hostname_override == "n"
+
+
+def test_one_remark_names_the_flags_without_effect() -> None:
+    given = loaded.main(
+        ["--feature-gates", "A=true", "--profiling", "-v=1", "--profiling=0"], standalone_mode=False
+    )
+    (remark,) = given.remarks
+    assert remark == (FLAGS_WITHOUT_EFFECT, {"flags": "--feature-gates, --profiling"})
+
+
+def test_flags_without_effect_are_not_in_the_help() -> None:
+    assert "feature-gates" not in whole.get_help(click.Context(whole))
 
 
 @pytest.mark.parametrize("flag", ["--sync-period", "--iptables-sync-period", "--ipvs-sync-period"])

@@ -7,7 +7,7 @@ import pytest
 
 from ebpfproxy.config import Config
 from ebpfproxy.config.settings import OPTIONS
-from ebpfproxy.config.unsupported_flags import HINTS
+from ebpfproxy.config.unsupported_flags import HINTS, WITHOUT_EFFECT
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import parse_address, parse_network
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
@@ -211,4 +211,4 @@ def test_every_flag_is_its_fields_name_and_every_default_is_right() -> None:
 
 
 def test_no_supported_flag_is_listed_as_unsupported() -> None:
-    assert not {flag for option in OPTIONS.values() for flag in option.flags} & set(HINTS)
+    assert not {flag for option in OPTIONS.values() for flag in option.flags} & {*HINTS, *WITHOUT_EFFECT}

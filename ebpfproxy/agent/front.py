@@ -1,0 +1,84 @@
+"""The HTTP servers of the agent, which answer from the start of the process, before a mode is selected."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Protocol
+
+from ebpfproxy.config import Config, Loaded
+from ebpfproxy.http import zpages
+from ebpfproxy.http.health_check_node_port import ServiceHealthServer
+from ebpfproxy.http.healthz import HealthServer, ProxierHealth
+from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer
+from ebpfproxy.http.server import Listener, Request, Response
+from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.device import DeviceSide
+
+
+class Shown(Protocol):
+    """What the servers show of the mode in use (`active_mode.ActiveMode`). Any thread may call it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def usage(self) -> Mapping[str, tuple[int, int]]: ...
+
+    def counters(self) -> Mapping[str, int]: ...
+
+    def traffic(self) -> Collection[ServiceTraffic]: ...
+
+    def bypassed(self) -> Collection[DeviceSide]: ...
+
+
+class Front:
+    """The servers, and the values that they show. It imports little, so that the servers start early."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        config = loaded.config
+        self.health = ProxierHealth(config.sync_period)
+        self.metrics = Metrics(self._map_use, self._counters, self._traffic, self._bypassed)
+        self.service_health = ServiceHealthServer(lambda: self.health.at(time.monotonic()).healthy)
+        self._serving: Callable[[], Shown] | None = None
+        self._listeners = tuple(self._make_listeners(config))
+        self.servers: Mapping[str, ServiceHealthServer | Listener] = {
+            "service-health": self.service_health,
+            **{each.name: each for each in self._listeners},
+        }
+        """All servers, by name."""
+
+    def start(self) -> None:
+        """Start all servers. Raises ConfigError with --bind-address-hard-fail."""
+        for server in self.servers.values():
+            server.start()
+
+    def show(self, serving: Callable[[], Shown]) -> None:
+        """Show the mode that `serving` returns from now on."""
+        self._serving = serving
+
+    def _make_listeners(self, config: Config) -> Iterator[Listener]:
+        hard = config.bind_address_hard_fail
+        if config.healthz_listen:
+            listen = config.healthz_listen
+            yield HealthServer(listen, self.health, self.metrics, hard, bypassed=self._bypassed)
+        if config.metrics_listen:
+            listen = config.metrics_listen
+            yield MetricsServer(listen, self.metrics, self._mode, hard, page=self._page)
+
+    def _page(self, request: Request) -> Response | None:
+        return zpages.page(request, self._loaded)
+
+    def _mode(self) -> str:
+        return self._serving().name if self._serving else ""
+
+    def _map_use(self) -> dict[str, MapUse]:
+        usage = self._serving().usage() if self._serving else {}
+        return {name: MapUse(*use) for name, use in usage.items()}
+
+    def _counters(self) -> Mapping[str, int]:
+        return self._serving().counters() if self._serving else {}
+
+    def _traffic(self) -> Collection[ServiceTraffic]:
+        return self._serving().traffic() if self._serving else ()
+
+    def _bypassed(self) -> Collection[DeviceSide]:
+        return self._serving().bypassed() if self._serving else ()

@@ -1,0 +1,24 @@
+"""The interface of observers of requests to the API server."""
+
+from typing import Protocol
+
+
+class RequestObserver(Protocol):
+    """Any thread may call it.
+
+    - `requested`: a request was answered with a status code; None if it was not answered.
+    - `completed`: an answer that has an end was read: its duration, and the bytes of both bodies.
+    """
+
+    def requested(self, method: str, host: str, code: int | None) -> None: ...
+
+    def completed(self, method: str, host: str, seconds: float, sent: int, received: int) -> None: ...
+
+
+class _Unobserved:
+    def requested(self, method: str, host: str, code: int | None) -> None: ...
+
+    def completed(self, method: str, host: str, seconds: float, sent: int, received: int) -> None: ...
+
+
+UNOBSERVED_REQUESTS: RequestObserver = _Unobserved()

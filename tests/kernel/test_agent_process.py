@@ -1,0 +1,240 @@
+"""The agent as a process: its first moments, restarts with a changed file, and its end."""
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.agent.daemon import RESTARTING
+from ebpfproxy.agent.ending import NOT_ENDED
+from ebpfproxy.agent.initialize import INITIALIZED
+from ebpfproxy.agent.mode_switch import SAME_MODE
+from ebpfproxy.agent.node_events import NOT_CREATED
+from ebpfproxy.agent.process import START_FAILED
+from ebpfproxy.config.load import CONFIG_REJECTED
+from ebpfproxy.lab import Agent, manifests
+from ebpfproxy.linux.netns import netns
+from tests.kernel.clients import TCP, outcome
+from tests.kernel.cluster import Cluster, eventually
+from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.kernel
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"
+
+
+class ConfigMap:
+    """A mounted ConfigMap: files are symbolic links through `..data`, which an update replaces at once."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self._folder = folder
+        self.file = folder / "config.conf"
+        self._versions = 0
+        self.update(text)
+        self.file.symlink_to("..data/config.conf")
+
+    def update(self, text: str) -> None:
+        self._versions += 1
+        version = self._folder / f"..version-{self._versions}"
+        version.mkdir()
+        (version / "config.conf").write_text(HEAD + text)
+        new = self._folder / "..new"
+        new.symlink_to(version.name)
+        new.rename(self._folder / "..data")
+
+
+def status(cluster: Cluster, path: str, port: int = 10256) -> int:
+    """The status of a response; 0 if no server listens."""
+    return cluster.node.call(lambda: _status(f"http://127.0.0.1:{port}{path}"))
+
+
+def _status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def lines(agent: Agent, message: str) -> list[str]:
+    return [line.text for line in agent.lines if f" {message} " in line.text]
+
+
+@contextlib.contextmanager
+def connecting(cluster: Cluster, address: str) -> Iterator[list[str]]:
+    """Connects again and again within the block; yields the outcomes."""
+    stop, outcomes = threading.Event(), []
+
+    def run() -> None:
+        while not stop.wait(0.02):
+            outcomes.append(outcome(cluster.p, TCP, address, 80))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield outcomes
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_until_the_first_sync_healthz_is_503_and_livez_is_200(restartable: Cluster, tmp_path: Path) -> None:
+    with ApiServer() as unreachable:  # in this network namespace: the node cannot reach it
+        unreachable.write_kubeconfig(tmp_path / "kubeconfig")
+    kubeconfig = f"--kubeconfig={tmp_path / 'kubeconfig'}"
+    agent = restartable.launch("--manifests=", kubeconfig, "--proxy-mode=nftables")
+    eventually(lambda: status(restartable, "/livez") == 200, "the server answers")
+    assert status(restartable, "/healthz") == 503
+    eventually(lambda: status(restartable, "/proxyMode", 10249) == 200, "a mode is selected")
+    assert (status(restartable, "/healthz"), status(restartable, "/livez")) == (503, 200)
+    assert status(restartable, "/readyz") == 503
+    assert agent.stop() == 0
+
+
+def test_after_the_first_sync_healthz_is_200(restartable: Cluster) -> None:
+    restartable.start("--proxy-mode=nftables")
+    assert status(restartable, "/healthz") == 200
+
+
+def test_sighup_at_any_moment_of_a_start_reloads_the_configuration(restartable: Cluster) -> None:
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        agent = restartable.launch("--proxy-mode=nftables")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for _ in range(40):
+        agent.process.send_signal(signal.SIGHUP)
+        time.sleep(0.025)  # the signals arrive during the complete start
+    agent.await_sync()
+    agent.await_line(lambda line: f" {SAME_MODE} " in line.text)
+    assert agent.process.poll() is None
+    assert agent.stop() == 0
+
+
+def test_a_changed_option_restarts_the_agent_once_and_no_connection_fails(
+    restartable: Cluster, tmp_path: Path
+) -> None:
+    config = ConfigMap(tmp_path, "")
+    agent = restartable.start(f"--config={config.file}")
+    web = restartable.service().to(restartable.a)
+    marks = ["nft", "list", "chain", "ip", "kube-proxy", "mark-for-masquerade"]
+    assert "0x00004000" in restartable.node.run(marks).stdout
+    before = len(agent.lines)
+    with connecting(restartable, web.v4) as outcomes:
+        for bit in (15, 16, 17):  # three updates within the second that a change must last
+            config.update(f"nftables: {{masqueradeBit: {bit}}}\n")
+        agent.await_sync(since=before)
+        after = len(outcomes)
+        eventually(lambda: len(outcomes) >= after + 10, "connections after the restart")
+    assert set(outcomes) == {"a"}
+    (line,) = lines(agent, RESTARTING)
+    assert "options=iptables_masquerade_bit" in line
+    assert "0x00020000" in restartable.node.run(marks).stdout
+    assert status(restartable, "/healthz") == 200
+    assert not lines(agent, NOT_ENDED)
+    assert agent.stop() == 0
+
+
+def test_an_invalid_file_never_ends_the_agent(restartable: Cluster, tmp_path: Path) -> None:
+    config = ConfigMap(tmp_path, "")
+    agent = restartable.start(f"--config={config.file}")
+    config.update("nftables: {masqueradeBit: many}\n")
+    agent.await_line(lambda line: f" {CONFIG_REJECTED} " in line.text)
+    agent.process.send_signal(signal.SIGHUP)
+    eventually(lambda: len(lines(agent, CONFIG_REJECTED)) == 2, "the file is read again")
+    assert restartable.service().to(restartable.a)
+    assert not lines(agent, RESTARTING)
+
+
+def test_a_valid_file_with_which_the_agent_cannot_start_is_given_up(
+    restartable: Cluster, tmp_path: Path
+) -> None:
+    """The address is not one of this node, and the failure to listen is to be an error."""
+    config = ConfigMap(tmp_path, "")
+    flags = (f"--config={config.file}", "--healthz-bind-address=")
+    agent = restartable.start(*flags)
+    before = len(agent.lines)
+    config.update("healthzBindAddress: 192.0.2.1:10256\nbindAddressHardFail: true\n")
+    agent.await_line(lambda line: f" {START_FAILED} " in line.text)
+    agent.await_sync(since=before)
+    restartable.service().to(restartable.a)
+    assert len(lines(agent, START_FAILED)) == 1
+    config.update("nftables: {masqueradeBit: 18}\n")
+    agent.await_sync(since=len(agent.lines))
+    assert len(lines(agent, START_FAILED)) == 1
+    assert agent.stop() == 0
+
+
+@pytest.mark.parametrize("mode", ["ebpf", "nftables"])
+def test_the_agent_ends_soon_after_sigterm(restartable: Cluster, mode: str) -> None:
+    agent = restartable.start(f"--proxy-mode={mode}")
+    began = time.monotonic()
+    os.kill(agent.process.pid, signal.SIGTERM)
+    assert agent.process.wait(9) == 0  # the grace period of the DaemonSet is 10 s
+    assert not lines(agent, NOT_ENDED), time.monotonic() - began
+
+
+@pytest.mark.parametrize("mode", ["ebpf", "nftables"])
+def test_init_only_prepares_the_kernel_and_keeps_what_is_served(restartable: Cluster, mode: str) -> None:
+    restartable.start(f"--proxy-mode={mode}")
+    web = restartable.service().to(restartable.a)
+    restartable.agent.stop()
+    flags = ["--init-only", f"--proxy-mode={mode}", "--manifests=/nonexistent"]
+    ended = restartable.ebpfproxy("run", *flags)
+    assert f" {INITIALIZED} mode={mode}" in ended.stderr
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+
+
+@pytest.fixture
+def server(restartable: Cluster) -> Iterator[ApiServer]:
+    """An API server on the node's 127.0.0.1."""
+    server = ApiServer()
+    server.put(manifests.node(restartable.lab.node_name, [restartable.node.v4, restartable.node.v6]))
+    with netns.entered(restartable.node.netns):
+        server.start()
+    try:
+        yield server
+    finally:
+        restartable.end()
+        server.stop()
+
+
+def test_a_start_creates_an_event_of_the_node_and_requests_are_counted(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
+    agent = restartable.start(*flags)
+    eventually(lambda: bool(server.events), "the Event")
+    (event,) = server.events
+    assert (event["reason"], event["type"], event["action"]) == ("Starting", "Normal", "StartKubeProxy")
+    name = restartable.lab.node_name
+    assert event["regarding"] == {"kind": "Node", "name": name, "uid": name}
+    assert re.fullmatch(r"[-0-9]{10}T[:0-9]{8}[.][0-9]{6}Z", event["eventTime"])
+    assert not lines(agent, NOT_CREATED)
+    text = restartable.http_get("metrics")
+    host = f'host="127.0.0.1:{server.port}"'
+    assert f'rest_client_requests_total{{code="200",{host},method="GET"}} ' in text
+    assert f'rest_client_requests_total{{code="201",{host},method="POST"}} 1.0' in text
+    assert f'rest_client_request_duration_seconds_count{{{host},verb="POST"}} 1.0' in text
+
+
+def test_a_rejected_event_is_one_warning(restartable: Cluster, server: ApiServer, tmp_path: Path) -> None:
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    server.fail(10, 403, match=lambda request: request.method == "POST")
+    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
+    agent = restartable.start(*flags)
+    agent.await_line(lambda line: f" {NOT_CREATED} " in line.text)
+    assert status(restartable, "/healthz") == 200
+    assert agent.stop() == 0
+    assert len(lines(agent, NOT_CREATED)) == 1
