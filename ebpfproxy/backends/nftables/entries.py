@@ -10,8 +10,9 @@ seconds). So an object that was written and read back is equal. The text is also
     add element F kube-proxy CONTAINER { KEY comment "COMMENT" : VERDICT }
 
 Verdicts of elements and rules refer to chains, and rules refer to sets and maps. A plan renders its own
-objects (names with a "/"), its lists of endpoints, and its elements in the shared containers. The node
-renders shared containers and chains. Elements of a dynamic set are added by the kernel and are not entries.
+objects (names with a "/"), the maps that it uses, its lists of endpoints, and its elements in the shared
+containers. The node renders shared containers and chains. Elements of a dynamic set are added by the kernel
+and are not entries.
 
 A declaration never changes, since everything that a plan may change is in rules and elements. So an existing
 set or map, including kube-proxy's, is never recreated. A base chain may be: older versions of kube-proxy use
@@ -106,12 +107,11 @@ Entry = ChainEntry | ElementEntry | str | bytes
 Endpoints, their addresses and ports.
 """
 
-ENDPOINT_MAPS = 64
-"""The number of maps of endpoints in each family.
+ENDPOINT_MAPS = 256
+"""The maximum number of maps of endpoints in each family.
 
 For each new element, the kernel walks over all rules that use the map, and for each new rule over all
-elements (nft_add_set_elem(), nf_tables_bind_set()). With one map, 10,000 Services of 10 endpoints take 29
-s, with 16 maps 3 s.
+elements (nft_add_set_elem(), nf_tables_bind_set()). With one map, 10,000 Services of 10 endpoints take 29 s.
 """
 
 TABLE = "kube-proxy"
@@ -126,7 +126,7 @@ def nft_family(family: Family) -> str:
 @functools.cache
 def endpoint_maps() -> tuple[str, ...]:
     """The names of the maps of endpoints of a family."""
-    return tuple(f"endpoints-{number:02}" for number in range(ENDPOINT_MAPS))
+    return tuple(f"endpoints-{number:03}" for number in range(ENDPOINT_MAPS))
 
 
 def endpoint_bytes(family: Family) -> int:

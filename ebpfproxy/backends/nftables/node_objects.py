@@ -22,8 +22,6 @@ from ebpfproxy.backends.nftables.entries import (
     Key,
     Map,
     Set,
-    endpoint_map,
-    endpoint_maps,
     nft_family,
 )
 from ebpfproxy.backends.nftables.port_ranges import Range, network_range, range_text, without
@@ -170,8 +168,6 @@ def _containers(family: Family) -> Iterator[tuple[Key, Entry]]:
         yield Map(family, name), f"type {address} . inet_proto . inet_service : verdict;"
     for name in (SERVICE_NODE_PORTS, NO_ENDPOINT_NODE_PORTS):
         yield Map(family, name), "type inet_proto . inet_service : verdict;"
-    for name in endpoint_maps():
-        yield Map(family, name), endpoint_map(family)
 
 
 def _equal_bytes(family: Family) -> Iterator[tuple[Key, Entry]]:

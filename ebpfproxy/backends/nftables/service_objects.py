@@ -18,7 +18,9 @@ from ebpfproxy.backends.nftables.entries import (
     Endpoints,
     Entry,
     Key,
+    Map,
     Set,
+    endpoint_map,
     nft_family,
 )
 from ebpfproxy.backends.nftables.names import affinity_number, comment, list_identity, port_name
@@ -62,6 +64,7 @@ from ebpfproxy.plan.service_plan import (
 )
 
 _POLICY_CHAINS = {Scope.CLUSTER: "service", Scope.LOCAL: "local"}
+_L4PROTO = {each: Match("meta l4proto", each) for each in ("tcp", "udp", "sctp")}
 _MAX_DEVICE_NAME = 15  # IFNAMSIZ, with its final zero, is 16
 
 
@@ -101,6 +104,7 @@ class _PortObjects:
         if self._plan.affinity_timeout and self._targets:
             yield Set(self._plan.family, AFFINITY), affinity_set(self._plan.family)
         for scope, targets in self._targets.items():
+            yield Map(self._plan.family, self._list(scope).container), endpoint_map(self._plan.family)
             yield self._endpoints(scope, targets)
             selection = self._selection_rules(self._list(scope), targets)
             yield self._chain(self._policy_chain(scope), [*self._masquerade_rules(scope), *selection])
@@ -176,7 +180,7 @@ class _PortObjects:
 
     @property
     def _l4proto(self) -> Match:
-        return Match("meta l4proto", self._protocol)
+        return _L4PROTO[self._protocol]
 
     def _number(self, each: PlannedEndpoint) -> int:
         return affinity_number(self._plan.name, each.address, each.port)

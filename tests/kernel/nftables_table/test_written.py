@@ -185,7 +185,7 @@ def test_a_large_change_is_written_in_parts(
 ) -> None:
     monkeypatch.setattr(table, "_LARGE", 20)
     monkeypatch.setattr(table, "_SETS_IN_A_PART", 3)
-    monkeypatch.setattr(table, "_CHAINS_IN_A_PART", 7)
+    monkeypatch.setattr(table, "_STEPS_IN_A_PART", 7)
     prefix = "10.96.0." if of is V4 else "fd00::"
     plans = [plan(f"web-{n}", f"{prefix}{n}", endpoints=3, family=of, affinity=n % 2) for n in range(1, 30)]
     wanted = entries(plane, *plans)

@@ -71,9 +71,6 @@ CONTAINERS = {
     "map no-endpoint-services": "type ipv4_addr . inet_proto . inet_service : verdict;",
     "map no-endpoint-nodeports": "type inet_proto . inet_service : verdict;",
     "map firewall-ips": "type ipv4_addr . inet_proto . inet_service : verdict;",
-} | {
-    f"map endpoints-{number:02}": "type mark . mark . mark : ipv4_addr . inet_service;"
-    for number in range(64)
 }
 
 

@@ -105,7 +105,7 @@ def test_pods_are_matched_by_local_traffic_detection(traffic: LocalTraffic, matc
 
 def test_without_local_traffic_detection_pods_are_external_clients() -> None:
     plan = dataclasses.replace(PLAN, local_traffic=None)
-    assert rules(plan, "service") == (f"{CHOICE} . numgen random mod 1 map @endpoints-19",)
+    assert rules(plan, "service") == (f"{CHOICE} . numgen random mod 1 map @endpoints-083",)
     assert [rule.split(" ")[0] for rule in rules(plan, "external")] == ["fib", "fib"]
 
 
@@ -120,7 +120,7 @@ def listed(plan: ServicePortPlan) -> list[list[str]]:
 def test_a_service_has_a_list_of_its_endpoints() -> None:
     plan = dataclasses.replace(PLAN, endpoints=(ENDPOINT, OTHER))
     assert listed(plan) == [["10.1.0.1 . 8080", "10.1.0.2 . 8081"]]
-    assert rules(plan, "service")[-2] == f"{CHOICE} . numgen random mod 2 map @endpoints-19"
+    assert rules(plan, "service")[-2] == f"{CHOICE} . numgen random mod 2 map @endpoints-083"
 
 
 def test_policy_local_has_a_list_of_its_own() -> None:
@@ -157,8 +157,8 @@ def test_a_packet_that_finds_a_shorter_list_gets_its_first_endpoint(affinity: in
     rules also serve clients that the full set does not accept."""
     plan = dataclasses.replace(PLAN, endpoints=(ENDPOINT, OTHER), affinity_timeout=affinity)
     chosen, otherwise = rules(plan, "service")[-2:]
-    assert chosen.endswith("numgen random mod 2 map @endpoints-19")
-    assert otherwise.endswith("numgen random mod 1 map @endpoints-19")
+    assert chosen.endswith("numgen random mod 2 map @endpoints-083")
+    assert otherwise.endswith("numgen random mod 1 map @endpoints-083")
 
 
 def test_another_affinity_timeout_changes_only_rules() -> None:
