@@ -3,13 +3,21 @@
 from collections.abc import Iterator, Mapping
 
 from ebpfproxy.backends.nftables.backend import render
-from ebpfproxy.backends.nftables.entries import ChainEntry, Element, ElementEntry, Entry, Key, nft_family
+from ebpfproxy.backends.nftables.entries import (
+    ChainEntry,
+    Element,
+    ElementEntry,
+    Endpoints,
+    Entry,
+    Key,
+    nft_family,
+)
 from ebpfproxy.backends.nftables.node_objects import node_objects
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.golden.situation import Situation, with_pods_detected_by_cidr
-from tests.support.nft_listing import element_text
+from tests.support.nft_listing import element_text, endpoints_of
 
 SETTINGS = NftablesSettings()
 
@@ -41,8 +49,10 @@ def _lines(entries: Mapping[Key, Entry]) -> Iterator[str]:
         if isinstance(key, Element):
             assert isinstance(entry, ElementEntry)
             yield f"  element {key.container} {{ {element_text(key, entry)} }}"
+        elif isinstance(key, Endpoints):
+            yield f"  endpoints {key.container}: {', '.join(endpoints_of(key, entry))}"
         elif isinstance(entry, ChainEntry):
             yield f"  chain {key.name}"
             yield from (f"    {rule}" for rule in entry.rules)
-        else:
+        elif isinstance(entry, str):
             yield f"  {key.kind} {key.name} {{ {entry} }}"

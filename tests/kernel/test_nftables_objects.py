@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.backends.nftables.backend import render
+from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.nftables import node_objects
+from ebpfproxy.backends.nftables.backend import NftablesBackend, render
 from ebpfproxy.backends.nftables.entries import (
     TABLE,
     ChainEntry,
     Element,
     ElementEntry,
+    Endpoints,
     Entry,
     Key,
-    Set,
     nft_family,
 )
 from ebpfproxy.backends.nftables.settings import NftablesSettings
@@ -51,7 +53,7 @@ from ebpfproxy.plan.service_plan import (
 from tests.golden.nftables_text import entries_of
 from tests.golden.situation import load, situations
 from tests.support.namespace import Namespace, namespace
-from tests.support.nft_listing import element_text, parse
+from tests.support.nft_listing import declaration_text, element_text, endpoint_elements, parse
 
 pytestmark = pytest.mark.kernel
 
@@ -93,12 +95,15 @@ def written(entries: Mapping[Key, Entry]) -> str:
         if isinstance(key, Element):
             assert isinstance(entry, ElementEntry)
             filled.append(f"add element {at} {key.container} {{ {element_text(key, entry)} }}")
+        elif isinstance(key, Endpoints):
+            elements = ", ".join(endpoint_elements(key, entry))
+            filled.append(f"add element {at} {key.container} {{ {elements} }}")
         elif isinstance(entry, ChainEntry):
             hook = f" {{ {entry.hook} }}" if entry.hook else ""
             declared.append(f"add chain {at} {key.name}{hook}")
             ruled += [f"add rule {at} {key.name} {rule}" for rule in entry.rules]
         else:
-            declared.append(f"add {key.kind} {at} {key.name} {{ {entry} }}")
+            declared.append(f"add {key.kind} {at} {key.name} {{ {declaration_text(entry)} }}")
     return "\n".join([*declared, *ruled, *filled, ""])
 
 
@@ -271,40 +276,69 @@ def dial(address: str, port: int) -> socket.socket:
     return socket.create_connection((address, port), timeout=10)
 
 
-def remembered() -> dict[str, list[Any]]:
-    """The elements of each affinity set, by its name."""
-    objects = json.loads(nft("-j", "list", "table", "ip", TABLE))["nftables"]
-    sets = [each["set"] for each in objects if "set" in each]
-    return {each["name"]: each.get("elem", []) for each in sets if each["name"].startswith("affinity-")}
+def remembered() -> list[Any]:
+    """The clients with session affinity."""
+    objects = json.loads(nft("-j", "list", "set", "ip", TABLE, "affinity"))["nftables"]
+    (found,) = (each["set"] for each in objects if "set" in each)
+    return list(found.get("elem", []))
 
 
 def test_session_affinity_has_the_timeout_of_the_service(served: ServicePortPlan) -> None:
     with dial("10.96.0.10", 1000):
         pass
-    sets = remembered()
-    assert len(sets) == 3
-    (element,) = itertools.chain.from_iterable(sets.values())
-    assert element["elem"]["val"] == "192.0.2.10"
+    (element,) = remembered()
+    assert element["elem"]["val"]["concat"][0] == "192.0.2.10"
     assert element["elem"]["timeout"] == 600
     for _ in range(20):
         with dial("203.0.113.5", 1000):
             pass
-    assert len(list(itertools.chain.from_iterable(remembered().values()))) == 1
+    assert len(remembered()) == 1
 
 
-def test_session_affinity_of_kube_proxy_is_adopted(served: ServicePortPlan) -> None:
-    """Its affinity sets have a default timeout. They are adopted nevertheless."""
-    entries = render([served], NodePlan(), SETTINGS, [Family.IPV4])
-    _, chosen, _ = (key.name for key in entries if isinstance(key, Set) and "/" in key.name)
-    commands = written(entries).replace("flags dynamic,timeout;", "flags dynamic,timeout; timeout 3h;")
-    nft("-f", "-", given=f"{EMPTIED}\n{commands}\nadd element ip {TABLE} {chosen} {{ 192.0.2.10 }}\n")
-    assert listed() == entries
-    for _ in range(20):
-        with dial("10.96.0.10", 1000):
-            pass
-    sets = remembered()
-    assert [name for name, elements in sets.items() if elements] == [chosen]
-    assert 0 < sets[chosen][0]["elem"]["expires"] <= 600, sets
+@pytest.mark.parametrize("of", Family)
+def test_a_known_client_stays_at_its_endpoint_until_the_service_loses_it(node: Namespace, of: Family) -> None:
+    plan = port_plan(of, 0, endpoints=3, affinity=600)
+    with node.entered(), contextlib.ExitStack() as opened, contextlib.closing(NftablesBackend()) as backend:
+        backend.open()
+        listeners = listening(plan, opened)
+        bring(backend, plan)
+        (first,) = {reached_endpoint(plan, listeners) for _ in range(20)}
+        others = [each for number, each in enumerate(plan.endpoints) if number != first]
+        bring(backend, dataclasses.replace(plan, endpoints=PlannedEndpoints(others)))
+        (second,) = {reached_endpoint(plan, listeners) for _ in range(20)}
+        assert second != first
+        bring(backend, dataclasses.replace(plan, endpoints=plan.endpoints[second : second + 1]))
+        assert {reached_endpoint(plan, listeners) for _ in range(20)} == {second}
+
+
+@pytest.mark.parametrize("of", Family)
+def test_without_room_for_more_clients_connections_are_spread(
+    node: Namespace, monkeypatch: pytest.MonkeyPatch, of: Family
+) -> None:
+    monkeypatch.setattr(node_objects, "AFFINITY_MAX", 1)
+    plan = port_plan(of, 0, endpoints=3, affinity=600)
+    client = "192.0.2.77" if of is Family.IPV4 else "2001:db8::77"
+    with node.entered(), contextlib.ExitStack() as opened, contextlib.closing(NftablesBackend()) as backend:
+        backend.open()
+        nft("flush", "ruleset")
+        bring(backend, plan)
+        key = f"{client} . 1"
+        nft("add", "element", nft_family(of), TABLE, "affinity", f"{{ {key} timeout 1h }}")
+        listeners = listening(plan, opened)
+        assert {reached_endpoint(plan, listeners) for _ in range(60)} == {0, 1, 2}
+
+
+def bring(backend: NftablesBackend, plan: ServicePortPlan) -> None:
+    assert not backend.apply(diff(backend.read(), backend.render([plan], NodePlan())))
+
+
+def listening(plan: ServicePortPlan, opened: contextlib.ExitStack) -> list[socket.socket]:
+    """A listener for each endpoint."""
+    family = socket.AF_INET if plan.family is Family.IPV4 else socket.AF_INET6
+    return [
+        opened.enter_context(socket.create_server((format_address(each.address), each.port), family=family))
+        for each in plan.endpoints
+    ]
 
 
 @pytest.mark.parametrize("of", Family)
@@ -313,13 +347,7 @@ def test_connections_are_spread_evenly_over_the_endpoints(node: Namespace, of: F
     plan = port_plan(of, 0, endpoints=3)
     with node.entered(), contextlib.ExitStack() as opened:
         load_into_kernel(render([plan], NodePlan(), SETTINGS))
-        family = socket.AF_INET if of is Family.IPV4 else socket.AF_INET6
-        listeners = [
-            opened.enter_context(
-                socket.create_server((format_address(each.address), each.port), family=family)
-            )
-            for each in plan.endpoints
-        ]
+        listeners = listening(plan, opened)
         counts = collections.Counter(reached_endpoint(plan, listeners) for _ in range(600))
     assert counts.keys() == {0, 1, 2}
     assert all(120 < count < 280 for count in counts.values()), counts

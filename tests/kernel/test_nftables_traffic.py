@@ -73,13 +73,24 @@ class Testbed:
         return pod.v4 if of is Family.IPV4 else pod.v6
 
     def plans(
-        self, *endpoints: Pod, protocol: Protocol = TCP, target: int = TARGET, affinity: int = 0
+        self,
+        *endpoints: Pod,
+        protocol: Protocol = TCP,
+        target: int = TARGET,
+        affinity: int = 0,
+        on_node: bool = True,
     ) -> list[ServicePortPlan]:
         """One Service, with a ClusterIP and a NodePort in both families."""
-        return [self._plan(of, endpoints, protocol, target, affinity) for of in Family]
+        return [self._plan(of, endpoints, protocol, target, affinity, on_node) for of in Family]
 
     def _plan(
-        self, of: Family, endpoints: tuple[Pod, ...], protocol: Protocol, target: int, affinity: int
+        self,
+        of: Family,
+        endpoints: tuple[Pod, ...],
+        protocol: Protocol,
+        target: int,
+        affinity: int,
+        on_node: bool,
     ) -> ServicePortPlan:
         cluster_ip = Frontend(parse_address(VIP[of]), PORT, protocol)
         node_port = Frontend(unspecified(of), NODE_PORT, protocol)
@@ -91,7 +102,9 @@ class Testbed:
                 FrontendPlan(cluster_ip, FrontendKind.CLUSTER_IP, KEPT, KEPT, KEPT),
                 FrontendPlan(node_port, FrontendKind.NODE_PORT, MASQUERADED, MASQUERADED, MASQUERADED),
             ),
-            PlannedEndpoints(PlannedEndpoint(each, target, True, True, True) for each in sorted(addresses)),
+            PlannedEndpoints(
+                PlannedEndpoint(each, target, True, True, on_node) for each in sorted(addresses)
+            ),
             NoEndpointAction.REJECT,
             affinity,
         )
@@ -146,12 +159,14 @@ def test_a_service_is_reachable_at_its_cluster_ip_and_its_node_port(testbed: Tes
     assert outcome(testbed.lab.outside, TCP, node, NODE_PORT) == "a"
 
 
+@pytest.mark.parametrize("on_node", [True, False], ids=["here", "elsewhere"])
 @pytest.mark.parametrize("affinity", [0, 600], ids=["by chance", "remembered"])
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=lambda protocol: protocol.name)
 def test_an_endpoint_reaches_itself_through_its_service(
-    testbed: Testbed, of: Family, protocol: Protocol, affinity: int
+    testbed: Testbed, of: Family, protocol: Protocol, affinity: int, on_node: bool
 ) -> None:
-    testbed.serve(testbed.a, protocol=protocol, target=REPORTING, affinity=affinity)
+    """Also if its slice names another node."""
+    testbed.serve(testbed.a, protocol=protocol, target=REPORTING, affinity=affinity, on_node=on_node)
     name, _, client = outcome(testbed.a, protocol, VIP[of], PORT).partition(" ")
     assert name == "a"
     assert client != testbed.address(testbed.a, of), "without a masquerade the reply would not pass the node"

@@ -14,8 +14,9 @@ The canonical form is the output of nft 1.0.6, except for what differs between v
 """
 
 import re
+from collections.abc import Sequence
 
-from ebpfproxy.backends.nftables.port_ranges import Range, merged, network_range, operand
+from ebpfproxy.backends.nftables.port_ranges import Range, merged, network_range, range_text
 from ebpfproxy.model.address import parse_address, parse_network
 
 PROTOCOLS = {"6": "tcp", "17": "udp", "132": "sctp"}
@@ -74,7 +75,27 @@ def canonical_declaration(parts: list[str]) -> str:
     for part in parts:
         word, _, rest = part.partition("#")[0].strip(" ;\t").partition(" ")
         named[word] = ",".join(sorted(re.split(r", ?", rest))) if word == "flags" else rest
+    if "typeof" in named:
+        named["type"] = " : ".join(map(_types, named.pop("typeof").split(" : ")))
     return " ".join(f"{word} {named[word]};" for word in _KEPT if word in named)
+
+
+def _types(expressions: str) -> str:
+    parts = (re.sub(r"[0-9]+", "", part.partition(" mod ")[0]) for part in expressions.split(" . "))
+    v6 = "ip6 " in expressions
+    return " . ".join(_TYPES.get(part, "ipv6_addr" if v6 else "ipv4_addr") for part in parts)
+
+
+_TYPES = {"numgen random": "mark", "@nh,,": "mark", "th dport": "inet_service"}
+
+
+def operand(ranges: Sequence[Range]) -> str:
+    """The right side of a comparison: an anonymous set, or its only member.
+
+    `ranges` are merged and not empty.
+    """
+    texts = [range_text(each) for each in ranges]
+    return texts[0] if len(texts) == 1 else f"{{ {', '.join(texts)} }}"
 
 
 def parse_range(text: str) -> Range:

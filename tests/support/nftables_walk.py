@@ -4,25 +4,40 @@ It supports the expressions and verdicts that the nftables backend writes, and f
 """
 
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key
-from ebpfproxy.model.address import Address, format_address, format_endpoint, parse_address
+from ebpfproxy.backends.nftables.entries import (
+    Chain,
+    ChainEntry,
+    Element,
+    ElementEntry,
+    Endpoints,
+    Entry,
+    Key,
+)
+from ebpfproxy.model.address import Address, Family, family, format_address, format_endpoint, parse_address
 from tests.support.iptables_walk import Packet, PacketOutcome
+from tests.support.nft_listing import endpoints_of
 from tests.support.nft_text import parse_range
 
 _LOCAL = re.compile(r"fib ([sd])addr type local ")
 _ADDRESS = re.compile(r"ip6? ([sd])addr (!= )?(?:@(\S+)|\{ ([^}]*) \}|([0-9a-f:][^ ]*)) ")
 _DEVICE = re.compile(r'iifname (!= )?"([^"]*)" ')
 _FRONTEND = re.compile(r"(ip6? daddr \. )?meta l4proto \. th dport vmap @(\S+)")
-_CHOICE = re.compile(r"numgen random mod ([0-9]+) vmap \{ ([^}]*) \}")
 _MARK = re.compile(r"meta mark set meta mark \| 0x[0-9a-f]{8}")
-_UPDATE = re.compile(r"update @(\S+) \{ ip6? saddr timeout [0-9]+s \}")
+_CLIENT = r"ip6? saddr \. numgen random mod 1 offset [0-9]+"
+_REMEMBERED = re.compile(rf"{_CLIENT} @affinity ")
+_UPDATE = re.compile(rf"update @affinity \{{ {_CLIENT} timeout [0-9]+s \}} ")
+_CHANCE = re.compile(r"numgen random mod [0-9]+ 0 ")
 _DNAT = re.compile(r"meta l4proto (\S+) dnat to (\S+)")
-_DNAT_CHOICE = re.compile(r"meta l4proto (\S+) dnat ip6? to numgen random mod ([0-9]+) map \{ ([^}]*) \}")
+_DNAT_CHOICE = re.compile(
+    r"meta l4proto (\S+) dnat ip6? to numgen random mod 1 offset ([0-9]+)"
+    r" \. numgen random mod 1 offset ([0-9]+) \. numgen random mod ([0-9]+) map @(endpoints-[0-9]+)"
+)
 _MARKED = re.compile(r"meta mark & (0x[0-9a-f]{8}) != 0x00000000 meta mark set meta mark \^ \1 ")
-_CONNECTION = re.compile(r"(ip6?) saddr \. \1 daddr \. meta l4proto \. th dport @(\S+) ")
+_SAME_BYTE = re.compile(r"@nh,([0-9]+),8 \. @nh,([0-9]+),8 @equal-bytes ")
 _TRANSLATED = "ct status dnat "
 _END = "end of the chain"
 _HOOK = re.compile(r"type (nat|filter) hook (\S+) priority (-?[0-9]+); policy accept;")
@@ -45,6 +60,11 @@ class Ruleset:
             (key.container, key.key): entry.verdict
             for key, entry in entries.items()
             if isinstance(key, Element) and isinstance(entry, ElementEntry)
+        }
+        self.endpoints = {
+            (key.container, key.identity): endpoints_of(key, entry)
+            for key, entry in entries.items()
+            if isinstance(key, Endpoints)
         }
 
     def outcomes(self, packet: Packet) -> set[PacketOutcome]:
@@ -100,7 +120,7 @@ class Ruleset:
         `masquerade` is the mark."""
         found = set()
         alive = set(marked)
-        for text in self.chains[chain].rules:
+        for text in map(str, self.chains[chain].rules):
             before, alive = alive, set()
             for mark in before:
                 for outcome in self._ruled(text, packet, mark, translated):
@@ -154,10 +174,12 @@ class Ruleset:
                 name = found[2]
                 same = packet.device.startswith(name[:-1]) if name.endswith("*") else packet.device == name
                 answer = same is not bool(found[1])
-            elif found := _CONNECTION.match(text):
-                parts = map(format_address, (packet.source, packet.destination))
-                key = f"{' . '.join(parts)} . {packet.protocol} . {packet.port}"
-                answer = (found[2], key) in self.elements
+            elif found := _SAME_BYTE.match(text):
+                header = _network_header(packet)
+                one, other = (f"0x{header[int(bits) // 8]:08x}" for bits in found.groups())
+                answer = ("equal-bytes", f"{one} . {other}") in self.elements
+            elif found := _REMEMBERED.match(text) or _UPDATE.match(text) or _CHANCE.match(text):
+                answer = None
             elif found := _ADDRESS.match(text):
                 address = packet.source if found[1] == "s" else packet.destination
                 answer = self._contained(found, address)
@@ -170,8 +192,6 @@ class Ruleset:
 
     def _contained(self, found: re.Match[str], address: Address) -> bool | None:
         _, negated, container, many, one = found.groups()
-        if container and container.startswith("affinity-"):
-            return None
         number = int.from_bytes(address)
         texts = [key for name, key in self.elements if name == container] if container else [many or one]
         ranges = [parse_range(each) for text in texts for each in text.split(", ")]
@@ -184,17 +204,15 @@ class Ruleset:
             if found[1]:
                 key = f"{format_address(packet.destination)} . {key}"
             yield _named(self.elements.get((found[2], key), ""))
-        elif found := _CHOICE.fullmatch(text):
-            yield from _chosen(found[1], found[2])
         elif _MARK.fullmatch(text):
             yield "mark"
-        elif found := _UPDATE.fullmatch(text):
-            assert found[1].startswith("affinity-")
-            yield ""
         elif found := _DNAT.fullmatch(text):
             yield f"DNAT {found[2]}" if found[1] == packet.protocol else ""
         elif found := _DNAT_CHOICE.fullmatch(text):
-            for endpoint in _chosen(found[2], found[3]):
+            identity = struct.pack("=II", int(found[2]), int(found[3]))
+            endpoints = self.endpoints[found[5], identity]
+            assert int(found[4]) in (1, len(endpoints))
+            for endpoint in endpoints[: int(found[4])]:
                 address, _, port = endpoint.partition(" . ")
                 destination = format_endpoint(parse_address(address), int(port))
                 yield f"DNAT {destination}" if found[1] == packet.protocol else ""
@@ -205,11 +223,11 @@ class Ruleset:
             yield _named(text)
 
 
-def _chosen(modulus: str, braced: str) -> list[str]:
-    """All values of a map with numbers as keys."""
-    choices = [choice.partition(" : ") for choice in braced.split(", ")]
-    assert [int(number) for number, _, _ in choices] == list(range(int(modulus)))
-    return [chosen for _, _, chosen in choices]
+def _network_header(packet: Packet) -> bytes:
+    """The network header with the addresses, and zeros elsewhere."""
+    if family(packet.source) is Family.IPV4:
+        return bytes(12) + packet.source[12:] + packet.destination[12:]
+    return bytes(8) + packet.source + packet.destination
 
 
 def _named(verdict: str) -> str:

@@ -135,8 +135,7 @@ def render(
     """Return the entries of the plans, and of the node if given. Only for `families`.
 
     Several plans may render the same key with equal entries. Ports of one Service share the element of its
-    ClusterIP in `cluster-ips`. Services with a common endpoint on this node share its element in
-    `hairpin-connections`.
+    ClusterIP in `cluster-ips`. Services share the maps of endpoints and the set of clients with affinity.
     """
     served = frozenset(families)
     entries: dict[Key, Entry] = {}

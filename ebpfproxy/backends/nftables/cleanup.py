@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 
 from ebpfproxy.backends.nftables.entries import TABLE
 from ebpfproxy.errors import KernelError
-from ebpfproxy.linux.nft import messages, nft, replies
-from ebpfproxy.linux.nft.compile import compile_rule
-from ebpfproxy.linux.nft.decompile import rule_text
+from ebpfproxy.linux.nft import messages, nft
 from ebpfproxy.linux.nft.messages import Operation, SetNames, Table
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.replies import ListedChain
+from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.statements import RETURN, Match
 from ebpfproxy.model.address import Family
 
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 
-_CONNTRACK_RULE = "ct state new return"
+_CONNTRACK_RULE = Rule(Match("ct state", "new"), RETURN)
 """A rule without effect that requests connection tracking."""
 
 
@@ -63,14 +63,14 @@ def _step(session: Session, table: Table, translates: Callable[[], bool]) -> tup
     if not nat or not translates():
         _commit(session, table, [messages.delete_table(table)])
         return [described], False
-    if len(chains) == 1 and not session.sets(table) and _rules(session, table, nat[0]) == [_CONNTRACK_RULE]:
+    if len(chains) == 1 and not session.sets(table) and _rules(session, table) == [_CONNTRACK_RULE]:
         return [], True
     # In one transaction, the kernel registers the hooks of the new chain before it unregisters the old ones.
     operations = [
         messages.delete_table(table),
         messages.add_table(table),
         messages.add_chain(table, nat[0].name, nat[0].hook),
-        *messages.add_rule(table, nat[0].name, compile_rule(_CONNTRACK_RULE, table.family), SetNames()),
+        *messages.add_rule(table, nat[0].name, _CONNTRACK_RULE, SetNames()),
     ]
     _commit(session, table, operations)
     return [f"{described}, except one chain that open connections need"], True
@@ -91,9 +91,8 @@ def _described(session: Session, table: Table, chains: Sequence[ListedChain]) ->
     return f"nftables table {table}: {sets} sets and maps, {len(chains)} chains, {hooked} of them base chains"
 
 
-def _rules(session: Session, table: Table, chain: ListedChain) -> list[str]:
-    reported = session.rules(table, chain.name)
-    return [rule_text(replies.read_rule(each, lambda name: None), table.family) for each in reported]
+def _rules(session: Session, table: Table) -> list[Rule]:
+    return [each.rule for each in session.rules(table)]
 
 
 def _commit(session: Session, table: Table, operations: Sequence[Operation]) -> None:

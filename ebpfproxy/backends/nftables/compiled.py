@@ -1,18 +1,36 @@
-"""Compiles entries into kernel objects: parses the text of rules, declarations and elements. Pure."""
+"""Compiles entries into kernel objects: parses the text of declarations and elements. Pure."""
 
 import functools
+import itertools
 import re
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key, Map, Set
+from ebpfproxy.backends.nftables.entries import (
+    Chain,
+    ChainEntry,
+    Element,
+    ElementEntry,
+    Endpoints,
+    Entry,
+    Key,
+    Map,
+    Set,
+    endpoint_bytes,
+)
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.nft import types
-from ebpfproxy.linux.nft.compile import compile_rule, parse_verdict
 from ebpfproxy.linux.nft.messages import Hook
 from ebpfproxy.linux.nft.rule import Rule
-from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag, interval_elements, parse_declaration
+from ebpfproxy.linux.nft.sets import (
+    Declaration,
+    SetElement,
+    SetFlag,
+    interval_elements,
+    parse_declaration,
+    parse_verdict,
+)
 
 _HOOK = re.compile(r"type (\w+) hook (\w+) priority (-?[0-9]+); policy accept;")
 
@@ -22,12 +40,13 @@ Elements = tuple[SetElement, ...]
 
 class KnownObjects(NamedTuple):
     """The objects of a table that the kernel is known to have: chains with their hooks, sets and maps with
-    their declarations, and the keys of elements.
+    their declarations, the keys of elements, and lists of endpoints.
     """
 
     chains: dict[str, str]
     containers: dict[str, str]
     elements: set[Element]
+    endpoints: dict[Endpoints, bytes]
 
     def update(self, puts: Mapping[Key, Entry], drops: Iterable[Key]) -> None:
         """Record that these puts and drops were committed."""
@@ -36,14 +55,18 @@ class KnownObjects(NamedTuple):
                 self.chains.pop(key.name, None)
             elif isinstance(key, Element):
                 self.elements.discard(key)
-            else:
+            elif isinstance(key, Endpoints):
+                self.endpoints.pop(key, None)
+            elif isinstance(key, Set | Map):
                 self.containers.pop(key.name, None)
         for key, entry in puts.items():
             if isinstance(key, Element):
                 self.elements.add(key)
-            elif isinstance(entry, ChainEntry):
+            elif isinstance(key, Chain) and isinstance(entry, ChainEntry):
                 self.chains[key.name] = entry.hook
-            elif isinstance(entry, str):
+            elif isinstance(key, Endpoints) and isinstance(entry, bytes):
+                self.endpoints[key] = entry
+            elif isinstance(key, Set | Map) and isinstance(entry, str):
                 self.containers[key.name] = entry
 
 
@@ -62,6 +85,15 @@ class CompiledContainer(NamedTuple):
     is_other: bool
 
 
+class CompiledEndpoints(NamedTuple):
+    """The difference to the endpoints that the kernel has: the places whose elements are removed, and the
+    places and endpoints that are added then.
+    """
+
+    removed: list[int]
+    added: list[tuple[int, bytes]]
+
+
 class Compiled(NamedTuple):
     """The puts and drops of one table. `removed`: existing elements that are dropped or replaced."""
 
@@ -69,15 +101,14 @@ class Compiled(NamedTuple):
     containers: dict[Set | Map, CompiledContainer]
     elements: dict[Element, Elements]
     removed: dict[Element, Elements]
+    endpoints: dict[Endpoints, CompiledEndpoints]
     drops: frozenset[Key]
 
 
 def compile_entries(
-    family: str, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects
+    puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects
 ) -> tuple[Compiled, dict[Key, KernelError]]:
-    """Compile puts and drops, and return also the entries that cannot be parsed, by key. `family` is "ip" or
-    "ip6".
-    """
+    """Compile puts and drops, and return also the entries that cannot be parsed, by key."""
     put_containers = {
         key.name: entry
         for key, entry in puts.items()
@@ -85,7 +116,7 @@ def compile_entries(
     }
     # A set that a map of the same name replaces is not dropped: `is_other` deletes it first.
     final_drops = (key for key in drops if not (isinstance(key, Set | Map) and key.name in put_containers))
-    result = Compiled({}, {}, {}, {}, frozenset(final_drops))
+    result = Compiled({}, {}, {}, {}, {}, frozenset(final_drops))
     rejected: dict[Key, KernelError] = {}
     declared = ChainMap(put_containers, known.containers)
     for key, entry in puts.items():
@@ -93,21 +124,44 @@ def compile_entries(
             if isinstance(key, Element) and isinstance(entry, ElementEntry):
                 result.elements[key] = _elements(key, entry, declared)
             elif isinstance(key, Chain) and isinstance(entry, ChainEntry):
-                result.chains[key] = _chain(entry, family, known.chains.get(key.name, entry.hook))
+                result.chains[key] = _chain(entry, known.chains.get(key.name, entry.hook))
             elif isinstance(key, Set | Map) and isinstance(entry, str):
                 is_other = known.containers.get(key.name, entry) != entry
                 result.containers[key] = CompiledContainer(_declaration(entry), is_other)
+            elif isinstance(key, Endpoints) and isinstance(entry, bytes):
+                result.endpoints[key] = _endpoints(key, entry, known)
         except ValueError as failure:
             rejected[key] = Rejected(f"nftables: {key}: {failure}")
     for key in (*result.elements, *drops):
         if isinstance(key, Element) and key in known.elements:
             result.removed[key] = _elements(key, ElementEntry(), known.containers)
+    for key in drops:
+        if isinstance(key, Endpoints) and key in known.endpoints:
+            result.endpoints[key] = _endpoints(key, b"", known)
     return result, rejected
 
 
-def _chain(entry: ChainEntry, family: str, known: str) -> CompiledChain:
-    rules = tuple(compile_rule(text, family) for text in entry.rules)
-    return CompiledChain(_hook(entry.hook), rules, known != entry.hook)
+def _chain(entry: ChainEntry, known: str) -> CompiledChain:
+    for rule in entry.rules:
+        if rule.identity and rule.problem:
+            raise ValueError(rule.problem)
+    return CompiledChain(_hook(entry.hook), entry.rules, known != entry.hook)
+
+
+def _endpoints(key: Endpoints, entry: bytes, known: KnownObjects) -> CompiledEndpoints:
+    size = endpoint_bytes(key.family)
+    before, after = (
+        [each[at : at + size] for at in range(0, len(each), size)]
+        for each in (known.endpoints.get(key, b""), entry)
+    )
+    change = CompiledEndpoints([], [])
+    for place, (old, new) in enumerate(itertools.zip_longest(before, after)):
+        if old != new:
+            if old and any(old):
+                change.removed.append(place)
+            if new:
+                change.added.append((place, new))
+    return change
 
 
 def _hook(text: str) -> Hook | None:

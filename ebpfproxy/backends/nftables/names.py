@@ -25,8 +25,32 @@ def port_name(name: ServicePortName) -> str:
     return _hashed(_base(name))
 
 
+def list_identity(chain: str) -> bytes:
+    """Return the identity of the endpoints that a chain selects from; see `entries.Endpoints`.
+
+    With 10,000 chains, the probability that two have the same one is 3e-12.
+    """
+    return hashlib.sha256(chain.encode()).digest()[:8]
+
+
+def affinity_number(name: ServicePortName, address: Address, port: int) -> int:
+    """Return the number of an endpoint in the set of clients with session affinity.
+
+    If two endpoints have the same number, a client of one may be sent to the other. It remains there.
+    """
+    number = affinity_number_of_set(f"affinity-{endpoint_name(name, address, port)}")
+    assert number is not None
+    return number
+
+
+def affinity_number_of_set(set_name: str) -> int | None:
+    """Return the `affinity_number` of the endpoint that has this set in kube-proxy; None for another name."""
+    found = re.match("affinity-([A-Z2-7]{8})-", set_name)
+    return int.from_bytes(base64.b32decode(found[1])[:4]) if found else None
+
+
 def endpoint_name(name: ServicePortName, address: Address, port: int) -> str:
-    """Return the part of a name after "endpoint-" or "affinity-".
+    """Return the part of a name after "endpoint-" or "affinity-" in kube-proxy and in previous versions.
 
     >>> from ebpfproxy.model.address import Protocol, parse_address
     >>> endpoint_name(ServicePortName("ns1", "svc1", "p80", Protocol.TCP), parse_address("10.180.0.1"), 80)

@@ -3,8 +3,7 @@
 They follow kube-proxy's mode nftables since 1.34. Only source ranges of load balancers are checked before
 DNAT. Connections without an endpoint, and unused ports of ClusterIPs, are rejected after DNAT, at priority 0.
 A connection of a pod or the node that was translated in spite of policy Local no longer has the Service's
-address then, and passes (kubernetes/kubernetes#131765, #132456). Hairpin connections are looked up in a set,
-as in later versions (kubernetes/kubernetes#136499).
+address then, and passes (kubernetes/kubernetes#131765, #132456).
 
 As in that mode, 127.0.0.1:nodePort is not served: it requires the sysctl route_localnet, which exposes the
 node's loopback services to neighbors (CVE-2020-8558). NodePorts answer on all other addresses in the plan,
@@ -25,9 +24,21 @@ from ebpfproxy.backends.nftables.entries import (
     Set,
     nft_family,
 )
-from ebpfproxy.backends.nftables.port_ranges import merged, network_range, range_text
+from ebpfproxy.backends.nftables.port_ranges import Range, network_range, range_text, without
 from ebpfproxy.backends.nftables.settings import NftablesSettings
-from ebpfproxy.model.address import Family, Network, contains, network_family
+from ebpfproxy.linux.nft import types
+from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.statements import (
+    ChangeMark,
+    Find,
+    Marked,
+    Masquerade,
+    Match,
+    Reject,
+    SameByte,
+    jump,
+)
+from ebpfproxy.model.address import Family, network_family
 from ebpfproxy.plan.node_ports import LOOPBACK
 from ebpfproxy.plan.service_plan import NodePlan
 
@@ -37,12 +48,18 @@ SERVICE_NODE_PORTS = "service-nodeports"
 NO_ENDPOINT_SERVICES = "no-endpoint-services"
 NO_ENDPOINT_NODE_PORTS = "no-endpoint-nodeports"
 FIREWALL_IPS = "firewall-ips"
-HAIRPIN_CONNECTIONS = "hairpin-connections"
+EQUAL_BYTES = "equal-bytes"
+AFFINITY = "affinity"
+AFFINITY_MAX = 1 << 19
+"""Clients of all endpoints with session affinity. The kernel reserves 8 bytes for each, if the set exists."""
 NODE_PORT_IPS = "nodeport-ips"
 NODE_PORT_NETWORKS = "nodeport-networks"
 """Not in kube-proxy: its `nodeport-ips` has single addresses, and the type of a set cannot be changed in
 place.
 """
+
+_MOST_SINGLE_ADDRESSES = 64
+"""The longest range of adjacent addresses that is in `nodeport-ips`."""
 
 REJECT_CHAIN = "reject-chain"
 MARK_FOR_MASQUERADE = "mark-for-masquerade"
@@ -55,35 +72,37 @@ class _BaseChain(NamedTuple):
     type: str
     hook: str
     priority: int
-    rules: tuple[str, ...]
+    rules: tuple[Rule, ...]
 
+
+_NEW = Match("ct state", "new")
 
 _BASE_CHAINS = {
     "filter-prerouting-pre-dnat": _BaseChain(
-        "filter", "prerouting", -110, ("ct state new jump firewall-check",)
+        "filter", "prerouting", -110, (Rule(_NEW, jump("firewall-check")),)
     ),
-    "filter-output-pre-dnat": _BaseChain("filter", "output", -110, ("ct state new jump firewall-check",)),
+    "filter-output-pre-dnat": _BaseChain("filter", "output", -110, (Rule(_NEW, jump("firewall-check")),)),
     "filter-input": _BaseChain(
         "filter",
         "input",
         0,
-        ("ct state new jump nodeport-endpoints-check", "ct state new jump service-endpoints-check"),
+        (Rule(_NEW, jump("nodeport-endpoints-check")), Rule(_NEW, jump("service-endpoints-check"))),
     ),
     "filter-forward": _BaseChain(
         "filter",
         "forward",
         0,
-        ("ct state new jump service-endpoints-check", "ct state new jump cluster-ips-check"),
+        (Rule(_NEW, jump("service-endpoints-check")), Rule(_NEW, jump("cluster-ips-check"))),
     ),
     "filter-output": _BaseChain(
         "filter",
         "output",
         0,
-        ("ct state new jump service-endpoints-check", "ct state new jump cluster-ips-check"),
+        (Rule(_NEW, jump("service-endpoints-check")), Rule(_NEW, jump("cluster-ips-check"))),
     ),
-    "nat-prerouting": _BaseChain("nat", "prerouting", -100, ("jump services",)),
-    "nat-output": _BaseChain("nat", "output", -100, ("jump services",)),
-    "nat-postrouting": _BaseChain("nat", "postrouting", 100, ("jump masquerading",)),
+    "nat-prerouting": _BaseChain("nat", "prerouting", -100, (Rule(jump("services")),)),
+    "nat-output": _BaseChain("nat", "output", -100, (Rule(jump("services")),)),
+    "nat-postrouting": _BaseChain("nat", "postrouting", 100, (Rule(jump("masquerading")),)),
 }
 
 
@@ -98,44 +117,45 @@ def node_objects(node: NodePlan, family: Family, settings: NftablesSettings) -> 
     yield from _node_port_sets(node, family)
 
 
-def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[str, ...]]:
+def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[Rule, ...]]:
     ip = nft_family(family)
-    frontend = f"{ip} daddr . meta l4proto . th dport"
-    node_port = "meta l4proto . th dport"
+    node_port = "meta l4proto", "th dport"
+    frontend = (f"{ip} daddr", *node_port)
     matches = _node_port_matches(node, family)
-    local_match = "fib daddr type local " if family in node.node_ports_everywhere else ""
+    local = (Match("fib daddr type", "local"),) if family in node.node_ports_everywhere else ()
     rejection = "Reject traffic to invalid ports of ClusterIPs"
     return {
         "services": (
-            f"{frontend} vmap @{SERVICE_IPS}",
-            *(f"{local_match}{match} {node_port} vmap @{SERVICE_NODE_PORTS}" for match in matches),
+            Rule(Find(frontend, SERVICE_IPS, verdicts=True)),
+            *(Rule(*local, match, Find(node_port, SERVICE_NODE_PORTS, verdicts=True)) for match in matches),
         ),
-        "service-endpoints-check": (f"{frontend} vmap @{NO_ENDPOINT_SERVICES}",),
+        "service-endpoints-check": (Rule(Find(frontend, NO_ENDPOINT_SERVICES, verdicts=True)),),
         "nodeport-endpoints-check": tuple(
-            f"{match} {node_port} vmap @{NO_ENDPOINT_NODE_PORTS}" for match in matches
+            Rule(match, Find(node_port, NO_ENDPOINT_NODE_PORTS, verdicts=True)) for match in matches
         ),
-        "firewall-check": (f"{frontend} vmap @{FIREWALL_IPS}",),
-        "cluster-ips-check": (f'{ip} daddr @{CLUSTER_IPS} reject comment "{rejection}"',),
-        REJECT_CHAIN: ("reject",),
+        "firewall-check": (Rule(Find(frontend, FIREWALL_IPS, verdicts=True)),),
+        "cluster-ips-check": (Rule(Match(f"{ip} daddr", f"@{CLUSTER_IPS}"), Reject(ip), comment=rejection),),
+        REJECT_CHAIN: (Rule(Reject(ip)),),
     }
 
 
-def _masquerade(family: Family, mark: int) -> dict[str, tuple[str, ...]]:
-    """Return the rules for marked packets, and for hairpin connections of local endpoints.
+def _masquerade(family: Family, mark: int) -> dict[str, tuple[Rule, ...]]:
+    """Return the rules for marked packets, and for hairpin connections.
 
     The mark is cleared, since an encapsulated packet may pass again. The destination is known only after
-    DNAT, and no rule can compare two addresses. So a set has all connections that an endpoint may open to
-    itself. `ct status dnat` excludes host-originated connections to a local address that belong to no
-    Service.
+    DNAT, so both addresses are compared in postrouting, byte by byte, since no rule can compare more. The
+    last byte is compared first: it differs in most connections. `ct status dnat` excludes host-originated
+    connections to a local address that belong to no Service.
     """
-    ip = nft_family(family)
-    connection = f"{ip} saddr . {ip} daddr . meta l4proto . th dport"
-    bit = f"0x{mark:08x}"
+    source, destination, length = (12, 16, 4) if family is Family.IPV4 else (8, 24, 16)
+    same = [
+        SameByte(source + offset, destination + offset, EQUAL_BYTES) for offset in reversed(range(length))
+    ]
     return {
-        MARK_FOR_MASQUERADE: (f"meta mark set meta mark | {bit}",),
+        MARK_FOR_MASQUERADE: (Rule(ChangeMark(mark)),),
         "masquerading": (
-            f"meta mark & {bit} != 0x00000000 meta mark set meta mark ^ {bit} masquerade fully-random",
-            f"ct status dnat {connection} @{HAIRPIN_CONNECTIONS} masquerade fully-random",
+            Rule(Marked(mark), ChangeMark(mark, inverts=True), Masquerade()),
+            Rule(Match("ct status", "dnat"), *same, Masquerade()),
         ),
     }
 
@@ -143,53 +163,65 @@ def _masquerade(family: Family, mark: int) -> dict[str, tuple[str, ...]]:
 def _containers(family: Family) -> Iterator[tuple[Key, Entry]]:
     address = _ADDRESS_TYPE[family]
     yield Set(family, CLUSTER_IPS), f"type {address};"
-    yield Set(family, HAIRPIN_CONNECTIONS), f"type {address} . {address} . inet_proto . inet_service;"
+    yield from _equal_bytes(family)
     for name in (SERVICE_IPS, NO_ENDPOINT_SERVICES, FIREWALL_IPS):
         yield Map(family, name), f"type {address} . inet_proto . inet_service : verdict;"
     for name in (SERVICE_NODE_PORTS, NO_ENDPOINT_NODE_PORTS):
         yield Map(family, name), "type inet_proto . inet_service : verdict;"
 
 
+def _equal_bytes(family: Family) -> Iterator[tuple[Key, Entry]]:
+    """Yield the set of all pairs of equal bytes, as an expression loads them."""
+    yield Set(family, EQUAL_BYTES), "type mark . mark;"
+    for byte in range(256):
+        text = types.MARK.text(bytes((byte, 0, 0, 0)))
+        yield Element(family, EQUAL_BYTES, f"{text} . {text}"), ElementEntry()
+
+
 def affinity_set(family: Family) -> str:
-    """Return the declaration of a set of clients. It has no timeout: each rule that adds to it has one."""
-    return f"type {_ADDRESS_TYPE[family]}; size 65535; flags dynamic,timeout;"
+    """Return the declaration of the set of clients with session affinity, each with the number of its
+    endpoint.
+
+    It has no timeout: each rule that adds to it has one.
+    """
+    return f"type {_ADDRESS_TYPE[family]} . mark; size {AFFINITY_MAX}; flags dynamic,timeout;"
 
 
-def _node_port_matches(node: NodePlan, family: Family) -> list[str]:
+def _node_port_matches(node: NodePlan, family: Family) -> list[Match]:
     ip = nft_family(family)
     if family in node.node_ports_everywhere:
-        return [f"{ip} daddr != {_LOOPBACK_TEXT[family]}"]
-    names = [NODE_PORT_IPS, NODE_PORT_NETWORKS] if _networks(node, family) else [NODE_PORT_IPS]
-    return [f"{ip} daddr @{name}" for name in names]
+        return [Match(f"{ip} daddr", _LOOPBACK_TEXT[family], inverted=True)]
+    names = [NODE_PORT_IPS]
+    if any(map(_is_long, _node_port_ranges(node, family))):
+        names.append(NODE_PORT_NETWORKS)
+    return [Match(f"{ip} daddr", f"@{name}") for name in names]
 
 
 def _node_port_sets(node: NodePlan, family: Family) -> Iterator[tuple[Key, Entry]]:
+    """Yield the addresses that accept NodePorts. The same addresses have the same form, whatever networks
+    the plan has: without loopback, the addresses of short ranges one by one, and long ranges.
+    """
     if family in node.node_ports_everywhere:
         return
     yield Set(family, NODE_PORT_IPS), f"type {_ADDRESS_TYPE[family]};"
-    for host in _node_port_networks(node, family):
-        if host.length == 128:
-            yield Element(family, NODE_PORT_IPS, range_text(network_range(host))), ElementEntry()
-    networks = merged(map(network_range, _networks(node, family)))
-    if networks:
+    ranges = _node_port_ranges(node, family)
+    long = [each for each in ranges if _is_long(each)]
+    for each in ranges:
+        for number in () if _is_long(each) else range(each.first, each.last + 1):
+            yield Element(family, NODE_PORT_IPS, range_text(Range(number, number))), ElementEntry()
+    if long:
         yield Set(family, NODE_PORT_NETWORKS), f"type {_ADDRESS_TYPE[family]}; flags interval;"
-    for each in networks:
+    for each in long:
         yield Element(family, NODE_PORT_NETWORKS, range_text(each)), ElementEntry()
 
 
-def _networks(node: NodePlan, family: Family) -> list[Network]:
-    """Return the networks with more than one address. The kernel's local table has such networks if another
-    program added AnyIP routes.
+def _is_long(range_: Range) -> bool:
+    return range_.last - range_.first >= _MOST_SINGLE_ADDRESSES
+
+
+def _node_port_ranges(node: NodePlan, family: Family) -> list[Range]:
+    """Return the addresses of NodePorts in the smallest number of ranges, without loopback. Usually each is
+    one address. The kernel's local table has networks if another program added AnyIP routes.
     """
-    return [net for net in _node_port_networks(node, family) if net.length < 128]
-
-
-def _node_port_networks(node: NodePlan, family: Family) -> list[Network]:
-    return [
-        net
-        for net in sorted(node.node_port_networks)
-        if network_family(net) is family
-        and not any(
-            loopback.length <= net.length and contains(loopback, net.address) for loopback in LOOPBACK
-        )
-    ]
+    networks = [net for net in node.node_port_networks if network_family(net) is family]
+    return without(map(network_range, networks), map(network_range, LOOPBACK))

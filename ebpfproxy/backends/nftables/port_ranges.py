@@ -49,6 +49,26 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return done
 
 
+def without(ranges: Iterable[Range], excluded: Iterable[Range]) -> list[Range]:
+    """Return the addresses of `ranges` that are not in `excluded`, as `merged` does.
+
+    >>> without([Range(1, 4), Range(3, 9)], [Range(5, 6)])
+    [Range(first=1, last=4), Range(first=7, last=9)]
+    """
+    left = merged(ranges)
+    for first, last in excluded:
+        parts = (
+            part
+            for each in left
+            for part in (
+                Range(each.first, min(each.last, first - 1)),
+                Range(max(each.first, last + 1), each.last),
+            )
+        )
+        left = [part for part in parts if part.first <= part.last]
+    return left
+
+
 def range_text(range_: Range) -> str:
     """Return an address, a CIDR if the range is one, otherwise both ends.
 
@@ -65,12 +85,3 @@ def range_text(range_: Range) -> str:
     if size.bit_count() == 1 and network(first, length).address == first:
         return format_network(Network(first, length))
     return f"{format_address(first)}-{format_address(last)}"
-
-
-def operand(ranges: Sequence[Range]) -> str:
-    """Return the right side of a comparison: an anonymous set, or its only member.
-
-    `ranges` are merged and not empty.
-    """
-    texts = [range_text(each) for each in ranges]
-    return texts[0] if len(texts) == 1 else f"{{ {', '.join(texts)} }}"

@@ -15,10 +15,23 @@ from ebpfproxy.backends.nftables import coexistence
 from ebpfproxy.backends.nftables.entries import nft_family
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages, nft
-from ebpfproxy.linux.nft.compile import compile_rule
 from ebpfproxy.linux.nft.messages import Hook, Operation, SetNames, Table
 from ebpfproxy.linux.nft.nft import Session
+from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.linux.nft.sets import parse_declaration
+from ebpfproxy.linux.nft.statements import (
+    DROP,
+    Dnat,
+    DnatToOne,
+    Find,
+    Masquerade,
+    Match,
+    OneIn,
+    Outside,
+    Reject,
+    Remember,
+    SameByte,
+)
 from ebpfproxy.model.address import Family
 
 _NAME = "ebpfproxy-probe"
@@ -26,54 +39,41 @@ _REMEDY = "modprobe nf_tables; requires CONFIG_NF_TABLES"
 
 
 class _Part(NamedTuple):
-    """A feature to try. `rule` contains the name of the family. `module`: the module that provides it, "" for
-    nf_tables itself.
-    """
+    """A feature to try. `module`: the module that provides it, "" for nf_tables itself."""
 
     feature: str
-    rule: str
+    rule: Rule
     module: str = ""
     hook: Hook = Hook("filter", "input", 0)
 
 
 _PREROUTING = Hook("nat", "prerouting", -100)
-
-_PARTS: dict[str, tuple[_Part, ...]] = {
-    "ip": (
-        _Part("verdict maps", "meta l4proto . th dport vmap @map"),
-        _Part("dynamic sets", "update @clients { ip saddr timeout 1s }"),
-        _Part("interval sets", "ip saddr != { 192.0.2.0/25, 192.0.2.200 } drop"),
-        _Part("random choice", "numgen random mod 1 vmap { 0 : drop }", "nft_numgen"),
-        _Part(
-            "connection sets",
-            "ct status dnat ip saddr . ip daddr . meta l4proto . th dport @connections drop",
-            "nft_ct",
-        ),
-        _Part("connection tracking", "ct state new drop", "nft_ct"),
-        _Part("address types", "fib daddr type local drop", "nft_fib_ipv4"),
-        _Part("rejecting", "reject", "nft_reject_ipv4"),
-        _Part("DNAT", "meta l4proto tcp dnat to 192.0.2.1:1", "nft_nat", _PREROUTING),
-        _Part(
-            "DNAT with a map",
-            "meta l4proto tcp dnat ip to numgen random mod 1 map { 0 : 192.0.2.1 . 1 }",
-            "nft_nat",
-            _PREROUTING,
-        ),
-        _Part("masquerading", "masquerade fully-random", "nft_masq", Hook("nat", "postrouting", 100)),
-    )
+_EXAMPLES = {
+    "ip": (("192.0.2.0/25", "192.0.2.200"), bytes((192, 0, 2, 1))),
+    "ip6": (("2001:db8::/64", "2001:db8:1::1"), bytes.fromhex("20010db8") + bytes(12)),
 }
-_PARTS["ip6"] = tuple(
-    each._replace(
-        rule=each.rule.replace("ip saddr", "ip6 saddr")
-        .replace("ip daddr", "ip6 daddr")
-        .replace("dnat ip to", "dnat ip6 to")
-        .replace("192.0.2.0/25, 192.0.2.200", "2001:db8::/64, 2001:db8:1::1")
-        .replace("192.0.2.1:1", "[2001:db8::1]:1")
-        .replace("192.0.2.1 .", "2001:db8::1 ."),
-        module=each.module.replace("ipv4", "ipv6"),
+
+
+def _parts(ip: str) -> tuple[_Part, ...]:
+    ranges, address = _EXAMPLES[ip]
+    version = "ipv4" if ip == "ip" else "ipv6"
+    new, tcp = Match("ct state", "new"), Match("meta l4proto", "tcp")
+    return (
+        _Part("verdict maps", Rule(Find(("meta l4proto", "th dport"), "map", verdicts=True))),
+        _Part("dynamic sets", Rule(Remember(ip, "clients", 1, 1)), "nft_numgen"),
+        _Part("interval sets", Rule(Outside(f"{ip} saddr", ranges), DROP)),
+        _Part("random choice", Rule(OneIn(2), DROP), "nft_numgen"),
+        _Part("comparison of bytes", Rule(SameByte(15, 19, "bytes"), DROP)),
+        _Part("connection tracking", Rule(new, DROP), "nft_ct"),
+        _Part("address types", Rule(Match("fib daddr type", "local"), DROP), f"nft_fib_{version}"),
+        _Part("rejecting", Rule(Reject(ip)), f"nft_reject_{version}"),
+        _Part("DNAT", Rule(tcp, Dnat(address, 1)), "nft_nat", _PREROUTING),
+        _Part("DNAT with a map", Rule(tcp, DnatToOne(ip, "endpoints", bytes(8), 1)), "nft_nat", _PREROUTING),
+        _Part("masquerading", Rule(Masquerade()), "nft_masq", Hook("nat", "postrouting", 100)),
     )
-    for each in _PARTS["ip"]
-)
+
+
+_PARTS = {ip: _parts(ip) for ip in _EXAMPLES}
 
 
 def probe(used: Collection[Family] = ()) -> tuple[Finding, ...]:
@@ -135,20 +135,20 @@ def _operations(table: Table) -> Iterator[tuple[int, Operation]]:
     yield -1, messages.add_table(table, dormant=True)
     declared = {
         "map": "type inet_proto . inet_service : verdict;",
-        "clients": f"type {address}; size 65535; flags dynamic,timeout;",
-        "connections": f"type {address} . {address} . inet_proto . inet_service;",
+        "clients": f"type {address} . mark; size 65535; flags dynamic,timeout;",
+        "bytes": "type mark . mark;",
+        "endpoints": f"type mark . mark . mark : {address} . inet_service;",
     }
     owners = {name: _part_with(table, f"@{name}") for name in declared}
     for name, text in declared.items():
         yield owners[name], messages.add_set(table, name, parse_declaration(text), names.number())
     for index, part in enumerate(_PARTS[table.family]):
         yield index, messages.add_chain(table, f"part-{index}", part.hook)
-        rule = compile_rule(part.rule, table.family)
-        for operation in messages.add_rule(table, f"part-{index}", rule, names):
+        for operation in messages.add_rule(table, f"part-{index}", part.rule, names):
             yield index, operation
 
 
 def _part_with(table: Table, word: str) -> int:
     """Return the index of the first part whose rule contains this word."""
-    rules = [part.rule.split(" ") for part in _PARTS[table.family]]
+    rules = [str(part.rule).split(" ") for part in _PARTS[table.family]]
     return next(index for index, words in enumerate(rules) if word in words)

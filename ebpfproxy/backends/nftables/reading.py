@@ -2,18 +2,33 @@
 
 from collections.abc import Iterator
 
-from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key, Map, Set
-from ebpfproxy.linux.nft import replies, types
-from ebpfproxy.linux.nft.decompile import rule_text, verdict_text
+from ebpfproxy.backends.nftables.entries import (
+    Chain,
+    ChainEntry,
+    Element,
+    ElementEntry,
+    Endpoints,
+    Entry,
+    Key,
+    Map,
+    Set,
+    endpoint_bytes,
+    endpoint_map,
+    endpoint_maps,
+)
+from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.messages import Table
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.replies import ListedChain, ListedSet
-from ebpfproxy.linux.nft.rule import AnonymousSet
-from ebpfproxy.linux.nft.sets import Declaration, SetFlag, declaration_text, intervals
+from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.sets import Declaration, SetFlag, declaration_text, intervals, verdict_text
 from ebpfproxy.model.address import Family
 
 _OTHER = "other"
 """The entry of a set or map with a type that the agent never uses. No plan renders it."""
+
+_MOST_ENDPOINTS = 1 << 20
+"""More than any Service has: another program may have added an element with any place."""
 
 
 def read(session: Session, table: Table, family: Family) -> dict[Key, Entry]:
@@ -23,32 +38,16 @@ def read(session: Session, table: Table, family: Family) -> dict[Key, Entry]:
     Raises NotFound if another program removes an object during the read.
     """
     found: dict[Key, Entry] = {}
-    reported = session.sets(table)
-    for each in reported:
+    for each in session.sets(table):
         if not each.is_anonymous:
             found.update(_container(session, table, family, each))
-    anonymous = _Anonymous(session, table, reported)
+    rules: dict[str, list[Rule]] = {}
+    for listed in session.rules(table):
+        rules.setdefault(listed.chain, []).append(listed.rule)
     for chain in session.chains(table):
-        rules = [replies.read_rule(each, anonymous.get) for each in session.rules(table, chain.name)]
-        texts = tuple(rule_text(rule, table.family) for rule in rules)
-        found[Chain(family, chain.name)] = ChainEntry(_hook_text(chain), texts)
+        entry = ChainEntry(_hook_text(chain), tuple(rules.get(chain.name, ())))
+        found[Chain(family, chain.name)] = entry
     return found
-
-
-class _Anonymous:
-    """The anonymous sets, by name. Each is read together with its rule."""
-
-    def __init__(self, session: Session, table: Table, reported: list[ListedSet]) -> None:
-        self._session = session
-        self._table = table
-        self._declarations = {each.name: each.declaration for each in reported if each.is_anonymous}
-
-    def get(self, name: str) -> AnonymousSet | None:
-        """Return the set; None if there is no anonymous set of this name with a known declaration."""
-        declaration = self._declarations.get(name)
-        if declaration is None:
-            return None
-        return AnonymousSet(declaration, tuple(self._session.elements(self._table, name)))
 
 
 def _container(
@@ -58,9 +57,12 @@ def _container(
     if reported.declaration is None:
         yield Set(family, reported.name), _OTHER
         return
-    key = (Map if reported.declaration.verdicts else Set)(family, reported.name)
-    yield key, declaration_text(reported.declaration)
-    if not reported.is_dynamic:
+    is_map = reported.declaration.verdicts or reported.declaration.values
+    declaration = declaration_text(reported.declaration)
+    yield (Map if is_map else Set)(family, reported.name), declaration
+    if reported.name in endpoint_maps() and declaration == endpoint_map(family):
+        yield from _endpoints(session, table, family, reported.name)
+    elif not reported.is_dynamic:
         yield from _elements(session, table, family, reported.name, reported.declaration)
 
 
@@ -76,6 +78,19 @@ def _elements(
         verdict = verdict_text(each.verdict) if each.verdict else ""
         key = Element(family, name, types.key_text(declaration.key, each.key))
         yield key, ElementEntry(verdict, each.comment)
+
+
+def _endpoints(session: Session, table: Table, family: Family, name: str) -> Iterator[tuple[Key, Entry]]:
+    size = endpoint_bytes(family)
+    lists: dict[bytes, dict[int, bytes]] = {}
+    for identity, place, endpoint in session.listed(table, name, size - 4):
+        lists.setdefault(identity, {})[place] = endpoint
+    for identity, places in lists.items():
+        if Endpoints(family, identity).container != name:  # another program has added it
+            continue
+        length = min(max(places) + 1, _MOST_ENDPOINTS)
+        endpoints = b"".join([places.get(place) or bytes(size) for place in range(length)])
+        yield Endpoints(family, identity), endpoints
 
 
 def _hook_text(chain: ListedChain) -> str:

@@ -1,14 +1,13 @@
-"""Converts the plan of a ServicePort into its chains, affinity sets and elements in the shared containers.
+"""Converts the plan of a ServicePort into its chains, lists of endpoints and elements in the shared
+containers.
 
 The chains are kube-proxy's (writeServiceToEndpointRules and syncProxyRules in pkg/proxy/nftables/proxier.go).
 `external-` decides by the client's class and continues to `service-` (policy Cluster) or `local-` (policy
-Local). These select an endpoint and do DNAT. Only with session affinity is there an `endpoint-` chain for
-each endpoint, which records the client and does DNAT. The cost of a change in the kernel grows with the
-number of chains (docs/decisions/0016-endpoints-without-chains.md).
+Local). These select an endpoint from a list and do DNAT. So if the number of endpoints is unchanged, a change
+consists of elements, and the kernel need not validate any rule (docs/decisions/0024-lists-of-endpoints.md).
 """
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.backends.nftables.entries import (
@@ -16,16 +15,19 @@ from ebpfproxy.backends.nftables.entries import (
     ChainEntry,
     Element,
     ElementEntry,
+    Endpoints,
     Entry,
     Key,
+    Map,
     Set,
+    endpoint_map,
     nft_family,
 )
-from ebpfproxy.backends.nftables.names import comment, endpoint_name, port_name
+from ebpfproxy.backends.nftables.names import affinity_number, comment, list_identity, port_name
 from ebpfproxy.backends.nftables.node_objects import (
+    AFFINITY,
     CLUSTER_IPS,
     FIREWALL_IPS,
-    HAIRPIN_CONNECTIONS,
     MARK_FOR_MASQUERADE,
     NO_ENDPOINT_NODE_PORTS,
     NO_ENDPOINT_SERVICES,
@@ -34,8 +36,22 @@ from ebpfproxy.backends.nftables.node_objects import (
     SERVICE_NODE_PORTS,
     affinity_set,
 )
-from ebpfproxy.backends.nftables.port_ranges import is_everything, merged, network_range, operand, range_text
-from ebpfproxy.model.address import Network, format_address, format_endpoint
+from ebpfproxy.backends.nftables.port_ranges import is_everything, merged, network_range, range_text
+from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.statements import (
+    DROP,
+    Dnat,
+    DnatToOne,
+    Match,
+    OneIn,
+    Outside,
+    Remember,
+    Remembered,
+    Statement,
+    goto,
+    jump,
+)
+from ebpfproxy.model.address import Address, Family, Network, format_address
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
@@ -48,13 +64,14 @@ from ebpfproxy.plan.service_plan import (
 )
 
 _POLICY_CHAINS = {Scope.CLUSTER: "service", Scope.LOCAL: "local"}
+_L4PROTO = {each: Match("meta l4proto", each) for each in ("tcp", "udp", "sctp")}
 _MAX_DEVICE_NAME = 15  # IFNAMSIZ, with its final zero, is 16
 
 
 class _Route(NamedTuple):
-    """What happens to the clients that `match` selects, "" for all. `label` names them in comments."""
+    """What happens to the clients that `match` selects, () for all. `label` names them in comments."""
 
-    match: str
+    match: tuple[Statement, ...]
     label: str
     policy_result: PolicyResult
 
@@ -84,13 +101,13 @@ class _PortObjects:
         self._firewall = self._firewall_rule()
 
     def objects(self) -> Iterator[tuple[Key, Entry]]:
-        if self._plan.affinity_timeout:
-            for each in dict.fromkeys(itertools.chain.from_iterable(self._targets.values())):
-                yield from self._endpoint(each)
+        if self._plan.affinity_timeout and self._targets:
+            yield Set(self._plan.family, AFFINITY), affinity_set(self._plan.family)
         for scope, targets in self._targets.items():
-            yield self._chain(
-                self._policy_chain(scope), [*self._masquerade_rules(scope), *self._selection_rules(targets)]
-            )
+            yield Map(self._plan.family, self._list(scope).container), endpoint_map(self._plan.family)
+            yield self._endpoints(scope, targets)
+            selection = self._selection_rules(self._list(scope), targets)
+            yield self._chain(self._policy_chain(scope), [*self._masquerade_rules(scope), *selection])
         if self._routed:
             yield self._chain(f"external-{self._name}", self._external_rules())
         if self._firewall:
@@ -99,8 +116,6 @@ class _PortObjects:
             yield from self._internal_elements(internal)
         for external in self._external:
             yield from self._external_elements(external)
-        if self._plan.frontends:
-            yield from self._hairpin_elements()
 
     def _targets_by_scope(self) -> dict[Scope, list[PlannedEndpoint]]:
         """Return the endpoints of each scope that some client uses, without empty scopes."""
@@ -121,48 +136,56 @@ class _PortObjects:
     def _policy_chain(self, scope: Scope) -> str:
         return f"{_POLICY_CHAINS[scope]}-{self._name}"
 
-    def _chain(self, name: str, rules: list[str]) -> tuple[Key, Entry]:
+    def _chain(self, name: str, rules: Sequence[Rule]) -> tuple[Key, Entry]:
         return Chain(self._plan.family, name), ChainEntry("", tuple(rules))
 
     # --- chains ---
 
-    def _endpoint(self, each: PlannedEndpoint) -> Iterator[tuple[Key, Entry]]:
-        """Yield the objects of an endpoint with session affinity: the set of its clients and its chain."""
-        plan, name = self._plan, self._endpoint_name(each)
-        clients = f"affinity-{name}"
-        yield Set(plan.family, clients), affinity_set(plan.family)
-        remember = f"update @{clients} {{ {self._ip} saddr timeout {plan.affinity_timeout}s }}"
-        yield self._chain(f"endpoint-{name}", [remember, self._dnat_rule(each)])
+    def _list(self, scope: Scope) -> Endpoints:
+        return Endpoints(self._plan.family, list_identity(self._policy_chain(scope)))
 
-    def _selection_rules(self, targets: Sequence[PlannedEndpoint]) -> list[str]:
-        """Return the rules that select one of the endpoints.
+    def _endpoints(self, scope: Scope, targets: Sequence[PlannedEndpoint]) -> tuple[Key, Entry]:
+        family = self._plan.family
+        return self._list(scope), b"".join(
+            [_raw(each.address, family) + each.port.to_bytes(2) + bytes(2) for each in targets]
+        )
 
-        For a single endpoint, there is no map. The kernel searches anonymous sets linearly whenever a rule
-        names one (kubernetes/kubernetes#140723 has measurements), so each additional one costs time.
+    def _selection_rules(self, listed: Endpoints, targets: Sequence[PlannedEndpoint]) -> Iterator[Rule]:
+        """Yield the rules that select one of the endpoints.
 
-        A packet may be in this chain while its rules are replaced. It continues with the old rules but finds
-        no element in their map, since elements of the old generation are inactive (nft_mapelem_deactivate()
-        of Linux 6.1, not of 5.10). The last rule is for such a packet.
+        With session affinity, each endpoint has a rule that looks up whether the client is known to use it,
+        and one that selects it by chance. No rule can look up the client's endpoint and whether it is still
+        in use: nft up to 1.0.6 aborts while it lists a rule that looks up the result of another lookup.
+
+        A packet may be in this chain while its rules are replaced. It continues with the old rules, but the
+        list may be shorter then. The last rule is for such a packet. If the set of clients is full,
+        `Remember` ends its rule, and the last rules select an endpoint.
         """
-        number = f"numgen random mod {len(targets)}"
+        count = len(targets)
         if self._plan.affinity_timeout:
-            names = [self._endpoint_name(each) for each in targets]
-            rules = [f"{self._ip} saddr @affinity-{name} goto endpoint-{name}" for name in names]
-            verdicts = _numbered(f"goto endpoint-{name}" for name in names)
-            return [*rules, f"{number} vmap {verdicts}", f"goto endpoint-{names[-1]}"]
-        if len(targets) == 1:
-            return [self._dnat_rule(targets[0])]
-        targets_map = _numbered(f"{format_address(each.address)} . {each.port}" for each in targets)
-        to_any = f"meta l4proto {self._protocol} dnat {self._ip} to {number} map {targets_map}"
-        return [to_any, self._dnat_rule(targets[-1])]
+            for each in targets if count > 1 else ():
+                yield self._to(each, Remembered(self._ip, AFFINITY, self._number(each)))
+            for place, each in enumerate(targets):
+                chance = (OneIn(count - place),) if place < count - 1 else ()
+                yield self._to(each, *chance)
+        for modulus in dict.fromkeys((count, 1)):
+            choice = DnatToOne(self._ip, listed.container, listed.identity, modulus)
+            yield Rule(self._l4proto, choice)
 
-    def _dnat_rule(self, each: PlannedEndpoint) -> str:
-        return f"meta l4proto {self._protocol} dnat to {format_endpoint(each.address, each.port)}"
+    def _to(self, each: PlannedEndpoint, *conditions: Statement) -> Rule:
+        """Return the rule that remembers the client and translates to this endpoint."""
+        remember = Remember(self._ip, AFFINITY, self._number(each), self._plan.affinity_timeout)
+        dnat = Dnat(_raw(each.address, self._plan.family), each.port)
+        return Rule(*conditions, remember, self._l4proto, dnat)
 
-    def _endpoint_name(self, each: PlannedEndpoint) -> str:
-        return endpoint_name(self._plan.name, each.address, each.port)
+    @property
+    def _l4proto(self) -> Match:
+        return _L4PROTO[self._protocol]
 
-    def _masquerade_rules(self, scope: Scope) -> Iterator[str]:
+    def _number(self, each: PlannedEndpoint) -> int:
+        return affinity_number(self._plan.name, each.address, each.port)
+
+    def _masquerade_rules(self, scope: Scope) -> Iterator[Rule]:
         """Yield the rules that mark connections to the ClusterIP for masquerading: all, none, or all but
         those of pods.
 
@@ -170,13 +193,14 @@ class _PortObjects:
         """
         traffic = self._plan.local_traffic
         for each in self._internal:
-            match = f"{self._ip} daddr {format_address(each.frontend.address)}"
+            match = Match(f"{self._ip} daddr", format_address(each.frontend.address))
             if each.outside.scope is not scope:
                 continue
             if each.pod.masquerade:
-                yield f"{match} jump {MARK_FOR_MASQUERADE}"
+                yield Rule(match, jump(MARK_FOR_MASQUERADE))
             elif each.outside.masquerade and traffic:
-                yield f"{match} {_pods_match(traffic, self._ip, '!= ')} jump {MARK_FOR_MASQUERADE}"
+                pods = _pods_match(traffic, self._ip, inverted=True)
+                yield Rule(match, pods, jump(MARK_FOR_MASQUERADE))
 
     def _external_routes(self) -> list[_Route]:
         """Return the routes of external frontends. All of a ServicePort have the same policy results."""
@@ -185,25 +209,25 @@ class _PortObjects:
         first = self._external[0]
         routes = []
         if self._plan.local_traffic and first.pod != first.outside:
-            routes.append(_Route(_pods_match(self._plan.local_traffic, self._ip), "pod", first.pod))
+            match = _pods_match(self._plan.local_traffic, self._ip)
+            routes.append(_Route((match,), "pod", first.pod))
         if first.node != first.outside:
-            routes.append(_Route("fib saddr type local", "local", first.node))
-        return [*routes, _Route("", "", first.outside)]
+            routes.append(_Route((Match("fib saddr type", "local"),), "local", first.node))
+        return [*routes, _Route((), "", first.outside)]
 
-    def _external_rules(self) -> list[str]:
+    def _external_rules(self) -> list[Rule]:
         rules = []
         for match, label, (scope, masquerade) in self._routes:
             if masquerade:
-                rules.append(
-                    _rule(match, f"jump {MARK_FOR_MASQUERADE}", label and f"masquerade {label} traffic")
-                )
+                remark = label and f"masquerade {label} traffic"
+                rules.append(Rule(*match, jump(MARK_FOR_MASQUERADE), comment=remark))
             if scope in self._targets:
-                goto = f"goto {self._policy_chain(scope)}"
-                rules.append(_rule(match, goto, label and f"short-circuit {label} traffic"))
+                remark = label and f"short-circuit {label} traffic"
+                rules.append(Rule(*match, goto(self._policy_chain(scope)), comment=remark))
         return rules
 
-    def _firewall_rule(self) -> str:
-        """Return the rule that enforces source ranges; "" if it would drop no client.
+    def _firewall_rule(self) -> Rule | None:
+        """Return the rule that enforces source ranges; None if it would drop no client.
 
         A node that is allowed and has the load balancer's address itself uses that address as its source.
         """
@@ -213,8 +237,11 @@ class _PortObjects:
             sources |= {Network(each.frontend.address, 128) for each in restricted}
         ranges = merged(map(network_range, sources))
         if not restricted or is_everything(ranges, self._plan.family):
-            return ""
-        return f"{self._ip} saddr != {operand(ranges)} drop" if ranges else "drop"
+            return None
+        field, texts = f"{self._ip} saddr", tuple(map(range_text, ranges))
+        if len(texts) > 1:
+            return Rule(Outside(field, texts), DROP)
+        return Rule(*(Match(field, text, inverted=True) for text in texts), DROP)
 
     # --- elements ---
 
@@ -241,18 +268,6 @@ class _PortObjects:
             verdict = f"goto firewall-{self._name}"
             yield self._element(FIREWALL_IPS, external, ElementEntry(verdict))
 
-    def _hairpin_elements(self) -> Iterator[tuple[Key, Entry]]:
-        """Yield the elements for hairpin connections of endpoints that are, or may be, on this node. Packets
-        of other endpoints to themselves do not pass this node.
-
-        All Services with such an endpoint have its element in common.
-        """
-        for each in self._plan.endpoints:
-            if each.on_node is not False and (each.cluster or each.local):
-                address = format_address(each.address)
-                key = f"{address} . {address} . {self._protocol} . {each.port}"
-                yield Element(self._plan.family, HAIRPIN_CONNECTIONS, key), ElementEntry()
-
     def _element(self, container: str, each: FrontendPlan, entry: ElementEntry) -> tuple[Key, Entry]:
         key = f"{self._protocol} . {each.frontend.port}"
         if each.kind is not FrontendKind.NODE_PORT:
@@ -264,17 +279,14 @@ class _PortObjects:
         return ElementEntry(verdict, comment(self._plan.name))
 
 
-def _numbered(texts: Iterable[str]) -> str:
-    return f"{{ {', '.join(f'{number} : {text}' for number, text in enumerate(texts))} }}"
+def _raw(address: Address, family: Family) -> bytes:
+    """Return the 4 or 16 bytes of an address in the kernel."""
+    return address[12:] if family is Family.IPV4 else address
 
 
-def _rule(match: str, verdict: str, remark: str) -> str:
-    return " ".join(filter(None, (match, verdict, remark and f'comment "{remark}"')))
-
-
-def _pods_match(traffic: LocalTraffic, ip: str, operator: str = "") -> str:
+def _pods_match(traffic: LocalTraffic, ip: str, inverted: bool = False) -> Match:
     if traffic.network:
-        return f"{ip} saddr {operator}{range_text(network_range(traffic.network))}"
+        return Match(f"{ip} saddr", range_text(network_range(traffic.network)), inverted)
     # A name of the maximum length is no prefix of another one, and has no room for the asterisk.
     is_name = not traffic.prefix or len(traffic.interface) == _MAX_DEVICE_NAME
-    return f'iifname {operator}"{traffic.interface}{"" if is_name else "*"}"'
+    return Match("iifname", f'"{traffic.interface}{"" if is_name else "*"}"', inverted)

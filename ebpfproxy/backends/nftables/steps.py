@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.backends.nftables.compiled import Compiled, KnownObjects
-from ebpfproxy.backends.nftables.entries import Chain, Element, Key
+from ebpfproxy.backends.nftables.entries import Chain, Key, Map, Set
 from ebpfproxy.linux.nft import messages
 from ebpfproxy.linux.nft.messages import Operation, SetNames, Table
 
@@ -32,6 +32,9 @@ def transaction(table: Table, change: Compiled, known: KnownObjects, names: SetN
     for key, removed in change.removed.items():
         keys = (each._replace(verdict=None, comment="") for each in removed)
         yield Step(messages.delete_elements(table, key.container, keys), key, may_be_absent=True)
+    for listed, endpoints in change.endpoints.items():
+        for operation in messages.delete_listed(table, listed.container, listed.identity, endpoints.removed):
+            yield Step(operation, listed, may_be_absent=True)
     yield from _recreations(table, change)
     yield from containers(table, change, names)
     yield from chains(table, change)
@@ -63,6 +66,9 @@ def elements(table: Table, change: Compiled) -> Iterator[Step]:
     for key, compiled in change.elements.items():
         for operation in messages.add_elements(table, key.container, compiled):
             yield Step(operation, key)
+    for listed, endpoints in change.endpoints.items():
+        for operation in messages.add_listed(table, listed.container, listed.identity, endpoints.added):
+            yield Step(operation, listed)
 
 
 def refills(table: Table, change: Compiled, known: KnownObjects, names: SetNames) -> Iterator[Step]:
@@ -100,5 +106,5 @@ def _deletions(table: Table, change: Compiled) -> Iterator[Step]:
         if isinstance(key, Chain):
             yield Step(messages.delete_chain(table, key.name), key, may_be_absent=True)
     for key in change.drops:
-        if not isinstance(key, Chain | Element):
+        if isinstance(key, Set | Map):
             yield Step(messages.delete_set(table, key.name), key, may_be_absent=True)

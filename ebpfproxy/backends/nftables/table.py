@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -13,18 +14,22 @@ from ebpfproxy.backends.nftables.entries import (
     Chain,
     ChainEntry,
     Element,
+    Endpoints,
     Entry,
     Key,
     Map,
     Set,
     nft_family,
 )
-from ebpfproxy.backends.nftables.node_objects import HAIRPIN_CONNECTIONS
+from ebpfproxy.backends.nftables.names import affinity_number_of_set
+from ebpfproxy.backends.nftables.node_objects import AFFINITY, AFFINITY_MAX, EQUAL_BYTES
 from ebpfproxy.backends.nftables.steps import Step
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages
 from ebpfproxy.linux.nft.messages import SetNames, Table
 from ebpfproxy.linux.nft.nft import Session
+from ebpfproxy.linux.nft.sets import SetElement
+from ebpfproxy.linux.nft.statements import Outside
 from ebpfproxy.model.address import Family
 
 _LARGE = 2000
@@ -35,8 +40,9 @@ _SETS_IN_A_PART = 400
 (__nft_set_trans_bind()). For each part, it walks over all chains of the table.
 """
 
-_CHAINS_IN_A_PART = 20_000
-_RULES_IN_A_PART = 10_000
+_STEPS_IN_A_PART = 4000
+_RULES_IN_A_PART = 2000
+"""Small parts save memory: the messages of 10,000 rules take 15 MB."""
 _RELEASE_DELAY = 1.0  # seconds after which the kernel has released a chain that nothing jumps to
 
 
@@ -66,11 +72,11 @@ class KernelTable:
         found = reading.read(self._session, self._table, self._family)
         for name in list(self._emptied):
             key = Chain(self._family, name)
-            if found.get(key) == ChainEntry("", ()):
+            if found.get(key) == ChainEntry(""):
                 del found[key]
             else:
                 del self._emptied[name]
-        self._known = KnownObjects({}, {}, set())
+        self._known = KnownObjects({}, {}, set(), {})
         self._known.update(found, ())
         self._was_read, self.must_read = True, False
         return found
@@ -108,12 +114,34 @@ class KernelTable:
         self, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects, before: Collection[Key]
     ) -> dict[Key, KernelError]:
         """Commit the final transaction. `before`: the keys that were already rejected."""
-        change, rejected = compile_entries(self._table.family, puts, drops, known)
-        all_steps = steps.transaction(self._table, change, known, self._names)
+        change, rejected = compile_entries(puts, drops, known)
+        clients = self._former_clients(puts, drops)
+        all_steps = itertools.chain(
+            steps.transaction(self._table, change, known, self._names),
+            (Step(each, None) for each in messages.add_elements(self._table, AFFINITY, clients)),
+        )
         done = commit_steps(self._session, self._table, all_steps, without=[*before, *rejected])
         self._emptied |= dict.fromkeys(done.emptied, self._clock())
         self.must_read = self.must_read or (done.is_unexpected and not self._was_read)
         return rejected | done.rejected
+
+    def _former_clients(self, puts: Mapping[Key, Entry], drops: Collection[Key]) -> list[SetElement]:
+        """Return the clients in the affinity sets of kube-proxy or a previous version that are dropped.
+
+        They had a set for each endpoint. The numbers of the endpoints follow from the names.
+        """
+        clients: dict[bytes, SetElement] = {}
+        if Set(self._family, AFFINITY) not in puts:
+            return []
+        for key in drops:
+            number = isinstance(key, Set) and affinity_number_of_set(key.name)
+            if number is False or number is None or not isinstance(key, Set):
+                continue
+            for each in self._session.elements(self._table, key.name):
+                if each.expires:
+                    client = each.key + number.to_bytes(4, sys.byteorder)
+                    clients[client] = SetElement(client, timeout=each.timeout, expires=each.expires)
+        return list(clients.values())[:AFFINITY_MAX]
 
     def _prepare(
         self, chains: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: KnownObjects
@@ -126,7 +154,7 @@ class KernelTable:
         new = {key: entry for key, entry in chains.items() if key.name not in known.chains}
         rejected = self._prepare_names(new, puts, known)
         for part in _parts(new):
-            change, not_parsed = compile_entries(self._table.family, part, (), known)
+            change, not_parsed = compile_entries(part, (), known)
             rules = itertools.chain(
                 steps.chain_deletions(self._table, not_parsed), steps.rules(self._table, change, self._names)
             )
@@ -135,7 +163,7 @@ class KernelTable:
         others = (key for key in chains if key not in new)
         shared_first = sorted(others, key=lambda key: "/" in key.name)
         for part in _parts({key: chains[key] for key in shared_first}):
-            change, not_parsed = compile_entries(self._table.family, part, (), known)
+            change, not_parsed = compile_entries(part, (), known)
             refills = steps.refills(self._table, change, known, self._names)
             done = commit_steps(self._session, self._table, refills, without=rejected)
             rejected |= not_parsed | done.rejected
@@ -144,23 +172,26 @@ class KernelTable:
     def _prepare_names(
         self, new: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: KnownObjects
     ) -> dict[Key, KernelError]:
-        """Create new sets, the elements for hairpin connections, and the new chains without rules."""
-        bare: dict[Key, Entry] = {key: ChainEntry("", ()) for key in new}
+        """Create new sets, the elements that rules of the parts need, and the new chains without rules."""
+        bare: dict[Key, Entry] = {key: ChainEntry("") for key in new}
         bare |= {
             key: entry
             for key, entry in puts.items()
             if (isinstance(key, Set | Map) and key.name not in known.containers)
-            or (isinstance(key, Element) and key.container == HAIRPIN_CONNECTIONS)
+            or (isinstance(key, Element) and key.container == EQUAL_BYTES)
+            or (isinstance(key, Endpoints) and key not in known.endpoints)
         }
-        change, rejected = compile_entries(self._table.family, bare, (), known)
+        change, rejected = compile_entries(bare, (), known)
         creations = itertools.chain(
             [Step(messages.add_table(self._table), None)],
             steps.containers(self._table, change, self._names),
             steps.elements(self._table, change),
             steps.chains(self._table, change),
         )
-        while part := list(itertools.islice(creations, _CHAINS_IN_A_PART)):
+        while part := list(itertools.islice(creations, _STEPS_IN_A_PART)):
             rejected |= commit_steps(self._session, self._table, part).rejected
+        written = {key: each for key, each in bare.items() if isinstance(key, Endpoints)}
+        known.update({key: each for key, each in written.items() if key not in rejected}, ())
         return rejected
 
     def _delete_emptied(self, puts: Mapping[Key, Entry]) -> None:
@@ -204,7 +235,7 @@ def _parts(chains: Mapping[Chain, ChainEntry]) -> Iterator[dict[Key, Entry]]:
     for key, entry in chains.items():
         part[key] = entry
         rules += len(entry.rules)
-        sets += sum("{" in rule for rule in entry.rules)  # approximately
+        sets += sum(isinstance(each, Outside) for rule in entry.rules for each in rule.statements)
         if sets >= _SETS_IN_A_PART or rules >= _RULES_IN_A_PART:
             yield part
             part, sets, rules = {}, 0, 0

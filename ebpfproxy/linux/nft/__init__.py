@@ -1,8 +1,9 @@
-"""nf_tables through netlink: transactions, messages, and conversion between rules and their text.
+"""nf_tables through netlink: transactions, messages, and rules as values.
 
 - nft.py: sends transactions and reads tables; messages.py and replies.py: the message formats
-- expressions.py, rule.py, sets.py, types.py: rules, sets and data types as values
-- encoding.py: expressions as netlink attributes; compile.py and decompile.py: as text of nft(8)
+- rule.py, statements.py: rules, and the statements of which they consist, with their text in nft(8)
+- sets.py, types.py: sets and data types as values
+- expressions.py: what the kernel runs for a statement; encoding.py: expressions as netlink attributes
 - notifications.py: notifications, and whether another program changes a table
 - tool.py: versions of the kernel and of nft(8)
 

@@ -175,20 +175,17 @@ class Reject(NamedTuple):
 
 
 class Dynset(NamedTuple):
-    """Add the slot to a set. `how` is NFT_DYNSET_OP_*. `timeout` is in milliseconds, 0 for the set's
-    timeout."""
+    """Add the slot to a set or map, or delete it there. `how` is NFT_DYNSET_OP_*.
+
+    `timeout` is in milliseconds, 0 for the set's timeout. `data`: the slot of the value, for a map; also if
+    `how` is a deletion (nft_dynset_init()).
+    """
 
     set_name: str
     how: int
     slot: int
     timeout: int = 0
-
-
-class Other(NamedTuple):
-    """An unknown expression, or one with unknown attributes."""
-
-    name: str
-    data: bytes
+    data: int | None = None
 
 
 Expression = (
@@ -208,5 +205,4 @@ Expression = (
     | Masquerade
     | Reject
     | Dynset
-    | Other
 )

@@ -1,7 +1,7 @@
 """Netlink messages that create, change and delete objects of nf_tables.
 
 Sources: include/uapi/linux/netfilter/nf_tables.h; nf_tables_api.c for the required attributes;
-include/libnftnl/udata.h of libnftnl for the userdata, which only programs that list tables read.
+include/libnftnl/udata.h of libnftnl for the userdata, which the kernel only stores.
 """
 
 import enum
@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from ebpfproxy.linux.netlink.netlink import NLM_F_CREATE, attribute
 from ebpfproxy.linux.nft import types
-from ebpfproxy.linux.nft.encoding import encode_all, encode_verdict, name, nested, u32
+from ebpfproxy.linux.nft.encoding import NESTED, encode_all, encode_verdict, name, nested, u32
 from ebpfproxy.linux.nft.expressions import Expression, Lookup
 from ebpfproxy.linux.nft.rule import Rule
-from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag
+from ebpfproxy.linux.nft.sets import TYPEOF, Declaration, SetElement, SetFlag
+from ebpfproxy.linux.nft.statements import LIST_KEY
 
 HEAD = struct.Struct(">BBH")  # struct nfgenmsg: family, version, res_id
 _NLM_F_APPEND = 0x800
@@ -28,13 +29,16 @@ INTERVAL_END = 1  # NFT_SET_ELEMINTERVAL_END
 _DORMANT = 1  # NFT_TABLE_F_DORMANT
 _ACCEPT = 1
 _ELEMENTS_IN_A_MESSAGE = 100  # each has 600 bytes at most
+_LISTED_IN_A_MESSAGE = 1000  # each has 52 bytes at most
 _FAMILIES = {"ip": 2, "ip6": 10}
 
 HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
 
 # userdata: a type and a length, each of one byte, and the value
-COMMENT, _KEY_ORDER, _ELEMENT_FLAGS = 0, 0, 1
-_HOST_ORDER = (1).to_bytes(4, sys.byteorder)
+COMMENT, _ELEMENT_FLAGS = 0, 1
+DIGEST = 200
+"""The digest of a rule. nft ignores types that it does not know."""
+_U64 = struct.Struct(">Q")
 _OPEN = (1).to_bytes(4, sys.byteorder)
 
 
@@ -154,17 +158,21 @@ def delete_chain(table: Table, chain: str) -> Operation:
 
 
 def add_rule(table: Table, chain: str, rule: Rule, names: SetNames) -> Iterator[Operation]:
-    """Add the anonymous sets of a rule, then the rule at the end of the chain."""
-    numbers = [names.number() for _ in rule.sets]
-    for number, each in zip(numbers, rule.sets, strict=True):
+    """Add the anonymous sets of a rule, then the rule at the end of the chain.
+
+    Raises ValueError if a statement has an invalid value.
+    """
+    sets = rule.sets()
+    numbers = [names.number() for _ in sets]
+    for number, each in zip(numbers, sets, strict=True):
         yield add_set(table, names.name(number), each.declaration, number)
         yield from add_elements(table, names.name(number), each.elements, number)
-    expressions = rule.expressions
+    expressions = rule.expressions()
     if numbers:
         expressions = tuple(_with_set(each, numbers, names) for each in expressions)
-    parts = [_of(table), name(2, chain), nested(4, encode_all(expressions))]
-    if rule.comment:
-        parts.append(attribute(7, _comment(rule.comment)))
+    data = _comment(rule.comment) if rule.comment else b""
+    data += _userdata(DIGEST, rule.identity.digest)
+    parts = [_of(table), name(2, chain), nested(4, encode_all(expressions)), attribute(7, data)]
     yield Operation(Kind.NEW_RULE, NLM_F_CREATE | _NLM_F_APPEND, table.number, b"".join(parts))
 
 
@@ -192,8 +200,9 @@ def add_set(table: Table, set_name: str, declaration: Declaration, number: int) 
     if declaration.size:
         parts.append(nested(9, u32(1, declaration.size)))
     parts.append(u32(10, number))
-    if declaration.key == (types.INTEGER,):
-        parts.append(attribute(13, _userdata(_KEY_ORDER, _HOST_ORDER)))
+    shape = declaration.key, declaration.values
+    if shape in TYPEOF:
+        parts.append(attribute(13, TYPEOF[shape]))
     return _operation(Kind.NEW_SET, table, *parts)
 
 
@@ -216,6 +225,39 @@ def add_elements(
         yield _operation(Kind.NEW_ELEMENT, table, _of(table), of_set, nested(3, *map(_element, part)))
 
 
+_LISTED = struct.Struct("=HHHHHH8sIHHHH")
+"""An element of a list of endpoints, up to its address and port: the attributes NFTA_LIST_ELEM,
+NFTA_SET_ELEM_KEY, NFTA_DATA_VALUE, the key (`statements.LIST_KEY`), NFTA_SET_ELEM_DATA and NFTA_DATA_VALUE.
+"""
+_KEY_BYTES = LIST_KEY.size
+
+
+def add_listed(
+    table: Table, set_name: str, identity: bytes, endpoints: Sequence[tuple[int, bytes]]
+) -> Iterator[Operation]:
+    """Add elements of a list of endpoints: the places in it, and the addresses and ports. It is faster than
+    `add_elements`.
+
+    Rejected with EEXIST or EBUSY if there is another endpoint at the place.
+    """
+    size = len(endpoints[0][1]) if endpoints else 0
+    head = (4 + 8 + _KEY_BYTES + 8 + size, 1 | NESTED, 8 + _KEY_BYTES, 1 | NESTED, 4 + _KEY_BYTES, 1)
+    data = (8 + size, 2 | NESTED, 4 + size, 1)
+    for first in range(0, len(endpoints), _LISTED_IN_A_MESSAGE):
+        part = endpoints[first : first + _LISTED_IN_A_MESSAGE]
+        listed = b"".join([_LISTED.pack(*head, identity, place, *data) + value for place, value in part])
+        yield _operation(
+            Kind.NEW_ELEMENT, table, _of(table), name(2, set_name), attribute(3 | NESTED, listed)
+        )
+
+
+def delete_listed(table: Table, set_name: str, identity: bytes, places: Sequence[int]) -> Iterator[Operation]:
+    """Delete the elements of a list of endpoints at these places."""
+    for first in range(0, len(places), _LISTED_IN_A_MESSAGE):
+        part = places[first : first + _LISTED_IN_A_MESSAGE]
+        yield delete_elements(table, set_name, [SetElement(LIST_KEY.pack(identity, place)) for place in part])
+
+
 def delete_elements(table: Table, set_name: str, elements: Iterable[SetElement]) -> Operation:
     listed = nested(3, *map(_element, elements))
     return _operation(Kind.DELETE_ELEMENT, table, _of(table), name(2, set_name), listed)
@@ -229,6 +271,11 @@ def _element(each: SetElement) -> bytes:
         parts.append(nested(2, attribute(1, each.value)))
     if each.is_end:
         parts.append(u32(3, INTERVAL_END))
+    if each.timeout:
+        parts += [
+            attribute(4, _U64.pack(each.timeout)),
+            attribute(5, _U64.pack(each.expires or each.timeout)),
+        ]
     data = _comment(each.comment) if each.comment else b""
     data += _userdata(_ELEMENT_FLAGS, _OPEN) if each.is_open else b""
     if data:

@@ -19,10 +19,11 @@ from typing import NamedTuple, Self
 
 from ebpfproxy.errors import KernelError, NotFound, Rejected, TableFull, Unsupported
 from ebpfproxy.linux.netlink import netlink
-from ebpfproxy.linux.netlink.netlink import NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, attribute
+from ebpfproxy.linux.netlink.netlink import NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST
 from ebpfproxy.linux.nft import replies
+from ebpfproxy.linux.nft.encoding import name
 from ebpfproxy.linux.nft.messages import HEAD, Kind, Operation, Table
-from ebpfproxy.linux.nft.replies import ListedChain, ListedSet
+from ebpfproxy.linux.nft.replies import ListedChain, ListedRule, ListedSet
 from ebpfproxy.linux.nft.sets import SetElement
 
 NETLINK_NETFILTER = 12
@@ -149,27 +150,29 @@ class Session:
         payloads = self._dump(Kind.GET_CHAIN, table.number)
         return [replies.read_chain(each) for each in payloads if replies.table_of(each) == table]
 
-    def rules(self, table: Table, chain: str) -> list[bytes]:
-        """The rules of a chain as payloads for `replies.read_rule`.
+    def rules(self, table: Table) -> Iterator[ListedRule]:
+        """The rules of a table, in the order of each chain; empty if the table does not exist.
 
-        Read one chain at a time: for a complete table, the kernel takes time quadratic in its rules.
+        The kernel takes time quadratic in their number, with a small factor: 0.12 s for 20,000.
         """
-        body = attribute(1, table.name.encode() + b"\0") + attribute(2, chain.encode() + b"\0")
-        return self._dump(Kind.GET_RULE, table.number, body)
+        return map(replies.read_rule, self._dump(Kind.GET_RULE, table.number, _named(table)))
 
     def sets(self, table: Table) -> list[ListedSet]:
         """The sets of a table; empty if the table does not exist."""
-        body = attribute(1, table.name.encode() + b"\0")
         try:
-            return [replies.read_set(each) for each in self._dump(Kind.GET_SET, table.number, body)]
+            return [replies.read_set(each) for each in self._dump(Kind.GET_SET, table.number, _named(table))]
         except NotFound:
             return []
 
     def elements(self, table: Table, set_name: str) -> list[SetElement]:
         """The elements of a set. Raises NotFound if it does not exist."""
-        body = attribute(1, table.name.encode() + b"\0") + attribute(2, set_name.encode() + b"\0")
-        payloads = self._dump(Kind.GET_ELEMENT, table.number, body)
+        payloads = self._dump(Kind.GET_ELEMENT, table.number, _named(table, set_name))
         return [element for each in payloads for element in replies.read_elements(each)]
+
+    def listed(self, table: Table, set_name: str, address_bytes: int) -> Iterator[tuple[bytes, int, bytes]]:
+        """The elements of a map of lists of endpoints; see `replies.read_listed`. Raises NotFound."""
+        for each in self._dump(Kind.GET_ELEMENT, table.number, _named(table, set_name)):
+            yield from replies.read_listed(each, address_bytes)
 
     def _dump(self, kind: Kind, family: int, body: bytes = b"") -> list[bytes]:
         for _ in range(netlink.DUMP_ATTEMPTS):
@@ -197,6 +200,13 @@ class Session:
                         raise OSError(-code, os.strerror(-code))
                     return None if interrupted else payloads
                 payloads.append(each.payload)
+
+
+def _named(*names: Table | str) -> bytes:
+    """The first attributes of a request: the names of the table and of an object in it."""
+    return b"".join(
+        name(kind, each.name if isinstance(each, Table) else each) for kind, each in enumerate(names, 1)
+    )
 
 
 def failure(action: str, number: int, reason: str = "") -> KernelError:

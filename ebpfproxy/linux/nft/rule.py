@@ -1,61 +1,79 @@
-"""Rules of nf_tables as values, and the fields that rules can match, by nft's words for them."""
+"""Rules of nf_tables as values, which are compared by their digests."""
 
+import hashlib
 from typing import NamedTuple
 
-from ebpfproxy.linux.nft import types
-from ebpfproxy.linux.nft.expressions import Base, Ct, Expression, Fib, Meta, MetaKey, Numgen, Payload
-from ebpfproxy.linux.nft.sets import Declaration, SetElement
-from ebpfproxy.linux.nft.types import Datatype
+from ebpfproxy.linux.nft.encoding import encode_all
+from ebpfproxy.linux.nft.expressions import Expression
+from ebpfproxy.linux.nft.statements import AnonymousSet, Outside, Statement, Verdict
+
+DIGEST_BYTES = 8
 
 
-class AnonymousSet(NamedTuple):
-    """A set that belongs to one rule, and is deleted with it."""
+class Identity(NamedTuple):
+    """What a rule is compared by.
 
-    declaration: Declaration
-    elements: tuple[SetElement, ...]
+    `digest`: of its expressions, sets and comment; b"" for a rule that ebpfproxy did not write. `target`: the
+    chain that it jumps to, "" if none. The kernel reports its present name, even if another program renamed
+    it.
+    """
 
-
-class Rule(NamedTuple):
-    """A rule. `sets`: its anonymous sets. An expression that uses the first of them has the `set_id` 1, and
-    so on."""
-
-    expressions: tuple[Expression, ...]
-    comment: str = ""
-    sets: tuple[AnonymousSet, ...] = ()
+    digest: bytes
+    target: str
 
 
-class Field(NamedTuple):
-    """A field that rules can match. `load` loads it into slot 0."""
+class Rule:
+    """A rule. One that was read from the kernel has an identity, but no statements.
 
-    words: str
-    type: Datatype
-    load: Payload | Meta | Ct | Fib | Numgen
+    Two rules are equal if their identities are. The kernel never changes a rule, it only replaces one by
+    another, and the userdata with it, which have the digest. So a rule with a digest is as it was written,
+    except for the names of chains.
+    """
 
+    __slots__ = ("_identity", "comment", "problem", "statements")
 
-_STATE, _STATUS = 0, 2  # NFT_CT_*
-_ADDRESS_TYPE = 3  # NFT_FIB_RESULT_ADDRTYPE
-_OF_SOURCE, _OF_DESTINATION = 1, 2  # NFTA_FIB_F_SADDR, NFTA_FIB_F_DADDR
-_RANDOM = 1  # NFT_NG_RANDOM
+    def __init__(self, *statements: Statement, comment: str = "", identity: Identity | None = None) -> None:
+        self.statements = statements
+        self.comment = comment
+        self.problem = ""
+        """Which value of a statement is invalid. It is known after the identity was computed."""
+        self._identity = identity
 
-FIELDS = {
-    each.words: each
-    for each in (
-        Field("ip saddr", types.IPV4, Payload(0, Base.NETWORK, 12, 4)),
-        Field("ip daddr", types.IPV4, Payload(0, Base.NETWORK, 16, 4)),
-        Field("ip6 saddr", types.IPV6, Payload(0, Base.NETWORK, 8, 16)),
-        Field("ip6 daddr", types.IPV6, Payload(0, Base.NETWORK, 24, 16)),
-        Field("th dport", types.PORT, Payload(0, Base.TRANSPORT, 2, 2)),
-        Field("meta l4proto", types.PROTOCOL, Meta(0, MetaKey.PROTOCOL)),
-        Field("meta mark", types.MARK, Meta(0, MetaKey.MARK)),
-        Field("iifname", types.DEVICE, Meta(0, MetaKey.INPUT_NAME)),
-        Field("ct state", types.STATE, Ct(0, _STATE)),
-        Field("ct status", types.STATUS, Ct(0, _STATUS)),
-        Field("fib saddr type", types.ADDRESS_TYPE, Fib(0, _ADDRESS_TYPE, _OF_SOURCE)),
-        Field("fib daddr type", types.ADDRESS_TYPE, Fib(0, _ADDRESS_TYPE, _OF_DESTINATION)),
-    )
-}
+    @property
+    def identity(self) -> Identity:
+        """Computed once. A rule with an invalid value differs from all in the kernel."""
+        if self._identity is None:
+            targets = [each.chain for each in self.statements if isinstance(each, Verdict)]
+            digest = hashlib.blake2b(self._content(), digest_size=DIGEST_BYTES).digest()
+            self._identity = Identity(digest, targets[0] if targets else "")
+        return self._identity
 
+    def _content(self) -> bytes:
+        try:
+            content = encode_all(self.expressions()) + self.comment.encode()
+            return content + b"".join(element.key for own in self.sets() for element in own.elements)
+        except ValueError as failure:
+            self.problem = f"invalid rule {str(self)!r}: {failure}"
+            return self.problem.encode()
 
-def random_number(modulus: int) -> Field:
-    """A random number from 0 to `modulus` - 1 for each packet."""
-    return Field(f"numgen random mod {modulus}", types.INTEGER, Numgen(0, modulus, _RANDOM, 0))
+    def expressions(self) -> tuple[Expression, ...]:
+        """Raises ValueError if a statement has an invalid value."""
+        return tuple(part for each in self.statements for part in each.expressions())
+
+    def sets(self) -> tuple[AnonymousSet, ...]:
+        """The anonymous sets. An expression that uses the first of them has the `set_id` 1, and so on."""
+        return tuple(each.own_set() for each in self.statements if isinstance(each, Outside))
+
+    def __str__(self) -> str:
+        if not self.statements:
+            return f"rule {self.identity.digest.hex() or 'of another program'}"
+        text = " ".join(map(str, self.statements))
+        return f'{text} comment "{self.comment}"' if self.comment else text
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return self.identity == other.identity if isinstance(other, Rule) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.identity)

@@ -3,11 +3,12 @@
 import enum
 import functools
 import operator
+import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.linux.nft import types
-from ebpfproxy.linux.nft.expressions import Verdict
+from ebpfproxy.linux.nft.expressions import Code, Verdict
 from ebpfproxy.linux.nft.types import Datatype, Interval
 
 
@@ -39,7 +40,8 @@ class SetElement(NamedTuple):
     """An element of a set or map.
 
     `is_end`: the first value after an interval, which is not in the set. `is_open`: the interval that starts
-    here has no end, because it contains the largest value.
+    here has no end, because it contains the largest value. `timeout`: after the last use, and `expires`:
+    from now, both in milliseconds, 0 for the timeout of the set.
     """
 
     key: bytes
@@ -48,6 +50,8 @@ class SetElement(NamedTuple):
     is_open: bool = False
     comment: str = ""
     value: bytes = b""
+    timeout: int = 0
+    expires: int = 0
 
 
 _FLAG_WORDS = {
@@ -69,21 +73,47 @@ def parse_declaration(text: str) -> Declaration:
     parts = dict(part.strip().partition(" ")[::2] for part in text.rstrip("; ").split(";"))
     named, _, data = parts.pop("type", "").partition(" : ")
     names, size = named.split(" . "), parts.pop("size", "0")
+    values = [] if data in ("", "verdict") else data.split(" . ")
     words = list(filter(None, parts.pop("flags", "").split(",")))
-    known = types.IN_SETS.keys() >= set(names) and _FLAGS.keys() >= set(words)
-    if parts or not known or data not in ("", "verdict") or not size.isdecimal():
+    known = types.IN_SETS.keys() >= {*names, *values} and _FLAGS.keys() >= set(words)
+    if parts or not known or not size.isdecimal():
         raise ValueError(f"cannot parse the declaration {text!r}")
     flags = functools.reduce(operator.or_, (_FLAGS[word] for word in words), SetFlag(0))
-    return Declaration(tuple(types.IN_SETS[name] for name in names), bool(data), flags, int(size))
+    key, value = (tuple(types.IN_SETS[name] for name in part) for part in (names, values))
+    return Declaration(key, data == "verdict", flags, int(size), value)
 
 
 def declaration_text(of: Declaration) -> str:
     """The text that `parse_declaration` reads."""
-    text = f"type {' . '.join(part.name for part in of.key)}{' : verdict' if of.verdicts else ''};"
+    data = "verdict" if of.verdicts else " . ".join(part.name for part in of.values)
+    text = f"type {' . '.join(part.name for part in of.key)}{f' : {data}' if data else ''};"
     if of.size:
         text += f" size {of.size};"
     words = sorted(word for flag, word in _FLAG_WORDS.items() if flag in of.flags)
     return f"{text} flags {','.join(words)};" if words else text
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_verdict(text: str) -> Verdict:
+    """
+    >>> parse_verdict("goto reject-chain")
+    Verdict(code=<Code.GOTO: -4>, chain='reject-chain')
+
+    Raises ValueError.
+    """
+    word, _, chain = text.partition(" ")
+    if word in _VERDICTS and bool(chain) is (word in ("jump", "goto")) and " " not in chain:
+        return Verdict(_VERDICTS[word], chain)
+    raise ValueError(f"{text!r} is not a verdict")
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """The text that `parse_verdict` reads; for an unknown code, its number."""
+    return f"{_VERDICT_WORDS.get(verdict.code, verdict.code)} {verdict.chain}".rstrip()
+
+
+_VERDICTS = {code.name.lower(): code for code in Code}
+_VERDICT_WORDS = {int(code): word for word, code in _VERDICTS.items()}
 
 
 def interval_elements(of: Datatype, text: str) -> Iterator[SetElement]:
@@ -108,3 +138,50 @@ def intervals(found: Iterable[SetElement]) -> Iterator[Interval]:
         first = None if each.is_end else each.key
     if first is not None:
         yield Interval(first, b"\xff" * len(first))
+
+
+# How nft shows keys: the expressions of a declaration with `typeof`, in the userdata of the set. Without
+# them nft lists the same declaration with types, but does not accept this listing as input. Source: the
+# functions *_build_udata() of nftables, and enum nftnl_udata_set_types of libnftnl.
+
+_KEY, _DATA = 3, 4
+_PAYLOAD, _CONCATENATION, _NUMGEN = 7, 13, 23  # enum expr_types
+_PORT = 11, 2  # th dport
+
+
+def _tlv(kind: int, value: bytes | int) -> bytes:
+    value = value.to_bytes(4, sys.byteorder) if isinstance(value, int) else value
+    return bytes((kind, len(value))) + value
+
+
+def _expression(kind: int, *parts: bytes | int) -> bytes:
+    return _tlv(0, kind) + _tlv(1, b"".join(_tlv(number, part) for number, part in enumerate(parts)))
+
+
+def _typeof(kind: int, *parts: bytes) -> bytes:
+    return _tlv(kind, _expression(_CONCATENATION, *parts))
+
+
+Shape = tuple[types.Key, types.Key]
+"""The types of a key and of the values."""
+
+_NUMBER = _expression(_NUMGEN, 1, 1, 0)
+_BYTE = _expression(_PAYLOAD, 0, 0, 2, 0, 8)
+_NO_ORDER = _tlv(0, 0)
+
+
+def _shown(address: Datatype, source: tuple[int, int], destination: tuple[int, int]) -> dict[Shape, bytes]:
+    endpoint = (_expression(_PAYLOAD, *destination), _expression(_PAYLOAD, *_PORT))
+    listed = _typeof(_KEY, *[_NUMBER] * 3) + _typeof(_DATA, *endpoint)
+    return {
+        ((types.MARK,) * 3, (address, types.PORT)): _NO_ORDER + _tlv(1, 0) + listed,
+        ((address, types.MARK), ()): _NO_ORDER + _typeof(_KEY, _expression(_PAYLOAD, *source), _NUMBER),
+    }
+
+
+TYPEOF: dict[Shape, bytes] = {
+    **_shown(types.IPV4, (12, 11), (12, 12)),
+    **_shown(types.IPV6, (13, 8), (13, 9)),
+    ((types.MARK,) * 2, ()): _NO_ORDER + _typeof(_KEY, _BYTE, _BYTE),
+}
+"""The userdata of sets whose keys have numbers."""

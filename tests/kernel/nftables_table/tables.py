@@ -7,16 +7,23 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE, Chain, ChainEntry, Element, Entry, Key, nft_family
 from ebpfproxy.errors import KernelError
+from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.statements import Match, goto
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 from tests.support.nft_listing import parse
 
 Entries = dict[Key, Entry]
 
+NOWHERE = Rule(goto("nowhere"))
+"""A rule that the kernel rejects."""
+INVALID = Rule(Match("ip saddr", "what is this"))
+"""A rule that cannot be converted."""
 
-def run_nft(commands: str) -> str:
+
+def run_nft(commands: str, *flags: str) -> str:
     done = subprocess.run(
-        ["nft", "-f", "-"], input=commands, capture_output=True, text=True, check=False, timeout=60
+        ["nft", *flags, "-f", "-"], input=commands, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -45,19 +52,13 @@ def entries(plane: NftablesBackend, *plans: ServicePortPlan, node: NodePlan | No
     return plane.render(plans, node or NodePlan())
 
 
-def endpoint_chain(of: Entries, name: str) -> Chain:
-    """The chain of the first endpoint of this Service, which has session affinity."""
-    chains = (key for key in of if isinstance(key, Chain))
-    return next(key for key in chains if re.match(f"endpoint-.*/{name}/", key.name))
-
-
 def service_chain(of: Entries, name: str) -> Chain:
     """The Service's chain for policy Cluster."""
     chains = (key for key in of if isinstance(key, Chain))
     return next(key for key in chains if re.match(f"service-.*/{name}/", key.name))
 
 
-def spoil(wanted: Entries, name: str, rule: str = "goto nowhere") -> Chain:
+def spoil(wanted: Entries, name: str, rule: Rule = NOWHERE) -> Chain:
     """Add a rule to this Service's chain that the kernel rejects."""
     service = service_chain(wanted, name)
     chain = wanted[service]
@@ -67,8 +68,9 @@ def spoil(wanted: Entries, name: str, rule: str = "goto nowhere") -> Chain:
 
 
 def leading(plane: NftablesBackend, of: ServicePortPlan) -> set[Key]:
-    """The entries of the Service's endpoints, and those that refer to them."""
-    shared = ("cluster-ips", "hairpin-connections")
+    """The Service's chain, and the elements that refer to it."""
     return {
-        key for key in plane.render((of,), None) if not (isinstance(key, Element) and key.container in shared)
+        key
+        for key in plane.render((of,), None)
+        if isinstance(key, Chain) or (isinstance(key, Element) and key.container != "cluster-ips")
     }

@@ -1,6 +1,7 @@
 """Changes of the tables by other programs, tables of a previous run, and what the machine lacks."""
 
 import os
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.nftables import coexistence, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE
+from ebpfproxy.backends.nftables.names import affinity_number, endpoint_name
 from ebpfproxy.errors import NotFound, Unsupported
 from ebpfproxy.linux.nft import encoding, messages
 from ebpfproxy.linux.nft.expressions import Masquerade
@@ -50,7 +52,7 @@ def test_changes_by_other_programs_are_noticed_and_repaired(plane: NftablesBacke
     assert plane.generation() != before
     assert plane.read() != wanted
     assert not bring(plane, wanted)
-    assert plane.read() == listed() == wanted
+    assert plane.read() == wanted == listed()
     assert plane.generation() == plane.generation()
 
 
@@ -85,7 +87,7 @@ def test_a_change_of_a_deleted_table_is_an_error(plane: NftablesBackend) -> None
     with pytest.raises(NotFound, match="cannot change table ip kube-proxy: another program removed it"):
         plane.apply(diff(wanted, more))
     assert not bring(plane, more)
-    assert plane.read() == listed() == more
+    assert plane.read() == more == listed()
 
 
 # A previous run
@@ -105,7 +107,7 @@ def test_only_the_difference_to_the_tables_of_a_previous_run_is_written(clock: C
     delta = diff(plane.read(), wanted)
     assert delta.puts.keys() == wanted.keys() - left.keys()
     assert not plane.apply(delta)
-    assert plane.read() == listed() == wanted
+    assert plane.read() == wanted == listed()
     plane.close()
     assert listed() == wanted
 
@@ -118,6 +120,34 @@ def test_a_change_replaces_tables_of_a_previous_run_that_were_not_read(clock: Cl
         assert not plane.apply(Delta(wanted, frozenset()))
         plane.close()
         assert listed() == wanted
+
+
+@pytest.mark.parametrize("of", Family)
+def test_the_known_clients_of_kube_proxy_stay_known(plane: NftablesBackend, of: Family) -> None:
+    """It has a set for each endpoint, and so had previous versions."""
+    ip, address, client, frontend = {
+        V4: ("ip", "ipv4_addr", "192.0.2.7", "10.96.0.1"),
+        V6: ("ip6", "ipv6_addr", "2001:db8::7", "fd00::1"),
+    }[of]
+    served = plan("web", frontend, endpoints=2, family=of, affinity=600)
+    second = served.endpoints[1]
+    name = f"affinity-{endpoint_name(served.name, second.address, second.port)}"
+    run_nft(
+        f"""
+        table {ip} {TABLE} {{
+            set {name} {{
+                type {address}; size 65535; flags dynamic,timeout; timeout 3h
+                elements = {{ {client} timeout 10m expires 100s }}
+            }}
+        }}
+        """
+    )
+    wanted = entries(plane, served)
+    assert not bring(plane, wanted)
+    assert plane.read() == wanted == listed()
+    listing = run_nft(f"list set {ip} {TABLE} affinity", "-T")
+    number = affinity_number(served.name, second.address, second.port)
+    assert re.search(rf"{client} \. {number} timeout 600s expires (9[0-9]|100)(\.|s)", listing), listing
 
 
 # Capabilities of the machine

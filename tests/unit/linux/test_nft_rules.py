@@ -1,193 +1,155 @@
-"""Rules are compiled, encoded, decoded and decompiled to the same text."""
-
-from typing import Any
+"""Rules have the text of nft, and are recognized by their digests in what the kernel reports."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, nft_family
 from ebpfproxy.linux.nft import messages, replies
-from ebpfproxy.linux.nft.compile import compile_rule, parse_verdict
-from ebpfproxy.linux.nft.decompile import rule_text, verdict_text
-from ebpfproxy.linux.nft.encoding import decode_all, encode_all, name, nested, u32
-from ebpfproxy.linux.nft.expressions import (
-    Bitwise,
-    Compare,
-    Ct,
-    Load,
-    Lookup,
-    Meta,
-    Nat,
-    Other,
-    Payload,
-    Verdict,
+from ebpfproxy.linux.nft.encoding import encode_all, name, nested
+from ebpfproxy.linux.nft.messages import Kind, Operation, SetNames, Table
+from ebpfproxy.linux.nft.rule import Identity, Rule
+from ebpfproxy.linux.nft.sets import SetElement
+from ebpfproxy.linux.nft.statements import (
+    DROP,
+    LIST_KEY,
+    RETURN,
+    ChangeMark,
+    Dnat,
+    DnatToOne,
+    Find,
+    Marked,
+    Masquerade,
+    Match,
+    OneIn,
+    Outside,
+    Reject,
+    Remember,
+    Remembered,
+    SameByte,
+    goto,
+    jump,
 )
-from ebpfproxy.linux.nft.messages import Kind, SetNames, Table
-from ebpfproxy.linux.nft.rule import Rule
-from tests.golden.nftables_text import entries_of
-from tests.golden.situation import load, situations
 
 TABLE = Table("ip", "kube-proxy")
+ADDRESS = bytes((10, 0, 0, 1))
 
-WORDS = [
-    ("ip", "ip saddr != 10.0.0.1-10.0.0.9 drop"),
-    ("ip", "ip saddr 10.0.0.1-10.0.0.9 accept"),
-    ("ip", "ip saddr 10.128.0.0/9 jump mark-for-masquerade"),
-    ("ip", "ip saddr 10.0.0.0/8 goto somewhere"),
-    ("ip", "ip saddr != 0.0.0.0/0 drop"),
-    ("ip", "ip saddr != { 0.0.0.0/8, 255.255.255.255 } drop"),
-    ("ip", "ct state != new return"),
-    ("ip", "ct state established accept"),
-    ("ip", "ct status dnat accept"),
-    ("ip", "ip saddr . ip daddr . meta l4proto . th dport @connections drop"),
-    ("ip", "ip saddr . ip daddr != @connections drop"),
-    ("ip", "meta l4proto sctp dnat ip to numgen random mod 2 map { 0 : 10.0.0.1 . 80, 1 : 10.0.0.2 . 81 }"),
-    ("ip", "fib daddr type != local drop"),
-    ("ip", 'iifname "eth*" drop'),
-    ("ip", 'iifname != "a-name-of-15-ch" drop'),
-    ("ip", "meta mark & 0x80000000 != 0x00000000 return"),
-    ("ip", "meta mark set meta mark ^ 0x80000000"),
-    ("ip", "meta l4proto 47 drop"),
-    ("ip", 'ip daddr @cluster-ips reject comment "two words: and more"'),
-    ("ip", "masquerade"),
-    ("ip6", "ip6 saddr != fd00::/40 drop"),
-    ("ip6", "ip6 saddr != fd00::/41 drop"),
-    ("ip6", "ip6 daddr . meta l4proto . th dport vmap @service-ips"),
-    ("ip6", "meta l4proto udp dnat to [fd00::1]:53"),
-    ("ip6", "meta l4proto udp dnat ip6 to numgen random mod 2 map { 0 : fd00::1 . 53, 1 : fd00::2 . 53 }"),
-    ("ip6", "ct status dnat ip6 saddr . ip6 daddr @connections masquerade"),
-    ("ip6", "ip6 saddr != { ::/8, ffff::/16 } drop"),
-    ("ip6", "update @clients { ip6 saddr timeout 10800s }"),
-    ("ip6", "reject"),
-]
+RULES = [
+    (Rule(Match("ip saddr", "10.0.0.1-10.0.0.9", True), DROP), "ip saddr != 10.0.0.1-10.0.0.9 drop"),
+    (Rule(Match("ip daddr", "@ips"), Reject("ip"), comment="a: b"), 'ip daddr @ips reject comment "a: b"'),
+    (Rule(Outside("ip saddr", ("10.0.0.0/8", "1.2.3.4")), DROP), "ip saddr != { 10.0.0.0/8, 1.2.3.4 } drop"),
+    (Rule(Match("iifname", '"eth*"'), jump("a")), 'iifname "eth*" jump a'),
+    (Rule(Match("ct state", "new"), RETURN), "ct state new return"),
+    (Rule(Marked(1 << 14), goto("a/b")), "meta mark & 0x00004000 != 0x00000000 goto a/b"),
+    (Rule(ChangeMark(1), Masquerade()), "meta mark set meta mark | 0x00000001 masquerade fully-random"),
+    (Rule(ChangeMark(1, inverts=True)), "meta mark set meta mark ^ 0x00000001"),
+    (
+        Rule(Find(("ip daddr", "meta l4proto", "th dport"), "service-ips", verdicts=True)),
+        "ip daddr . meta l4proto . th dport vmap @service-ips",
+    ),
+    (Rule(SameByte(15, 19, "equal-bytes"), DROP), "@nh,120,8 . @nh,152,8 @equal-bytes drop"),
+    (Rule(OneIn(3), Dnat(ADDRESS, 80)), "numgen random mod 3 0 dnat to 10.0.0.1:80"),
+    (Rule(Dnat(bytes.fromhex("fd") + bytes(14) + b"\1", 80)), "dnat to [fd00::1]:80"),
+    (
+        Rule(Remembered("ip", "affinity", 7), Remember("ip", "affinity", 7, 60)),
+        "ip saddr . numgen random mod 1 offset 7 @affinity "
+        "update @affinity { ip saddr . numgen random mod 1 offset 7 timeout 60s }",
+    ),
+    (
+        Rule(DnatToOne("ip", "endpoints-01", (1).to_bytes(4, "little") + (2).to_bytes(4, "little"), 3)),
+        "dnat ip to numgen random mod 1 offset 1 . numgen random mod 1 offset 2 . numgen random mod 3 "
+        "map @endpoints-01",
+    ),
+]  # fmt: skip
 
 
-def told(text: str, family: str) -> Rule:
-    """The rule in the kernel's reply, with its sets by their names."""
-    names = SetNames()
-    compiled = compile_rule(text, family)
-    *before, last = messages.add_rule(Table(family, "t"), "c", compiled, names)
-    kinds = [each.kind for each in before]
-    assert kinds == [Kind.NEW_SET, Kind.NEW_ELEMENT] * len(compiled.sets)
-    own = {names.name(number): each for number, each in enumerate(compiled.sets, 1)}
-    return replies.read_rule(bytes(4) + last.body, own.get)
+def reported(operation: Operation) -> replies.ListedRule:
+    return replies.read_rule(bytes(4) + operation.body)
 
 
-@pytest.mark.parametrize(("family", "text"), WORDS)
-def test_a_rule_is_decompiled_to_the_same_text(family: str, text: str) -> None:
-    assert rule_text(told(text, family), family) == text
+def written(rule: Rule) -> Operation:
+    *before, last = messages.add_rule(TABLE, "chain", rule, SetNames())
+    assert [each.kind for each in before] == [Kind.NEW_SET, Kind.NEW_ELEMENT] * len(rule.sets())
+    return last
 
 
-@pytest.mark.parametrize("case", situations())
-def test_all_rules_of_a_golden_case_are_decompiled_to_the_same_text(case: str) -> None:
-    for key, entry in entries_of(load(case)).items():
-        if isinstance(key, Chain) and isinstance(entry, ChainEntry):
-            family = nft_family(key.family)
-            assert tuple(rule_text(told(text, family), family) for text in entry.rules) == entry.rules
+@pytest.mark.parametrize(("rule", "text"), RULES, ids=[text for _, text in RULES])
+def test_a_rule_has_the_text_of_nft(rule: Rule, text: str) -> None:
+    assert str(rule) == text
+
+
+@pytest.mark.parametrize("rule", [rule for rule, _ in RULES], ids=str)
+def test_a_rule_is_recognized_when_it_is_read(rule: Rule) -> None:
+    assert reported(written(rule)) == replies.ListedRule("chain", rule)
+
+
+def test_all_rules_differ() -> None:
+    rules = {rule for rule, _ in RULES}
+    assert len(rules) == len({rule.identity.digest for rule in rules}) == len(RULES)
 
 
 @pytest.mark.parametrize(
-    "text",
+    "other",
     [
-        "",
-        "what is this",
-        "ip saddr",
-        "ip saddr drop",
-        "ip saddr fd00::1 drop",
-        "ip saddr 10.0.0.0/33 drop",
-        "tcp dport 80 drop",
-        "goto",
-        "numgen random mod 2 vmap { 0 : goto a",
-        "numgen inc mod 2 vmap { 0 : goto a }",
-        "meta l4proto tcp dnat to 10.0.0.1",
-        "meta l4proto tcp dnat ip6 to numgen random mod 1 map { 0 : fd00::1 . 80 }",
-        "meta l4proto tcp dnat ip to numgen random mod 1 map { 0 : 10.0.0.1 }",
-        "meta l4proto tcp dnat ip to numgen random mod 1 map @named",
-        "ip saddr . ip daddr drop",
-        "meta mark set 1",
-        'iifname "more-than-fifteen" drop',
-        "counter drop",
+        Rule(Outside("ip saddr", ("10.0.0.0/8", "192.0.2.2")), DROP),
+        Rule(Outside("ip saddr", ("10.0.0.0/8", "192.0.2.1")), DROP, comment="x"),
+        Rule(Outside("ip saddr", ("10.0.0.0/8", "192.0.2.1"))),
     ],
+    ids=str,
 )
-def test_a_rule_with_unsupported_words_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="cannot compile the rule"):
-        compile_rule(text, "ip")
+def test_a_difference_in_a_set_or_comment_is_a_difference(other: Rule) -> None:
+    assert other != Rule(Outside("ip saddr", ("10.0.0.0/8", "192.0.2.1")), DROP)
 
 
-@given(st.lists(st.sampled_from(" ".join(text for _, text in WORDS).split(" ")), max_size=9))
-def test_words_in_any_order_are_a_rule_or_a_value_error(words: list[str]) -> None:
-    text = " ".join(words)
-    try:
-        rule = compile_rule(text, "ip")
-    except ValueError:
-        return
-    assert isinstance(rule_text(rule, "ip"), str)
+def test_a_rule_without_a_digest_is_one_of_another_program() -> None:
+    """nft replaces a rule together with its userdata."""
+    rule = Rule(Match("ct state", "new"), jump("services"))
+    body = name(1, "kube-proxy") + name(2, "chain") + nested(4, encode_all(rule.expressions()))
+    (found,) = [replies.read_rule(bytes(4) + body).rule]
+    assert found.identity == Identity(b"", "services")
+    assert found != rule
+
+
+def test_a_rule_whose_chain_was_renamed_is_recognized_as_changed() -> None:
+    """Its digest stays the same, but the kernel reports the new name."""
+    rule = Rule(Match("ct state", "new"), jump("services"))
+    operation = written(rule)
+    renamed = operation._replace(body=operation.body.replace(b"services\0", b"renamed!\0"))
+    found = reported(renamed).rule
+    assert found.identity.digest == rule.identity.digest
+    assert found != rule
 
 
 @pytest.mark.parametrize(
-    "expressions",
-    [
-        (Other("counter", b""), Verdict(0)),
-        (Payload(0, 1, 12, 4), Verdict(0)),  # looked at by nobody
-        (Payload(0, 2, 0, 2), Compare(0, 0, b"\0\1")),  # the source's port
-        (Meta(0, 3), Bitwise(0, 0, b"\1\0\0\0", b"\2\0\0\0"), Compare(0, 0, bytes(4))),
-        (Meta(0, 16), Compare(0, 4, b"\6")),  # greater than
-    ],
+    "match",
+    [Match("iifname", '"more-than-fifteen"'), Match("ip saddr", "fd00::1"), Match("meta l4proto", "tcpp")],
+    ids=str,
 )
-def test_a_rule_that_ebpfproxy_never_writes_is_shown_as_other(expressions: tuple[Any, ...]) -> None:
-    text = rule_text(Rule(expressions), "ip")
-    assert text.startswith("other: ")
-    with pytest.raises(ValueError, match="cannot compile the rule"):
-        compile_rule(text, "ip")
-
-
-CHOICE = compile_rule("dnat ip to numgen random mod 2 map { 0 : 10.0.0.1 . 80, 1 : 10.0.0.2 . 80 }", "ip")
-NUMBER, CHOSEN, TRANSLATION = CHOICE.expressions
-assert isinstance(CHOSEN, Lookup)
-
-
-@pytest.mark.parametrize(
-    "expressions",
-    [
-        (NUMBER, CHOSEN, Verdict(0)),  # looked at by nobody
-        (NUMBER, CHOSEN, Nat(1, 2, 0, 2)),  # a port of which nobody says anything
-        (NUMBER, CHOSEN, Nat(1, 2, 0, 0)),
-        (NUMBER, CHOSEN, Load(0, b"\x0a\0\0\1"), TRANSLATION),
-        (NUMBER, CHOSEN, Payload(0, 1, 12, 4), Lookup("clients", 0), TRANSLATION),
-        (NUMBER, CHOSEN, NUMBER, CHOSEN, TRANSLATION),
-        (Meta(0, 16), CHOSEN, TRANSLATION),  # chosen by something else
-        (NUMBER, CHOSEN._replace(target=4), TRANSLATION),
-    ],
-)
-def test_a_destination_that_is_selected_in_another_way_is_shown_as_other(
-    expressions: tuple[Any, ...],
-) -> None:
-    assert rule_text(CHOICE, "ip").startswith("dnat ip to numgen")
-    assert rule_text(CHOICE._replace(expressions=expressions), "ip").startswith("other: ")
-
-
-def test_an_expression_with_unknown_attributes_is_decoded_as_other() -> None:
-    """ct original saddr: without its direction it would be another expression."""
-    known = encode_all([Ct(0, 0)])
-    assert decode_all(known) == (Ct(0, 0),)
-    register, key, direction = u32(1, 1), u32(2, 0), u32(3, 0)
-    more = nested(1, name(1, "ct"), nested(2, register, key, direction))
-    (found,) = decode_all(more)
-    assert isinstance(found, Other)
+def test_a_rule_with_an_invalid_value_names_it(match: Match) -> None:
+    rule = Rule(match, DROP)
+    assert rule.identity != Rule(DROP).identity
+    assert str(match) in rule.problem
+    with pytest.raises(ValueError):
+        rule.expressions()
 
 
 @given(st.binary(max_size=80))
-def test_decoding_junk_raises_nothing(data: bytes) -> None:
-    rule_text(Rule(decode_all(data)), "ip")
+def test_reading_junk_raises_nothing(data: bytes) -> None:
+    replies.read_rule(bytes(4) + data)
 
 
-@pytest.mark.parametrize("text", ["drop", "accept", "return", "jump a", "goto service-X/y"])
-def test_a_verdict_is_converted_to_the_same_text(text: str) -> None:
-    assert verdict_text(parse_verdict(text)) == text
+@pytest.mark.parametrize("size", [8, 20])
+def test_endpoints_are_read_as_they_were_written(size: int) -> None:
+    endpoints = [(place, bytes((place % 256,)) * size) for place in range(1500)]
+    operations = list(messages.add_listed(TABLE, "endpoints-00", b"identity", endpoints))
+    assert len(operations) == 2
+    found = [each for one in operations for each in replies.read_listed(bytes(4) + one.body, size - 4)]
+    assert found == [(b"identity", place, endpoint) for place, endpoint in endpoints]
 
 
-@pytest.mark.parametrize("text", ["", "goto", "drop it", "goto a b", "queue"])
-def test_unsupported_words_are_not_a_verdict(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_verdict(text)
+def test_endpoints_with_comments_of_another_program_are_read() -> None:
+    key = LIST_KEY.pack(b"identity", 1)
+    plain, commented = (SetElement(key, value=b"12345678", comment=comment) for comment in ("", "a comment"))
+    for elements in ([commented], [plain, commented], [commented, plain]):
+        (operation,) = messages.add_elements(TABLE, "endpoints-00", elements)
+        found = list(replies.read_listed(bytes(4) + operation.body, 4))
+        assert found == [(b"identity", 1, b"12345678")] * len(elements)

@@ -17,6 +17,8 @@ from ebpfproxy.linux.nft.sets import (
     interval_elements,
     intervals,
     parse_declaration,
+    parse_verdict,
+    verdict_text,
 )
 from ebpfproxy.linux.nft.types import (
     DEVICE,
@@ -43,6 +45,7 @@ DECLARATIONS = [
     "type inet_proto . inet_service : verdict;",
     "type ipv4_addr; size 65535; flags dynamic,timeout;",
     "type ipv6_addr; flags interval;",
+    "type mark . mark . mark : ipv4_addr . inet_service;",
 ]
 
 
@@ -56,7 +59,7 @@ def test_a_declaration_is_converted_to_the_same_text(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "type;", "type ether_addr;", "type ipv4_addr : mark;", "type ipv4_addr; timeout 3h;"]
+    "text", ["", "type;", "type ether_addr;", "type ipv4_addr : ether_addr;", "type ipv4_addr; timeout 3h;"]
 )
 def test_an_unsupported_declaration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="the declaration"):
@@ -149,3 +152,14 @@ def test_a_device_is_matched_by_its_name_or_by_a_prefix(text: str, raw: bytes) -
 
 def test_marks_are_written_in_hexadecimal() -> None:
     assert MARK.text(MARK.parse("0x4000")) == "0x00004000"
+
+
+@pytest.mark.parametrize("text", ["drop", "accept", "return", "jump a", "goto service-X/y"])
+def test_a_verdict_is_converted_to_the_same_text(text: str) -> None:
+    assert verdict_text(parse_verdict(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "goto", "drop it", "goto a b", "queue"])
+def test_unsupported_words_are_not_a_verdict(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_verdict(text)

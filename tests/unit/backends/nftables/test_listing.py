@@ -1,10 +1,12 @@
 """The output of nft becomes the same entries for all its versions and flags."""
 
+from typing import Any
+
 import pytest
 
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key, Map, Set
 from ebpfproxy.model.address import Family
-from tests.support.nft_listing import element_text, parse
+from tests.support.nft_listing import RuleText, element_text, parse
 from tests.support.nft_text import canonical_declaration, canonical_hook, canonical_rule
 
 V4 = Family.IPV4
@@ -64,6 +66,12 @@ LISTING = f"""table ip kube-proxy {{
 }}
 """.replace("    ", "\t")
 
+
+def text_rules(*texts: str) -> tuple[Any, ...]:
+    """Rules as `parse` returns them."""
+    return tuple(map(RuleText, texts))
+
+
 ENTRIES: dict[Key, Entry] = {
     Set(V4, "cluster-ips"): "type ipv4_addr;",
     Element(V4, "cluster-ips", "10.96.0.1"): ElementEntry(),
@@ -75,13 +83,14 @@ ENTRIES: dict[Key, Entry] = {
     Element(V4, "no-endpoint-services", "10.96.0.10 . udp . 81"): ElementEntry("goto reject-chain"),
     Map(V4, "service-nodeports"): "type inet_proto . inet_service : verdict;",
     Chain(V4, "filter-prerouting-pre-dnat"): ChainEntry(
-        "type filter hook prerouting priority -110; policy accept;", ("ct state new jump firewall-check",)
+        "type filter hook prerouting priority -110; policy accept;",
+        text_rules("ct state new jump firewall-check"),
     ),
-    Chain(V4, "reject-chain"): ChainEntry("", ("reject",)),
+    Chain(V4, "reject-chain"): ChainEntry("", text_rules("reject")),
     Chain(V4, SERVICE): ChainEntry("", ()),
     Chain(V4, ENDPOINT): ChainEntry(
         "",
-        (
+        text_rules(
             "ip saddr 10.180.0.1 jump mark-for-masquerade",
             f"update @{AFFINITY} {{ ip saddr timeout 10800s }}",
             "meta l4proto tcp dnat to 10.180.0.1:80",

@@ -4,7 +4,13 @@ import re
 
 import pytest
 
-from ebpfproxy.backends.nftables.names import comment, endpoint_name, port_name
+from ebpfproxy.backends.nftables.names import (
+    affinity_number,
+    affinity_number_of_set,
+    comment,
+    endpoint_name,
+    port_name,
+)
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.service import ServicePortName
 
@@ -49,6 +55,15 @@ def test_a_port_has_the_name_that_kube_proxy_gives_it(name: ServicePortName, exp
 )
 def test_an_endpoint_has_the_name_that_kube_proxy_gives_it(number: int, address: str, expected: str) -> None:
     assert endpoint_name(port(number), parse_address(address), 80) == expected
+
+
+def test_the_number_of_an_endpoint_follows_from_the_name_of_its_set_in_kube_proxy() -> None:
+    """So the clients stay known if the agent takes over the sets of kube-proxy, also with truncated names."""
+    for name in (port(1), ServicePortName(LABEL, LABEL, LABEL, Protocol.SCTP)):
+        address = parse_address("fd00:1111:2222:3333:4444:5555:6666:7777")
+        set_name = f"affinity-{endpoint_name(name, address, 80)}"
+        assert affinity_number_of_set(set_name) == affinity_number(name, address, 80)
+    assert affinity_number_of_set("affinity") is affinity_number_of_set("cluster-ips") is None
 
 
 def test_the_name_of_an_unnamed_port_ends_with_the_protocol() -> None:

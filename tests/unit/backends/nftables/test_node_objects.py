@@ -1,9 +1,12 @@
 """The objects that all Services share."""
 
+import ipaddress
+import re
+
 import pytest
 
 from ebpfproxy.backends.nftables.backend import render
-from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, Entry, Key, Set
+from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, Entry, Key, Map, Set
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import NodePlan
@@ -55,14 +58,14 @@ CHAINS = {
         meta mark set meta mark | 0x00004000""",
     "masquerading": """
         meta mark & 0x00004000 != 0x00000000 meta mark set meta mark ^ 0x00004000 masquerade fully-random
-        ct status dnat {connection} @hairpin-connections masquerade fully-random""".format(
-        connection="ip saddr . ip daddr . meta l4proto . th dport"
+        ct status dnat {same} masquerade fully-random""".format(
+        same=" ".join(f"@nh,{bit},8 . @nh,{bit + 32},8 @equal-bytes" for bit in (120, 112, 104, 96))
     ),
 }
 
 CONTAINERS = {
     "set cluster-ips": "type ipv4_addr;",
-    "set hairpin-connections": "type ipv4_addr . ipv4_addr . inet_proto . inet_service;",
+    "set equal-bytes": "type mark . mark;",
     "map service-ips": "type ipv4_addr . inet_proto . inet_service : verdict;",
     "map service-nodeports": "type inet_proto . inet_service : verdict;",
     "map no-endpoint-services": "type ipv4_addr . inet_proto . inet_service : verdict;",
@@ -74,7 +77,7 @@ CONTAINERS = {
 def chains(entries: dict[Key, Entry]) -> dict[str, list[str]]:
     """Return the hook, if any, and the rules of each chain, by name."""
     return {
-        key.name: [*filter(None, [entry.hook]), *entry.rules]
+        key.name: [*filter(None, [entry.hook]), *map(str, entry.rules)]
         for key, entry in entries.items()
         if isinstance(key, Chain) and isinstance(entry, ChainEntry)
     }
@@ -91,26 +94,28 @@ def test_the_table_has_the_chains_of_kube_proxy() -> None:
 
 def test_the_table_has_the_containers_of_kube_proxy() -> None:
     entries = render((), NodePlan(), SETTINGS, [Family.IPV4])
-    found = {
-        f"{key.kind} {key.name}": entry
-        for key, entry in entries.items()
-        if not isinstance(key, Chain | Element)
-    }
+    found = {f"{key.kind} {key.name}": entry for key, entry in entries.items() if isinstance(key, Set | Map)}
     assert found == CONTAINERS
 
 
 def test_the_table_of_ipv6_differs_only_in_the_words_of_its_family() -> None:
-    four = render((), NodePlan(), SETTINGS, [Family.IPV4])
-    six = render((), NodePlan(), SETTINGS, [Family.IPV6])
+    four, six = (text_of(render((), NodePlan(), SETTINGS, [family])) for family in Family)
     translated = (
-        str(list(four.items()))
-        .replace("ip daddr", "ip6 daddr")
+        four.replace("ip daddr", "ip6 daddr")
         .replace("ip saddr", "ip6 saddr")
         .replace("ipv4_addr", "ipv6_addr")
         .replace("127.0.0.0/8", "::1")
         .replace(repr(Family.IPV4), repr(Family.IPV6))
     )
-    assert translated == str(list(six.items()))
+    assert SAME_BYTES.sub("", translated) == SAME_BYTES.sub("", six)
+    assert [len(SAME_BYTES.findall(text)) for text in (four, six)] == [4, 16]
+
+
+SAME_BYTES = re.compile(r"@nh,[0-9]+,8 \. @nh,[0-9]+,8 @equal-bytes ")
+
+
+def text_of(entries: dict[Key, Entry]) -> str:
+    return str(list(entries.items()))
 
 
 def test_without_families_there_are_no_entries() -> None:
@@ -147,7 +152,31 @@ def test_node_ports_answer_on_the_addresses_that_the_plan_names() -> None:
     assert Set(Family.IPV4, "nodeport-networks") not in entries
 
 
-def test_local_networks_with_several_addresses_have_a_separate_set() -> None:
+NOT_LOOPBACK = tuple(
+    map(str, ipaddress.IPv4Network("0.0.0.0/1").address_exclude(ipaddress.IPv4Network("127.0.0.0/8")))
+)
+ONE_FORM = [
+    [("192.0.2.10/32", "192.0.2.11/32"), ("192.0.2.10/31",), ("192.0.2.10/31", "192.0.2.11/32")],
+    [("198.51.100.0/24",), ("198.51.100.0/25", "198.51.100.128/25"), ("198.51.100.0/24", "198.51.100.7/32")],
+    [("0.0.0.0/1",), ("0.0.0.0/1", "127.0.0.1/32"), ("0.0.0.0/1", "127.0.0.0/9"), NOT_LOOPBACK],
+    [(), ("127.0.0.0/8",), ("127.0.0.1/32", "127.0.0.2/32")],
+]
+
+
+@pytest.mark.parametrize("equivalent", ONE_FORM, ids=["short", "long", "around loopback", "loopback"])
+def test_the_same_addresses_have_one_form(equivalent: list[tuple[str, ...]]) -> None:
+    """A change of the form alone would be a change of the table."""
+    forms = [restricted(*texts) for texts in equivalent]
+    assert all(form == forms[0] for form in forms)
+    assert not any(
+        "127." in text
+        for name in ("nodeport-ips", "nodeport-networks")
+        for text in elements(forms[0], name)
+        if not text.startswith("0.")
+    )
+
+
+def test_local_networks_with_many_addresses_have_a_separate_set() -> None:
     entries = restricted("192.0.2.10/32", "198.51.100.0/24", "198.51.100.0/25", "198.51.101.0/24")
     assert elements(entries, "nodeport-ips") == ["192.0.2.10"]
     assert elements(entries, "nodeport-networks") == ["198.51.100.0/23"]

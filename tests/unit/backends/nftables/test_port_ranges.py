@@ -11,11 +11,10 @@ from ebpfproxy.backends.nftables.port_ranges import (
     is_everything,
     merged,
     network_range,
-    operand,
     range_text,
 )
 from ebpfproxy.model.address import Family, parse_network
-from tests.support.nft_text import parse_range
+from tests.support.nft_text import operand, parse_range
 
 NUMBERS = st.integers(0, 60)
 RANGES = st.lists(st.tuples(NUMBERS, NUMBERS).map(lambda pair: Range(min(pair), max(pair))), max_size=8)
