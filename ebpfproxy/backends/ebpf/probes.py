@@ -77,7 +77,7 @@ HELPERS = {
         "bpf_set_retval", "a rejected connection fails with EPERM instead of ECONNREFUSED", "5.18"
     ),
 }
-"""The helper functions, by the macro of features.py."""
+"""The helper functions, by the name of the feature in features.py."""
 
 
 def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Finding, ...]:
@@ -275,7 +275,7 @@ def _places(bpffs_root: Path) -> Iterator[Finding]:
 def _helpers() -> Iterator[Finding]:
     packets = ((each, partial(_load, SCHED_CLS, 0)) for each in features.PROBES)
     for each, load in (*packets, (features.SET_RETVAL, _load_connect)):
-        name, without, since = HELPERS[each.define]
+        name, without, since = HELPERS[each.name]
         yield _tried(partial(load, each.code), name, without, _NEWER.format(since), needed=False)
 
 

@@ -21,7 +21,7 @@ from ebpfproxy.log import Logger
 log = Logger(__name__)
 
 COMPILED = "Compiled BPF programs"
-"""There was no object file for this version and this kernel's features. The next start uses the new one."""
+"""There was no object file for this version. The next start uses the new one."""
 LOADED = "Loaded BPF programs"
 """Logged at a start, unless pinned programs of the same version are used."""
 REPLACED = "Removed pins of another version"
@@ -58,12 +58,12 @@ def sources() -> tuple[Path, ...]:
     return tuple(abi.source_directory() / name for name in _SOURCES)
 
 
-def object_file(present: Mapping[str, str]) -> ObjectFile:
-    """The object file of all programs for a kernel with the features `present` (`features.defines`).
+def object_file() -> ObjectFile:
+    """The object file of all programs, for any kernel and any sizes of maps.
 
     It is compiled if there is none yet, which takes some seconds. Raises KernelError.
     """
-    found, is_new = compiler.compiled(sources(), COMPILED_SIZES.defines() | dict(present))
+    found, is_new = compiler.compiled(sources(), COMPILED_SIZES.defines())
     if is_new:
         log.info(COMPILED, digest=found.digest[:10])
     return found
@@ -77,16 +77,15 @@ class Programs:
         self.hooks = available_hooks()
         self._pins = pins
         self._cgroup = cgroup_root
-        present = features.defines()
-        settings = sizes.defines() | present
+        numbers = sizes.numbers() | features.numbers(features.present())
         self._specs = specs(self.hooks)
         code = compiler.code(sources())
-        self.directory = pins.programs(code + str(settings) + str(self._specs))
+        self.directory = pins.programs(code + str(sizes) + str(numbers) + str(self._specs))
         self.maps = self.directory / "maps"
         if not self.is_pinned():
-            file = object_file(present)
+            file = object_file()
             links = self._provide_maps(sizes)
-            load_and_pin(file, self._specs, sizes.numbers(), links, self.directory, TAIL_CALLS)
+            load_and_pin(file, self._specs, numbers, links, self.directory, TAIL_CALLS)
             log.info(LOADED, programs=len(self._specs), folder=self.directory.name)
         self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
         self._ids = {name: program.id for name, program in self._programs.items()}
