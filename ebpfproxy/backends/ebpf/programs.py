@@ -69,6 +69,11 @@ def object_file() -> ObjectFile:
     return found
 
 
+def has_object_file() -> bool:
+    """Whether `object_file` needs no compiler."""
+    return compiler.is_compiled(sources(), COMPILED_SIZES.defines())
+
+
 class Programs:
     """The loaded and pinned programs of one source with its settings, and their attachments to one cgroup."""
 
