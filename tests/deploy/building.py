@@ -24,6 +24,8 @@ _BASE = "localhost/base"
 _RESULT = "localhost/ebpfproxy"
 DEFAULT, WITH_BCC = "default", "with-bcc"
 """The variants of the image: targets of the Dockerfile."""
+MACHINE = "machine"
+"""Instead of an image: the files of this machine."""
 _OMITTED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info")
 _PATIENCE = 1800  # seconds, for a slow mirror
 

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.lab import Lab
-from tests.deploy.building import DEFAULT, WITH_BCC, Builder, Built, builder
+from tests.deploy.building import DEFAULT, MACHINE, WITH_BCC, Builder, Built, builder
 from tests.deploy.installed import Installed
 from tests.kernel.cluster import Cluster
 from tests.support.kustomize import DEPLOY, REPOSITORY, render
 from tests.support.oci import Image
-
-MACHINE = "machine"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
