@@ -63,7 +63,7 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 
 .PHONY: test
 test: check  ## the checks, then every test that this machine can run
-	@$(PYTHON) -m pytest -n 3 --durations=20
+	@$(PYTHON) -m pytest -n 4 --durations=20
 
 .PHONY: objects
 objects: $(STAMP)  ## compile the BPF programs for a wheel or an image, as root
