@@ -20,6 +20,9 @@ C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch
 # make soak SOAK_MODES=ebpf,iptables,nftables,ipvs
 MODES      := ebpf,nftables,iptables-legacy,iptables-nft
 SOAK_MODES := ebpf,iptables,nftables
+# What `make image` builds: a variant is a target of deploy/Dockerfile, default or with-bcc.
+IMAGE   := localhost/ebpfproxy
+VARIANT := default
 # What `make coverage` runs as root beside the fast tests: some of each kind, for a few minutes.
 COVERED := $(addprefix tests/kernel/,service_table/test_contents.py service_table/test_room.py \
   nftables_table/test_rejections.py test_agent_restart.py test_ebpf_drain.py test_iptables_rejections.py \
@@ -61,6 +64,14 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 .PHONY: test
 test: check  ## the checks, then every test that this machine can run
 	@$(PYTHON) -m pytest -n 4 --durations=20
+
+.PHONY: objects
+objects: $(STAMP)  ## compile the BPF programs for a wheel or an image, as root
+	@$(CLI) compile --output=ebpfproxy/objects
+
+.PHONY: image
+image: objects  ## build the image with buildah: make image IMAGE=registry/name:tag VARIANT=default
+	buildah build -f deploy/Dockerfile --target=$(VARIANT) -t $(IMAGE) .
 
 .PHONY: test-image
 test-image: $(STAMP)  ## build the image from nothing, as its Dockerfile says, and serve from it: ten minutes, as root

@@ -434,11 +434,19 @@ enum counter {
 	COUNTERS = 26,
 };
 
-/* Stands in an object file for a number that the loader knows: sizes of maps. The values are
- * 0x5eed0001 and following, which no other constant of the programs has.
+/* Stands in an object file for a number that the loader knows: sizes of maps, and 0 or 1 for each
+ * helper that the kernel may lack. The values are 0x5eed0001 and following, which no other constant
+ * of the programs has.
  */
 enum placeholder {
 	PLACEHOLDER_FLOWS = 1592590337,		 /* how many flows may be established */
 	PLACEHOLDER_HALF_OPEN_ROWS = 1592590338, /* entries of half_open_flows */
 	PLACEHOLDER_SOCKETS = 1592590339,	 /* entries of socket_peers */
+	PLACEHOLDER_HAVE_SK_LOOKUP_UDP = 1592590340,
+	PLACEHOLDER_HAVE_FIB_LOOKUP = 1592590341,
+	PLACEHOLDER_HAVE_SKC_LOOKUP_TCP = 1592590342,
+	PLACEHOLDER_HAVE_REDIRECT_NEIGH = 1592590343,
+	PLACEHOLDER_HAVE_REDIRECT_PEER = 1592590344,
+	PLACEHOLDER_HAVE_KTIME_COARSE = 1592590345,
+	PLACEHOLDER_HAVE_SET_RETVAL = 1592590346,
 };

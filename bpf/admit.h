@@ -49,18 +49,14 @@ static __always_inline bool is_for_connected_socket(struct __sk_buff *skb,
 						    const struct packet *packet,
 						    struct bpf_sock_tuple *tuple)
 {
-#if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
 	const struct flow_key *key = &packet->tuple;
 	u32 size;
 
-	if (key->protocol != IPPROTO_UDP)
+	if (!HAVE(SK_LOOKUP_UDP) || key->protocol != IPPROTO_UDP)
 		return false;
 	size = socket_tuple(tuple, &key->source, key->source_port, &key->destination,
 			    key->destination_port);
 	return udp_socket_receives(skb, tuple, size, true);
-#else
-	return false;
-#endif
 }
 
 /* Decides which source address the endpoint sees: docs/decisions/0011. */

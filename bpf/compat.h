@@ -64,3 +64,9 @@
  * llvm.bpf.pseudo is a load of 64 bits that the optimizer does not look into.
  */
 #define LOADED(what) ((u32)bpf_pseudo_fd(0, PLACEHOLDER_##what))
+
+/* Whether the kernel has a helper: see features.py. The verifier knows the value. It neither checks
+ * nor keeps a branch that cannot run (opt_hard_wire_dead_code_branches(), e2ae4ca266a1, 5.1), so
+ * one object file serves all kernels.
+ */
+#define HAVE(helper) (bpf_pseudo_fd(0, PLACEHOLDER_HAVE_##helper) != 0)

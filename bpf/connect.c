@@ -14,9 +14,8 @@
 
 static __always_inline int fail(int error)
 {
-#ifdef HAVE_SET_RETVAL
-	bpf_set_retval(-error);
-#endif
+	if (HAVE(SET_RETVAL))
+		bpf_set_retval(-error);
 	return FAIL; /* EPERM if the kernel has no bpf_set_retval() (before 5.18, b44123b4a3dc) */
 }
 

@@ -52,10 +52,9 @@ static __always_inline u32 stack_bypass_device(struct __sk_buff *skb, const stru
 	entry = device ? devices.lookup(&device) : NULL;
 	if (!entry)
 		return 0;
-#ifdef HAVE_REDIRECT_PEER
-	next_hop->into_pod =
-	    entry->flags & DEVICE_PEER && next_hop->has_ethernet && packet->l3 == ETHERNET_HEADER;
-#endif
+	if (HAVE(REDIRECT_PEER))
+		next_hop->into_pod = entry->flags & DEVICE_PEER && next_hop->has_ethernet &&
+				     packet->l3 == ETHERNET_HEADER;
 	return device;
 }
 

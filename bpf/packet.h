@@ -312,11 +312,7 @@ static __always_inline void fragment_key(struct fragment_key *key, const struct 
  */
 static __always_inline u64 time_now(void)
 {
-#ifdef HAVE_KTIME_COARSE
-	return bpf_ktime_get_coarse_ns();
-#else
-	return bpf_ktime_get_ns();
-#endif
+	return HAVE(KTIME_COARSE) ? bpf_ktime_get_coarse_ns() : bpf_ktime_get_ns();
 }
 
 /* Stores the ports of a first fragment in the map, or sets the ports of a later fragment from the

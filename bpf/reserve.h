@@ -24,8 +24,6 @@ static __always_inline __be16 random_port(void)
 	return bpf_htons((u16)(FIRST_PORT + (((u64)bpf_get_prandom_u32() * PORT_COUNT) >> 32)));
 }
 
-#if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
-
 /* Sets `tuple` for the lookup of the socket that receives packets from `from` to `to`. Returns the
  * size of the part of `tuple` that is set.
  */
@@ -79,8 +77,6 @@ static __always_inline bool tcp_socket_receives(struct __sk_buff *skb, struct bp
 	return receives;
 }
 
-#endif
-
 /* Whether a socket of this node or netfilter already uses the address and port for a connection to
  * the endpoint. Connections that netfilter masqueraded before mode ebpf started are in
  * `netfilter_flows`.
@@ -99,8 +95,7 @@ static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct a
 		if (netfilter_flows.lookup(&scratch->key))
 			return true;
 	}
-#if defined(HAVE_SKC_LOOKUP_TCP) && defined(HAVE_SK_LOOKUP_UDP)
-	{
+	if (HAVE(SKC_LOOKUP_TCP) && HAVE(SK_LOOKUP_UDP)) {
 		struct bpf_sock_tuple *tuple = &scratch->sockets;
 		u32 size = socket_tuple(tuple, endpoint, endpoint_port, masquerade, port);
 
@@ -109,7 +104,6 @@ static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct a
 		if (protocol == IPPROTO_UDP)
 			return udp_socket_receives(skb, tuple, size, false);
 	}
-#endif
 	return false;
 }
 

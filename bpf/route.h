@@ -71,10 +71,11 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 				 const struct address *from, const struct address *to,
 				 struct next_hop *next_hop)
 {
-#if defined(HAVE_FIB_LOOKUP) && defined(HAVE_REDIRECT_NEIGH)
 	struct bpf_fib_lookup lookup = {};
 	int found;
 
+	if (!HAVE(FIB_LOOKUP) || !HAVE(REDIRECT_NEIGH))
+		return 0;
 	lookup.l4_protocol = packet->tuple.protocol;
 	lookup.tot_len = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
 	lookup.ifindex = skb->ifindex;
@@ -97,7 +98,6 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 		next_hop->into_pod = false;
 		return lookup.ifindex;
 	}
-#endif
 	return 0;
 }
 
@@ -109,11 +109,9 @@ static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex,
 					struct next_hop *next_hop)
 {
 	mark_set(skb, MARK_DONE);
-#ifdef HAVE_REDIRECT_NEIGH
+	if (!HAVE(REDIRECT_NEIGH))
+		return DROP;
 	return redirect_by_neighbor(ifindex, &next_hop->neighbor, sizeof(next_hop->neighbor), 0);
-#else
-	return DROP;
-#endif
 }
 
 /* Moves the packet into the network namespace of a pod, as if the pod's end of the pair had
@@ -123,10 +121,9 @@ static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex,
 static __always_inline int redirect_into_pod(struct __sk_buff *skb, u32 ifindex,
 					     struct next_hop *next_hop)
 {
-#ifdef HAVE_REDIRECT_PEER
-	if (!bpf_skb_store_bytes(skb, 0, next_hop->ethernet, sizeof(next_hop->ethernet), 0))
+	if (HAVE(REDIRECT_PEER) &&
+	    !bpf_skb_store_bytes(skb, 0, next_hop->ethernet, sizeof(next_hop->ethernet), 0))
 		return bpf_redirect_peer(ifindex, 0);
-#endif
 	return DROP;
 }
 

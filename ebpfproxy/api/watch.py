@@ -1,8 +1,8 @@
 """The API server as a source: configuration, credentials and connections for one reflector per kind.
 
 The Kubernetes client provides configuration, authentication and transport. Its models and its Watch are not
-used: they take a hundred times the memory, never back off, and one invalid object ends the stream. The client
-takes 30 MB, so it is imported only when a configuration is loaded. `reflector` lists and watches.
+used: they take a hundred times the memory, never back off, and one invalid object ends the stream. Only parts
+of the client are imported (`client_modules`). `reflector` lists and watches.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ebpfproxy.api import client_modules
 from ebpfproxy.api.connection import USUAL_TIMING, StatusError, Timing, WatchSilent
 from ebpfproxy.api.event import Event
 from ebpfproxy.api.parse import parse_status_reason
@@ -93,16 +94,16 @@ def _check_server(server: str, label: str) -> None:
 
 def _read_configuration(kubeconfig: str, master: str) -> Any:
     """A kubernetes.client.Configuration. Raises ConfigError."""
-    import kubernetes
-
-    config: Any = kubernetes.config  # some releases have incomplete types
-    configuration = kubernetes.client.Configuration()
+    client = client_modules.load()
+    configuration = client.Configuration()
     try:
         if kubeconfig:
             with open(kubeconfig, "rb"):  # the client treats a missing file as an empty one
-                config.load_kube_config(kubeconfig, client_configuration=configuration, persist_config=False)
+                client_modules.kube_config().load_kube_config(
+                    kubeconfig, client_configuration=configuration, persist_config=False
+                )
         elif not master or "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(configuration)
+            client.load_incluster_config(configuration)
     except OSError as error:
         where = error.filename or kubeconfig
         hint = "correct --kubeconfig, or clientConnection.kubeconfig in the configuration file"
@@ -129,12 +130,10 @@ class Session:
     """
 
     def __init__(self, configuration: Any, server: str, timing: Timing, observer: RequestObserver) -> None:
-        from kubernetes.client.rest import RESTClientObject
-
         self._configuration, self._server, self._timing = configuration, server.rstrip("/"), timing
         self._observer, self._host = observer, urllib.parse.urlsplit(server).netloc
         try:
-            self._pool = RESTClientObject(configuration).pool_manager
+            self._pool = client_modules.load().RESTClientObject(configuration).pool_manager
         except (OSError, ValueError) as error:  # an invalid proxy URL, a missing certificate file
             raise SourceError(f"cannot connect to {self._server}: {error}") from None
         self._pool.pool_classes_by_scheme = _pools(self._connected)
@@ -268,7 +267,6 @@ def _pools(connected: Callable[[socket.socket], None]) -> dict[str, type]:
 def _converted_errors(server: str) -> Iterator[None]:
     """Convert exceptions of the transport to SourceError."""
     import urllib3.exceptions
-    from kubernetes.config import ConfigException
 
     try:
         yield
@@ -282,7 +280,7 @@ def _converted_errors(server: str) -> Iterator[None]:
             f"cannot reach {server}: {error}",
             "if this is a ClusterIP, give an address of the API server with --master that needs no proxy",
         ) from None
-    except (ValueError, ConfigException) as error:
+    except (ValueError, client_modules.load().ConfigException) as error:
         raise SourceError(f"cannot get credentials for {server}: {error}") from None
 
 

@@ -1,5 +1,6 @@
 """The interface of a mode: what the agent needs to serve in it, to clean it up and to switch modes."""
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -137,3 +138,29 @@ class Mode(Protocol):
     def remove(self, config: Config, dry_run: bool = False) -> list[str]: ...
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]: ...
+
+
+class DeferredMode:
+    """A mode whose package is imported at its first use, so that a start imports only the modes it probes.
+
+    `load` imports the package and returns the mode. Any thread may use it.
+    """
+
+    def __init__(self, name: str, uses_kernel_nat: bool, load: Callable[[], Mode]) -> None:
+        self.name, self.uses_kernel_nat = name, uses_kernel_nat
+        self._mode = functools.cache(load)
+
+    def probe(self, config: Config) -> tuple[Finding, ...]:
+        return self._mode().probe(config)
+
+    def try_out(self, config: Config) -> tuple[Finding, ...]:
+        return self._mode().try_out(config)
+
+    def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+        return self._mode().prepare(config, callbacks)
+
+    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+        return self._mode().remove(config, dry_run)
+
+    def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
+        return self._mode().drain(config, translates)

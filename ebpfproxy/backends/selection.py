@@ -4,18 +4,45 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ebpfproxy.backends.ebpf.mode import EbpfMode
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.iptables.mode import IptablesMode
-from ebpfproxy.backends.ipvs.mode import IpvsMode
-from ebpfproxy.backends.mode import Mode
-from ebpfproxy.backends.nftables.mode import NftablesMode
+from ebpfproxy.backends.mode import DeferredMode, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux import capabilities
 
 AUTO = "auto"
-MODES: tuple[Mode, ...] = (EbpfMode(), NftablesMode(), IptablesMode(), IpvsMode())
+
+
+def _ebpf() -> Mode:
+    from ebpfproxy.backends.ebpf.mode import EbpfMode
+
+    return EbpfMode()
+
+
+def _nftables() -> Mode:
+    from ebpfproxy.backends.nftables.mode import NftablesMode
+
+    return NftablesMode()
+
+
+def _iptables() -> Mode:
+    from ebpfproxy.backends.iptables.mode import IptablesMode
+
+    return IptablesMode()
+
+
+def _ipvs() -> Mode:
+    from ebpfproxy.backends.ipvs.mode import IpvsMode
+
+    return IpvsMode()
+
+
+MODES: tuple[Mode, ...] = (
+    DeferredMode("ebpf", False, _ebpf),
+    DeferredMode("nftables", True, _nftables),
+    DeferredMode("iptables", True, _iptables),
+    DeferredMode("ipvs", True, _ipvs),
+)
 """All modes, in the order in which `auto` prefers them."""
 
 

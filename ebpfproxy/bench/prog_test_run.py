@@ -87,10 +87,11 @@ def _prepare(lab: Lab, size: Size) -> tuple[Maps, dict[str, Program]]:
     layout = Pins(lab.bpffs).hooked_in()
     pins = layout / "bench"
     sources = abi.source_directory() / "tc.c", _FURTHER_PROGRAMS
-    defines = COMPILED_SIZES.defines() | features.defines() | {"MARK_IN_CB": "1"}
+    defines = COMPILED_SIZES.defines() | {"MARK_IN_CB": "1"}
     file, _ = compiler.compiled(sources, defines)
+    numbers = MapSizes().numbers() | features.numbers(features.present())
     specs = tuple(ProgramSpec(name, SCHED_CLS, 0) for name in (*PROGRAMS, *TAIL_CALLS))
-    load_and_pin(file, specs, MapSizes().numbers(), layout / "maps", pins, TAIL_CALLS)
+    load_and_pin(file, specs, numbers, layout / "maps", pins, TAIL_CALLS)
     return Maps(layout / "maps"), {name: Program.pinned(pins / name) for name in PROGRAMS}
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "doctor": "Show which modes work on this machine, and what the others need.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
     "demo": "Run pods, a Service and the agent in namespaces of this machine.",
+    "compile": "Compile the BPF programs for a package or an image.",
     "bench": "Measure connections, packets, starts and changes on this machine.",
     "version": "Show the version.",
 }

@@ -9,6 +9,7 @@ import json
 import re
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,10 @@ DOCKERFILE = DEPLOY / "Dockerfile"
 
 _BASE = "localhost/base"
 _RESULT = "localhost/ebpfproxy"
+DEFAULT, WITH_BCC = "default", "with-bcc"
+"""The variants of the image: targets of the Dockerfile."""
+MACHINE = "machine"
+"""Instead of an image: the files of this machine."""
 _OMITTED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info")
 _PATIENCE = 1800  # seconds, for a slow mirror
 
@@ -41,19 +46,22 @@ def base_name() -> str:
 
 
 @contextlib.contextmanager
-def built(folder: Path) -> Iterator[Built]:
-    """Within the block, the image with its readable files. Raises CalledProcessError."""
-    build = _Build(folder)
+def builder(folder: Path) -> Iterator["Builder"]:
+    """Within the block, the base and the object file, from which variants are built. Raises
+    CalledProcessError."""
+    build = Builder(folder)
     try:
         build.make_base()
-        began = time.monotonic()
-        build.make_image()
-        yield build.result(time.monotonic() - began)
+        objects = REPOSITORY / "ebpfproxy/objects"  # as `make objects`
+        _run(sys.executable, "-m", "ebpfproxy", "compile", f"--output={objects}")
+        yield build
     finally:
         build.remove()
 
 
-class _Build:
+class Builder:
+    """Builds variants of the image below `folder`, with a storage of its own."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._storage = [f"--root={folder}/storage", f"--runroot={folder}/run", "--storage-driver=overlay"]
@@ -71,7 +79,13 @@ class _Build:
         self._buildah("commit", "--quiet", "--rm", container, _BASE)
         _run("rm", "-rf", str(root))
 
-    def make_image(self) -> None:
+    def build(self, variant: str) -> Built:
+        """The image of a variant with its readable files. Raises CalledProcessError."""
+        began = time.monotonic()
+        self._make_image(variant)
+        return self._result(variant, time.monotonic() - began)
+
+    def _make_image(self, variant: str) -> None:
         """pip in the build trusts the CAs of this machine, which may include a private one for the index."""
         configuration = self._folder / "pip.conf"
         configuration.write_text("[global]\ncert = /etc/pip-ca.pem\n")
@@ -84,14 +98,17 @@ class _Build:
             f"--volume={Path(trusted).resolve()}:/etc/pip-ca.pem:ro",
             f"--volume={configuration}:/etc/pip.conf:ro",
             f"--file={DOCKERFILE}",
-            f"--tag={_RESULT}",
+            "--layers",
+            f"--target={variant}",
+            f"--tag={_RESULT}:{variant}",
             str(REPOSITORY),
         )
 
-    def result(self, seconds: float) -> Built:
-        inspected = json.loads(self._buildah("inspect", "--type=image", _RESULT))
+    def _result(self, variant: str, seconds: float) -> Built:
+        name = f"{_RESULT}:{variant}"
+        inspected = json.loads(self._buildah("inspect", "--type=image", name))
         configuration = inspected["OCIv1"]["config"]
-        container = self._buildah("from", "--pull-never", _RESULT)
+        container = self._buildah("from", "--pull-never", name)
         root = Path(self._buildah("mount", container))
         environment = dict(each.split("=", 1) for each in configuration["Env"])
         return Built(Image(root, configuration["Entrypoint"], environment), _size(root), seconds)

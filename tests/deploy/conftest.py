@@ -9,18 +9,16 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.lab import Lab
-from tests.deploy.building import Built, built
+from tests.deploy.building import DEFAULT, MACHINE, WITH_BCC, Builder, Built, builder
 from tests.deploy.installed import Installed
 from tests.kernel.cluster import Cluster
 from tests.support.kustomize import DEPLOY, REPOSITORY, render
 from tests.support.oci import Image
 
-MACHINE, IMAGE = "machine", "image"
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "image" in metafunc.fixturenames:
-        kinds = [MACHINE, IMAGE] if metafunc.config.getoption("--image") else [MACHINE]
+        kinds = [MACHINE, DEFAULT, WITH_BCC] if metafunc.config.getoption("--image") else [MACHINE]
         metafunc.parametrize("image", kinds, indirect=True, scope="session")
 
 
@@ -32,21 +30,26 @@ def need(program: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def built_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    """The built deploy/Dockerfile. This takes minutes and downloads some hundred megabytes of packages."""
+def _builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     need("buildah")
     need("debootstrap")
-    with built(tmp_path_factory.mktemp("image")) as result:
-        yield result
+    with builder(tmp_path_factory.mktemp("image")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def built_images(_builder: Builder) -> dict[str, Built]:
+    """The variants of deploy/Dockerfile. This takes minutes and downloads some hundred megabytes."""
+    return {variant: _builder.build(variant) for variant in (DEFAULT, WITH_BCC)}
 
 
 @pytest.fixture(scope="session")
 def image(request: pytest.FixtureRequest) -> Image:
     """The root file system of pods: this machine's files with this checkout, or the image."""
     need("crun")
-    if request.param == IMAGE:
-        made: Built = request.getfixturevalue("built_image")
-        return made.image
+    if request.param != MACHINE:
+        made: dict[str, Built] = request.getfixturevalue("built_images")
+        return made[request.param].image
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
     also = {REPOSITORY, Path(sys.prefix)}
     return Image(Path("/"), [sys.executable, "-m", "ebpfproxy"], environment, sorted(also))

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from ebpfproxy.backends.selection import MODES
 from ebpfproxy.config.load import load
 from ebpfproxy.config.settings import HEALTHZ_PORT, METRICS_PORT, OPTIONS
+from ebpfproxy.linux.bpf.object_cache import FOLDER
 from tests.support.kustomize import DEPLOY, KUBECTL, REPOSITORY, Object, folders, one, render
 
 _SCHEMAS: Any = importlib.import_module("kubernetes_validate")  # it has no type hints
@@ -160,10 +161,25 @@ def test_an_overlay_can_replace_the_configuration(tmp_path: Path) -> None:
     assert data == {"config.conf": "mode: ipvs\n", "api-server": "CHANGE-ME"}
 
 
+def test_with_bcc_the_object_files_are_kept_on_the_node(tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    overlay = tmp_path / "deploy/example/kustomization.yaml"
+    text = overlay.read_text().replace("#   - ../with-bcc", "  - ../with-bcc").replace("# comp", "comp")
+    overlay.write_text(text)
+    objects = render(overlay.parent)
+    mounted = {each["name"]: each["mountPath"] for each in container(objects)["volumeMounts"]}
+    (cache,) = [name for name, path in mounted.items() if Path(path) == FOLDER.parent]
+    volumes = one(objects, "DaemonSet")["spec"]["template"]["spec"]["volumes"]
+    (volume,) = [each for each in volumes if each["name"] == cache]
+    assert volume["hostPath"] == {"path": "/var/cache/ebpfproxy", "type": "DirectoryOrCreate"}
+    for version in _VERSIONS:
+        _SCHEMAS.validate(one(objects, "DaemonSet"), version, strict=True)
+
+
 def test_with_one_node_both_proxies_are_selected_by_the_same_label(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     overlay = tmp_path / "deploy/example/kustomization.yaml"
-    text = overlay.read_text().replace("# components:\n#   - ../one-node", "components:\n  - ../one-node")
+    text = overlay.read_text().replace("#   - ../one-node", "  - ../one-node").replace("# comp", "comp")
     overlay.write_text(text)
     selector = one(render(overlay.parent), "DaemonSet")["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"kubernetes.io/os": "linux", "service-proxy": "ebpfproxy"}

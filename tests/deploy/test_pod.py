@@ -10,7 +10,7 @@ import pytest
 from ebpfproxy.api.watch import load_configuration
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.linux import mounts
-from tests.deploy.building import Built
+from tests.deploy.building import MACHINE, Built
 from tests.deploy.installed import Installed
 from tests.kernel.clients import TCP, connected, converse, outcome
 from tests.kernel.cluster import Exposed, eventually
@@ -146,8 +146,9 @@ def test_the_memory_request_is_sufficient(
     agent.stop()
     with capsys.disabled():
         print(f"\n  resident: {resident / 1e6:.0f} MB")
-        if "image" in request.node.callspec.id:
-            made: Built = request.getfixturevalue("built_image")
+        variant = request.node.callspec.params["image"]
+        if variant != MACHINE:
+            made: Built = request.getfixturevalue("built_images")[variant]
             print(f"  image: {made.size / 1e6:.0f} MB, built in {made.seconds:.0f} s")
 
 

@@ -61,7 +61,7 @@ def add_filter(
     priority: int = tc.FIRST,
 ) -> None:
     """Attach a bpf filter with direct action. With priority 0, the kernel chooses priority and handle."""
-    from pyroute2 import IPRoute
+    from pyroute2.iproute import IPRoute
 
     with IPRoute() as changes:
         if not tc.has_clsact(ifindex):
@@ -74,7 +74,7 @@ def add_filter(
 
 def remove_filters(ifindex: int, side: Side, name: str = "") -> None:
     """Remove all bpf filters with that name; "": all bpf filters."""
-    from pyroute2 import IPRoute
+    from pyroute2.iproute import IPRoute
 
     with IPRoute() as changes:
         for one in tc.filters(ifindex, side):

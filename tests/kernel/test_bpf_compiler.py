@@ -42,10 +42,14 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path / "bpf"
 
 
+def numbers() -> dict[int, int]:
+    return SIZES.numbers() | features.numbers(features.present())
+
+
 def build(maps: Path, pins: Path, programs: Sequence[ProgramSpec], *sources: Path) -> None:
     """Compile, load, and pin."""
-    file, _ = compiler.compiled(sources, COMPILED_SIZES.defines() | features.defines())
-    load_and_pin(file, programs, SIZES.numbers(), maps, pins)
+    file, _ = compiler.compiled(sources, COMPILED_SIZES.defines())
+    load_and_pin(file, programs, numbers(), maps, pins)
 
 
 def compile_(place: BpfPlace, source: Path, *programs: ProgramSpec, name: str) -> Path:
@@ -217,8 +221,8 @@ def test_nothing_is_left_open_by_a_build(place: BpfPlace) -> None:
 def test_the_agent_has_a_number_for_each_placeholder_and_each_is_used() -> None:
     """Otherwise the programs would have the placeholder as the size of a map."""
     placeholders = {value for name, value in abi.CONSTANTS.items() if name.startswith("PLACEHOLDER_")}
-    assert SIZES.numbers().keys() == placeholders
-    code = b"".join(program.instructions for program in object_file(features.defines()).programs)
+    assert numbers().keys() == placeholders
+    code = b"".join(program.instructions for program in object_file().programs)
     assert all(struct.pack("=I", value) in code for value in placeholders)
 
 
@@ -226,14 +230,13 @@ def test_an_object_file_has_no_sizes_of_maps_in_its_programs() -> None:
     """So one object file serves agents with any --ebpf-*-max."""
     sources = [abi.source_directory() / name for name in ("connect.c", "tc.c")]
     small, large = (
-        compiler.compile_sources(sources, sizes.defines() | features.defines())
-        for sizes in (COMPILED_SIZES, MapSizes())
+        compiler.compile_sources(sources, sizes.defines()) for sizes in (COMPILED_SIZES, MapSizes())
     )
     assert small.programs == large.programs
     assert [each.name for each in small.maps] == [each.name for each in large.maps]
 
 
 def test_an_agent_without_bcc_uses_the_object_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    object_file(features.defines())
+    object_file()
     monkeypatch.setattr(compiler, "compile_sources", lambda *_: pytest.fail("it has to be in the cache"))
     assert load_programs().present

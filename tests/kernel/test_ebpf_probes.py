@@ -15,6 +15,7 @@ import pytest
 
 from ebpfproxy.backends.ebpf import probes
 from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.backends.ebpf.programs import has_object_file, object_file
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.errors import Rejected
 from ebpfproxy.linux import mounts
@@ -30,7 +31,13 @@ BPF, CLSACT, COOKIE = "bpf(2)", "clsact with bpf filters", "the network namespac
 TCX = "tcx links"
 RECONNECTING = "reconnecting other processes' sockets"
 BPFFS = "/sys/fs/bpf/ebpfproxy-probes"
+COMPILED = "compiled BPF programs"
 FSOPEN = 430
+NO_BCC = "sys.path = [path for path in sys.path if not os.path.exists(f'{path}/bcc')]"
+NO_OBJECTS = """
+from ebpfproxy.linux.bpf import object_cache
+object_cache.SHIPPED = object_cache.FOLDER = Path("/nonexistent")
+"""
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
@@ -79,7 +86,8 @@ def test_all_needed_features_are_found_on_this_machine() -> None:
     assert all(not finding.missing and not finding.remedy for finding in found.values() if finding.present)
     hooks = {f"cgroup hook {hook.name}": not hook.optional for hook in SOCKET_HOOKS}
     assert {name: found[name].needed for name in hooks} == hooks
-    assert all(found[name].needed for name in (BPF, COOKIE, "cgroup v2", "bpffs", "bcc", "C headers"))
+    assert all(found[name].needed for name in (BPF, COOKIE, "cgroup v2", "bpffs"))
+    assert (COMPILED in found) is has_object_file()
     assert found[CLSACT].needed is not found[TCX].present
 
 
@@ -187,23 +195,43 @@ def test_without_fsopen_bpffs_is_probed_in_another_way(tmp_path: Path) -> None:
     assert found["bpffs"].failure == errno.EPERM
 
 
+def test_without_an_object_file_the_compiler_is_needed() -> None:
+    found = look(prelude=NO_OBJECTS)
+    assert all(found[name].needed and found[name].present for name in ("bcc", "C headers"))
+    assert COMPILED not in found
+
+
+def test_with_an_object_file_no_compiler_is_needed() -> None:
+    object_file()
+    found = look(
+        *apart("mount -t tmpfs none /usr/include"),
+        prelude=NO_BCC,
+    )
+    assert found[COMPILED].present
+    assert not {"bcc", "C headers"} & found.keys()
+
+
 def test_without_bcc_the_remedy_is_named() -> None:
-    found = look(prelude="sys.path = [path for path in sys.path if not os.path.exists(f'{path}/bcc')]")
+    found = look(
+        prelude=f"{NO_OBJECTS}\nsys.path = [path for path in sys.path if not os.path.exists(f'{{path}}/bcc')]"
+    )
     assert missing(found) == {"bcc"}
+    assert "no object file" in found["bcc"].missing
+    assert "image variant with bcc" in found["bcc"].remedy
     assert "python3-bpfcc" in found["bcc"].remedy
 
 
 def test_the_unrelated_bcc_package_of_pypi_is_detected(tmp_path: Path) -> None:
     (tmp_path / "bcc").mkdir()
     (tmp_path / "bcc" / "__init__.py").write_text("raise AssertionError('must not be imported')")
-    found = look(prelude=f"sys.path.insert(0, {str(tmp_path)!r})")
+    found = look(prelude=f"{NO_OBJECTS}\nsys.path.insert(0, {str(tmp_path)!r})")
     assert missing(found) == {"bcc"}
     assert "PyPI" in found["bcc"].missing
     assert "pip uninstall bcc" in found["bcc"].remedy
 
 
 def test_a_missing_c_header_is_named() -> None:
-    found = look(*apart("mount -t tmpfs none /usr/include"))
+    found = look(*apart("mount -t tmpfs none /usr/include"), prelude=NO_OBJECTS)
     assert missing(found) - {RECONNECTING} == {"C headers"}
     assert found["C headers"].missing.startswith("/usr/include/linux/")
     assert "linux-libc-dev" in found["C headers"].remedy

@@ -28,10 +28,10 @@ def test_a_helper_is_found_if_the_kernel_has_its_function() -> None:
     present = {line.split()[2] for line in lines}
     if "bpf_prog_load" not in present:
         pytest.skip("this kernel does not show its symbols")
-    assert features.defines() == {macro: "1" for macro, symbol in SYMBOLS.items() if symbol in present}
+    assert features.present() == {name for name, symbol in SYMBOLS.items() if symbol in present}
 
 
-@pytest.mark.parametrize("probe", features.PROBES, ids=lambda probe: probe.define)
+@pytest.mark.parametrize("probe", features.PROBES, ids=lambda probe: probe.name)
 def test_an_unknown_helper_is_not_found(probe: features.Probe) -> None:
     instructions = [probe.code[at : at + 8] for at in range(0, len(probe.code), 8)]
     first = next(i for i, each in enumerate(instructions) if each[0] == CALL)

@@ -247,6 +247,8 @@ def _volume(pod: Pod, volume: Object, host: Host) -> Path:
             source = host.paths[path]
             if kind == "FileOrCreate":
                 source.touch()
+            elif kind == "DirectoryOrCreate":
+                source.mkdir(parents=True, exist_ok=True)
             elif kind != "Directory" or not source.is_dir():
                 raise ValueError(f"{source} is no {kind}")
             return source

@@ -331,11 +331,12 @@ def packet_path(
     """Compile, load, make the devices, and be in their namespace within the block. `at_devices`: the programs
     are for real devices, where notes to the next program are in another place than in test runs."""
     maps = build_maps(place, sizes, f"packet-path-{time.monotonic_ns()}")
-    defines = COMPILED_SIZES.defines() | features.defines() | ({} if at_devices else {"MARK_IN_CB": "1"})
+    defines = COMPILED_SIZES.defines() | ({} if at_devices else {"MARK_IN_CB": "1"})
     file, _ = compiler.compiled([source or abi.source_directory() / "tc.c"], defines)
     specs = tuple(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS)
     programs = maps.parent / "loaded"
-    load_and_pin(file, specs, sizes.numbers(), maps, programs, TAIL_CALLS)
+    numbers = sizes.numbers() | features.numbers(features.present())
+    load_and_pin(file, specs, numbers, maps, programs, TAIL_CALLS)
     with _devices(), contextlib.closing(PacketPath(maps, programs)) as made:
         yield made
 

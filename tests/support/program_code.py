@@ -2,9 +2,9 @@
 
 import contextlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 
-from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES
 from ebpfproxy.linux.bpf import compiler
@@ -20,15 +20,16 @@ _JUMP_CLASSES = (0x05, 0x06)
 
 
 @contextlib.contextmanager
-def program_code(defines: Mapping[str, str]) -> Iterator[dict[str, bytes]]:
+def program_code(present: Collection[str]) -> Iterator[dict[str, bytes]]:
     """The instructions of each program by name, with maps that exist as long as the context.
 
-    `defines`: the features that the kernel is assumed to have, as `features.defines`. Needs root.
+    `present`: the features that the kernel is assumed to have, as `features.present`. Needs root.
     """
     sources = [abi.source_directory() / name for name in ("connect.c", "tc.c")]
-    file, _ = compiler.compiled(sources, COMPILED_SIZES.defines() | dict(defines))
+    file, _ = compiler.compiled(sources, COMPILED_SIZES.defines())
+    numbers = COMPILED_SIZES.numbers() | features.numbers(present)
     with loaded(file, (), {}) as (_, maps):
-        relocation = Relocation({name: opened.fd for name, opened in maps.items()}, COMPILED_SIZES.numbers())
+        relocation = Relocation({name: opened.fd for name, opened in maps.items()}, numbers)
         yield {program.name: relocated(program, relocation) for program in file.programs}
 
 

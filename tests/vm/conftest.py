@@ -8,11 +8,7 @@ import os
 
 import pytest
 
-from ebpfproxy.backends.ebpf import features
-from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES
-from ebpfproxy.backends.ebpf.probes import HELPERS
-from ebpfproxy.backends.ebpf.programs import sources
-from ebpfproxy.linux.bpf import compiler
+from ebpfproxy.backends.ebpf.programs import object_file
 from tests.vm.debian import Unavailable, installed
 from tests.vm.kernels import Kernel, kernels
 
@@ -45,15 +41,5 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     except Unavailable as lack:
         outcome = pytest.fail if os.environ.get("CI") else pytest.skip
         outcome(f"vm level: {lack}")
-    _compile_for(wanted)
+    object_file()  # the VM reads it from the machine's file system; clang takes minutes in a VM
     return wanted
-
-
-def _compile_for(kernel: Kernel) -> None:
-    """Compile the programs for this kernel's features here, since clang takes minutes in a VM.
-
-    The VM reads the object files from the machine's file system.
-    """
-    absent = {define for define, helper in HELPERS.items() if helper.name in kernel.lacks}
-    present = {define: text for define, text in features.defines().items() if define not in absent}
-    compiler.compiled(sources(), COMPILED_SIZES.defines() | present)

@@ -2,7 +2,7 @@
 
     python -m tests.vm.programs programs.json
 
-The programs are compiled for the features of this kernel, as in the agent. Each is loaded separately, so that
+The programs are loaded for the features of this kernel, as in the agent. Each is loaded separately, so that
 a rejected program does not prevent the others.
 """
 
@@ -41,7 +41,7 @@ class Cost(NamedTuple):
 
 def costs() -> list[Cost]:
     """The costs of all programs. Programs of hooks that this kernel lacks are rejected."""
-    with program_code(features.defines()) as code:
+    with program_code(features.present()) as code:
         return [_cost(spec, code[spec.name]) for spec in SPECS]
 
 

@@ -165,7 +165,7 @@ class EbpfBackend:
         owned = None if self._settings.devices else pinned_classifiers(self._pins)
         self._devices = DeviceTable(
             self._maps["devices"],
-            self._programs.classifiers,
+            self._programs,
             self._clsacts,
             attachments.choose(self._pins.devices, owned),
             self._positions,

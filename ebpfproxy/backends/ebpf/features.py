@@ -3,10 +3,15 @@
 The kernel's version is not used, since distributions backport single features. Helpers have the numbers of
 include/uapi/linux/bpf.h. Each probe passes valid arguments, so the verifier can reject it only because the
 feature is missing.
+
+The result is not compiled into the programs. The loader writes 0 or 1 for each feature (`HAVE` in
+bpf/compat.h), so one object file serves all kernels.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
+from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS
 from ebpfproxy.linux.bpf import bpf
 
@@ -67,9 +72,9 @@ def stores_netns_cookie(array_fd: int) -> bytes:
 
 
 class Probe(NamedTuple):
-    """A probe of a feature. `define`: the macro that is defined if the kernel loads the program."""
+    """A probe of a feature. `name`: that of its placeholder in bpf/abi.h, without PLACEHOLDER_."""
 
-    define: str
+    name: str
     code: bytes
 
 
@@ -88,12 +93,18 @@ PROBES = (
 SET_RETVAL = Probe("HAVE_SET_RETVAL", _set(1, -111) + _call(187) + RETURN_1)  # 5.18, b44123b4a3dc
 
 
-def defines() -> dict[str, str]:
-    """The features that the kernel has, as macros with the value 1.
+def present() -> frozenset[str]:
+    """The names of the features that the kernel has.
 
     Raises Rejected if loading programs is not permitted.
     """
     found = [probe for probe in PROBES if bpf.loads(SCHED_CLS, 0, probe.code)]
     if bpf.loads(CONNECT4.program_type, CONNECT4.attach_type, SET_RETVAL.code):
         found.append(SET_RETVAL)
-    return {probe.define: "1" for probe in found}
+    return frozenset(probe.name for probe in found)
+
+
+def numbers(features: Collection[str]) -> dict[int, int]:
+    """What the loader writes into the programs for a kernel with these features (`Relocation.numbers`)."""
+    names = (probe.name for probe in (*PROBES, SET_RETVAL))
+    return {abi.CONSTANTS[f"PLACEHOLDER_{name}"]: int(name in features) for name in names}

@@ -40,5 +40,9 @@ CONNECT4 = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
 CLASSIFIERS = ("from_any", "from_any_l3", "to_any", "to_any_l3")
 """The programs for network devices, by the names of their functions and pins."""
 
+ON_DEMAND = ("from_any_l3", "to_any_l3")
+"""Those of CLASSIFIERS that are loaded when a device without a link layer first needs them: most nodes have
+none, and the verifier takes as long for them as for the other two."""
+
 TAIL_CALLS = ("find_port",)
 """The programs of the map `tail_calls` of bpf/maps.h, in its order."""

@@ -73,7 +73,8 @@ def load_programs() -> Finding:
     agent's maps a second time. The verifier does not depend on their sizes.
     """
     try:
-        with loaded(object_file(features.defines()), specs(available_hooks()), COMPILED_SIZES.numbers()):
+        numbers = COMPILED_SIZES.numbers() | features.numbers(features.present())
+        with loaded(object_file(), specs(available_hooks()), numbers):
             return Finding(PROGRAMS)
     except ProgramRejected as failure:
         return _finding(failure, failure.errno)

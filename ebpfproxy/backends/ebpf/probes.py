@@ -21,11 +21,12 @@ from ebpfproxy.backends.ebpf import abi, attachments, features
 from ebpfproxy.backends.ebpf.attachments import SIDES
 from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS, SOCKET_HOOKS
 from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf.programs import has_object_file
 from ebpfproxy.backends.ebpf.sockets import netns_cookie
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux import capabilities, mounts
-from ebpfproxy.linux.bpf import cgroup, tc, tcx
+from ebpfproxy.linux.bpf import cgroup, compiler, tc, tcx
 from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.linux.netlink import links
 from ebpfproxy.linux.netns import netns
@@ -41,8 +42,8 @@ _FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
 
 _COMPARE_POINTERS = bytes((0x1D, 0xA1, *bytes(6)))  # struct bpf_insn: if r1 == r10 goto +0
 
+_NO_BCC = "no object file for these BPF programs, and no Python package bcc to compile them"
 _NEWER = "use a newer kernel: Linux {} has it"
-_BCC_REMEDY = "apt-get install python3-bpfcc, and create the venv with --system-site-packages"
 
 _MAPS = (  # type, size of the key, flags
     ("maps of the kind LRU hash", (_LRU_HASH, 4, 0), "4.10"),
@@ -77,7 +78,7 @@ HELPERS = {
         "bpf_set_retval", "a rejected connection fails with EPERM instead of ECONNREFUSED", "5.18"
     ),
 }
-"""The helper functions, by the macro of features.py."""
+"""The helper functions, by the name of the feature in features.py."""
 
 
 def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Finding, ...]:
@@ -87,7 +88,7 @@ def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Fi
     rejected, features that use it cannot be tried, and are left out.
     """
     allowed = _bpf()
-    files = _cgroup(cgroup_root, allowed.present), _bpffs(bpffs_root), _bcc(), _headers()
+    files = _cgroup(cgroup_root, allowed.present), _bpffs(bpffs_root), *_compiled()
     if not allowed.present:
         return allowed, *files
     attaching = _attaching() if devices else ()
@@ -275,7 +276,7 @@ def _places(bpffs_root: Path) -> Iterator[Finding]:
 def _helpers() -> Iterator[Finding]:
     packets = ((each, partial(_load, SCHED_CLS, 0)) for each in features.PROBES)
     for each, load in (*packets, (features.SET_RETVAL, _load_connect)):
-        name, without, since = HELPERS[each.define]
+        name, without, since = HELPERS[each.name]
         yield _tried(partial(load, each.code), name, without, _NEWER.format(since), needed=False)
 
 
@@ -366,15 +367,22 @@ def _bpffs(root: Path) -> Finding:
     return Finding("bpffs", number, f"none is mounted for {root}, and mounting one is not permitted", remedy)
 
 
+def _compiled() -> tuple[Finding, ...]:
+    """The object file; if there is none, what compiling needs."""
+    if has_object_file():
+        return (Finding("compiled BPF programs"),)
+    return _bcc(), _headers()
+
+
 def _bcc() -> Finding:
     """Search the package without importing it: an import takes a second and 75 MB."""
     spec = importlib.util.find_spec("bcc")
     if spec is None:
-        return Finding("bcc", errno.ENOENT, "the Python package is missing", _BCC_REMEDY)
+        return Finding("bcc", errno.ENOENT, _NO_BCC, compiler.NO_BCC_HINT)
     if any((Path(folder) / "libbcc.py").exists() for folder in spec.submodule_search_locations or ()):
         return Finding("bcc")
     missing = f"{spec.origin} is PyPI's bcc, an unrelated package"
-    return Finding("bcc", errno.ENOENT, missing, f"pip uninstall bcc, then {_BCC_REMEDY}")
+    return Finding("bcc", errno.ENOENT, missing, f"pip uninstall bcc, then {compiler.NO_BCC_HINT}")
 
 
 def _headers() -> Finding:

@@ -7,23 +7,24 @@ from pathlib import Path
 
 from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.entries import ATTACHED, OUTDATED
-from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS, Hook
+from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, ON_DEMAND, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS, Hook
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes, is_complete, shapes
 from ebpfproxy.backends.ebpf.migration import map_pins
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux.bpf import bpf, cgroup, compiler
 from ebpfproxy.linux.bpf.bpf import Link, Program
-from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin
+from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin, load_further
 from ebpfproxy.linux.bpf.object_file import ObjectFile
 from ebpfproxy.log import Logger
 
 log = Logger(__name__)
 
 COMPILED = "Compiled BPF programs"
-"""There was no object file for this version and this kernel's features. The next start uses the new one."""
+"""There was no object file for this version. The next start uses the new one."""
 LOADED = "Loaded BPF programs"
-"""Logged at a start, unless pinned programs of the same version are used."""
+"""Logged at a start, unless pinned programs of the same version are used. Also logged when the first device
+without a link layer is used, with the `name` of the program."""
 REPLACED = "Removed pins of another version"
 """Programs or maps that are no longer in force."""
 
@@ -58,15 +59,20 @@ def sources() -> tuple[Path, ...]:
     return tuple(abi.source_directory() / name for name in _SOURCES)
 
 
-def object_file(present: Mapping[str, str]) -> ObjectFile:
-    """The object file of all programs for a kernel with the features `present` (`features.defines`).
+def object_file() -> ObjectFile:
+    """The object file of all programs, for any kernel and any sizes of maps.
 
     It is compiled if there is none yet, which takes some seconds. Raises KernelError.
     """
-    found, is_new = compiler.compiled(sources(), COMPILED_SIZES.defines() | dict(present))
+    found, is_new = compiler.compiled(sources(), COMPILED_SIZES.defines())
     if is_new:
         log.info(COMPILED, digest=found.digest[:10])
     return found
+
+
+def has_object_file() -> bool:
+    """Whether `object_file` needs no compiler."""
+    return compiler.is_compiled(sources(), COMPILED_SIZES.defines())
 
 
 class Programs:
@@ -77,25 +83,44 @@ class Programs:
         self.hooks = available_hooks()
         self._pins = pins
         self._cgroup = cgroup_root
-        present = features.defines()
-        settings = sizes.defines() | present
+        self._numbers = sizes.numbers() | features.numbers(features.present())
         self._specs = specs(self.hooks)
         code = compiler.code(sources())
-        self.directory = pins.programs(code + str(settings) + str(self._specs))
+        self.directory = pins.programs(code + str(sizes) + str(self._numbers) + str(self._specs))
         self.maps = self.directory / "maps"
+        self._names = {spec.name for spec in self._specs}.difference(ON_DEMAND)
         if not self.is_pinned():
-            file = object_file(present)
+            file = object_file()
             links = self._provide_maps(sizes)
-            load_and_pin(file, self._specs, sizes.numbers(), links, self.directory, TAIL_CALLS)
-            log.info(LOADED, programs=len(self._specs), folder=self.directory.name)
-        self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
+            at_once = [spec for spec in self._specs if spec.name in self._names]
+            load_and_pin(file, at_once, self._numbers, links, self.directory, TAIL_CALLS)
+            log.info(LOADED, programs=len(at_once), folder=self.directory.name)
+        self._names.update(name for name in ON_DEMAND if (self.directory / name).exists())
+        self._programs = {name: Program.pinned(self.directory / name) for name in self._names}
         self._ids = {name: program.id for name, program in self._programs.items()}
-        self.classifiers = {name: self._programs[name] for name in CLASSIFIERS}
         self._links: bool | None = None
+
+    def classifier(self, name: str) -> Program:
+        """The program with this name of CLASSIFIERS. Those of ON_DEMAND are loaded at the first call.
+
+        Raises KernelError.
+        """
+        if name not in self._programs:
+            (spec,) = (spec for spec in self._specs if spec.name == name)
+            load_further(object_file(), spec, self._numbers, self.maps, self.directory)
+            self._programs[name] = Program.pinned(self.directory / name)
+            self._ids[name] = self._programs[name].id
+            self._names.add(name)
+            log.info(LOADED, programs=1, folder=self.directory.name, name=name)
+        return self._programs[name]
+
+    def classifier_ids(self) -> dict[str, int]:
+        """The ids of the classifiers that are loaded, by name."""
+        return {name: self._ids[name] for name in CLASSIFIERS if name in self._ids}
 
     def is_pinned(self) -> bool:
         """Whether all pins that `__init__` created or found still exist."""
-        pinned = ((self.directory / spec.name).exists() for spec in self._specs)
+        pinned = ((self.directory / name).exists() for name in self._names)
         return is_complete(self.maps) and all(pinned)
 
     def _provide_maps(self, sizes: MapSizes) -> Path:

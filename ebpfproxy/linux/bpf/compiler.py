@@ -33,6 +33,12 @@ _LOCAL_INCLUDE = re.compile(r'#include "([^"/]+)"')
 _ARRAY_OF_MAPS = re.compile(r'"(?:array|hash)_of_maps\$(\w+)"\s*,[^,]*,[^,]*,\s*(\w+)')
 _NO_BCC = 9  # exit code of the child
 
+NO_BCC_HINT = (
+    "use the image variant with bcc, or apt-get install python3-bpfcc and create the venv with "
+    "--system-site-packages"
+)
+"""The remedy if there is neither an object file nor bcc."""
+
 
 def compiled(sources: Sequence[Path], defines: Mapping[str, str]) -> tuple[ObjectFile, bool]:
     """The object file of `sources`, compiled as one text, and whether the compiler had to run.
@@ -44,6 +50,11 @@ def compiled(sources: Sequence[Path], defines: Mapping[str, str]) -> tuple[Objec
     """
     digest = object_file.digest(code(sources), defines)
     return object_cache.cached(digest, lambda: compile_sources(sources, defines))
+
+
+def is_compiled(sources: Sequence[Path], defines: Mapping[str, str]) -> bool:
+    """Whether `compiled` finds a valid object file."""
+    return object_cache.find(object_file.digest(code(sources), defines)) is not None
 
 
 def code(sources: Sequence[Path]) -> str:
@@ -69,8 +80,7 @@ def _failure(ended: int, messages: str, sources: Sequence[Path]) -> Rejected | U
     last = lines[-1] if lines else f"the compiler returned {ended}"
     reason = next((line for line in lines if _CLANG_ERROR in line), last)
     if ended == _NO_BCC:
-        hint = "apt-get install python3-bpfcc, and create the venv with --system-site-packages"
-        return Unsupported(reason, hint)
+        return Unsupported(f"no object file for these BPF programs, and {reason}", NO_BCC_HINT)
     names = ", ".join(path.name for path in sources)
     failure = Rejected(f"cannot compile {names}: {reason}", "run with -v=4 to see the complete log")
     failure.add_note(messages)

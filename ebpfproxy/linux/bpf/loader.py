@@ -68,6 +68,21 @@ def load_and_pin(
     partial.rename(program_pins)
 
 
+def load_further(
+    file: ObjectFile,
+    program: ProgramSpec,
+    numbers: Mapping[int, int],
+    map_pins: Path,
+    program_pins: Path,
+) -> None:
+    """Load one more program with the maps of `load_and_pin`, and pin it below `program_pins`.
+
+    Raises as `load_and_pin`.
+    """
+    with loaded(file, (program,), numbers, map_pins, program_pins / TAIL_CALLS) as (found, _):
+        found[program.name].pin(program_pins / program.name)
+
+
 def _emptied(partial: Path, maps: Path) -> Path:
     """The folder, emptied of what a killed process has left, except `maps`."""
     partial.mkdir(parents=True, exist_ok=True)
@@ -83,8 +98,11 @@ def loaded(
     programs: Sequence[ProgramSpec],
     numbers: Mapping[int, int],
     map_pins: Path | None = None,
+    tail_calls: Path | None = None,
 ) -> Iterator[tuple[dict[str, Program], dict[str, Map]]]:
     """The programs and maps by name, which are closed after the block. Raises as `load_and_pin`.
+
+    `tail_calls`: the pin of that map, None to make a new one.
 
     Several programs are loaded at a time: the verifier has no common lock for privileged programs
     (bpf_check(), 45a73c17bfb9, 5.2).
@@ -92,7 +110,10 @@ def loaded(
     with contextlib.ExitStack() as stack:
         maps: dict[str, Map] = {}
         for declared in sorted(file.maps, key=lambda each: bool(each.inner)):
-            maps[declared.name] = _opened(declared, map_pins, maps)
+            if tail_calls and declared.name == TAIL_CALLS:
+                maps[declared.name] = Map.pinned(tail_calls)
+            else:
+                maps[declared.name] = _opened(declared, map_pins, maps)
             stack.callback(maps[declared.name].close)
         relocation = Relocation({name: opened.fd for name, opened in maps.items()}, numbers)
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1))

@@ -20,7 +20,7 @@ DAMAGED = "Compiling again, an object file is damaged"
 """The file of compiled BPF programs is replaced."""
 
 SHIPPED = Path(__file__).parents[2] / "objects"
-"""The object files of an image, for the common sets of kernel features. Missing in a source checkout."""
+"""The object file of a wheel or an image. Empty in a source checkout."""
 FOLDER = Path("/var/cache/ebpfproxy/objects")
 _SUFFIX = ".bpf"
 _KEPT = 64  # files in FOLDER, each of about 300 kB
@@ -63,6 +63,17 @@ def save(file: ObjectFile, folder: Path | None = None) -> bool:
     except OSError:
         return False
     return True
+
+
+def save_only(file: ObjectFile, folder: Path) -> Path:
+    """Write the file, and remove all others of the folder. Returns its path. Raises Rejected."""
+    path = folder / f"{file.digest}{_SUFFIX}"
+    if not save(file, folder):
+        raise Rejected(f"cannot write {path}", "check the permissions of the folder")
+    for other in folder.glob(f"*{_SUFFIX}"):
+        if other != path:
+            other.unlink()
+    return path
 
 
 def _prune(folder: Path) -> None:

@@ -4,9 +4,8 @@ Each IPRoute of pyroute2 0.9 runs its own asyncio loop. Therefore it works only 
 and not in a thread that runs another loop. Opening one takes 0.3 ms, a request 0.5 ms. It acts in the network
 namespace of the thread at the time of opening.
 
-pyroute2 is imported at the first change, because it takes memory: 8 MB in an agent, which has loaded asyncio
-already, and 20 MB in a command. Importing one of its modules loads the complete package
-(pyroute2/__init__.py).
+pyroute2 is imported at the first change. Only its IPRoute is imported: 5 MB and 0.1 s, instead of 10 MB and
+0.15 s for the complete package (`submodules`).
 """
 
 import contextlib
@@ -16,6 +15,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from ebpfproxy import submodules
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
 
 _ERRORS: dict[int, type[KernelError]] = {
@@ -34,16 +34,28 @@ def opened(action: str) -> Iterator[Any]:
 
     Raises NotFound (ENODEV, ENOENT), AlreadyExists (EEXIST), Unsupported (EOPNOTSUPP), else Rejected.
     """
-    from pyroute2 import IPRoute
-    from pyroute2.netlink.exceptions import NetlinkError
-
+    iproute_class, netlink_error = _classes()
     try:
-        with IPRoute(ext_ack=True) as iproute:
+        with iproute_class(ext_ack=True) as iproute:
             yield iproute
-    except NetlinkError as rejected:
+    except netlink_error as rejected:
         raise error(rejected.code, action, str(rejected.args[1])) from rejected
     except OSError as failed:  # of the socket: no file descriptors or no memory left
         raise error(failed.errno or 0, action) from failed
+
+
+def _classes() -> tuple[Any, Any]:
+    """IPRoute and NetlinkError."""
+    with submodules.lock:
+        submodules.represent("pyroute2")
+        try:
+            from pyroute2.iproute import IPRoute
+        except (ImportError, AttributeError):  # a release with other modules
+            submodules.withdraw("pyroute2")
+            from pyroute2 import IPRoute
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        return IPRoute, NetlinkError
 
 
 def error(number: int, action: str, reason: str = "") -> KernelError:

@@ -1,6 +1,7 @@
 """A backend attaches its classifiers to devices, reads them back, replaces and removes them."""
 
 import contextlib
+import dataclasses
 import socket
 from collections.abc import Callable
 
@@ -11,10 +12,11 @@ from ebpfproxy.backends.ebpf.attachments import TcFilters, TcxLinks
 from ebpfproxy.backends.ebpf.backend import EbpfBackend
 from ebpfproxy.backends.ebpf.devices.filters import DeviceTable
 from ebpfproxy.backends.ebpf.entries import DeviceEntry, DeviceKey
+from ebpfproxy.backends.ebpf.hooks import ON_DEMAND
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import TableFull, Unsupported
 from ebpfproxy.linux.bpf import tc, tcx
-from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.linux.bpf.bpf import Map, Program
 from ebpfproxy.linux.bpf.tc import Side
 from ebpfproxy.model.address import Family, unspecified
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
@@ -34,7 +36,7 @@ from tests.kernel.device_table.plane import (
     running,
     take_off,
 )
-from tests.support.bpf_place import HASH, BpfPlace, create_map, load_program
+from tests.support.bpf_place import HASH, BpfPlace, bpf_place, create_map, load_program
 from tests.support.namespace import Namespace
 
 pytestmark = pytest.mark.kernel
@@ -54,6 +56,31 @@ def test_each_kind_of_device_has_its_own_programs(
     assert not bring(backend, NodePlan(devices=(device("net", role, layer3),)))
     assert programs("net") == pinned(place.bpffs, *expected)
     assert programs("pod") == (None, None)
+
+
+def test_programs_for_devices_without_a_link_layer_are_loaded_when_one_is_used(
+    settings: EbpfSettings, node: Namespace
+) -> None:
+    with bpf_place() as fresh:
+        own = dataclasses.replace(settings, bpffs_root=fresh.bpffs)
+        with running(own) as backend:
+            assert not bring(backend, plan("net"))
+            assert on_demand(fresh) == set()
+            tunnel = NodePlan(devices=(device("net"), device("pod", DeviceRole.TUNNEL, True)))
+            assert not bring(backend, tunnel)
+            assert on_demand(fresh) == set(ON_DEMAND)
+            assert in_step(backend, tunnel)
+            assert programs("net") == pinned(fresh.bpffs, "from_any", "to_any")
+            attached = programs("pod")
+            assert attached == pinned(fresh.bpffs, *ON_DEMAND)
+        with running(own) as restarted:
+            assert in_step(restarted, tunnel)
+            assert programs("pod") == attached
+            assert not bring(restarted, EMPTY_PLAN)
+
+
+def on_demand(place: BpfPlace) -> set[str]:
+    return {path.name for path in place.bpffs.glob("programs-*/*") if path.name in ON_DEMAND}
 
 
 def test_a_generation_check_reads_only_devices_with_programs(
@@ -195,11 +222,21 @@ def test_filters_of_a_previous_version_are_replaced_by_links_or_removed(
         bring(backend, EMPTY_PLAN)
 
 
+class NoClassifiers:
+    """See `Classifiers`."""
+
+    def classifier(self, name: str) -> Program:
+        raise AssertionError(name)
+
+    def classifier_ids(self) -> dict[str, int]:
+        return {}
+
+
 def test_a_full_device_map_is_reported_with_the_flag_that_raises_its_size() -> None:
     with contextlib.closing(create_map(HASH, 4, abi.DEVICE.size, 1)) as small:
         entry = DeviceEntry(0, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
         keys = [DeviceKey(number, f"n{number}") for number in (1, 2)]
-        ((key, failure),) = DeviceTable(small, {}).fill(dict.fromkeys(keys, entry)).items()
+        ((key, failure),) = DeviceTable(small, NoClassifiers()).fill(dict.fromkeys(keys, entry)).items()
     assert (key, type(failure)) == (keys[1], TableFull)
     assert failure.message == "device n2: map devices is full: it has room for 1 devices"
     assert "--tc-devices" in failure.hint

@@ -43,7 +43,7 @@ def test_a_master_that_is_not_a_url_is_rejected(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_client_is_not_imported_with_the_module() -> None:
-    """The client takes 30 MB, which an agent that reads manifests does not need."""
+    """An agent that reads manifests does not need it."""
     code = "import sys, ebpfproxy.api.watch; print('kubernetes' in sys.modules, 'urllib3' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.bpf import object_cache
 from ebpfproxy.linux.bpf.object_file import ObjectFile, encode
 
@@ -43,6 +44,37 @@ def test_a_damaged_file_is_compiled_again_and_replaced(
     assert object_cache.cached("aa", lambda: file("aa")) == (file("aa"), True)
     assert object_cache.DAMAGED in caplog.text
     assert object_cache.cached("aa", never) == (file("aa"), False)
+
+
+def test_a_damaged_file_of_the_image_is_replaced_by_one_of_the_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The image is read-only."""
+    object_cache.save(file("aa"), tmp_path / "shipped")
+    damaged = bytearray((tmp_path / "shipped" / "aa.bpf").read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / "shipped" / "aa.bpf").write_bytes(damaged)
+    assert object_cache.cached("aa", lambda: file("aa")) == (file("aa"), True)
+    assert object_cache.DAMAGED in caplog.text
+    assert object_cache.cached("aa", never) == (file("aa"), False)
+
+
+def test_a_file_of_the_image_for_other_sources_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "shipped").mkdir()
+    (tmp_path / "shipped" / "aa.bpf").write_bytes(encode(file("bb")))
+    assert object_cache.cached("aa", lambda: file("aa")) == (file("aa"), True)
+
+
+def test_only_the_file_of_this_version_is_kept_for_an_image(folder: Path) -> None:
+    object_cache.save(file("aa"))
+    assert object_cache.save_only(file("bb"), folder) == folder / "bb.bpf"
+    assert [path.name for path in folder.iterdir()] == ["bb.bpf"]
+
+
+def test_a_folder_for_an_image_that_cannot_be_written_is_an_error(folder: Path) -> None:
+    folder.write_text("no folder")
+    with pytest.raises(Rejected, match=r"cannot write .*/cache/aa\.bpf"):
+        object_cache.save_only(file("aa"), folder)
 
 
 def test_a_file_under_the_name_of_another_is_not_used(folder: Path) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.attachments import SIDES, Attachments, Running, TcFilters, pinned
@@ -32,6 +33,14 @@ _UNKNOWN = DeviceEntry(-1, unspecified(Family.IPV4), unspecified(Family.IPV6), (
 Rejections = dict[DeviceKey, KernelError]
 
 
+class Classifiers(Protocol):
+    """The programs by the names of `hooks.CLASSIFIERS`: see `Programs`."""
+
+    def classifier(self, name: str) -> Program: ...
+
+    def classifier_ids(self) -> dict[str, int]: ...
+
+
 class DeviceTable:
     """The devices of mode ebpf. Puts and drops are separate steps, since other changes are made between
     them."""
@@ -39,12 +48,12 @@ class DeviceTable:
     def __init__(
         self,
         devices: Map,
-        classifiers: Mapping[str, Program],
+        classifiers: Classifiers,
         made: Collection[int] = frozenset(),
         attachments: Attachments | None = None,
         positions: Positions | None = None,
     ) -> None:
-        """`classifiers`: the programs to attach, by the names of `hooks.CLASSIFIERS`.
+        """`classifiers`: the programs to attach.
 
         `made`: ifindexes of devices whose clsact is the agent's, in addition to those that the map records.
         `attachments`: how programs are attached, by default as tc filters.
@@ -55,8 +64,7 @@ class DeviceTable:
         self._positions = positions or Positions()
         self._attached: frozenset[tuple[int, str, str]] = frozenset()
         self._in_use: frozenset[int] = frozenset()  # the devices in `_attached`, by ifindex
-        self._programs = classifiers
-        self._ids = {name: program.id for name, program in classifiers.items()}
+        self._classifiers = classifiers
         self._names: dict[int, str] = {}  # by ifindex: the name at the last put or read
         self._last: dict[int, tuple[str, tuple[str, ...]]] = {}  # by ifindex: name and sides when it existed
 
@@ -144,7 +152,8 @@ class DeviceTable:
                 yield side
 
     def _is_right(self, running: Running, flags: int, side: str) -> bool:
-        return running.proper and running.program_id == self._ids[classifier(flags, side)]
+        wanted = self._classifiers.classifier_ids().get(classifier(flags, side))
+        return running.proper and running.program_id == wanted
 
     def fill(self, puts: Mapping[DeviceKey, DeviceEntry]) -> Rejections:
         """Write the map; return the failures by key. Attachments do not change."""
@@ -201,7 +210,7 @@ class DeviceTable:
             if not self._positions.is_due(ifindex, side, iproute.device_name(ifindex), running):
                 return
             self._positions.tried(ifindex, side)
-        self._attach(ifindex, place, entry, self._programs[name])
+        self._attach(ifindex, place, entry, self._classifiers.classifier(name))
         if side == EGRESS and not entry.flags & abi.DEVICE_POD:
             arp.announce_own_addresses(iproute.device_name(ifindex))
 
@@ -260,8 +269,9 @@ class DeviceTable:
 
     def has_outdated(self, key: DeviceKey) -> bool:
         """Whether a program of the agent that is not one of `classifiers` is attached to this device."""
+        ids = self._classifiers.classifier_ids().values()
         found = (self._attachments.running(key.ifindex, place) for place in Side)
-        return any(each.program_id not in self._ids.values() for each in found if each)
+        return any(each.program_id not in ids for each in found if each)
 
     def clsacts(self) -> frozenset[int]:
         """The ifindexes of devices whose clsact the agent created."""
