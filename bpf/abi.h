@@ -386,7 +386,8 @@ struct fragment {
 };
 
 /* Value of `traffic`, by service id and CPU: traffic of the packet path. Bytes are those of the IP
- * packets. A GSO packet counts as one packet.
+ * packets. A GSO packet counts as one packet. Entry 0 is the sum of the Services whose id has no
+ * entry.
  */
 struct traffic {
 	__u64 new_flows;
@@ -439,4 +440,5 @@ enum placeholder {
 	PLACEHOLDER_FLOWS = 1592590337,		 /* how many flows may be established */
 	PLACEHOLDER_HALF_OPEN_ROWS = 1592590338, /* entries of half_open_flows */
 	PLACEHOLDER_SOCKETS = 1592590339,	 /* entries of socket_peers */
+	PLACEHOLDER_TRAFFIC = 1592590340,	 /* the highest id with an entry of traffic */
 };

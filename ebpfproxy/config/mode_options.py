@@ -209,3 +209,9 @@ class EbpfOptions:
         "--ebpf-sockets-max", flag_types.ENTRIES, "262144", _EBPF,
         "Maximum number of sockets connected to a Service, per socket map.",
     )  # fmt: skip
+    ebpf_traffic_max: int = option(
+        "--ebpf-traffic-max", flag_types.COUNT, "0", _EBPF,
+        "Maximum number of ServicePorts whose packets, bytes and new flows in the packet path are counted "
+        "separately, for metrics. Each takes 40 bytes per CPU, and five series. The others are counted "
+        "together, as other. 0: all are counted together.",
+    )  # fmt: skip

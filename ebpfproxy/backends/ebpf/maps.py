@@ -20,7 +20,10 @@ _ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSizes:
-    """The capacities of the maps, in entries. Each field has an option --ebpf-NAME-max."""
+    """The capacities of the maps, in entries. Each field has an option --ebpf-NAME-max.
+
+    `traffic`: the highest service id whose traffic is counted separately.
+    """
 
     services: int = 65536
     slots: int = 1048576
@@ -29,6 +32,7 @@ class MapSizes:
     sockets: int = 262144
     flows: int = 262144
     source_ranges: int = 65536
+    traffic: int = 0
 
     def defines(self) -> dict[str, str]:
         """The macros that maps.h expects from the compiler's command line."""
@@ -42,6 +46,7 @@ class MapSizes:
             abi.PLACEHOLDER_FLOWS: self.flows,
             abi.PLACEHOLDER_HALF_OPEN_ROWS: self.half_open // _ROW,
             abi.PLACEHOLDER_SOCKETS: self.sockets,
+            abi.PLACEHOLDER_TRAFFIC: self.traffic,
         }
 
     @property

@@ -118,6 +118,7 @@ def _sizes(config: Config) -> MapSizes:
         sockets=config.ebpf_sockets_max,
         flows=config.ebpf_flows_max,
         source_ranges=config.ebpf_source_ranges_max,
+        traffic=config.ebpf_traffic_max,
     )
 
 

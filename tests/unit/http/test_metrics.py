@@ -43,7 +43,6 @@ OURS = {
     "ebpfproxy_bypassed_device_sides": "gauge",
     "ebpfproxy_map_entries": "gauge",
     "ebpfproxy_map_capacity": "gauge",
-    "ebpfproxy_services_left_out": "gauge",
     "ebpfproxy_datapath_events_total": "counter",
     "ebpfproxy_service_packets_total": "counter",
     "ebpfproxy_service_bytes_total": "counter",
