@@ -72,8 +72,12 @@ def object_file(present: Mapping[str, str]) -> ObjectFile:
 class Programs:
     """The loaded and pinned programs of one source with its settings, and their attachments to one cgroup."""
 
-    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes) -> None:
-        """Load them, unless a previous run left them pinned. Raises KernelError."""
+    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, previous: Path | None = None) -> None:
+        """Load them, unless a previous run left them pinned. Raises KernelError.
+
+        `previous`: the folder of the programs whose maps of Services are copied, by default the one in force.
+        With it, they are always loaded, since pins of an interrupted run contain a previous state.
+        """
         self.hooks = available_hooks()
         self._pins = pins
         self._cgroup = cgroup_root
@@ -83,9 +87,9 @@ class Programs:
         code = compiler.code(sources())
         self.directory = pins.programs(code + str(settings) + str(self._specs))
         self.maps = self.directory / "maps"
-        if not self.is_pinned():
+        if previous or not self.is_pinned():
             file = object_file(present)
-            links = self._provide_maps(sizes)
+            links = self._provide_maps(sizes, previous or pins.in_force())
             load_and_pin(file, self._specs, sizes.numbers(), links, self.directory, TAIL_CALLS)
             log.info(LOADED, programs=len(self._specs), folder=self.directory.name)
         self._programs = {spec.name: Program.pinned(self.directory / spec.name) for spec in self._specs}
@@ -98,7 +102,7 @@ class Programs:
         pinned = ((self.directory / spec.name).exists() for spec in self._specs)
         return is_complete(self.maps) and all(pinned)
 
-    def _provide_maps(self, sizes: MapSizes) -> Path:
+    def _provide_maps(self, sizes: MapSizes, in_force: Path | None) -> Path:
         """Provide the maps, and a folder of links to them, to which the loader adds the programs.
 
         If a pin of a map in force is missing, all maps are created again. Otherwise the attached programs
@@ -106,7 +110,6 @@ class Programs:
         """
         partial = self.directory.with_name(f"{self.directory.name}_partial")
         try:
-            in_force = self._pins.in_force()
             previous = self._pins.maps_of(in_force)
             if in_force and not all(pin.exists() for pin in previous.values()):
                 for folder in (in_force / "maps", self._pins.maps):
@@ -114,6 +117,7 @@ class Programs:
                 previous = {}
             for path in (self.directory, partial):
                 shutil.rmtree(path, ignore_errors=True)
+            self._pins.remove_unlinked_maps()
             map_pins.provide(self._pins, partial / "maps", shapes(sizes), previous)
         except OSError as failure:
             raise Rejected(f"cannot pin maps in {self._pins.root}: {failure.strerror}") from failure

@@ -63,7 +63,7 @@ def traffic(of: Map, names: dict[int, ServiceName]) -> Iterator[ServiceTraffic]:
         if value and any(value):
             protocol = protocol_name(name.protocol) if name.protocol else ""
             yield ServiceTraffic(
-                name.text, protocol, name.family and f"IPv{name.family}" or "", *_summed(value)
+                name.text, protocol, (name.family and f"IPv{name.family}") or "", *_summed(value)
             )
 
 

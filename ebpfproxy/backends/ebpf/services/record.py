@@ -64,8 +64,11 @@ def name_value(key: ServicePortKey) -> bytes:
 
 def full(map_: str, key: ServicePortKey, needed: int, capacity: int) -> TableFull:
     """The error for a map without room. `needed`: the number of entries that the map would need."""
-    option = {"service_names": "services"}.get(map_, map_).replace("_", "-")
-    return TableFull(
+    table = {"service_names": "services"}.get(map_, map_)
+    option = table.replace("_", "-")
+    failure = TableFull(
         f"{key.name}: map {map_} is full: it has room for {capacity} entries, {needed} are needed",
         f"raise --ebpf-{option}-max; entries that a change has removed become free after {GRACE:g} s",
     )
+    failure.table = table
+    return failure

@@ -46,6 +46,20 @@ class ServiceTable:
         self._records: dict[ServicePortKey, Record] = {}
         self._owner: dict[bytes, ServicePortKey] = {}
 
+    def move_to(self, maps: Maps) -> None:
+        """Use larger maps with the same content."""
+        self._maps = maps
+        self._arrays.move_to(maps)
+        self._service_ids.capacity = maps["service_names"].shape.max_entries + 1
+        self._sources.move_to(maps["source_ranges"])
+        self._addresses.move_to(maps["frontend_addresses"])
+        self._ports.move_to(maps["service_ports"])
+
+    def close_in(self, maps: Maps) -> None:
+        """Like `close`, unless it uses other maps than these now."""
+        if self._maps is maps:
+            self.close()
+
     def close(self) -> None:
         self._arrays.close()
         self._ports.close()
@@ -57,6 +71,11 @@ class ServiceTable:
             **self._arrays.usage(),
             "source_ranges": (self._sources.used, self._sources.capacity),
         }
+
+    def entry(self, key: ServicePortKey) -> ServicePortEntry | None:
+        """What the maps contain of a ServicePort. None if they contain nothing."""
+        record = self._records.get(key)
+        return record.entry if record else None
 
     def ids_of(self, key: ServicePortKey) -> tuple[int, Mapping[AddressPort, int]] | None:
         """The id of a ServicePort, and those of its endpoints in force. None if it is not in the maps."""
