@@ -60,7 +60,7 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 
 .PHONY: test
 test: check  ## the checks, then every test that this machine can run
-	@$(PYTHON) -m pytest -n 3 --durations=20
+	@$(PYTHON) -m pytest -n 4 --durations=20
 
 .PHONY: test-image
 test-image: $(STAMP)  ## build the image from nothing, as its Dockerfile says, and serve from it: ten minutes, as root

@@ -69,6 +69,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "change (make soak: 1000000)",
     )
     parser.addoption(
+        "--sync-period",
+        default="2s",
+        metavar="DURATION",
+        help="how often the agents of shared clusters verify; less often in a VM, where it takes seconds",
+    )
+    parser.addoption(
         "--histories",
         type=int,
         metavar="N",

@@ -60,7 +60,7 @@ ENDING = "Ending, the kernel continues to forward"
 """The agent received SIGTERM or SIGINT."""
 
 _BATCH = 10_000  # maximum number of items between two checks whether a sync is due
-_NODE_TIMEOUT = 45.0  # seconds that the first sync waits for the Node: longer than a reflector pauses
+_NODE_TIMEOUT = 65.0  # seconds that the first sync waits for the Node: longer than a reflector pauses
 
 
 def run(config: Config, reread: Callable[[], Config] | None = None, content: bytes | None = None) -> None:

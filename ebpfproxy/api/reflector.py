@@ -1,6 +1,7 @@
 """List and watch one kind of object, independently of the transport.
 
-The protocol (pages, bookmarks, 410 Gone) is described on kubernetes.io, "Kubernetes API Concepts".
+The protocol (streaming lists, pages, bookmarks, 410 Gone) is described on kubernetes.io, "Kubernetes API
+Concepts", and in KEP-3157. Decision 0027 compares the choices of this module with those of client-go.
 """
 
 import contextlib
@@ -9,10 +10,19 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from ebpfproxy.api.connection import (
+    USUAL_TIMING,
+    Connection,
+    StatusError,
+    Timing,
+    WatchSilent,
+    split_lines,
+)
 from ebpfproxy.api.event import Event, Synced
+from ebpfproxy.api.outage import LIST, OPEN, STREAM, Backoff, Outage
 from ebpfproxy.api.parse import ListPage, WatchEvent, object_head, parse_list, parse_watch_event
 from ebpfproxy.api.resource import Resource
 from ebpfproxy.errors import SourceError
@@ -21,117 +31,25 @@ from ebpfproxy.model.service import NamespacedName
 
 log = Logger(__name__)
 
-UNREACHABLE = "API server unreachable, retrying"
-"""The kernel continues to forward. After a start the agent programs nothing, and its pod is not ready, until
-the API server answers."""
-REACHABLE = "API server reachable again"
-"""Objects are listed and watched again."""
 WATCH_EXPIRED = "Watch expired, listing again"
 """The API server has compacted the resource version of the watch."""
+NOT_STREAMING = "API server sends no streaming list, listing in the usual way"
+"""Streaming lists need Kubernetes 1.32 or the feature gate WatchList. An ordinary list takes more memory."""
 NOT_FOUND = "API server has no such object"
 """The object that the query selects does not exist; `hint` says what depends on it."""
 
-GONE = 410
 PAGE = 500
 """Objects in one page of a list."""
 
-_HINTS = {
-    401: "renew the token or client certificate; the API server does not accept it",
-    403: "grant the service account list and watch on services, nodes and endpointslices.discovery.k8s.io",
-    404: "check that this is the address of a Kubernetes API server",
-}
-
-
-class StatusError(SourceError):
-    """The API server answered with an HTTP error or an ERROR event. `retry_after` is in seconds."""
-
-    def __init__(self, code: int, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(f"the API server answered {code}: {message}", _HINTS.get(code, ""))
-        self.code = code
-        self.retry_after = retry_after
+GONE, GATEWAY_TIMEOUT = 410, 504
 
 
 class WatchGarbled(SourceError):
-    """A watch sent a line that is not an event; other events may be lost."""
+    """A watch sent a line that is not an event, or an event out of order; other events may be lost."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Timing:
-    """Intervals and timeouts, all in seconds. Only tests use other values than the defaults."""
-
-    retry_first: float = 0.8
-    retry_last: float = 30.0
-    healthy_after: float = 10.0
-    """A watch that lasted this long was a success: its end resets the backoff."""
-    early: float = 1.0
-    """A watch that ends sooner counts as a failure, even if it ended without an error."""
-    watch_shortest: float = 300.0
-    watch_longest: float = 600.0
-    silence: float = 30.0
-    """How long a watch may stay silent after its timeoutSeconds before the connection is closed."""
-    relist_period: float = 1800.0
-    refresh: float = 60.0
-    """Credentials older than this are reloaded for the next session."""
-    connect: float = 10.0
-    answer: float = 65.0
-    """For the head of an answer, and between two chunks of a page. The API server's own limit is 60."""
-    warn_again: float = 600.0
-
-
-USUAL_TIMING = Timing()
-
-
-class Backoff:
-    """The seconds to wait after each failure: uniform between `first` and a bound that doubles up to `last`.
-
-    >>> backoff = Backoff(0.8, 30, uniform=lambda low, high: high)
-    >>> [backoff.next() for _ in range(7)]
-    [1.6, 3.2, 6.4, 12.8, 25.6, 30, 30]
-    """
-
-    def __init__(
-        self, first: float, last: float, uniform: Callable[[float, float], float] = random.uniform
-    ) -> None:
-        self._first, self._last, self._uniform = first, last, uniform
-        self._bound = first
-
-    def next(self) -> float:
-        self._bound = min(self._last, self._bound * 2)
-        return self._uniform(self._first, self._bound)
-
-    def reset(self) -> None:
-        self._bound = self._first
-
-
-class Connection(Protocol):
-    """A connection to the API server. All methods raise SourceError; StatusError for an error answer.
-
-    `fetch` returns the body of an answer. `open` yields the chunks of an endless answer and fails after
-    `silence` seconds without a chunk. `abort` ends a stream from another thread: its reader gets an error.
-    """
-
-    def fetch(self, path: str, query: Mapping[str, str]) -> bytes: ...
-    def open(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]: ...
-    def abort(self) -> None: ...
-    def close(self) -> None: ...
-
-
-def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the non-empty lines of a stream of chunks. An unfinished last line is dropped.
-
-    >>> list(split_lines([b'{"a":', b'1}\\n\\n{"b"', b':2}\\n{"c'])) == [b'{"a":1}', b'{"b":2}']
-    True
-    """
-    parts: list[bytes] = []
-    for chunk in chunks:
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            line = b"".join([*parts, end])
-            parts.clear()
-            if line:
-                yield line
-        if rest:
-            parts.append(rest)
+class _NotStreaming(Exception):
+    """The API server does not send lists as watches. The message says how it answered."""
 
 
 class Observer(Protocol):
@@ -153,54 +71,17 @@ UNOBSERVED: Observer = _NoObserver()
 """The Observer that does nothing."""
 
 
-LIST, OPEN, STREAM = 1, 2, 3
-"""The stages of an attempt, in order: list, open the watch, read the watch."""
-
-
-class Outage:
-    """Logs a failure once, again after `warn_again` seconds, and once when the API server works again."""
-
-    def __init__(self, kind: str, warn_again: float, clock: Callable[[], float]) -> None:
-        self._kind, self._warn_again, self._clock = kind, warn_again, clock
-        self._stage = 0
-        self._since = self._reported_at = 0.0
-        self._attempts = 0
-        self._reported: set[object] = set()
-
-    def failed(self, stage: int, error: SourceError) -> None:
-        """Record a failure at `stage`. Log it if its kind is new or was last logged long ago."""
-        now = self._clock()
-        if not self._stage:
-            self._since, self._attempts = now, 0
-        self._stage, self._attempts = stage, self._attempts + 1
-        if now - self._reported_at >= self._warn_again:
-            self._reported.clear()
-        failure = (type(error), getattr(error, "code", None), error.hint)
-        if failure not in self._reported:
-            self._reported.add(failure)
-            self._reported_at = now
-            seconds = round(now - self._since, 1)
-            log.warning(
-                UNREACHABLE, kind=self._kind, reason=error.message, hint=error.hint,
-                attempts=self._attempts, seconds=seconds,
-            )  # fmt: skip
-
-    def passed(self, stage: int) -> None:
-        """Record that `stage` succeeded. This ends an outage at this or an earlier stage."""
-        if self._stage and stage >= self._stage:
-            seconds = round(self._clock() - self._since, 1)
-            log.info(REACHABLE, kind=self._kind, attempts=self._attempts, seconds=seconds)
-            self._stage = 0
-            self._reported.clear()
-
-
 class Reflector:
     """Reports every change of one kind of object, whatever the API server does.
 
     It keeps the resourceVersion of each reported object. Thus a list reports only changed objects, and the
     deletion of known objects that are missing from the list. While the server is unreachable, the reflector
-    reports nothing and keeps what it knows. It lists when a watch cannot be resumed. It also lists every half
-    hour, because a server may lose deletions without an error (cilium/cilium#48050).
+    reports nothing and keeps what it knows. It lists at the start, and later only if a watch cannot be
+    resumed.
+
+    A list is the beginning of a watch that first sends all objects (a streaming list). If the server does not
+    support this, or if the stream breaks, the next list is an ordinary one. Neither is older than what was
+    reported before.
 
     `relists`, `watch_errors` and `events` are counters that any thread may read.
     """
@@ -223,59 +104,128 @@ class Reflector:
         self._timing, self._clock, self._uniform = timing, clock, uniform
         self._observer = observer
         self._wait = wait or stop.wait
-        self._backoff = Backoff(timing.retry_first, timing.retry_last, uniform)
+        self._backoff = Backoff(timing.retry_first, timing.retry_last, timing.retry_reset, uniform, clock)
         self._outage = Outage(resource.kind, timing.warn_again, clock)
         self._known: dict[NamespacedName, str] = {}
-        self._resource_version = ""
+        self._version = ""
+        self._version_rejected = False
+        self._complete = False
+        self._stream_failed = False
+        self._bookmarks = False
         self._stage = LIST
-        self._listed_at = self._opened_at = -math.inf
-        self._relist_at = 0.0
+        self._listed_at = -math.inf
         self._session: Connection | None = None
 
     def run(self) -> None:
         """List and watch until `stop` is set. Any exception is a bug of this program."""
         while not self._stop.is_set():
             self._stage = LIST
+            seconds = 0.0
             try:
                 with contextlib.closing(self._connect()) as self._session:
-                    self._follow(self._session)
+                    seconds = self._follow(self._session)
             except SourceError as error:
                 if not self._stop.is_set():
-                    self._wait(self._after(error))
+                    seconds = self._after(error)
+            if seconds and not self._stop.is_set():
+                self._wait(seconds)
 
     def abort(self) -> None:
         """Wake a reader that waits for the server. Set `stop` first."""
         if session := self._session:
             session.abort()
 
-    def _follow(self, session: Connection) -> None:
-        if not self._resource_version or self._clock() >= self._relist_at:
-            self._list(session)
+    def _follow(self, session: Connection) -> float:
+        """List if necessary, then watch. Return the seconds to wait before the next watch."""
+        stream = None
+        if not self._complete:
+            stream = self._list(session)
             self._outage.passed(LIST)
-        self._watch(session)
+        return self._watch(session, stream or self._open(session))
 
     def _after(self, error: SourceError) -> float:
         """Record a failure; return the seconds to wait."""
         self.watch_errors += 1
         self._observer.watch_failed(self.resource.kind)
-        now = self._clock()
-        if self._stage == STREAM and now - self._opened_at >= self._timing.healthy_after:
-            self._backoff.reset()
-        if isinstance(error, WatchGarbled) or (isinstance(error, StatusError) and _conclusive(error.code)):
-            self._resource_version = ""
-        if isinstance(error, StatusError) and error.code == GONE and self._stage != LIST:
-            log.info(WATCH_EXPIRED, kind=self.resource.kind)
-            return 0.0 if now - self._listed_at >= self._timing.healthy_after else self._backoff.next()
+        if isinstance(error, WatchGarbled):
+            self._complete = False
+        if isinstance(error, StatusError):
+            if error.code == GONE and self._complete:
+                # A list that is not older than the last version suffices: no quorum read is needed.
+                self._complete = False
+                log.info(WATCH_EXPIRED, kind=self.resource.kind)
+                listed_long_ago = self._clock() - self._listed_at >= self._timing.expired
+                return 0.0 if listed_long_ago else self._backoff.next()
+            if _lacks_version(error) or (self._version and _rejects_request(error)):
+                self._complete, self._version_rejected = False, True
         self._outage.failed(self._stage, error)
         return max(self._backoff.next(), error.retry_after if isinstance(error, StatusError) else 0.0)
 
     # ---- list
 
-    def _list(self, session: Connection) -> None:
-        """Report new and changed objects, then deleted ones, then Synced."""
+    def _list(self, session: Connection) -> "_Stream | None":
+        """Report all objects. Return the stream that continues as a watch, None after an ordinary list.
+
+        If the server does not have the last version (410, or "Too large resource version" of a server that
+        lags behind), the most recent objects are listed at once, as in client-go.
+        """
+        while True:
+            try:
+                if not self._stream_failed:
+                    try:
+                        return self._list_by_watch(session)
+                    except (_NotStreaming, WatchSilent) as error:
+                        log.debug(NOT_STREAMING, kind=self.resource.kind, reason=str(error))
+                self._list_by_pages(session)
+                self._stream_failed = False
+                return None
+            except StatusError as error:
+                if self._version_rejected or not self._version or not _lacks_version(error):
+                    raise
+                self._version_rejected = True
+
+    def _list_by_watch(self, session: Connection) -> "_Stream":
+        """Report the initial events of a watch. Raises _NotStreaming if the server does not send them."""
+        query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        if self._version and not self._version_rejected:
+            query["resourceVersion"] = self._version
+        try:
+            return self._read_initial_events(self._open(session, query))
+        except StatusError as error:
+            # 410: a server that ignores the parameters watches from the version, which may have expired.
+            if error.code in (400, GONE, 422):
+                raise _NotStreaming(error.message) from None
+            raise
+
+    def _read_initial_events(self, stream: "_Stream") -> "_Stream":
+        self._stream_failed = True  # until its end, so that an ordinary list is the next attempt
         seen: set[NamespacedName] = set()
-        first = not self.relists
-        query = dict(self.resource.query) | {"limit": str(PAGE)}
+        for event in stream.events:
+            name = self._handle(event)
+            if name and event.type == "DELETED":
+                seen.discard(name)
+            elif name:
+                seen.add(name)
+            elif event.initial_events_end:
+                self._stream_failed = False
+                self._finish_list(seen, event.resource_version)
+                return stream
+            elif event.type == "BOOKMARK":
+                raise _NotStreaming("a bookmark came before the end of the initial events")
+        raise SourceError("the streaming list ended before its last object")
+
+    def _list_by_pages(self, session: Connection) -> None:
+        """Report the objects of an ordinary list, from the watch cache of the server if possible.
+
+        The first list may be of any age ("0"), a later one is not older than the last version. A server
+        without a watch cache sends pages. `limit` is not sent with a version: it would bypass the cache.
+        """
+        query = dict(self.resource.query)
+        if not self._version_rejected:
+            query["resourceVersion"] = self._version or "0"
+        if self._version_rejected or not self._version:
+            query["limit"] = str(PAGE)
+        seen: set[NamespacedName] = set()
         while True:
             try:
                 page = self._list_page(session, query, seen)
@@ -288,20 +238,10 @@ class Reflector:
             if self._stop.is_set():
                 raise SourceError("stopped while listing")
             if not page.continue_token:
-                break
+                self._finish_list(seen, page.resource_version)
+                return
+            query.pop("resourceVersion", None)  # the token contains it
             query["continue"] = page.continue_token
-        for name in [name for name in self._known if name not in seen]:
-            self._forget(name)
-        if not seen and self.resource.absent:
-            log.warning(NOT_FOUND, kind=self.resource.kind, **self.resource.query, hint=self.resource.hint)
-            if first:
-                self._report(self.resource.absent)
-        self._resource_version = page.resource_version
-        self._listed_at = self._clock()
-        self._relist_at = self._listed_at + self._uniform(0.8, 1.2) * self._timing.relist_period
-        self.relists += 1
-        self._observer.relisted(self.resource.kind)
-        self._put(Synced(self.resource.kind))
 
     def _list_page(
         self, session: Connection, query: Mapping[str, str], seen: set[NamespacedName]
@@ -315,6 +255,20 @@ class Reflector:
             if name := self._observe(raw):
                 seen.add(name)
         return page._replace(items=())
+
+    def _finish_list(self, seen: set[NamespacedName], version: str) -> None:
+        """Report the deletion of known objects that are not in `seen`, then Synced."""
+        for name in [name for name in self._known if name not in seen]:
+            self._forget(name)
+        if not seen and self.resource.absent:
+            log.warning(NOT_FOUND, kind=self.resource.kind, **self.resource.query, hint=self.resource.hint)
+            if not self.relists:
+                self._report(self.resource.absent)
+        self._version, self._version_rejected, self._complete = version, False, True
+        self._listed_at = self._clock()
+        self.relists += 1
+        self._observer.relisted(self.resource.kind)
+        self._put(Synced(self.resource.kind))
 
     def _observe(self, raw: Any) -> NamespacedName | None:
         """Report an object unless its version is known. Return its name, None if it has none."""
@@ -335,43 +289,86 @@ class Reflector:
 
     # ---- watch
 
-    def _watch(self, session: Connection) -> None:
-        """Watch until the server ends the watch or the next list is due. Raises SourceError."""
-        self._stage = OPEN
+    def _open(self, session: Connection, initial: Mapping[str, str] | None = None) -> "_Stream":
+        """Open a watch: from the last version, or with the parameters `initial` of a streaming list."""
         timing = self._timing
-        length = self._uniform(timing.watch_shortest, timing.watch_longest)
-        seconds = max(1, math.ceil(min(length, self._relist_at - self._clock())))
+        seconds = math.ceil(self._uniform(timing.watch_shortest, timing.watch_longest))
         query = dict(self.resource.query) | {
             "watch": "1",
             "allowWatchBookmarks": "true",
-            "resourceVersion": self._resource_version,
             "timeoutSeconds": str(seconds),
         }
-        stream = session.open(self.resource.path, query, seconds + timing.silence)
-        self._opened_at = self._clock()
+        if initial is None:
+            self._stage = OPEN
+            query["resourceVersion"] = self._version
+            silence = self._silence(seconds)
+        else:
+            query |= initial
+            silence = timing.silence
+        chunks = session.open(self.resource.path, query, silence)
+        return _Stream(map(_read_event, split_lines(chunks)), seconds, self._clock())
+
+    def _silence(self, seconds: int) -> float:
+        """Return how long a watch with this timeoutSeconds may be silent."""
+        usual = seconds + self._timing.silence
+        return min(usual, self._timing.bookmark_silence) if self._bookmarks else usual
+
+    def _watch(self, session: Connection, stream: "_Stream") -> float:
+        """Report events until the server ends the watch. Return the seconds to wait before the next one."""
         self._outage.passed(OPEN)
-        self._stage = STREAM
-        for line in split_lines(stream):
-            self._handle(_read_event(line))
-            self._outage.passed(STREAM)
-            if self._clock() >= self._relist_at:
-                return  # not every server ends a watch after timeoutSeconds
-        if self._clock() - self._opened_at < timing.early:
+        continues_list, self._stage = self._stage == LIST, STREAM
+        if continues_list:
+            session.limit_silence(self._silence(stream.seconds))
+        count = 0
+        try:
+            for event in stream.events:
+                count += 1
+                if event.type == "BOOKMARK" and not self._bookmarks:
+                    self._bookmarks = True
+                    session.limit_silence(self._silence(stream.seconds))
+                self._handle(event)
+                self._outage.passed(STREAM)
+        except WatchSilent:
+            if self._bookmarks and not count:
+                # Either the server sends no bookmarks any more, or it has not reached the version of this
+                # watch, because its data was restored from a backup. A list finds out.
+                self._bookmarks = self._complete = False
+            raise
+        lasted = self._clock() - stream.opened_at
+        if lasted < self._timing.early and not count:
             raise SourceError(
                 "the watch ended immediately", "check whether an HTTP proxy in between supports watches"
             )
         self._outage.passed(STREAM)
-        self._backoff.reset()
+        if lasted >= stream.seconds - self._timing.punctual:
+            return 0.0
+        # The server shuts down and ends the watches of all nodes now. They must not return all at once.
+        return self._uniform(0.0, self._timing.retry_first)
 
-    def _handle(self, event: WatchEvent) -> None:
+    def _handle(self, event: WatchEvent) -> NamespacedName | None:
+        """Report an event. Return the name of its object, None if it has none. Raises SourceError."""
+        name = None
+        if self._complete and event.type != "DELETED" and _older(event.resource_version, self._version):
+            raise WatchGarbled(f"the watch went back from {self._version} to {event.resource_version}")
         if event.type in ("ADDED", "MODIFIED"):
-            self._observe(event.object)
+            name = self._observe(event.object)
         elif event.type == "DELETED":
             if name := object_head(event.object).name:
                 self._forget(name)
         elif event.type == "ERROR":
             raise StatusError(event.code, event.message)
-        self._resource_version = event.resource_version or self._resource_version
+        if self._complete and not _older(event.resource_version, self._version):
+            self._version = event.resource_version or self._version
+        return name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Stream:
+    """An open watch. `seconds` is its timeoutSeconds."""
+
+    events: Iterator[WatchEvent]
+    seconds: int
+    opened_at: float
 
 
 def _read_event(line: bytes) -> WatchEvent:
@@ -381,9 +378,21 @@ def _read_event(line: bytes) -> WatchEvent:
         raise WatchGarbled(error.message, error.hint) from None
 
 
-def _conclusive(code: int) -> bool:
-    """Whether the error code rejects the resourceVersion, so that only a new list helps.
+def _older(version: str, than: str) -> bool:
+    """Whether both versions are numbers, which increase (KEP-5504), and the first one is smaller."""
+    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+
+
+def _lacks_version(error: StatusError) -> bool:
+    """Whether the server has no data of the requested version, or only older data."""
+    if error.code == GONE:
+        return True
+    return error.code == GATEWAY_TIMEOUT and "too large resource version" in error.message.lower()
+
+
+def _rejects_request(error: StatusError) -> bool:
+    """Whether the error rejects the request, and so maybe its resourceVersion.
 
     401, 403, 408 and 429 concern the client or the moment instead.
     """
-    return 400 <= code < 500 and code not in (401, 403, 408, 429)
+    return 400 <= error.code < 500 and error.code not in (401, 403, 408, 429)

@@ -14,16 +14,10 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ebpfproxy.api.connection import USUAL_TIMING, StatusError, Timing, WatchSilent
 from ebpfproxy.api.event import Event
 from ebpfproxy.api.parse import parse_status_reason
-from ebpfproxy.api.reflector import (
-    UNOBSERVED,
-    USUAL_TIMING,
-    Observer,
-    Reflector,
-    StatusError,
-    Timing,
-)
+from ebpfproxy.api.reflector import UNOBSERVED, Observer, Reflector
 from ebpfproxy.api.resource import endpoint_slices, own_node, services
 from ebpfproxy.errors import ConfigError, SourceError
 from ebpfproxy.log import Logger
@@ -39,6 +33,7 @@ _KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000),  # ms; the same for a request without ACK
 ]
 """Socket options. A connection to an unreachable peer ends within a minute."""
 
@@ -134,8 +129,13 @@ class Session:
             self._pool = RESTClientObject(configuration).pool_manager
         except (OSError, ValueError) as error:  # an invalid proxy URL, a missing certificate file
             raise SourceError(f"cannot connect to {self._server}: {error}") from None
+        self._pool.pool_classes_by_scheme = _pools(self._connected)
         self._response: Any = None
         self._socket: socket.socket | None = None
+        self._silence = 0.0
+
+    def _connected(self, connected: socket.socket) -> None:
+        self._socket = connected
 
     def fetch(self, path: str, query: Mapping[str, str]) -> bytes:
         """Return the body of an answer. Raises SourceError; StatusError for an error answer."""
@@ -146,22 +146,40 @@ class Session:
     def open(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
         """Send the request and yield the chunks of its endless answer.
 
-        More than `silence` seconds without a chunk are an error. Raises SourceError at once or while reading.
+        More than `silence` seconds without a byte raise WatchSilent. Raises SourceError at once or while
+        reading.
         """
         with _converted_errors(self._server):
             self._response = self._request(path, query)
-            self._socket = getattr(self._response.connection, "sock", None)
-            if self._socket:
-                self._socket.settimeout(silence)
+            self.limit_silence(silence)
         return self._chunks()
 
+    def limit_silence(self, seconds: float) -> None:
+        """Change how long the open stream may be silent. Call it in the thread that reads the stream."""
+        self._silence = seconds
+        if self._socket:
+            self._socket.settimeout(seconds)
+
     def _chunks(self) -> Iterator[bytes]:
+        import urllib3.exceptions
+
         with _converted_errors(self._server):
-            yield from self._response.stream(1 << 16)
+            try:
+                # Not `stream`: without chunked encoding it waits for a full buffer.
+                while chunk := self._response.read1(1 << 16):
+                    yield chunk
+            except (urllib3.exceptions.ReadTimeoutError, TimeoutError):
+                raise WatchSilent(
+                    f"cannot read the watch: nothing received for {self._silence:g} s",
+                    "check for a proxy or firewall that drops idle connections",
+                ) from None
 
     def _request(self, path: str, query: Mapping[str, str]) -> Any:
+        """Send a request; all requests are sent here. Return the response with its body unread."""
         import urllib3
 
+        if self._response:  # a stream that was given up; its connection cannot be used again
+            self._response.close()
         response = self._pool.request(
             "GET",
             f"{self._server}{path}?{urllib.parse.urlencode(query)}",
@@ -191,6 +209,36 @@ class Session:
         if self._response:
             self._response.close()
         self._pool.clear()
+
+
+def _pools(connected: Callable[[socket.socket], None]) -> dict[str, type]:
+    """Return the classes of connection pools by scheme. They report the socket of each new connection.
+
+    The socket cannot be taken from a response: if this has the header `Connection: close`, the library has
+    detached it already, and a watch could be neither aborted nor limited.
+    """
+    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+
+    class Plain(HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            if self.sock:
+                connected(self.sock)
+
+    class Encrypted(HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            if self.sock:
+                connected(self.sock)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class EncryptedPool(HTTPSConnectionPool):
+        ConnectionCls = Encrypted
+
+    return {"http": PlainPool, "https": EncryptedPool}
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trustme
 
-from ebpfproxy.api import reflector
+from ebpfproxy.api.connection import Timing, WatchSilent
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
@@ -23,7 +23,8 @@ from ebpfproxy.api.event import (
     SliceChanged,
     Synced,
 )
-from ebpfproxy.api.reflector import UNOBSERVED, Observer, Timing
+from ebpfproxy.api.outage import Outage
+from ebpfproxy.api.reflector import UNOBSERVED, Observer
 from ebpfproxy.api.watch import ApiSource, load_configuration
 from ebpfproxy.errors import SourceError
 from ebpfproxy.http.metrics import Metrics
@@ -40,9 +41,7 @@ from tests.support.apiserver import (
 SOON = 20.0
 """Seconds within which something must happen that should happen at once."""
 
-QUICK = Timing(
-    retry_first=0.01, retry_last=0.05, healthy_after=0.2, early=0.01, refresh=0.0, connect=2, answer=5
-)
+QUICK = Timing(retry_first=0.01, retry_last=0.05, expired=0.2, early=0.01, refresh=0.0, connect=2, answer=5)
 
 
 class Listener:
@@ -126,6 +125,13 @@ def watching(server: ApiServer) -> bool:
     return all(server.watches(kind) == 1 for kind in (SERVICE, ENDPOINT_SLICE, NODE))
 
 
+def settle(server: ApiServer, listener: Listener) -> None:
+    """Wait until all kinds are listed and watched."""
+    for kind in (SERVICE, ENDPOINT_SLICE, NODE):
+        listener.until_synced(kind)
+    eventually(lambda: watching(server))
+
+
 def test_existing_objects_and_then_changes_are_reported(server: ApiServer, kubeconfig: str) -> None:
     server.load(
         [make_service("a"), make_slice("a-1", "a", [make_endpoint("10.128.0.1")]), make_node("node-1")]
@@ -150,6 +156,19 @@ def test_only_the_own_node_is_reported_even_if_it_does_not_exist(server: ApiServ
         assert [event for event in listener.events if isinstance(event, NodeChanged)] == [NodeChanged(None)]
 
 
+def test_synced_is_reported_at_the_end_of_the_initial_events(server: ApiServer, kubeconfig: str) -> None:
+    """The same for a streaming list that breaks, as in cilium/cilium#26912."""
+    server.load(make_service(f"s-{i:04}") for i in range(1234))
+    server.break_streams_after = 1000
+    with following(kubeconfig) as listener:
+        listener.until(lambda: len(listener.exists[SERVICE]) >= 1000)
+        server.break_streams_after = None
+        listener.until_synced()
+        assert len(listener.exists[SERVICE]) == 1234
+        at = listener.events.index(Synced(SERVICE))
+        assert sum(isinstance(event, ServiceChanged) for event in listener.events[:at]) == 1234
+
+
 def test_synced_is_reported_after_the_last_page(server: ApiServer, kubeconfig: str) -> None:
     """Regression as in cilium/cilium#26912: after a restart, objects missing from a partial list still
     exist."""
@@ -161,6 +180,7 @@ def test_synced_is_reported_after_the_last_page(server: ApiServer, kubeconfig: s
             held.set()
             assert release.wait(SOON)
 
+    server.streaming_lists, server.watch_cache = "rejected", False
     server.before = hold_the_last_page
     with following(kubeconfig) as listener:
         assert held.wait(SOON)
@@ -179,6 +199,7 @@ def test_an_expired_continue_token_loses_no_object(server: ApiServer, kubeconfig
             server.expire_continue_tokens()
             server.before = lambda request: None
 
+    server.streaming_lists, server.watch_cache = "rejected", False
     server.before = expire_once
     with following(kubeconfig) as listener:
         listener.until_synced()
@@ -189,7 +210,7 @@ def test_objects_are_added_and_deleted_as_they_match_the_selector(server: ApiSer
     other = {"service.kubernetes.io/service-proxy-name": ""}
     server.load([make_service("a"), make_service("b", labels=other), make_slice("s", "a")])
     with following(kubeconfig) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         assert listener.exists[SERVICE] == {"a"}
         server.put(make_service("b"))
         listener.until_exists("a", "b")
@@ -202,7 +223,7 @@ def test_objects_are_added_and_deleted_as_they_match_the_selector(server: ApiSer
 def test_the_next_watch_starts_at_the_last_bookmark(server: ApiServer, kubeconfig: str) -> None:
     server.put(make_service("a"))
     with following(kubeconfig) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         for _ in range(10):
             version = server.put(make_node("node-2"))  # irrelevant to the Services' watch
         server.bookmark()
@@ -219,7 +240,7 @@ def watch_of(server: ApiServer, kind: str, version: int) -> list[Request]:
     return [
         request
         for request in list(server.requests)
-        if request.watch and request.path == path and request.query["resourceVersion"] == str(version)
+        if request.watch and request.path == path and request.query.get("resourceVersion") == str(version)
     ]
 
 
@@ -230,7 +251,7 @@ def test_objects_deleted_while_the_server_was_unreachable_are_deleted_by_the_rel
     server.gone_as_status = as_status
     server.load([make_service("a"), make_service("b")])
     with following(kubeconfig) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         listener.reset()
         server.stop()
         server.delete("Service", "default", "a")
@@ -247,7 +268,7 @@ def test_objects_deleted_while_the_server_was_unreachable_are_deleted_by_the_rel
 def test_after_a_short_outage_the_watch_continues_without_a_list(server: ApiServer, kubeconfig: str) -> None:
     server.load([make_service("a"), make_service("b")])
     with following(kubeconfig) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         server.stop()
         server.delete("Service", "default", "a")
         server.put(make_service("c"))
@@ -261,13 +282,13 @@ def test_no_events_are_reported_while_the_server_is_unreachable(
 ) -> None:
     server.load([make_service("a"), make_node("node-1")])
     with following(kubeconfig) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         listener.reset()
         refused = threading.Event()
         server.stop()
         counted = Counter(refused, 20)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reflector.Outage, "failed", counted.wrap(reflector.Outage.failed))
+            patch.setattr(Outage, "failed", counted.wrap(Outage.failed))
             assert refused.wait(SOON), "attempts continue"
         assert listener.events == []
         assert listener.exists[SERVICE] == {"a"}
@@ -293,17 +314,122 @@ class Counter:
         return counting
 
 
-def test_deletions_missing_from_the_watch_are_found_by_the_next_relist(
+@pytest.fixture(params=["served", "rejected", "ignored"])
+def lists(request: pytest.FixtureRequest, server: ApiServer) -> str:
+    """How the server treats streaming lists."""
+    server.streaming_lists = request.param
+    return server.streaming_lists
+
+
+NEVER_LONG = dataclasses.replace(QUICK, silence=0.3, watch_shortest=20, watch_longest=20)
+
+
+def test_objects_are_listed_whether_the_server_serves_streaming_lists_or_not(
+    server: ApiServer, kubeconfig: str, lists: str
+) -> None:
+    server.load([make_service("a"), make_service("b"), make_node("node-1")])
+    with following(kubeconfig, timing=NEVER_LONG) as listener:
+        for kind in (SERVICE, ENDPOINT_SLICE, NODE):
+            listener.until_synced(kind)
+        settle(server, listener)
+        server.put(make_service("c"))
+        listener.until_exists("a", "b", "c")
+        listener.reset()
+        server.stop()
+        server.delete("Service", "default", "a")
+        server.compact()
+        server.start()
+        listener.until_exists("b", "c")
+        listener.until_synced()
+        names = [event.name.name for event in listener.events if isinstance(event, ServiceChanged)]
+        assert names == ["a"], "the other objects have not changed"
+    of_services = [request for request in server.requests if request.path == "/api/v1/services"]
+    lists_sent = [request.query for request in of_services if not request.watch]
+    assert bool(lists_sent) == (lists != "served")
+    versions = [query["resourceVersion"] for query in lists_sent]
+    assert versions[:1] in ([], ["0"])
+    assert "" not in versions, "no list reads from etcd"
+    assert "0" not in versions[1:], "a later list is not older"
+
+
+def test_a_server_whose_data_was_restored_from_a_backup_is_listed_again(
+    server: ApiServer, kubeconfig: str, lists: str
+) -> None:
+    """Its watch cache accepts a watch of a version that it has not reached, and sends nothing."""
+    server.bookmark_every = 0.05
+    timing = dataclasses.replace(NEVER_LONG, bookmark_silence=0.3)
+    server.load([make_service("a"), make_service("b")])
+    with following(kubeconfig, timing=timing) as listener:
+        settle(server, listener)
+        for i in range(60):
+            server.put(make_node(f"other-{i}"))
+        server.bookmark()
+        eventually(lambda: watching(server))
+        listener.reset()
+        server.stop()
+        server.lose("Service", "default", "a")
+        server.rewind(50)
+        server.start()
+        listener.until_exists("b")
+
+
+def test_a_connection_that_stays_open_without_bookmarks_is_replaced(
     server: ApiServer, kubeconfig: str
 ) -> None:
-    """Regression as in cilium/cilium#48050: all watches were healthy, and half of the endpoints did not
-    exist."""
-    server.load([make_slice("gone", "a"), make_slice("stays", "a")])
-    often = Timing(retry_first=0.01, retry_last=0.05, early=0.01, relist_period=0.5)
-    with following(kubeconfig, timing=often) as listener:
-        listener.until_exists("gone", "stays", kind=ENDPOINT_SLICE)
-        server.lose("EndpointSlice", "default", "gone")
-        listener.until_exists("stays", kind=ENDPOINT_SLICE)
+    """A proxy may keep the connection although it has lost the API server."""
+    server.bookmark_every = 0.05
+    timing = dataclasses.replace(NEVER_LONG, bookmark_silence=0.3)
+    with following(kubeconfig, timing=timing) as listener:
+        settle(server, listener)
+        server.bookmark()
+        listener.until_synced()
+        asked = len(server.requests)
+        time.sleep(0.2)
+        assert len(server.requests) == asked, "bookmarks keep the watch"
+        server.freeze()
+        server.put(make_service("a"))
+        listener.until_exists("a")
+        assert listener.events.count(Synced(SERVICE)) == 1, "no list was needed"
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_server_that_closes_each_connection_causes_no_failure(
+    server: ApiServer, kubeconfig: str, caplog: pytest.LogCaptureFixture, chunked: bool
+) -> None:
+    """A proxy that speaks HTTP/1.0, or that sends `Connection: close`."""
+    server.close_connections = True
+    server.chunked = chunked
+    server.streaming_lists = "rejected"
+    server.put(make_node("node-1"))
+    metrics = Metrics()
+    brief = dataclasses.replace(QUICK, watch_shortest=1, watch_longest=1)
+    with following(kubeconfig, timing=brief, observer=metrics) as listener:
+        settle(server, listener)
+        server.put(make_service("a"))
+        listener.until_exists("a")
+        eventually(lambda: sum(request.watch for request in list(server.requests)) >= 9)
+        server.put(make_service("b"))
+        listener.until_exists("a", "b")
+        assert listener.events.count(Synced(SERVICE)) == 1
+    failures = metrics.registry.get_sample_value("ebpfproxy_source_watch_errors_total", {"kind": SERVICE})
+    assert not failures
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_watch_may_be_silent_for_longer_than_an_answer(
+    server: ApiServer, kubeconfig: str, close: bool
+) -> None:
+    """The library detaches the socket of an answer with `Connection: close`."""
+    server.close_connections = close
+    server.put(make_service("a"))
+    timing = dataclasses.replace(QUICK, answer=0.3)
+    with following(kubeconfig, timing=timing) as listener:
+        settle(server, listener)
+        asked = len(server.requests)
+        time.sleep(1.0)
+        assert len(server.requests) == asked
+        listener.until_exists("a")
 
 
 def test_dropped_connections_lose_no_event(server: ApiServer, kubeconfig: str) -> None:
@@ -318,14 +444,14 @@ def test_dropped_connections_lose_no_event(server: ApiServer, kubeconfig: str) -
 def test_chunks_of_a_stream_may_split_characters(server: ApiServer, kubeconfig: str) -> None:
     server.chunk = 1
     with following(kubeconfig) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         server.put(make_service("a", labels={"größe": "日本語"}))
         listener.until_exists("a")
 
 
 def test_an_invalid_line_in_a_watch_loses_no_event(server: ApiServer, kubeconfig: str) -> None:
     with following(kubeconfig) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         server.put(make_service("a"))
         server.inject(b'{"type":"ADDED","object":{"metadata":\n', SERVICE)
         server.put(make_service("b"))
@@ -386,7 +512,7 @@ def test_lists_and_failures_are_counted_in_metrics(server: ApiServer, kubeconfig
     server.put(make_service("a"))
     server.fail(3, 503, match=lambda request: request.path == "/api/v1/services")
     with following(kubeconfig, observer=metrics) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         kinds = (SERVICE, ENDPOINT_SLICE, NODE)
         assert [count("relists", kind) for kind in kinds] == [1, 1, 1]
         failures = count("watch_errors", SERVICE)
@@ -412,7 +538,7 @@ def test_a_changed_token_file_is_read_again(server: ApiServer, tmp_path: pathlib
     server.token = "first"
     server.write_kubeconfig(tmp_path / "kubeconfig", token_file=token)
     with following(str(tmp_path / "kubeconfig")) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         server.token = "second"
         token.write_text("second")
         server.end_watches()
@@ -429,7 +555,7 @@ def test_a_token_that_expires_before_its_file_is_renewed_is_retried(
     server.token = "first"
     server.write_kubeconfig(tmp_path / "kubeconfig", token_file=token)
     with following(str(tmp_path / "kubeconfig")) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         server.token = "second"
         token.unlink()
         server.end_watches()
@@ -460,7 +586,7 @@ def test_in_a_pod_the_service_account_is_used_at_the_address_of_master(
     it."""
     server.put(make_service("a"))
     with following("", server.url) as listener:
-        eventually(lambda: watching(server))
+        settle(server, listener)
         server.end_watches()
         server.put(make_service("b"))
         listener.until_exists("a", "b")
@@ -512,7 +638,7 @@ def test_a_redirect_is_not_followed_with_the_token(server: ApiServer, kubeconfig
 def test_a_silent_watch_times_out(server: ApiServer, kubeconfig: str) -> None:
     session = load_configuration(kubeconfig, "").session()
     query = {"watch": "1", "resourceVersion": str(server.put(make_service("a")))}
-    with contextlib.closing(session), pytest.raises(SourceError, match="timed out"):
+    with contextlib.closing(session), pytest.raises(WatchSilent, match=r"0\.2 s"):
         list(session.open("/api/v1/services", query, silence=0.2))
 
 

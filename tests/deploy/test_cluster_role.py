@@ -1,5 +1,7 @@
 """The agent's requests to the API server use exactly the permissions of its ClusterRole."""
 
+import itertools
+
 import pytest
 
 from tests.deploy.installed import Installed
@@ -10,32 +12,36 @@ from tests.support.kustomize import Object, one
 
 pytestmark = pytest.mark.kernel
 
-Right = tuple[str, str, str]
-"""Group of the API, resource, verb."""
+Right = tuple[str, str, str, str]
+"""Group of the API, resource, verb, and the name of the only object; "" for all objects."""
 
 
 def allowed(role: Object) -> set[Right]:
-    """The rights of a role, without rules for other things than complete resources. May raise KeyError."""
-    return {
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-        if rule.keys() == {"apiGroups", "resources", "verbs"}
-    }
+    """The rights of a role. Raises ValueError for a rule that is not about resources of the API."""
+    rights: set[Right] = set()
+    for rule in role["rules"]:
+        if unknown := rule.keys() - {"apiGroups", "resources", "verbs", "resourceNames"}:
+            raise ValueError(f"a rule with {', '.join(sorted(unknown))}")
+        parts = rule["apiGroups"], rule["resources"], rule["verbs"], rule.get("resourceNames") or [""]
+        rights |= set(itertools.product(*parts))
+    return rights
 
 
-def needed_right(request: Request) -> Right:
-    """The right that a request to /api/v1/RESOURCE... or /apis/GROUP/VERSION/RESOURCE... needs."""
+def allowing(request: Request, rights: set[Right]) -> set[Right]:
+    """Those of the rights that allow a request to /api/v1/RESOURCE or /apis/GROUP/VERSION/RESOURCE.
+
+    For RBAC, a list or watch with the field selector metadata.name=NAME is a request for this object
+    (RequestInfoFactory in k8s.io/apiserver).
+    """
     _, root, *parts = request.path.split("/")
     group, resource = ("", parts[1]) if root == "api" else (parts[0], parts[2])
-    return group, resource, request.verb
+    name = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
+    return rights & {(group, resource, request.verb, each) for each in ("", name)}
 
 
 def test_the_role_allows_exactly_the_agents_requests(installed: Installed) -> None:
     rights = allowed(one(installed.objects, "ClusterRole"))
-    installed.server.fail(1_000_000, 403, match=lambda request: needed_right(request) not in rights)
+    installed.server.fail(1_000_000, 403, match=lambda request: not allowing(request, rights))
     cluster = installed.cluster
     exposed = cluster.service()
     exposed.backends = (cluster.a,)
@@ -43,7 +49,22 @@ def test_the_role_allows_exactly_the_agents_requests(installed: Installed) -> No
     agent = installed.start()
     assert outcome(cluster.p, TCP, exposed.v4, 80) == "a"
     eventually(
-        lambda: {needed_right(request) for request in installed.server.requests} == rights,
+        lambda: set[Right]().union(*(allowing(each, rights) for each in installed.server.requests)) == rights,
         "the requests need exactly the rights of the role",
     )
     agent.stop()
+
+
+def test_a_rule_with_resource_names_allows_only_these_objects() -> None:
+    rule = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}
+    rights = allowed({"rules": [rule | {"resourceNames": ["one"]}]})
+    of_one = {"fieldSelector": "metadata.name=one"}
+    assert allowing(Request("/api/v1/nodes", of_one, ""), rights)
+    assert not allowing(Request("/api/v1/nodes", {"fieldSelector": "metadata.name=two"}, ""), rights)
+    assert not allowing(Request("/api/v1/nodes", {}, ""), rights)
+    assert allowing(Request("/api/v1/nodes", of_one, ""), allowed({"rules": [rule]}))
+
+
+def test_a_rule_that_is_not_about_resources_is_rejected() -> None:
+    with pytest.raises(ValueError, match="nonResourceURLs"):
+        allowed({"rules": [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]})

@@ -25,6 +25,7 @@ from tests.kernel import clients
 TCP_TARGET, UDP_TARGET = 8080, 5353
 ZONE = "zone-a"
 PATIENCE = 60.0
+_PAUSE, _PAUSE_MAX = 0.01, 0.25  # seconds between two evaluations of a condition
 START_PATIENCE = 600.0  # in a slow VM, several agents may compile and verify programs at the same time
 _LAST = "last"
 """Name of the file that is written after each other file."""
@@ -262,6 +263,14 @@ class Cluster:
     def await_beacon(self, address: str, port: int) -> None:
         self.node.call(lambda: clients.first_to_answer(address, port, PATIENCE))
 
+    @contextlib.contextmanager
+    def temporary(self) -> Iterator[None]:
+        """After the block, remove the files that were added in it, without waiting for the agent."""
+        before = {*self.folder.iterdir(), self.folder / f"{_LAST}.yaml"}
+        yield
+        for path in set(self.folder.iterdir()) - before:
+            path.unlink()
+
     def remove_files(self) -> None:
         """Remove all files except for the Node object, without waiting for the agent."""
         shutil.rmtree(self.folder)
@@ -271,10 +280,14 @@ class Cluster:
 
 def eventually(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     """Poll the condition until it is true. Raises AssertionError after `patience` seconds."""
-    deadline = time.monotonic() + patience
+    started = time.monotonic()
+    deadline = started + patience
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {patience} s"
-        time.sleep(0.01)  # between two evaluations of the condition
+        now = time.monotonic()
+        assert now < deadline, f"{what}: not within {patience} s"
+        # A long evaluation gets a longer pause: polling takes CPU time from other tests, above all in a VM.
+        time.sleep(min(max(_PAUSE, now - started), _PAUSE_MAX))
+        started = time.monotonic()
 
 
 @contextlib.contextmanager

@@ -44,6 +44,9 @@ WAYS = {
 UPLINK_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables")
 USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs")
 
+_SHARED = {"cluster", "two_nodes", "uplinks", "target"}
+"""The fixtures of clusters that all tests share."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "backends(*names): the backends that a test runs with; default: all")
@@ -65,14 +68,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("uplinks", wanted, indirect=True, scope="session")
 
 
+def _sync_period(request: pytest.FixtureRequest) -> str:
+    return f"--sync-period={request.config.getoption('sync_period')}"
+
+
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node with a running agent for all tests. Each test has its own Services."""
     skip_without_ipvs(request.param)
     mode, flags = MODES[request.param]
     with Lab("test-shared", 1) as lab, Cluster(lab, mode) as shared:
-        shared.start("--sync-period=2s", *flags)
+        shared.start(_sync_period(request), *flags)
         yield shared
+
+
+@pytest.fixture(autouse=True)
+def _no_services_stay(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Remove a test's Services from a shared cluster. Otherwise each change takes longer than the previous
+    one, because iptables-restore reads and writes the complete tables."""
+    with contextlib.ExitStack() as stack:
+        for name in _SHARED & set(request.fixturenames):
+            stack.enter_context(request.getfixturevalue(name).temporary())
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +128,8 @@ def _pair() -> Iterator[TwoNodes]:
 def two_nodes(_pair: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
     """Two nodes with running agents and routed pods, for all tests. Each test has its own Services."""
     skip_without_ipvs(request.param)
-    _pair.mode, _pair.flags = WAYS[request.param]
+    _pair.mode, flags = WAYS[request.param]
+    _pair.flags = (_sync_period(request), *flags)
     _pair.start()
     return _pair
 
@@ -125,7 +143,8 @@ def _uplinks() -> Iterator[Uplinks]:
 @pytest.fixture(scope="session")
 def uplinks(_uplinks: Uplinks, request: pytest.FixtureRequest) -> Uplinks:
     """A node with two uplinks and a running agent, for all tests. Each test has its own Services."""
-    _uplinks.mode, _uplinks.flags = WAYS[request.param]
+    _uplinks.mode, flags = WAYS[request.param]
+    _uplinks.flags = (_sync_period(request), *flags)
     _uplinks.start()
     return _uplinks
 

@@ -15,7 +15,7 @@ import yaml
 
 from ebpfproxy.agent.daemon import NODE_MISSING
 from ebpfproxy.agent.mode_switch import SWITCH_LATER, SWITCHED
-from ebpfproxy.api.reflector import UNREACHABLE
+from ebpfproxy.api.outage import UNREACHABLE
 from ebpfproxy.bench.load import Load
 from ebpfproxy.lab import Pod, manifests
 from ebpfproxy.lab.agent import is_sync

@@ -1,8 +1,9 @@
 """An API server for tests and benchmarks: Services, EndpointSlices and Nodes, over real TLS.
 
-It implements what a reflector needs (kubernetes.io, "Kubernetes API Concepts"): pages with continue
-tokens of one snapshot, selectors, chunked watches that report an object which starts or stops to match
-as ADDED or DELETED, bookmarks, 410 Gone as a status and as an event. Listed items have no kind and
+It implements what a reflector needs (kubernetes.io, "Kubernetes API Concepts"): streaming lists (KEP-3157),
+lists from the watch cache, pages with continue tokens of one snapshot, selectors, chunked watches that report
+an object which starts or stops to match as ADDED or DELETED, bookmarks, 410 Gone as a status and as an event,
+504 for a version that the server does not have yet. Listed items have no kind and
 apiVersion, watched ones do; a DELETED object has the resourceVersion of its deletion. Objects are stored
 as encoded JSON, so that 20 000 of them are listed as fast as TLS allows.
 
@@ -48,9 +49,11 @@ _REASONS = {
     404: "NotFound",
     405: "MethodNotAllowed",
     410: "Expired",
+    422: "Invalid",
     429: "TooManyRequests",
     500: "InternalError",
     503: "ServiceUnavailable",
+    504: "Timeout",
 }
 _HISTORY = 100_000
 """The number of changes that are kept for starting watches. Older ones are compacted."""
@@ -100,6 +103,7 @@ class _Watcher:
     kind: str
     match: Callable[[_Stored], bool]
     lines: collections.deque[bytes | None] = dataclasses.field(default_factory=collections.deque)
+    frozen: bool = False
 
 
 @dataclasses.dataclass
@@ -114,6 +118,10 @@ def _status(code: int, message: str) -> bytes:
     reason = _REASONS.get(code, "Unknown")
     head = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     return msgspec.json.encode(head | {"message": message, "reason": reason, "code": code})
+
+
+def _too_large(version: str, current: int) -> bytes:
+    return _status(504, f"Timeout: Too large resource version: {version}, current: {current}")
 
 
 def _event(kind: str, type: str, encoded: bytes) -> bytes:
@@ -175,7 +183,11 @@ class ApiServer:
     answer), `bookmark_every` (seconds), `close_watches` (a watch ends as soon as it was accepted),
     `gone_as_status` (a watch from before the compaction gets HTTP 410 instead of an ERROR event),
     `chunk` (the largest HTTP chunk of a watch in bytes, 0 for one per event), `before` (called with each
-    request before it is answered; may block).
+    request before it is answered; may block), `streaming_lists` ("served", "rejected" as without the feature
+    gate WatchList, "ignored" as by a server that does not know the parameters), `watch_cache` (False: every
+    list has pages), `close_connections` (after each answer, announced by `Connection: close`), `chunked`
+    (False: the end of the connection ends a watch), `break_streams_after` (close the connection of a watch
+    after this number of events).
     """
 
     def __init__(self, port: int = 0, token: str | None = "secret") -> None:
@@ -186,6 +198,11 @@ class ApiServer:
         self.close_watches = False
         self.gone_as_status = False
         self.chunk = 0
+        self.streaming_lists = "served"
+        self.watch_cache = True
+        self.close_connections = False
+        self.chunked = True
+        self.break_streams_after: int | None = None
         self.before: Callable[[Request], None] = lambda request: None
         self.requests: list[Request] = []
         self.authority = trustme.CA()
@@ -242,6 +259,12 @@ class ApiServer:
         with self._changed:
             self._version += 1
             del self._objects[kind][namespace, name]
+
+    def rewind(self, versions: int) -> None:
+        """Take the version back, as after the restoration of an older etcd. Objects keep their versions."""
+        with self._changed:
+            self._version -= versions
+            self._history.clear()
 
     def compact(self) -> None:
         """Discard all changes: a watch that starts before this version gets 410. Running ones continue."""
@@ -317,6 +340,13 @@ class ApiServer:
     def expire_continue_tokens(self) -> None:
         with self._changed:
             self._snapshots.clear()
+
+    def freeze(self) -> None:
+        """Send nothing more on the present watches, and keep their connections."""
+        with self._changed:
+            for watcher in self._watchers:
+                watcher.frozen = True
+            self._watchers.clear()
 
     def bookmark(self) -> None:
         """Send a bookmark to every watch now."""
@@ -417,7 +447,12 @@ class ApiServer:
     def _list(self, resource: tuple[str, str], query: Mapping[str, str]) -> tuple[int, bytes]:
         kind, version = resource
         limit = int(query.get("limit", "0"))
+        least = query.get("resourceVersion", "")
+        if least == "0" and self.watch_cache:
+            limit = 0  # as in cacher.go, GetList
         with self._changed:
+            if int(least or 0) > self._version:
+                return 504, _too_large(least, self._version)
             if resume := query.get("continue"):
                 name, _, start = resume.partition(".")
                 if name not in self._snapshots:
@@ -445,8 +480,19 @@ class ApiServer:
         with self._changed:
             watcher = _Watcher(kind, _matcher(query))
             start = int(query.get("resourceVersion") or 0)
-            gone = 0 < start < self._compacted
-            if not gone:
+            streaming = "sendInitialEvents" in query and self.streaming_lists == "served"
+            if reason := self._rejected(query):
+                handler.send(422, _status(422, reason))
+                return
+            if streaming and start > self._version:
+                handler.send(504, _too_large(str(start), self._version))
+                return
+            gone = not streaming and 0 < start < self._compacted
+            if streaming:
+                watcher.lines.extend(self._since(0, watcher))
+                watcher.lines.append(self._bookmark(kind, {"k8s.io/initial-events-end": "true"}))
+                self._watchers.add(watcher)
+            elif not gone:
                 watcher.lines.extend(self._since(start, watcher))
                 self._watchers.add(watcher)
         try:
@@ -458,12 +504,28 @@ class ApiServer:
                 handler.send_chunk(_error(410, f"too old resource version: {start} ({self._compacted})"))
             elif not self.close_watches:
                 deadline = time.monotonic() + float(query.get("timeoutSeconds", "1800"))
-                for line in self._lines(watcher, deadline, "allowWatchBookmarks" in query):
+                events = self._lines(watcher, deadline, "allowWatchBookmarks" in query)
+                for sent, line in enumerate(events, 1):
                     handler.send_event(line, self.chunk)
+                    if sent == self.break_streams_after:
+                        raise ConnectionAbortedError
             handler.send_chunk(b"")
         finally:
             with self._changed:
                 self._watchers.discard(watcher)
+
+    def _rejected(self, query: Mapping[str, str]) -> str:
+        """Why the options of a watch are invalid, as in validation.go, validateWatchOptions; "" if valid."""
+        if self.streaming_lists == "ignored":
+            return ""
+        match = query.get("resourceVersionMatch")
+        if "sendInitialEvents" not in query:
+            return "resourceVersionMatch: Forbidden: forbidden for watch" if match else ""
+        if match != "NotOlderThan":
+            return "resourceVersionMatch: Forbidden: sendInitialEvents requires NotOlderThan"
+        if self.streaming_lists == "rejected":
+            return "sendInitialEvents: Forbidden: forbidden unless the WatchList feature gate is enabled"
+        return ""
 
     def _since(self, start: int, watcher: _Watcher) -> Iterator[bytes]:
         if not start:
@@ -483,7 +545,7 @@ class ApiServer:
                 self._changed.wait_for(lambda: watcher.lines, max(0, min(deadline, bookmark) - now))
                 lines = list(watcher.lines)
                 watcher.lines.clear()
-                if bookmarks and not lines and time.monotonic() >= bookmark:
+                if bookmarks and not lines and not watcher.frozen and time.monotonic() >= bookmark:
                     lines = [self._bookmark(watcher.kind)]
             if time.monotonic() >= bookmark:
                 bookmark += self.bookmark_every
@@ -492,8 +554,10 @@ class ApiServer:
                     return
                 yield line
 
-    def _bookmark(self, kind: str) -> bytes:
-        metadata = {"resourceVersion": str(self._version), "creationTimestamp": None}
+    def _bookmark(self, kind: str, annotations: Mapping[str, str] | None = None) -> bytes:
+        metadata: dict[str, object] = {"resourceVersion": str(self._version), "creationTimestamp": None}
+        if annotations:
+            metadata["annotations"] = annotations
         return _event(kind, "BOOKMARK", msgspec.json.encode({"metadata": metadata, "spec": {}}))
 
 
@@ -504,9 +568,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     wbufsize = 0
 
-    def do_GET(self) -> None:
+    @property
+    def _api(self) -> ApiServer:
         api: Any = self.server
-        api.answer(self)
+        assert isinstance(api, ApiServer)
+        return api
+
+    def do_GET(self) -> None:
+        self._api.answer(self)
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
@@ -517,6 +586,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        self._announce_close()
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.end_headers()
@@ -525,8 +595,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def start_stream(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Transfer-Encoding", "chunked")
+        if self._api.chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        self._announce_close()
         self.end_headers()
+
+    def _announce_close(self) -> None:
+        if self._api.close_connections or not self._api.chunked:
+            self.send_header("Connection", "close")  # also ends this handler
 
     def send_event(self, line: bytes, size: int) -> None:
         for start in range(0, len(line), size or len(line)):
@@ -534,7 +610,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def send_chunk(self, data: bytes) -> None:
         """Send a chunk; an empty one ends the stream."""
-        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data) if self._api.chunked else data)
 
 
 # ---- objects to serve

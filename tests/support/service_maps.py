@@ -6,7 +6,7 @@ It is intentionally independent of ServiceTable, whose results it checks.
 import itertools
 import struct
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from socket import ntohs
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from ebpfproxy.model.address import Address, Family, Network, is_unspecified, ne
 
 U32 = struct.Struct("=I")
 PORT_LINES = (6, 17, 132)  # TCP, UDP, SCTP
+_EMPTY = bytes(1024)
 
 
 class Found(NamedTuple):
@@ -59,10 +60,10 @@ class View:
             text, protocol, version = abi.SERVICE_NAME.unpack(value)
             of = {4: Family.IPV4, 6: Family.IPV6}[version]
             self.names[U32.unpack(key)[0]] = ServicePortKey(text.rstrip(b"\0").decode(), protocol, of)
-        self.slots = [U32.unpack(value)[0] for _, value in sorted(_numbered(maps, "slots"))]
+        self.slots = [U32.unpack_from(value)[0] for value in _values(maps, "slots")]
         self.endpoints = []
-        for _, value in sorted(_numbered(maps, "endpoints")):
-            address, port, flags, service = abi.ENDPOINT.unpack(value)
+        for value in _values(maps, "endpoints"):
+            address, port, flags, service = abi.ENDPOINT.unpack_from(value)
             self.endpoints.append(EndpointValue(address, ntohs(port), flags, service))
         self.sources: dict[int, set[Network]] = defaultdict(set)
         for key, value in maps["source_ranges"].items():
@@ -75,7 +76,7 @@ class View:
         self.ports: set[tuple[bool, int, int]] = set()  # of a NodePort, protocol, port
         with maps["service_ports"].mapped() as memory:
             words = memory[: 8 * abi.CONSTANTS["SERVICE_PORT_WORDS"]]
-        for at in (at for at, byte in enumerate(words) if byte):  # lowest bits are first
+        for at in _bytes_set(words):  # lowest bits are first
             (of_node_ports, line), first = divmod(at // 8192, len(PORT_LINES)), at % 8192 * 8
             bits = (bit for bit in range(8) if words[at] >> bit & 1)
             self.ports |= {(bool(of_node_ports), PORT_LINES[line], first + bit) for bit in bits}
@@ -90,8 +91,22 @@ class View:
         return self.slots[first : first + count]
 
 
-def _numbered(maps: Maps, name: str) -> list[tuple[int, bytes]]:
-    return [(U32.unpack(key)[0], value) for key, value in maps[name].items()]
+def _values(maps: Maps, name: str) -> Iterator[bytes]:
+    """The values of an array in the order of their numbers, padded to 8 bytes."""
+    shape = maps[name].shape
+    stride = (shape.value_size + 7) // 8 * 8
+    with maps[name].mapped() as memory:
+        content = memory[: stride * shape.max_entries]
+    return (content[at : at + stride] for at in range(0, len(content), stride))
+
+
+def _bytes_set(words: bytes) -> Iterator[int]:
+    """The positions of bytes that are not 0. Tests read the maps thousands of times, and most parts are
+    empty."""
+    for start in range(0, len(words), len(_EMPTY)):
+        part = words[start : start + len(_EMPTY)]
+        if part != _EMPTY:
+            yield from (start + at for at, byte in enumerate(part) if byte)
 
 
 def clients_of(found: Found) -> int:

@@ -1,4 +1,4 @@
-"""Distribution of tests to several workers (pytest -n 3): groups that stay together, and their order.
+"""Distribution of tests to several workers (pytest -n 4): groups that stay together, and their order.
 
 All tests of a file run on one worker, because most labs are created once for a file; so do files that share a
 lab. The group is derived from a test's name, because pytest-xdist's controller knows nothing else. Groups of
@@ -12,16 +12,22 @@ from xdist.workermanage import WorkerController
 
 TOGETHER: Sequence[str] = (
     "tests/vm/",
-    "tests/kernel/test_benches.py",
-    "tests/kernel/test_node_",
     "tests/kernel/test_packet_",
     "tests/kernel/test_socket_",
     "tests/kernel/floods/",
+    "tests/kernel/test_benches.py",
+    "tests/kernel/test_node_",
 )
 """Prefixes of file names. One worker runs all tests with the same prefix."""
-FIRST = (*TOGETHER, "tests/kernel/test_agent_", "tests/deploy/")
-"""Prefixes of slow groups in the order in which they start. Otherwise one worker might run them alone at the
-end."""
+FIRST = (
+    *TOGETHER,
+    "tests/kernel/test_agent_",
+    "tests/kernel/packet_path/",
+    "tests/kernel/differential/",
+    "tests/deploy/",
+)
+"""Prefixes of slow groups in the order in which they start, the slowest first. Otherwise one worker might run
+them alone at the end."""
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]

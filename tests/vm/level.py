@@ -27,6 +27,7 @@ class Selection:
     modules: Sequence[str] = ()
     """Modules that are loaded before, except those that the kernel loads by itself."""
     seconds: float = 1800
+    cpus: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,15 @@ class Report:
 
 
 def run_python(
-    kernel: Kernel, arguments: Sequence[str], scratch: Path, modules: Sequence[str] = (), seconds: float = 900
+    kernel: Kernel,
+    arguments: Sequence[str],
+    scratch: Path,
+    modules: Sequence[str] = (),
+    seconds: float = 900,
+    cpus: int = 2,
 ) -> Outcome:
     """`python ARGUMENTS` in this checkout on a kernel. Raises Unavailable."""
-    order = Order((sys.executable, *arguments), CHECKOUT, modules, seconds)
+    order = Order((sys.executable, *arguments), CHECKOUT, modules, seconds, cpus=cpus)
     return run(installed(kernel), order, scratch)
 
 
@@ -67,7 +73,7 @@ def assert_passes(kernel: Kernel, selection: Selection, scratch: Path) -> None:
     left_out = [f"--deselect={test}" for test in kernel.cannot]
     options = ["-p", "no:cacheprovider", "--timeout=900", "--junitxml=/run/scratch/junit.xml", "-q"]
     arguments = ["-m", "pytest", *options, *left_out, *selection.tests]
-    outcome = run_python(kernel, arguments, scratch, selection.modules, selection.seconds)
+    outcome = run_python(kernel, arguments, scratch, selection.modules, selection.seconds, selection.cpus)
     end = "\n".join(outcome.output.splitlines()[-_LAST_LINES:])
     assert outcome.status is not None, f"kernel {kernel.name}: {outcome.verdict()}\n{end}"
     found = report(scratch / "junit.xml") if (scratch / "junit.xml").exists() else None

@@ -7,16 +7,10 @@ from typing import Any
 
 import pytest
 
+from ebpfproxy.api.connection import StatusError, Timing, WatchSilent, split_lines
 from ebpfproxy.api.event import SERVICE, Event, Invalid, NodeChanged, ServiceChanged, Synced
-from ebpfproxy.api.reflector import (
-    REACHABLE,
-    UNREACHABLE,
-    Backoff,
-    Reflector,
-    StatusError,
-    Timing,
-    split_lines,
-)
+from ebpfproxy.api.outage import REACHABLE, UNREACHABLE, Backoff
+from ebpfproxy.api.reflector import Reflector
 from ebpfproxy.api.resource import Resource, own_node, services
 from ebpfproxy.errors import SourceError
 from ebpfproxy.model.service import NamespacedName
@@ -27,13 +21,23 @@ class Stopped(Exception):
 
 
 Step = Any
-"""bytes answers a list; a list of parts answers a watch; an exception is raised for either."""
+"""bytes answers a list; a list of parts answers a watch; an exception is raised for either.
+
+A part is bytes, the seconds until the next part, or an exception.
+"""
+
+UNSUPPORTED = StatusError(422, "sendInitialEvents: Forbidden")
 
 
 class Script:
-    """A connection that answers from a list of steps, with a clock that waiting and `spend` advance."""
+    """A connection that answers from a list of steps, with a clock that waiting and parts advance.
 
-    def __init__(self, *steps: Step) -> None:
+    It rejects streaming lists, and does not record them, unless `streaming` is set.
+    """
+
+    def __init__(self, *steps: Step, streaming: bool = False) -> None:
+        self.streaming = streaming
+        self.silence: list[float] = []
         self.steps = list(steps)
         self.queries: list[Mapping[str, str]] = []
         self.waits: list[float] = []
@@ -45,7 +49,7 @@ class Script:
         return self
 
     def _next(self, query: Mapping[str, str]) -> Step:
-        self.queries.append(query)
+        self.queries.append(dict(query))
         if not self.steps:
             raise Stopped
         step = self.steps.pop(0)
@@ -60,7 +64,10 @@ class Script:
         return body
 
     def open(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
-        assert silence > float(query["timeoutSeconds"])
+        assert query["watch"] == "1"
+        if "sendInitialEvents" in query and not self.streaming:
+            raise UNSUPPORTED
+        self.silence.append(silence)
         parts = self._next(query)
         assert isinstance(parts, list)
         return self._parts(parts)
@@ -73,6 +80,9 @@ class Script:
                 self.now += part
             else:
                 yield part
+
+    def limit_silence(self, seconds: float) -> None:
+        self.silence.append(seconds)
 
     def abort(self) -> None: ...
 
@@ -144,11 +154,18 @@ def bookmark(version: int) -> bytes:
     return line("BOOKMARK", {"metadata": {"resourceVersion": str(version)}})
 
 
+def end(version: int) -> bytes:
+    """The bookmark that ends the initial events of a streaming list."""
+    annotations = {"k8s.io/initial-events-end": "true"}
+    return line("BOOKMARK", {"metadata": {"resourceVersion": str(version), "annotations": annotations}})
+
+
 def error(code: int) -> bytes:
     return line("ERROR", {"kind": "Status", "code": code, "message": "as told"})
 
 
 REFUSED = SourceError("connection refused")
+SILENT = WatchSilent("nothing received")
 
 
 def test_objects_of_all_pages_are_reported_before_synced() -> None:
@@ -160,6 +177,7 @@ def test_objects_of_all_pages_are_reported_before_synced() -> None:
         "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
     )
     assert script.queries[1]["continue"] == "t1"
+    assert [query.get("resourceVersion") for query in script.queries] == ["0", None, "9"]
 
 
 def test_a_failure_between_pages_sends_no_synced_and_deletes_nothing() -> None:
@@ -173,9 +191,9 @@ def test_a_failure_between_pages_sends_no_synced_and_deletes_nothing() -> None:
 
 
 def test_a_watch_starts_where_the_list_ended_and_resumes_where_the_last_bookmark_was() -> None:
-    script = Script(page(9), [20, line("ADDED", item("a", 11)), bookmark(15), 20], [20])
+    script = Script(page(9), [20, line("ADDED", item("a", 11)), bookmark(15), 580], [600])
     script.run()
-    assert [query.get("resourceVersion") for query in script.queries] == [None, "9", "15", "15"]
+    assert [query.get("resourceVersion") for query in script.queries] == ["0", "9", "15", "15"]
     assert script.queries[1]["allowWatchBookmarks"] == "true"
     assert script.queries[1]["timeoutSeconds"] == "600"
     assert script.waits == []
@@ -187,22 +205,6 @@ def test_watched_changes_are_reported() -> None:
     reflector = script.run()
     assert script.told == ["synced", "+a", "+a", "-a"]
     assert reflector.events == 3
-
-
-def test_deletions_that_the_watch_missed_are_found_by_the_periodic_relist() -> None:
-    """As in cilium/cilium#48050: a server lost deletions without an error of its watches for half an hour."""
-    script = Script(
-        page(9, item("a", 1), item("b", 2)), [600, bookmark(10)], [600], [600], [600], page(20, item("b", 2))
-    )
-    reflector = script.run(timing=Timing(relist_period=2000))
-    assert script.told == ["+a", "+b", "synced", "-a", "synced"]
-    assert reflector.relists == 2
-
-
-def test_a_watch_that_exceeds_its_timeout_does_not_delay_the_relist() -> None:
-    script = Script(page(9), [bookmark(10), 5000, bookmark(11), bookmark(12)], page(20))
-    script.run()
-    assert script.told == ["synced", "synced"]
 
 
 def test_a_relist_reports_only_changed_objects() -> None:
@@ -217,16 +219,16 @@ def test_a_relist_reports_only_changed_objects() -> None:
 
 @pytest.mark.parametrize("gone", [[20, error(410)], StatusError(410, "too old")], ids=["event", "status"])
 def test_an_expired_watch_leads_to_a_list_that_reports_missed_deletions(gone: Step) -> None:
-    script = Script(page(9, item("a", 1), item("b", 2)), [20], gone, page(30, item("b", 2)))
+    script = Script(page(9, item("a", 1), item("b", 2)), [600], gone, page(30, item("b", 2)))
     script.run()
     assert script.told == ["+a", "+b", "synced", "-a", "synced"]
-    assert script.waits == [0.0], "nothing is overloaded; a list now is what is asked for"
+    assert script.waits == [], "nothing is overloaded; a list now is what is asked for"
 
 
 def test_alternating_lists_and_expired_watches_do_not_busy_loop() -> None:
     script = Script(*[page(9), [error(410)]] * 6)
     script.run()
-    assert script.waits == [1.6, 3.2, 6.4, 12.8, 25.6, 30]
+    assert script.waits == [1.6, 3.2, 6.4, 12.8, 25.6, 51.2]
 
 
 def test_a_server_that_answers_410_to_every_list_causes_no_busy_loop() -> None:
@@ -243,15 +245,15 @@ def test_an_expired_continue_token_restarts_the_list_without_pages() -> None:
     )
     script.run()
     assert script.told == ["+a", "+b", "+c", "-a", "synced"]
-    assert "limit" not in script.queries[2]
+    assert script.queries[2].keys().isdisjoint({"limit", "resourceVersion"})
     assert "continue" not in script.queries[2]
     assert script.queries[3]["resourceVersion"] == "12"
 
 
-def test_waits_grow_to_half_a_minute_and_nothing_is_reported_meanwhile() -> None:
-    script = Script(page(9, item("a", 1)), [20], *[REFUSED] * 7, [20, bookmark(10), 20], REFUSED)
+def test_waits_grow_to_a_minute_and_nothing_is_reported_meanwhile() -> None:
+    script = Script(page(9, item("a", 1)), [600], *[REFUSED] * 7, [200, bookmark(10), 400], REFUSED)
     reflector = script.run()
-    assert script.waits == [1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 1.6]
+    assert script.waits == [1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60, 1.6]
     assert script.told == ["+a", "synced"]
     assert reflector.watch_errors == 8
     assert script.queries[-1]["resourceVersion"] == "10"
@@ -272,28 +274,47 @@ def test_the_observer_counts_a_list_that_fails_between_pages_as_a_failure() -> N
     assert script.observed == ["Service failed"]
 
 
-def test_full_jitter_draws_from_the_whole_range() -> None:
+def test_waits_are_drawn_from_ranges_that_double() -> None:
     asked: list[tuple[float, float]] = []
 
     def lowest(low: float, high: float) -> float:
         asked.append((low, high))
         return low
 
-    backoff = Backoff(0.8, 30, lowest)
-    assert [backoff.next() for _ in range(3)] == [0.8] * 3
-    assert asked == [(0.8, 1.6), (0.8, 3.2), (0.8, 6.4)]
+    backoff = Backoff(0.8, 30, uniform=lowest, clock=lambda: 0.0)
+    assert [backoff.next() for _ in range(3)] == [0.8, 1.6, 3.2]
+    assert asked == [(0.8, 1.6), (1.6, 3.2), (3.2, 6.4)]
+
+
+def test_two_minutes_after_the_last_failure_the_waits_start_again() -> None:
+    now = 0.0
+    backoff = Backoff(0.8, 30, 120, lambda low, high: low, lambda: now)
+    assert [backoff.next(), backoff.next()] == [0.8, 1.6]
+    now = 119.0
+    assert backoff.next() == 3.2
+    now = 239.0
+    assert backoff.next() == 0.8
 
 
 def test_a_stream_that_ends_at_once_does_not_busy_loop() -> None:
     script = Script(page(9), [], [], [bookmark(10)], [])
     script.run()
-    assert script.waits == [1.6, 3.2, 6.4, 12.8]
+    assert script.waits == [1.6, 3.2, 0.8, 6.4], "a watch with an event is no failure, but a server that ends"
 
 
-def test_a_connection_that_breaks_after_a_long_time_resets_the_backoff() -> None:
-    script = Script(page(9), REFUSED, REFUSED, [30, SourceError("reset")], [20])
+def test_a_watch_that_ends_at_its_timeout_is_followed_by_the_next_one_at_once() -> None:
+    script = Script(page(9), [600], [596], [600])
     script.run()
-    assert script.waits == [1.6, 3.2, 1.6]
+    assert script.waits == []
+    assert script.observed == ["Service relisted"]
+
+
+def test_a_watch_that_a_server_ends_early_is_followed_by_a_random_short_wait() -> None:
+    """A server that shuts down ends the watches of all nodes at the same time."""
+    script = Script(page(9), [200], [20, bookmark(10), 20], [])
+    script.run()
+    assert script.waits == [0.8, 0.8, 1.6]
+    assert script.observed == ["Service relisted", "Service failed"], "an early end is not a failure"
 
 
 def test_retry_after_applies_if_it_is_longer_than_the_backoff() -> None:
@@ -366,14 +387,14 @@ def test_an_empty_list_of_services_logs_no_warning(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-def test_an_hour_without_the_api_server_logs_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_two_hours_without_the_api_server_logs_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "ebpfproxy")
-    script = Script(page(9), [20], *[REFUSED] * 125, page(20))
+    script = Script(page(9), [20], *[REFUSED] * 125, [600])
     script.run()
-    assert script.told == ["synced", "synced"]
-    assert sum(script.waits) > 3600
+    assert script.told == ["synced"]
+    assert sum(script.waits) > 7200
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert 1 <= len(warnings) <= 7, "one, and one again every ten minutes"
+    assert 1 <= len(warnings) <= 13, "one, and one again every ten minutes"
     assert [record.getMessage() for record in caplog.records].count(REACHABLE) == 1
 
 
@@ -404,3 +425,179 @@ def test_the_event_of_a_deleted_object_has_the_complete_name() -> None:
     script.run()
     assert ServiceChanged(NamespacedName("default", "a"), None) in script.events
     assert Synced(SERVICE) in script.events
+
+
+# ---- streaming lists
+
+
+def test_a_streaming_list_reports_all_objects_and_continues_as_a_watch() -> None:
+    script = Script(
+        [
+            line("ADDED", item("a", 1)),
+            line("ADDED", item("b", 5)),
+            end(9),
+            line("DELETED", item("a", 11)),
+            600,
+        ],
+        streaming=True,
+    )
+    reflector = script.run()
+    assert script.told == ["+a", "+b", "synced", "-a"]
+    assert reflector.relists == 1
+    first, second = script.queries
+    assert first["sendInitialEvents"] == "true"
+    assert first["resourceVersionMatch"] == "NotOlderThan"
+    assert first["allowWatchBookmarks"] == "true"
+    assert "resourceVersion" not in first, "the first list is consistent"
+    assert "sendInitialEvents" not in second
+    assert "resourceVersionMatch" not in second
+    assert second["resourceVersion"] == "11"
+
+
+def test_objects_that_a_later_streaming_list_lacks_are_deleted_at_its_end() -> None:
+    initial = [line("ADDED", item("a", 1)), line("ADDED", item("b", 5)), end(9)]
+    script = Script(
+        [*initial, error(410)],
+        [line("ADDED", item("b", 5)), line("ADDED", item("c", 12)), line("DELETED", item("c", 13)), end(14)],
+        streaming=True,
+    )
+    script.run()
+    assert script.told == ["+a", "+b", "synced", "+c", "-c", "-a", "synced"]
+    assert script.queries[1]["resourceVersion"] == "9", "not older than what was reported"
+    assert script.queries[1]["sendInitialEvents"] == "true"
+
+
+@pytest.mark.parametrize("cut", [[20], [20, REFUSED], [20, b"{{{\n"]], ids=["end", "error", "garbled"])
+def test_a_streaming_list_that_breaks_deletes_nothing_and_is_followed_by_an_ordinary_one(
+    cut: list[Any],
+) -> None:
+    whole = [line("ADDED", item("a", 1)), line("ADDED", item("b", 5)), end(9), error(410)]
+    script = Script(
+        whole,
+        [line("ADDED", item("b", 5)), *cut],
+        page(20, item("a", 1), item("b", 5)),
+        StatusError(410, "gone"),
+        [end(30)],
+        streaming=True,
+    )
+    script.run()
+    assert script.told == ["+a", "+b", "synced", "synced", "-a", "-b", "synced"]
+    assert script.queries[2]["resourceVersion"] == "9"
+    assert script.queries[2].keys().isdisjoint({"watch", "limit"}), "a limit would bypass the watch cache"
+    assert "sendInitialEvents" in script.queries[4], "after an ordinary list, streaming is tried again"
+
+
+@pytest.mark.parametrize("code", [400, 422])
+def test_a_server_that_rejects_streaming_lists_is_listed_at_once_and_without_a_warning(
+    code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ebpfproxy")
+    script = Script(StatusError(code, "sendInitialEvents: Forbidden"), page(9, item("a", 1)), streaming=True)
+    reflector = script.run()
+    assert script.told == ["+a", "synced"]
+    assert script.waits == []
+    assert reflector.watch_errors == 0
+    assert not caplog.records
+
+
+def test_an_expired_version_in_a_server_that_ignores_the_parameters_causes_no_quorum_read() -> None:
+    first = [[line("ADDED", item("a", 1)), SILENT], page(9, item("a", 1)), [600]]
+    script = Script(*first, StatusError(410, "expired"), [error(410)], page(20), [600], streaming=True)
+    script.run()
+    assert script.told == ["+a", "synced", "-a", "synced"]
+    assert script.queries[-3]["resourceVersion"] == "9"
+    assert script.waits == []
+
+
+@pytest.mark.parametrize("then", [SILENT, bookmark(9)], ids=["silence", "bookmark"])
+def test_a_server_that_ignores_the_parameters_is_listed_at_once(then: Step) -> None:
+    script = Script([line("ADDED", item("a", 1)), then], page(9, item("a", 1)), streaming=True)
+    reflector = script.run()
+    assert script.told == ["+a", "synced"]
+    assert script.waits == []
+    assert reflector.watch_errors == 0
+    assert script.silence == [30.0, 630.0], "an end of the initial events is expected after half a minute"
+
+
+TOO_LARGE = StatusError(504, "Timeout: Too large resource version: 9, current: 5")
+
+
+@pytest.mark.parametrize(
+    ("streaming", "rejection"), [(True, TOO_LARGE), (False, TOO_LARGE), (False, StatusError(410, "expired"))]
+)
+def test_a_version_that_the_server_does_not_have_leads_to_a_consistent_list_at_once(
+    streaming: bool, rejection: StatusError
+) -> None:
+    if streaming:
+        before: list[Step] = [[line("ADDED", item("a", 1)), end(9), 600]]
+        after: list[Step] = [[line("ADDED", item("b", 4)), end(5), 600]]
+    else:
+        before = [page(9, item("a", 1)), [600]]
+        after = [page(5, item("b", 4)), [600]]
+    script = Script(*before, StatusError(410, "expired"), rejection, *after, streaming=streaming)
+    script.run()
+    assert script.told == ["+a", "synced", "+b", "-a", "synced"]
+    rejected, accepted = script.queries[len(before) + 1 :][:2]
+    assert rejected["resourceVersion"] == "9"
+    assert "resourceVersion" not in accepted
+    assert script.queries[-1]["resourceVersion"] == "5"
+    assert script.waits == []
+
+
+def test_a_gateway_timeout_keeps_the_resource_version_of_the_watch() -> None:
+    script = Script(page(9), StatusError(504, "Gateway Timeout"), [600])
+    script.run()
+    assert script.queries[-2]["resourceVersion"] == "9"
+    assert script.waits == [1.6]
+
+
+# ---- watches that send nothing
+
+
+def test_silence_is_limited_to_three_bookmark_intervals_once_a_bookmark_came() -> None:
+    script = Script([end(9), 60, bookmark(10), 540], [540, bookmark(12), 60], streaming=True)
+    script.run()
+    assert script.silence[:4] == [30.0, 630.0, 180.0, 180.0]
+
+
+def test_a_watch_of_a_server_without_bookmarks_may_be_silent_until_its_timeout() -> None:
+    script = Script(page(9), [600], [300, line("ADDED", item("a", 11)), 300])
+    script.run()
+    assert script.silence == [630.0] * 3
+    assert script.waits == []
+
+
+def test_a_watch_that_becomes_silent_is_resumed() -> None:
+    script = Script(page(9), [60, bookmark(10), SILENT], [60, bookmark(12), 540])
+    script.run()
+    assert script.told == ["synced"]
+    assert script.queries[2]["resourceVersion"] == "10"
+    assert script.waits == [1.6]
+
+
+def test_a_resumed_watch_that_stays_silent_leads_to_a_list() -> None:
+    """If etcd was restored from a backup, a watch of a later version is accepted and sends nothing."""
+    script = Script(
+        page(90, item("a", 1)),
+        [60, bookmark(91), SILENT],
+        [SILENT],
+        StatusError(504, "Timeout: Too large resource version: 91, current: 50"),
+        page(50),
+        [600],
+    )
+    script.run()
+    assert script.told == ["+a", "synced", "-a", "synced"]
+    assert script.silence == [630.0, 180.0, 180.0, 630.0, 630.0], "bookmarks are expected only from now on"
+
+
+def test_a_watch_that_goes_back_leads_to_a_list() -> None:
+    script = Script(page(9, item("a", 1)), [line("ADDED", item("b", 7))], page(9, item("a", 1)))
+    script.run()
+    assert script.told == ["+a", "synced", "synced"]
+
+
+def test_a_deletion_with_the_last_version_of_its_object_does_not_take_the_watch_back() -> None:
+    script = Script(page(9, item("a", 1)), [line("DELETED", item("a", 1)), 600], [600])
+    script.run()
+    assert script.told == ["+a", "synced", "-a"]
+    assert script.queries[2]["resourceVersion"] == "9"
