@@ -7,17 +7,22 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.ebpf import growth
-from ebpfproxy.backends.ebpf.backend import GROWN, EbpfBackend, EbpfSettings
-from ebpfproxy.backends.ebpf.entries import DeviceEntry
+from ebpfproxy.backends.ebpf import growth, programs
+from ebpfproxy.backends.ebpf.backend import GROWN, GROWTH_FAILED, EbpfBackend, EbpfSettings
+from ebpfproxy.backends.ebpf.entries import DeviceEntry, Entry, Key, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.bench.load import Load
+from ebpfproxy.errors import Rejected, TableFull
 from ebpfproxy.lab import manifests
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.netns import netns
+from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.kernel.clients import TCP, UDP, connected, converse
 from tests.kernel.cluster import Cluster, Exposed, eventually
+from tests.kernel.service_table.samples import endpoint, entry, frontend
+from tests.support.bpf_place import bpf_place
+from tests.support.clock import Clock
 
 pytestmark = pytest.mark.kernel
 
@@ -152,3 +157,41 @@ def bring(backend: EbpfBackend) -> None:
         for key, entry in (present | backend.render((), NodePlan())).items()
     }
     assert not backend.apply(diff(present, wanted))
+
+
+def single(number: int) -> dict[Key, Entry]:
+    key = ServicePortKey(f"default/s{number}", Protocol.TCP, Family.IPV4)
+    return {key: entry([frontend(f"10.96.1.{number}")], [endpoint(f"10.2.0.{number}")])}
+
+
+def test_a_failed_growth_changes_nothing_and_is_retried_after_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise Rejected("cannot load program connect4: Cannot allocate memory")
+
+    clock = Clock()
+    with bpf_place() as place:
+        start = {"services": 4, "slots": 16, "endpoints": 16, "flows": 16}
+        settings = EbpfSettings(place.cgroup, place.bpffs, start=start, devices=False)
+        backend = EbpfBackend(settings, clock=clock)
+        backend.open()
+        with contextlib.closing(backend):
+            first: dict[Key, Entry] = {**backend.render((), NodePlan())}
+            for number in range(1, 5):
+                first |= single(number)
+            assert not backend.apply(diff(backend.read(), first))
+            folders = set(place.bpffs.glob("*/*"))
+            with monkeypatch.context() as patch:
+                patch.setattr(programs, "load_and_pin", no_memory)
+                for _ in range(2):
+                    rejected = backend.apply(diff(first, {**first, **single(5)}))
+                    assert [type(failure) for failure in rejected.values()] == [TableFull]
+            assert caplog.messages.count(GROWTH_FAILED) == 1
+            assert backend.read() == first
+            assert backend.apply(diff(first, {**first, **single(5)}))
+            clock.now += 61
+            assert not backend.apply(diff(first, {**first, **single(5)}))
+            assert backend.read() == {**first, **single(5)}
+            assert backend.usage()["services"] == (5, 8)
+            assert folders.isdisjoint(set(place.bpffs.glob("programs-*/connect4")))
