@@ -388,7 +388,8 @@ struct fragment {
 };
 
 /* Value of `traffic`, by service id and CPU: traffic of the packet path. Bytes are those of the IP
- * packets. A GSO packet counts as one packet.
+ * packets. A GSO packet counts as one packet. Entry 0 is the sum of the Services whose id has no
+ * entry.
  */
 struct traffic {
 	__u64 new_flows;
@@ -449,4 +450,5 @@ enum placeholder {
 	PLACEHOLDER_HAVE_REDIRECT_PEER = 1592590344,
 	PLACEHOLDER_HAVE_KTIME_COARSE = 1592590345,
 	PLACEHOLDER_HAVE_SET_RETVAL = 1592590346,
+	PLACEHOLDER_TRAFFIC = 1592590347, /* the highest id with an entry of traffic */
 };

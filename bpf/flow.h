@@ -172,7 +172,8 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 
 static __always_inline void count_traffic(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)
 {
-	struct traffic *sum = traffic.lookup(&service_id);
+	WORD_KEY(entry, service_id <= LOADED(TRAFFIC) ? service_id : 0);
+	struct traffic *sum = traffic.lookup(entry);
 
 	if (!sum)
 		return;

@@ -72,7 +72,7 @@ PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
 
 PINNED("percpu_array", u32, u64, counters, COUNTERS, 0);
 PINNED("percpu_array", u32, u64, device_packets, DEVICE_PACKETS, 0);
-PINNED("percpu_array", u32, struct traffic, traffic, SERVICES_MAX + 1, 0);
+PINNED("percpu_array", u32, struct traffic, traffic, TRAFFIC_MAX + 1, 0);
 
 static __always_inline void count(u32 counter)
 {

@@ -73,7 +73,12 @@ class AlreadyExists(KernelError):
 
 
 class TableFull(KernelError):
-    """A map or table is too small for the plan. The entries that fit are served."""
+    """A map or table is too small for the plan. The entries that fit are served.
+
+    `table`: its name, "" if it has a fixed size.
+    """
+
+    table = ""
 
 
 class Unsupported(KernelError):

@@ -77,6 +77,10 @@ class ActiveMode:
         """Return whether the backend reports changes by other programs (`Callbacks.changed`)."""
         return self._parts.is_notified()
 
+    def maintain(self) -> None:
+        """Adapt tables to their use. Call it every few seconds while in sync. Raises KernelError."""
+        self._parts.maintain()
+
     def take_over(self, state_now: Callable[[], ClusterState]) -> SyncResult:
         """Open the mode, apply the complete state, and verify that it is in the kernel.
 

@@ -96,6 +96,7 @@ class _Agent:
             self._metrics.flows_searched,
             self._metrics.sockets_counted,
             lambda: self._inbox.put(Notified()),
+            self._metrics.map_grown,
         )
         self._sources = Sources(config, self._inbox, self._metrics, loaded.seen)
         self._modes = ModeSwitcher(config, callbacks, self._metrics)

@@ -135,6 +135,7 @@ class ModeSwitcher:
     def is_modified_externally(self) -> bool:
         """Return whether another program may have changed the objects of the current mode."""
         try:
+            self.serving.maintain()
             return self.serving.reconciler.is_modified_externally()
         except KernelError as failure:  # the sync that reads everything back reports it
             log.warning(CHECK_FAILED, reason=failure.message, hint=failure.hint)

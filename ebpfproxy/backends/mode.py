@@ -24,6 +24,7 @@ class Callbacks(NamedTuple):
       must handle their packets.
     - `flows_looked_at(family, ended, seconds)`: the tracked flows of a family were searched for stale ones.
       Gives how many were ended, and the duration.
+    - `map_grown`: the BPF map of this name was enlarged.
     - `changed`: another program may have changed the backend's objects in the kernel, so the agent should
       check `Backend.generation` soon.
     """
@@ -33,6 +34,7 @@ class Callbacks(NamedTuple):
     flows_looked_at: Callable[[Family, int, float], object] = lambda family, ended, seconds: None
     sockets_counted: Callable[[SocketCounts], object] = lambda counts: None
     changed: Callable[[], object] = lambda: None
+    map_grown: Callable[[str], object] = lambda name: None
 
 
 def _no_usage() -> Mapping[str, tuple[int, int]]:
@@ -88,6 +90,8 @@ class Parts(NamedTuple):
     - `owns_namespace`: a network namespace can have only one such mode at a time.
     - `lacking`: after a successful sync, the reason why the mode forwards nothing; None if it forwards.
     - `is_notified`: whether the backend calls `Callbacks.changed`.
+    - `maintain`: adapts tables to their use. Called every few seconds while the mode is in sync, by the
+      thread of the backend. Raises KernelError.
     """
 
     backend: Backend[Any, Any]
@@ -100,6 +104,7 @@ class Parts(NamedTuple):
     bypassed: Callable[[], tuple[DeviceSide, ...]] = _no_bypassed_devices
     lacking: Callable[[], KernelError | None] = _nothing_missing
     is_notified: Callable[[], bool] = lambda: False
+    maintain: Callable[[], object] = lambda: None
 
 
 class Mode(Protocol):

@@ -94,6 +94,9 @@ _SUBJECTS = {
 }
 
 
+_NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --ebpf-traffic-max=0"
+
+
 @click.command("dump", cls=FlagsCommand)
 @click.argument("what", type=click.Choice(list(_SUBJECTS)), default="services", metavar="WHAT")
 @click.option(
@@ -129,7 +132,7 @@ def command(what: str, output: str, service: str, address: str, bpffs_root: Path
     conntrack  flows of the packet path
     nat        translation steps of these flows
     devices    devices of the packet path, and the programs on them
-    counters   events in the programs, and the traffic of each Service
+    counters   events in the programs, and traffic (by Service with --ebpf-traffic-max)
     all        all of these, and the use of each map
 
     Reads only the pinned maps, so it works with and without a running agent.
@@ -142,6 +145,8 @@ def command(what: str, output: str, service: str, address: str, bpffs_root: Path
         flag = "--service" if service else "--address"
         raise ConfigError(f"cannot filter {what} by {flag}", f"leave {flag} out")
     with contextlib.closing(View(bpffs_root)) as view:
+        if "traffic" in parts and not view.counts_services:
+            click.echo(_NOT_COUNTED, err=True)
         WRITERS[output](((part, _rows(view, part, row_filter)) for part in parts), len(_SUBJECTS[what]) > 1)
 
 

@@ -182,23 +182,25 @@ class EbpfOptions:
     ebpf_flows_max: int = option(
         "--ebpf-flows-max", flag_types.ENTRIES, "262144", _EBPF,
         "Maximum number of established flows that are translated packet by packet. In addition, an eighth "
-        "as many flows, at least 4096, can be half-open.",
+        "as many flows, at least 4096, can be half-open. The maps grow with their use.",
     )  # fmt: skip
     ebpf_source_ranges_max: int = option(
-        "--ebpf-source-ranges-max", flag_types.ENTRIES, "65536", _EBPF,
+        "--ebpf-source-ranges-max", flag_types.ENTRIES, "1048576", _EBPF,
         "Maximum number of load balancer source ranges of all ServicePorts together.",
     )  # fmt: skip
     ebpf_services_max: int = option(
-        "--ebpf-services-max", flag_types.ENTRIES, "65536", _EBPF,
-        "Maximum number of frontends. Each address, port and protocol of a Service is a frontend.",
+        "--ebpf-services-max", flag_types.ENTRIES, "1048576", _EBPF,
+        "Maximum number of frontends. Each address, port and protocol of a Service is a frontend. The map "
+        "grows with its use.",
     )  # fmt: skip
     ebpf_slots_max: int = option(
-        "--ebpf-slots-max", flag_types.ENTRIES, "1048576", _EBPF,
-        "Maximum number of endpoint slots. Each endpoint of each ServicePort needs one.",
+        "--ebpf-slots-max", flag_types.ENTRIES, "16777216", _EBPF,
+        "Maximum number of endpoint slots. Each endpoint of each ServicePort needs one. The map grows with "
+        "its use.",
     )  # fmt: skip
     ebpf_endpoints_max: int = option(
-        "--ebpf-endpoints-max", flag_types.ENTRIES, "262144", _EBPF,
-        "Maximum number of distinct endpoints.",
+        "--ebpf-endpoints-max", flag_types.ENTRIES, "4194304", _EBPF,
+        "Maximum number of distinct endpoints. The map grows with its use.",
     )  # fmt: skip
     ebpf_affinity_max: int = option(
         "--ebpf-affinity-max", flag_types.ENTRIES, "65536", _EBPF,
@@ -206,6 +208,13 @@ class EbpfOptions:
         "its affinity.",
     )  # fmt: skip
     ebpf_sockets_max: int = option(
-        "--ebpf-sockets-max", flag_types.ENTRIES, "262144", _EBPF,
-        "Maximum number of sockets connected to a Service, per socket map.",
+        "--ebpf-sockets-max", flag_types.integer(0, 1 << 26), "0", _EBPF,
+        "Maximum number of sockets connected to a Service, per socket map. 0: one for each 256 KiB of "
+        "memory, rounded down to a power of two, at most 262144.",
+    )  # fmt: skip
+    ebpf_traffic_max: int = option(
+        "--ebpf-traffic-max", flag_types.COUNT, "0", _EBPF,
+        "Maximum number of ServicePorts whose packets, bytes and new flows in the packet path are counted "
+        "separately, for metrics. Each takes 40 bytes per CPU, and five series. The others are counted "
+        "together, as other. 0: all are counted together.",
     )  # fmt: skip

@@ -4,8 +4,7 @@ A function that reads may raise EbpfProxyError, since kernel objects may be remo
 lacks only the metrics of that function.
 """
 
-import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from prometheus_client import Metric
@@ -22,9 +21,6 @@ SCRAPE_FAILED = "Cannot read the maps for a scrape"
 
 _log = log.Logger(__name__)
 T = TypeVar("T")
-
-BUSIEST = 10_000
-"""The maximum number of Services with series of their own: five each. 50 000 series take about a second."""
 
 
 class MapUse(NamedTuple):
@@ -111,18 +107,14 @@ def _devices(sides: Collection[DeviceSide]) -> Iterator[Metric]:
 
 
 def _traffic(traffic: Collection[ServiceTraffic]) -> Iterator[Metric]:
-    """Yield the traffic of the busiest Services.
-
-    They are those with the most packets since they exist, so the set of series is stable between scrapes.
+    """Yield the traffic by Service. --ebpf-traffic-max limits the number of series: five for each Service,
+    and five for the sum of all others, which has the label service="other" and an empty namespace.
     """
-    shown: Iterable[ServiceTraffic] = traffic
-    if len(traffic) > BUSIEST:
-        shown = heapq.nlargest(BUSIEST, traffic, key=lambda each: each.packets_in + each.packets_out)
     service = ["namespace", "service", "port", "protocol", "family"]
     packets = _counter("packets", "Packets of the packet path", [*service, "direction"])
     sizes = _counter("bytes", "Bytes of IP packets of the packet path", [*service, "direction"])
     flows = _counter("new_flows", "New flows of the packet path", service)
-    for each in shown:
+    for each in traffic:
         labels = [*_split(each.service), each.protocol, each.family]
         packets.add_metric([*labels, "in"], each.packets_in)
         packets.add_metric([*labels, "out"], each.packets_out)
@@ -130,8 +122,6 @@ def _traffic(traffic: Collection[ServiceTraffic]) -> Iterator[Metric]:
         sizes.add_metric([*labels, "out"], each.bytes_out)
         flows.add_metric(labels, each.new_flows)
     yield from (packets, sizes, flows)
-    left_out = "Services with traffic that have no series of their own, since others had more packets"
-    yield GaugeMetricFamily("ebpfproxy_services_left_out", left_out, max(0, len(traffic) - BUSIEST))
 
 
 def _counter(name: str, text: str, labels: list[str]) -> CounterMetricFamily:
@@ -141,9 +131,9 @@ def _counter(name: str, text: str, labels: list[str]) -> CounterMetricFamily:
 def _split(service: str) -> tuple[str, str, str]:
     """Split into namespace, name and port.
 
-    >>> _split("default/web:http"), _split("default/web")
-    (('default', 'web', 'http'), ('default', 'web', ''))
+    >>> _split("default/web:http"), _split("default/web"), _split("other")
+    (('default', 'web', 'http'), ('default', 'web', ''), ('', 'other', ''))
     """
-    namespace, _, rest = service.partition("/")
+    namespace, _, rest = service.rpartition("/")
     name, _, port = rest.partition(":")
     return namespace, name, port

@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+OTHER = "other"
+"""`ServiceTraffic.service` of the sum of all ServicePorts that are not counted separately."""
+
 
 class ServiceTraffic(NamedTuple):
     """Traffic of one ServicePort in one family through the packet path.
@@ -10,7 +13,7 @@ class ServiceTraffic(NamedTuple):
     `out` is towards clients. Bytes are those of IP packets. A GSO packet counts as one packet.
 
     `service` is "namespace/name:port", or "namespace/name" for an unnamed port. `protocol` is the result of
-    `protocol_name`. `family` is "IPv4" or "IPv6".
+    `protocol_name`. `family` is "IPv4" or "IPv6". For OTHER, both are "".
     """
 
     service: str

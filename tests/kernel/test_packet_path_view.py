@@ -1,6 +1,7 @@
 """`ebpfproxy dump` of the packet path from real maps: flows, translations, devices, counters, traffic."""
 
 import contextlib
+import dataclasses
 import json
 import struct
 import time
@@ -22,14 +23,16 @@ from ebpfproxy.errors import ConfigError, NotFound
 from ebpfproxy.linux.bpf import tc
 from ebpfproxy.linux.bpf.bpf import possible_cpus
 from ebpfproxy.model.address import format_address, parse_address
-from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.counters import OTHER, ServiceTraffic
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps, load_program
 from tests.support.flows import NS, SERVICE, a_flow, entries, reply_entries, seen, write
 from tests.support.namespace import namespace
 
 pytestmark = pytest.mark.kernel
 
-_SIZES = MapSizes(services=8, slots=16, endpoints=64, affinity=8, sockets=8, flows=65536, source_ranges=8)
+_SIZES = MapSizes(
+    services=8, slots=16, endpoints=64, affinity=8, sockets=8, flows=65536, source_ranges=8, traffic=8
+)
 SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
 _U32 = struct.Struct("=I")
 _FLOWS = "flows", "replies"
@@ -51,6 +54,8 @@ def maps(made: BpfPlace) -> Iterator[Maps]:
             for key, _ in list(opened[name].items()):
                 opened[name].delete(key)
         opened["node"].update(_U32.pack(0), bytes(abi.NODE.size))
+        for id_ in range(_SIZES.traffic + 1):
+            opened["traffic"].update(_U32.pack(id_), bytes(abi.TRAFFIC.size) * possible_cpus())
         opened["service_names"].update(_U32.pack(SERVICE), abi.SERVICE_NAME.pack(b"default/web:http", 6, 4))
         yield opened
 
@@ -70,7 +75,7 @@ def dump(made: BpfPlace, *arguments: str) -> Result:
 
 
 def dumped(made: BpfPlace, *arguments: str) -> Any:
-    return json.loads(dump(made, *arguments, "-o", "json").output)
+    return json.loads(dump(made, *arguments, "-o", "json").stdout)
 
 
 def test_a_flow_is_one_row_for_both_entries(maps: Maps, view: View) -> None:
@@ -289,6 +294,24 @@ def test_only_services_with_traffic_are_shown(maps: Maps, made: BpfPlace) -> Non
     assert row["service"] == "default/web:http"
     assert (row["protocol"], row["family"], row["bytes_out"]) == ("TCP", "IPv4", 5 * n)
     assert dumped(made, "counters", "--service=default/idle") == {"traffic": []}
+
+
+def test_services_without_an_entry_are_one_row(maps: Maps, made: BpfPlace) -> None:
+    maps["service_names"].update(_U32.pack(9), abi.SERVICE_NAME.pack(b"default/last", 17, 6))
+    maps["traffic"].update(_U32.pack(0), abi.TRAFFIC.pack(1, 2, 3, 4, 5) * possible_cpus())
+    (row,) = dumped(made, "counters")["traffic"]
+    assert (row["service"], row["protocol"], row["family"]) == (OTHER, "", "")
+    assert row["packets_in"] == 2 * possible_cpus()
+    assert "note:" not in dump(made, "counters").stderr
+
+
+def test_dump_says_that_traffic_is_not_counted_by_service() -> None:
+    with bpf_place() as place:
+        folder = build_maps(place, dataclasses.replace(_SIZES, traffic=0), "v1-view")
+        Pins(place.bpffs).set_current(folder.parent)
+        assert "--ebpf-traffic-max=0" in dump(place, "counters").stderr
+        assert dumped(place, "counters")["traffic"] == []
+        assert "note:" not in dump(place, "endpoints").stderr
 
 
 def test_a_reading_after_close_raises_not_found(maps: Maps, made: BpfPlace) -> None:

@@ -58,6 +58,7 @@ SIZES = MapSizes(
     sockets=64,
     flows=131072,  # room for one entry for each port of an address
     source_ranges=256,
+    traffic=512,
 )
 PROGRAMS = ("from_any", "from_any_l3", "to_any", *TAIL_CALLS)
 NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"

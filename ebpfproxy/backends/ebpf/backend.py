@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from ebpfproxy.backends.ebpf import abi, attachments, entries
+from ebpfproxy.backends.ebpf import abi, attachments, entries, growth
 from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
 from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, previous_clsacts, previous_pods
 from ebpfproxy.backends.ebpf.devices.packet_check import PacketCheck
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.entries import (
+    ATTACHED,
     DeviceEntry,
     DeviceKey,
     Entry,
@@ -26,7 +27,7 @@ from ebpfproxy.backends.ebpf.entries import (
 from ebpfproxy.backends.ebpf.flows.collector import FlowCollector
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts as FlowTimeouts
 from ebpfproxy.backends.ebpf.inspect.counters import Readings
-from ebpfproxy.backends.ebpf.maps import Maps, shapes
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes, shapes
 from ebpfproxy.backends.ebpf.migration.migrate import Migration
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.backends.ebpf.programs import Programs, first_needed, pinned_classifiers
@@ -38,7 +39,7 @@ from ebpfproxy.backends.ebpf.sockets.stale_sockets import StaleSockets
 from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Delta
-from ebpfproxy.errors import KernelError
+from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.locks import FolderLock
 from ebpfproxy.log import Logger
@@ -56,7 +57,13 @@ PRIVATE_BPFFS = "The bpffs is private to this container: a restart will interrup
 UNKNOWN_PORTS = "Cannot read the connections that netfilter masquerades"
 """A new flow may get a port that one of them uses. That connection then receives no more replies."""
 
+GROWN = "Enlarged a BPF map"
+"""`map` now has room for `to` instead of `from` entries. Connections are not affected."""
+GROWTH_FAILED = "Cannot enlarge BPF maps, retrying"
+"""Retried after a minute if the room is still missing. Usually memory is missing."""
+
 _U32 = struct.Struct("=I")
+_GROWTH_PAUSE = 60.0  # seconds after a failure to enlarge maps
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
 
@@ -65,6 +72,10 @@ def _ignore_counts(counts: SocketCounts) -> None:
 
 
 def _ignore_change() -> None:
+    pass
+
+
+def _ignore_growth(name: str) -> None:
     pass
 
 
@@ -96,9 +107,12 @@ class EbpfBackend:
         clock: Callable[[], float] = time.monotonic,
         pods_bypass: Callable[[frozenset[int]], object] = _ignore_devices,
         filters_changed: Callable[[], object] = _ignore_change,
+        map_grown: Callable[[str], object] = _ignore_growth,
     ) -> None:
         """`sockets_counted`, `pods_bypass` and `filters_changed` are called in threads of this object. See
         `StaleSockets`, `FlowCollector` and `FilterWatch`.
+
+        `map_grown` is called with the name of each map that was enlarged.
 
         `open` calls `pods_bypass`, too. It passes the devices of all pods whose packets a previous run
         translated, or found to need translation. After a call of `filters_changed`, `generation` may have
@@ -109,10 +123,15 @@ class EbpfBackend:
         self._clock = clock
         self._pods_bypass = pods_bypass
         self._filters_changed = filters_changed
+        self._map_grown = map_grown
+        self._sizes: MapSizes | None = None  # None: not opened yet
+        self._full: set[str] = set()  # the maps for which the last change found no room
+        self._grows_from = 0.0  # after a failed growth: the time of the next attempt
         self._watch: FilterWatch | None = None  # if programs are attached by tc filters
         self._positions = Positions(clock)
         self._clsacts: frozenset[int] = frozenset()  # ifindexes; previous maps record them as the agent's
-        self._opened: contextlib.ExitStack | None = None  # what `close` closes
+        self._lock: FolderLock | None = None
+        self._opened: contextlib.ExitStack | None = None  # what `close` closes, before the lock
         self._attached = Generation(self._attachments)
         self._generation: Hashable = None
         self._services_applied = False  # whether the last delta contained services only
@@ -129,26 +148,39 @@ class EbpfBackend:
         root = self._settings.bpffs_root
         if mounts.ensure_bpffs(root):
             _warn_of_private_mount(root, self._settings.proc_root)
-        with contextlib.ExitStack() as opened:
-            self._open(root, opened)
-            self._opened = opened.pop_all()
-
-    def _open(self, root: Path, opened: contextlib.ExitStack) -> None:
-        """`opened` gets each object as soon as it is open."""
         lock = FolderLock(root, _PATIENCE)
-        opened.callback(lock.release)
-        self._pins = Pins(root)
-        self._programs = Programs(self._pins, self._settings.cgroup_root, self._settings.sizes)
+        try:
+            self._pins = Pins(root)
+            if self._sizes is None:
+                in_force = self._pins.maps_of(self._pins.in_force())
+                self._sizes = growth.first_sizes(self._settings.sizes, self._settings.start, in_force)
+            self._opened = self._open(self._sizes)
+        except BaseException:
+            lock.release()
+            raise
+        self._lock = lock
+
+    def _open(self, sizes: MapSizes, table: ServiceTable | None = None) -> contextlib.ExitStack:
+        """Open everything; return what closes it. `table`: that of smaller maps with the same content."""
+        with contextlib.ExitStack() as opened:
+            self._open_parts(sizes, opened, table)
+            return opened.pop_all()
+
+    def _open_parts(self, sizes: MapSizes, opened: contextlib.ExitStack, table: ServiceTable | None) -> None:
+        """`opened` gets each object as soon as it is open."""
+        self._programs = Programs(self._pins, self._settings.cgroup_root, sizes)
         opened.callback(self._programs.close)
         self._maps = Maps(self._programs.maps)
         opened.callback(self._maps.close)
-        self._table = ServiceTable(self._maps, self._clock)
-        opened.callback(self._table.close)
+        if table:
+            table.move_to(self._maps)
+        self._table = table or ServiceTable(self._maps, self._clock)
+        opened.callback(self._table.close_in, self._maps)
         self._open_devices()
         self._open_rest(opened)
         in_force = self._pins.in_force()
         previous = in_force if in_force != self._programs.directory else None
-        wanted = shapes(self._settings.sizes)
+        wanted = shapes(sizes)
         self._migration = Migration(wanted, self._maps, self._pins.maps_of(previous))
         opened.callback(self._migration.close)
         self._migration.copy()
@@ -254,10 +286,77 @@ class EbpfBackend:
         devices = frozenset(key.ifindex for key in changed if isinstance(key, DeviceKey))
         # A pod's device is gone before its removal is reported.
         others = functools.partial(_without, devices)
+        delta = self._with_room(delta)
         with contextlib.nullcontext() if services_only else self._attached.own_change(others):
             rejected = self._apply(delta)
         self._services_applied = services_only and self._generation is not None
         return rejected
+
+    def _with_room(self, delta: Delta[Key, Entry]) -> Delta[Key, Entry]:
+        """Enlarge the maps of Services if a change does not fit. The result also attaches what was attached
+        before."""
+        demand = growth.Demand(self._table.usage())
+        for key, entry in delta.puts.items():
+            if isinstance(key, ServicePortKey):
+                demand.add(cast(ServicePortEntry, entry), self._table.entry(key))
+        demand.beyond(self._current, self._full)
+        attached = self._grow(growth.enlarged(self._current, self._settings.sizes, demand.needed))
+        for key in delta.drops:
+            attached.pop(key, None)
+        return Delta({**attached, **delta.puts}, delta.drops) if attached else delta
+
+    @property
+    def _current(self) -> MapSizes:
+        assert self._sizes
+        return self._sizes
+
+    def maintain(self) -> None:
+        """Enlarge `flows` and `replies` if they are half full. Call it every few seconds.
+
+        It is cheap if there is nothing to do. Raises KernelError.
+        """
+        if self._opened and self._settled and self._programs.is_pinned():
+            established = self._maps["established_flows"]
+            attached = self._grow(
+                growth.with_room_for_flows(self._current, self._settings.sizes, established)
+            )
+            if attached:
+                self._apply(Delta(attached, frozenset()))  # a verification finds and retries what failed
+
+    def _grow(self, sizes: MapSizes) -> dict[Key, Entry]:
+        """Replace the maps by larger ones with the same content, unless they have these sizes already.
+
+        Returns the hooks and devices to which the caller must attach the programs again: until then the
+        previous programs run, with the previous maps. Without enough memory, nothing changes, and the result
+        is empty. After another error of this method everything is closed, and `read` opens it again.
+        """
+        now = self._clock()
+        if sizes == self._current or now < self._grows_from:
+            return {}
+        attached: dict[Key, Entry] = {
+            HookKey(name): state for name, state in self._programs.hook_states().items() if state == ATTACHED
+        }
+        attached |= dict(self._devices.attached_entries().items())
+        self._clsacts |= self._devices.clsacts()
+        try:
+            root = self._settings.cgroup_root
+            Programs(self._pins, root, sizes, self._programs.directory).close()
+        except KernelError as failure:
+            log.error(GROWTH_FAILED, reason=failure.message, hint=failure.hint)
+            self._grows_from = now + _GROWTH_PAUSE
+            return {}
+        before, previous = self._current, self._opened
+        self._opened = None
+        try:
+            opened = self._open(sizes, self._table)
+        finally:
+            if previous:
+                previous.close()
+        self._opened, self._sizes = opened, sizes
+        for name, old, new in growth.differences(before, sizes):
+            log.info(GROWN, **{"map": name, "from": old, "to": new})
+            self._map_grown(name)
+        return attached
 
     def _apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
         if not self._settled:
@@ -266,6 +365,7 @@ class EbpfBackend:
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
         services = self._table.apply(puts, drops)
+        self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
         rejected.update(services.items())
         attached = self._attach(delta.puts, rejected)
         rejected.update(self._detach(delta.drops))
@@ -370,16 +470,19 @@ class EbpfBackend:
     def close(self) -> None:
         """Close everything. Does nothing if it is not open, for example after a `read` that failed to open
         it."""
-        if self._opened:
-            self._opened.close()
-            self._opened = None
+        opened, lock = self._opened, self._lock
+        self._opened = self._lock = None
+        if opened:
+            opened.close()
+        if lock:
+            lock.release()
 
     # For any thread:
 
     def usage(self) -> dict[str, tuple[int, int]]:
         """The number of entries in use and the capacity, by map. The collector's last walk counted the
         flows."""
-        found, sizes = self._collector.collected(), self._settings.sizes
+        found, sizes = self._collector.collected(), self._current
         return self._table.usage() | {
             "flows": (found.entries, sizes.flows),
             "half_open_flows": (found.half_open, sizes.half_open),

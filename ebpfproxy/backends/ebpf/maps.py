@@ -1,6 +1,7 @@
 """The maps of bpf/maps.h: their sizes, and opening and checking them by their pins."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,24 +16,43 @@ _HALF_OPEN_PART, _HALF_OPEN_MIN = 8, 4096
 flood occupies at most half of the ports by which one endpoint can be reached."""
 
 
+_SOCKETS_MAX, _MEMORY_PER_SOCKET = 262144, 256 * 1024  # entries; bytes
+
 _ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSizes:
-    """The capacities of the maps, in entries. Each field has an option --ebpf-NAME-max."""
+    """The capacities of the maps, in entries. Each field except `half_open` has an option --ebpf-NAME-max.
 
-    services: int = 65536
-    slots: int = 1048576
-    endpoints: int = 262144
+    - `sockets`: 0: one for each 256 KiB of memory, rounded down to a power of two, at most 262,144. The maps
+      of sockets are never full: they evict entries.
+    - `flows`: established flows.
+    - `traffic`: the highest service id whose traffic is counted separately.
+    - `half_open`: half-open flows, which have their own room. 0: an eighth of `flows`, at least 4096.
+    """
+
+    services: int = 1048576
+    slots: int = 16777216
+    endpoints: int = 4194304
     affinity: int = 65536
-    sockets: int = 262144
+    sockets: int = 0
     flows: int = 262144
-    source_ranges: int = 65536
+    source_ranges: int = 1048576
+    traffic: int = 0
+    half_open: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.sockets:
+            object.__setattr__(self, "sockets", _sockets_for_memory())
+        if not self.half_open:
+            half_open = max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN) // _ROW * _ROW
+            object.__setattr__(self, "half_open", half_open)
 
     def defines(self) -> dict[str, str]:
         """The macros that maps.h expects from the compiler's command line."""
         sizes = dataclasses.asdict(self) | {"flow_entries": self.flows + self.half_open}
+        del sizes["half_open"]
         defines = {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
         return defines | {"HALF_OPEN_ROWS": str(self.half_open // _ROW)}
 
@@ -42,12 +62,13 @@ class MapSizes:
             abi.PLACEHOLDER_FLOWS: self.flows,
             abi.PLACEHOLDER_HALF_OPEN_ROWS: self.half_open // _ROW,
             abi.PLACEHOLDER_SOCKETS: self.sockets,
+            abi.PLACEHOLDER_TRAFFIC: self.traffic,
         }
 
-    @property
-    def half_open(self) -> int:
-        """The maximum number of half-open flows."""
-        return max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN) // _ROW * _ROW
+
+def _sockets_for_memory() -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(_SOCKETS_MAX, 1 << max(12, (memory // _MEMORY_PER_SOCKET).bit_length() - 1))
 
 
 COMPILED_SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)

@@ -43,6 +43,7 @@ class EbpfMode:
         backend = EbpfBackend(
             ebpf_settings(config, root),
             callbacks.sockets_counted,
+            map_grown=callbacks.map_grown,
             pods_bypass=callbacks.pods_bypass,
             filters_changed=callbacks.changed,
         )
@@ -56,6 +57,7 @@ class EbpfMode:
             bypassed=backend.bypassed,
             lacking=backend.lacking,
             is_notified=backend.is_notified,
+            maintain=backend.maintain,
         )
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
@@ -119,6 +121,7 @@ def _sizes(config: Config) -> MapSizes:
         sockets=config.ebpf_sockets_max,
         flows=config.ebpf_flows_max,
         source_ranges=config.ebpf_source_ranges_max,
+        traffic=config.ebpf_traffic_max,
     )
 
 

@@ -107,6 +107,13 @@ class Pins:
         new.symlink_to(folder.name)
         new.rename(self.current)
 
+    def remove_unlinked_maps(self) -> None:
+        """Remove the pins of maps that no folder links: an interrupted run left them."""
+        linked = {pin for folder in self.folders() for pin in self.maps_of(folder).values()}
+        for path in self.maps.glob("*"):
+            if path not in linked:
+                path.unlink()
+
     def remove_others(self, programs: Path) -> list[Path]:
         """Remove all pins except those of these programs and their maps. Attachments stay: links keep them.
 

@@ -78,8 +78,12 @@ def has_object_file() -> bool:
 class Programs:
     """The loaded and pinned programs of one source with its settings, and their attachments to one cgroup."""
 
-    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes) -> None:
-        """Load them, unless a previous run left them pinned. Raises KernelError."""
+    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, previous: Path | None = None) -> None:
+        """Load them, unless a previous run left them pinned. Raises KernelError.
+
+        `previous`: the folder of the programs whose maps of Services are copied, by default the one in force.
+        With it, they are always loaded, since pins of an interrupted run contain a previous state.
+        """
         self.hooks = available_hooks()
         self._pins = pins
         self._cgroup = cgroup_root
@@ -89,9 +93,9 @@ class Programs:
         self.directory = pins.programs(code + str(sizes) + str(self._numbers) + str(self._specs))
         self.maps = self.directory / "maps"
         self._names = {spec.name for spec in self._specs}.difference(ON_DEMAND)
-        if not self.is_pinned():
+        if previous or not self.is_pinned():
             file = object_file()
-            links = self._provide_maps(sizes)
+            links = self._provide_maps(sizes, previous or pins.in_force())
             at_once = [spec for spec in self._specs if spec.name in self._names]
             load_and_pin(file, at_once, self._numbers, links, self.directory, TAIL_CALLS)
             log.info(LOADED, programs=len(at_once), folder=self.directory.name)
@@ -123,7 +127,7 @@ class Programs:
         pinned = ((self.directory / name).exists() for name in self._names)
         return is_complete(self.maps) and all(pinned)
 
-    def _provide_maps(self, sizes: MapSizes) -> Path:
+    def _provide_maps(self, sizes: MapSizes, in_force: Path | None) -> Path:
         """Provide the maps, and a folder of links to them, to which the loader adds the programs.
 
         If a pin of a map in force is missing, all maps are created again. Otherwise the attached programs
@@ -131,7 +135,6 @@ class Programs:
         """
         partial = self.directory.with_name(f"{self.directory.name}_partial")
         try:
-            in_force = self._pins.in_force()
             previous = self._pins.maps_of(in_force)
             if in_force and not all(pin.exists() for pin in previous.values()):
                 for folder in (in_force / "maps", self._pins.maps):
@@ -139,6 +142,7 @@ class Programs:
                 previous = {}
             for path in (self.directory, partial):
                 shutil.rmtree(path, ignore_errors=True)
+            self._pins.remove_unlinked_maps()
             map_pins.provide(self._pins, partial / "maps", shapes(sizes), previous)
         except OSError as failure:
             raise Rejected(f"cannot pin maps in {self._pins.root}: {failure.strerror}") from failure

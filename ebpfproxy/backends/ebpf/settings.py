@@ -1,8 +1,10 @@
 """The settings of the eBPF backend."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
+from ebpfproxy.backends.ebpf import growth
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.plan.service_plan import SocketLb
@@ -12,6 +14,7 @@ from ebpfproxy.plan.service_plan import SocketLb
 class EbpfSettings:
     """Paths and options.
 
+    - `sizes`: the limits of the maps, which start with the sizes `start` and grow (growth.py).
     - `cgroup_root`: the hooks apply to the sockets of all processes below it.
     - `devices`: whether to manage network devices. If not, another agent may manage those of this network
       namespace. This agent then removes only what a previous run of its own left at them.
@@ -24,6 +27,7 @@ class EbpfSettings:
     bpffs_root: Path
     proc_root: Path = Path("/proc")
     sizes: MapSizes = dataclasses.field(default_factory=MapSizes)
+    start: Mapping[str, int] = dataclasses.field(default_factory=lambda: growth.START)
     socket_lb: SocketLb = SocketLb.ON
     timeouts: FlowTimeouts = dataclasses.field(default_factory=FlowTimeouts)
     redirect: bool = False

@@ -19,7 +19,7 @@ def place() -> Iterator[BpfPlace]:
 
 @pytest.fixture(scope="session")
 def roomy_maps(place: BpfPlace) -> Iterator[Maps]:
-    maps = Maps(build_maps(place, MapSizes(128, 256, 128, 64, 16, 16, 64), "roomy"))
+    maps = Maps(build_maps(place, MapSizes(128, 256, 128, 64, 16, 16, 64, traffic=128), "roomy"))
     yield maps
     maps.close()
 

@@ -6,10 +6,9 @@ from collections.abc import Collection
 import pytest
 
 from ebpfproxy.errors import NotFound
-from ebpfproxy.http import scrape
 from ebpfproxy.http.metrics import MapUse, Metrics
 from ebpfproxy.http.scrape import SCRAPE_FAILED
-from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.counters import OTHER, ServiceTraffic
 from ebpfproxy.model.device import DeviceSide
 
 WEB = ServiceTraffic("default/web:http", "TCP", "IPv4", 1, 2, 300, 4, 500)
@@ -49,7 +48,6 @@ def test_traffic_of_a_service_has_a_direction() -> None:
     assert value(metrics, "ebpfproxy_service_bytes_total", **labels, direction="in") == 300
     assert value(metrics, "ebpfproxy_service_packets_total", **labels, direction="out") == 4
     assert value(metrics, "ebpfproxy_service_bytes_total", **labels, direction="out") == 500
-    assert value(metrics, "ebpfproxy_services_left_out") == 0
 
 
 def test_an_unnamed_port_has_an_empty_label() -> None:
@@ -58,17 +56,11 @@ def test_an_unnamed_port_has_an_empty_label() -> None:
     assert value(metrics, "ebpfproxy_service_new_flows_total", **labels) == 1
 
 
-def test_of_too_many_services_the_busiest_have_series_and_the_others_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(scrape, "BUSIEST", 2)
-    metrics = carried(
-        WEB._replace(service="a/idle", packets_in=1, packets_out=0),
-        WEB._replace(service="a/answers", packets_in=0, packets_out=50),
-        WEB._replace(service="a/asks", packets_in=9, packets_out=0),
-    )
-    assert names(metrics) == {"answers", "asks"}
-    assert value(metrics, "ebpfproxy_services_left_out") == 1
+def test_services_that_are_not_counted_separately_have_series_without_a_namespace() -> None:
+    metrics = carried(WEB, WEB._replace(service=OTHER, protocol="", family="", packets_in=7))
+    labels = {"namespace": "", "service": "other", "port": "", "protocol": "", "family": ""}
+    assert value(metrics, "ebpfproxy_service_packets_total", **labels, direction="in") == 7
+    assert names(metrics) == {"web", "other"}
 
 
 def test_a_failed_read_does_not_affect_the_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 """Counters of the programs: events by their reason, and the packet path's traffic by service.
 
 All values are per CPU in the kernel, and only grow while a map exists. Those of a service start at zero when
-its id is assigned.
+its id is assigned. Services whose id is above --ebpf-traffic-max are counted together.
 """
 
 import struct
@@ -14,7 +14,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.errors import NotFound
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import protocol_name
-from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.counters import OTHER, ServiceTraffic
 
 _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
@@ -27,6 +27,9 @@ class ServiceName(NamedTuple):
     text: str
     protocol: int
     family: int
+
+
+_OTHER = ServiceName(OTHER, 0, 0)
 
 
 def service_names(names: Map) -> dict[int, ServiceName]:
@@ -50,16 +53,23 @@ def events(counters: Map) -> dict[str, tuple[int, ...]]:
 
 
 def traffic(of: Map, names: dict[int, ServiceName]) -> Iterator[ServiceTraffic]:
-    """The traffic of those services in `names` that have had any.
+    """The traffic of those services in `names` that have had any, and the sum OTHER of those without an
+    entry.
 
-    It makes one lookup per service. A walk would read an entry for every possible service, times the CPUs.
+    It makes one lookup per service with an entry. A walk would read unused entries, too.
     """
-    for id_, name in names.items():
-        value = of.lookup(_U32.pack(id_))
+    for id_, name in {0: _OTHER, **names}.items():
+        value = of.lookup(_U32.pack(id_)) if id_ < of.shape.max_entries else None
         if value and any(value):
+            protocol = protocol_name(name.protocol) if name.protocol else ""
             yield ServiceTraffic(
-                name.text, protocol_name(name.protocol), f"IPv{name.family}", *_summed(value)
+                name.text, protocol, (name.family and f"IPv{name.family}") or "", *_summed(value)
             )
+
+
+def counts_services(of: Map) -> bool:
+    """Whether the traffic of any service is counted separately (--ebpf-traffic-max)."""
+    return of.shape.max_entries > 1
 
 
 def _summed(value: bytes) -> Sequence[int]:

@@ -224,6 +224,11 @@ class View:
         """The packet path's traffic, sorted by service."""
         return sorted(counters.traffic(self._maps["traffic"], self._names))
 
+    @property
+    def counts_services(self) -> bool:
+        """Whether the agent counts the traffic of some services separately."""
+        return counters.counts_services(self._maps["traffic"])
+
     def usage(self) -> dict[str, tuple[int, int]]:
         """The number of entries in use and the capacity, by map.
 

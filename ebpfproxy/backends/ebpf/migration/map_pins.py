@@ -20,9 +20,7 @@ log = Logger(__name__)
 COPY_FAILED = "Failed to copy map contents"
 """After its size changed, a map is empty or lacks entries."""
 
-_COPIED = ("service_names", "services", "slots", "endpoints")
-"""The contents of the other maps of Services are derived from these and from the plan."""
-_ARRAY = 2  # BPF_MAP_TYPE_ARRAY
+_ARRAY, _LPM_TRIE = 2, 11  # BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_LPM_TRIE
 
 
 def provide(pins: Pins, links: Path, wanted: Mapping[str, MapShape], previous: Mapping[str, Path]) -> None:
@@ -62,7 +60,7 @@ def _make(
             made[shape.name] = Map.create(shape.type, *sizes, shape.flags, shape.name, inner)
             opened.callback(made[shape.name].close)
         for shape in unit:
-            if shape.name in _COPIED and shape.name in previous:
+            if shape.name in SERVICE_MAPS and shape.name in previous:
                 _fill(made[shape.name], previous[shape.name], shape)
         for shape in unit:
             (pins.maps / shape.pin).unlink(missing_ok=True)  # an interrupted run may have pinned some maps
@@ -80,6 +78,9 @@ def _fill(target: Map, previous: Path, shape: MapShape) -> None:
                 with contextlib.closing(source.mapped()) as old, contextlib.closing(target.mapped()) as new:
                     size = min(len(old), len(new))
                     new[:size] = old[:size]
+            elif shape.type == _LPM_TRIE:  # before 5.17 without batches (f56407fa6e69)
+                for key, value in itertools.islice(source.items(), shape.entries):
+                    target.update(key, value)
             else:
                 target.update_all(list(itertools.islice(source.items(), shape.entries)))
     except KernelError as failure:

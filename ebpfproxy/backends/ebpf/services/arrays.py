@@ -29,11 +29,21 @@ class Arrays:
 
     def __init__(self, maps: Maps, end_grace: EndGrace) -> None:
         self.end_grace = end_grace
+        self._map(maps)
+        self.endpoint_ids = Ids(maps["endpoints"].shape.max_entries, end_grace)
+        self.ranges = Ranges(maps["slots"].shape.max_entries, end_grace)
+
+    def move_to(self, maps: Maps) -> None:
+        """Use larger maps with the same content."""
+        self.close()
+        self._map(maps)
+        self.endpoint_ids.capacity = maps["endpoints"].shape.max_entries
+        self.ranges.extend(maps["slots"].shape.max_entries)
+
+    def _map(self, maps: Maps) -> None:
         self._slots = maps["slots"].mapped()
         self._endpoints = maps["endpoints"].mapped()
         self._halves = memoryview(self._endpoints).cast("H")
-        self.endpoint_ids = Ids(maps["endpoints"].shape.max_entries, end_grace)
-        self.ranges = Ranges(maps["slots"].shape.max_entries, end_grace)
 
     def close(self) -> None:
         self._slots.close()

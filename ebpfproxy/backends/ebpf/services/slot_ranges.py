@@ -27,17 +27,23 @@ class Ranges:
     """Allocates ranges of `capacity` places by the buddy system. A range of n takes the next power of two."""
 
     def __init__(self, capacity: int, end_grace: EndGrace = _cannot_wait) -> None:
-        self.capacity = capacity
         self.used = 0
         self.resting = 0  # places
         self._end_grace = end_grace
         self._free: dict[int, set[int]] = {}  # order -> firsts
         # The time when it is free, the first place, the order, and whether new programs still find it.
         self._resting: deque[tuple[float, int, int, bool]] = deque()
-        first = 0
-        while first < capacity:  # any capacity is a sum of powers of two
+        self.capacity = 0
+        self.extend(capacity)
+
+    def extend(self, capacity: int) -> None:
+        """Add the places up to `capacity`, which is at least the present one."""
+        first, self.capacity = self.capacity, capacity
+        while first < capacity:  # a block starts at a multiple of its size
             order = (capacity - first).bit_length() - 1
-            self._free.setdefault(order, set()).add(first)
+            if first:
+                order = min(order, (first & -first).bit_length() - 1)
+            self._put_back(first, order)
             first += 1 << order
 
     @staticmethod

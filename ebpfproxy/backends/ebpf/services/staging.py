@@ -149,8 +149,8 @@ def _full(
     map_: str, key: ServicePortKey, needed: str, used: int, capacity: int, resting: int = 0
 ) -> TableFull:
     """The error for a map without room. `needed` is in words, without the noun "entries"."""
-    option = {"service_names": "services"}.get(map_, map_).replace("_", "-")
-    hint = f"raise --ebpf-{option}-max"
+    table = {"service_names": "services"}.get(map_, map_)
+    hint = f"raise --ebpf-{table.replace('_', '-')}-max"
     rest = ""
     if resting:
         rest = f", {resting:,} resting"
@@ -158,4 +158,6 @@ def _full(
     message = (
         f"{key.name}: map {map_} is full: {used:,} of {capacity:,} entries in use{rest}, {needed} needed"
     )
-    return TableFull(message, hint, kind=f"map {map_} is full")
+    failure = TableFull(message, hint, kind=f"map {map_} is full")
+    failure.table = table
+    return failure
