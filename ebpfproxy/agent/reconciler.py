@@ -62,8 +62,7 @@ class Reconciler(Generic[K, E]):
         self._context = context
         self._claims = Claims()
         self._size = ClusterSize()
-        self._counts: dict[PlanKey, tuple[int, int, int, bool]] = {}
-        self._keys: dict[PlanKey | None, frozenset[K]] = {}  # None: the entries of the node
+        self._keys: dict[PlanKey | None, tuple[K, ...]] = {}  # None: the entries of the node
         self._desired: dict[K, E] = {}
         self._shared: dict[K, int] = {}  # by key: how many plans besides the first have the entry
         self.node_plan: NodePlan | None = None
@@ -171,27 +170,32 @@ class Reconciler(Generic[K, E]):
             )
         for plan in update.plans:
             self._desire(plan.key, self._backend.render((plan,), None))
-            self._count(plan.key, plan)
+            self._count(plan, 1)
             self._changed[plan.key] = plan
         for key in update.removed:
             self._desire(key, {})
-            self._count(key, None)
             self._changed[key] = None
+        for plan in update.previous:
+            self._count(plan, -1)
 
     def _desire(self, origin: PlanKey | None, entries: Mapping[K, E]) -> None:
         """Replace the desired entries of a plan; `origin` is None for the plan of the node."""
-        keys = frozenset(entries)
-        previous = self._keys.get(origin, frozenset())
-        for key in previous - keys:
-            self._drop_reference(key)
-        for key in keys - previous:
+        previous = self._keys.get(origin, ())
+        if len(previous) != len(entries) or not all(key in entries for key in previous):
+            self._replace_keys(origin, previous, entries)
+        self._desired.update(entries)
+        self._touched.update(previous, entries)
+        self._replanned.add(origin)
+
+    def _replace_keys(self, origin: PlanKey | None, previous: tuple[K, ...], keys: Collection[K]) -> None:
+        for key in previous:
+            if key not in keys:
+                self._drop_reference(key)
+        for key in frozenset(keys).difference(previous):
             if key in self._desired:
                 self._shared[key] = self._shared.get(key, 0) + 1
-        self._desired.update(entries)
-        self._touched |= keys | previous
-        self._replanned.add(origin)
         if keys:
-            self._keys[origin] = keys
+            self._keys[origin] = tuple(keys)
         else:
             self._keys.pop(origin, None)
 
@@ -203,21 +207,14 @@ class Reconciler(Generic[K, E]):
         elif others > 1:
             self._shared[key] = others - 1
 
-    def _count(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
-        """Update the sums for metrics; `plan` is None if it was deleted."""
-        previous = self._counts.pop(key, None)
-        figures = None
-        if plan:
-            no_local = no_local_endpoints((plan,))
-            figures = self._counts[key] = (len(plan.endpoints), *no_local, needs_packets_of_pods(plan))
-        for sign, counted in ((-1, previous), (1, figures)):
-            if counted:
-                endpoints, internal, external, needing = counted
-                self.endpoints += sign * endpoints
-                of_family = self._no_local[key[1]]
-                of_family[0] += sign * internal
-                of_family[1] += sign * external
-                self.needing_pods += sign * needing
+    def _count(self, plan: ServicePortPlan, sign: int) -> None:
+        """Add the figures of a plan to the sums for metrics, or subtract them: `sign` is 1 or -1."""
+        self.endpoints += sign * len(plan.endpoints)
+        internal, external = no_local_endpoints((plan,))
+        of_family = self._no_local[plan.family]
+        of_family[0] += sign * internal
+        of_family[1] += sign * external
+        self.needing_pods += sign * needs_packets_of_pods(plan)
 
     def take_changed(self) -> Mapping[PlanKey, ServicePortPlan | None]:
         """Return the plans that changed since the last call, None for deleted ones."""
@@ -238,9 +235,7 @@ class Reconciler(Generic[K, E]):
         # Plans of newly rejected keys may be any. Others are known, except those that were planned since.
         origins = self._keys.keys() if reported - self._rejected_keys else self._rejected | self._replanned
         self._rejected = frozenset(
-            origin
-            for origin in origins
-            if origin and not self._keys.get(origin, frozenset()).isdisjoint(reported)
+            origin for origin in origins if origin and not reported.isdisjoint(self._keys.get(origin, ()))
         )
         self._rejected_keys = frozenset(reported)
         self._replanned.clear()

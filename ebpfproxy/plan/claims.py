@@ -47,11 +47,13 @@ class ClaimsUpdate(NamedTuple):
 
     `plans` are as in `Claims.plans`: without the frontends that they lost. `lost` are the claims that this
     update lost. A claim that was lost before and now loses to another winner is not reported again.
+    `previous` are the plans that were replaced or deleted.
     """
 
     plans: tuple[ServicePortPlan, ...]
     removed: tuple[PlanKey, ...]
     lost: tuple[LostClaim, ...]
+    previous: tuple[ServicePortPlan, ...] = ()
 
 
 class Claims:
@@ -62,11 +64,15 @@ class Claims:
     """
 
     def __init__(self) -> None:
-        self._requested: dict[NamespacedName, _Plans] = {}
+        self._requested: dict[NamespacedName, tuple[ServicePortPlan, ...]] = {}
         self._plans: _Plans = {}
-        self._claims: dict[Frontend, list[_Claim]] = {}
-        self.conflicts = 0
+        self._winners: dict[Frontend, _Claim] = {}
+        self._losers: dict[Frontend, list[_Claim]] = {}  # sorted; only frontends with several claims
+
+    @property
+    def conflicts(self) -> int:
         """The number of frontends that more than one ServicePort claims."""
+        return len(self._losers)
 
     @property
     def plans(self) -> Mapping[PlanKey, ServicePortPlan]:
@@ -75,17 +81,20 @@ class Claims:
 
     def update(self, service: NamespacedName, plans: Iterable[ServicePortPlan]) -> ClaimsUpdate:
         """Replace the plans of `service`, results of `plan_service`. No plans: the Service was deleted."""
-        before = self._requested.get(service, {})
+        before = {plan.key: plan for plan in self._requested.get(service, ())}
         after = {plan.key: plan for plan in plans}
+        after |= {key: old for key, old in before.items() if old == after.get(key)}  # one object for both
         if after:
-            self._requested[service] = after
+            self._requested[service] = tuple(after.values())
         else:
             self._requested.pop(service, None)
         conflicts = self._replace_claims(before, after)
-        touched = before.keys() | after.keys()
-        if conflicts:
-            touched |= conflicts.touched(self._claims)
-        return self._update_plans(touched, conflicts.lost(self._claims) if conflicts else ())
+        requested = {key: after.get(key) for key in before.keys() | after.keys()}
+        if not conflicts:
+            return self._update_plans(requested, ())
+        for key in conflicts.touched(self._winners) - requested.keys():
+            requested[key] = self._requested_plan(key)
+        return self._update_plans(requested, conflicts.lost(self._winners, self._losers))
 
     def _replace_claims(self, before: _Plans, after: _Plans) -> "_Conflicts | None":
         """Drop the old claims, then add the new ones. Return the conflicts concerned, None without any."""
@@ -99,46 +108,66 @@ class Claims:
             dropped += [each for each in old_claims if each not in new_claims]
             added += [each for each in new_claims if each not in old_claims]
         for frontend, claim in dropped:
-            claims = self._claims[frontend]
-            if len(claims) == 1:
-                del self._claims[frontend]
-                continue
-            conflicts = conflicts or _Conflicts()
-            conflicts.winners.setdefault(frontend, claims[0])
-            del claims[bisect.bisect_left(claims, claim)]
-            self.conflicts -= len(claims) == 1
-        for frontend, claim in added:
-            claims = self._claims.setdefault(frontend, [])
-            if claims:
+            if frontend in self._losers:
                 conflicts = conflicts or _Conflicts()
-                conflicts.winners.setdefault(frontend, claims[0])
+                conflicts.winners.setdefault(frontend, self._winners[frontend])
+            self._drop_claim(frontend, claim)
+        for frontend, claim in added:
+            if frontend in self._winners:
+                conflicts = conflicts or _Conflicts()
+                conflicts.winners.setdefault(frontend, self._winners[frontend])
                 conflicts.added.append((frontend, claim))
-            bisect.insort(claims, claim)
-            self.conflicts += len(claims) == 2
+            self._add_claim(frontend, claim)
         return conflicts
 
-    def _update_plans(self, touched: Iterable[PlanKey], lost: tuple[LostClaim, ...]) -> ClaimsUpdate:
-        """Update `plans` for the keys `touched`."""
-        changed, removed = [], []
-        for key in touched:
-            plan = self._with_won_frontends(key)
-            previous = self._plans.get(key)
-            if plan is None:
-                removed.append(key)
-                del self._plans[key]
-            elif plan != previous:
+    def _add_claim(self, frontend: Frontend, claim: _Claim) -> None:
+        if frontend in self._winners:
+            winner, loser = sorted((self._winners[frontend], claim))
+            bisect.insort(self._losers.setdefault(frontend, []), loser)
+            claim = winner
+        self._winners[frontend] = claim
+
+    def _drop_claim(self, frontend: Frontend, claim: _Claim) -> None:
+        losers = self._losers.get(frontend)
+        if losers is None:
+            del self._winners[frontend]
+        elif claim == self._winners[frontend]:
+            self._winners[frontend] = losers.pop(0)
+        else:
+            del losers[bisect.bisect_left(losers, claim)]
+        if losers == []:
+            del self._losers[frontend]
+
+    def _update_plans(
+        self, requested: Mapping[PlanKey, ServicePortPlan | None], lost: tuple[LostClaim, ...]
+    ) -> ClaimsUpdate:
+        """Update `plans` for the keys of `requested`, which has None for deleted plans."""
+        changed, removed, previous = [], [], []
+        for key, wanted in requested.items():
+            plan = self._with_won_frontends(wanted) if wanted else None
+            old = self._plans.get(key)
+            if plan == old:
+                continue
+            if old:
+                previous.append(old)
+            if plan:
                 changed.append(plan)
                 self._plans[key] = plan
+            else:
+                removed.append(key)
+                del self._plans[key]
         if len(changed) > 1:
             changed.sort(key=lambda plan: _order(plan.key))
-        return ClaimsUpdate(tuple(changed), tuple(sorted(removed, key=_order)), lost)
+        return ClaimsUpdate(tuple(changed), tuple(sorted(removed, key=_order)), lost, tuple(previous))
 
-    def _with_won_frontends(self, key: PlanKey) -> ServicePortPlan | None:
+    def _requested_plan(self, key: PlanKey) -> ServicePortPlan | None:
+        """Return the plan with all frontends that it claims."""
         name = key[0]
-        plan = self._requested.get(NamespacedName(name.namespace, name.name), {}).get(key)
-        if plan is None:
-            return None
-        kept = tuple(each for each in plan.frontends if self._claims[each.frontend][0][1] == name)
+        plans = self._requested.get(NamespacedName(name.namespace, name.name), ())
+        return next((plan for plan in plans if plan.key == key), None)
+
+    def _with_won_frontends(self, plan: ServicePortPlan) -> ServicePortPlan:
+        kept = tuple(each for each in plan.frontends if self._winners[each.frontend][1] == plan.name)
         return plan if len(kept) == len(plan.frontends) else dataclasses.replace(plan, frontends=kept)
 
 
@@ -152,19 +181,20 @@ class _Conflicts:
         self.winners: dict[Frontend, _Claim] = {}
         self.added: list[tuple[Frontend, _Claim]] = []
 
-    def touched(self, claims: Mapping[Frontend, list[_Claim]]) -> set[PlanKey]:
+    def touched(self, winners: Mapping[Frontend, _Claim]) -> set[PlanKey]:
         """Return the keys of the plans that got such a frontend before the update, or get it now."""
         names = {(claim[1], frontend) for frontend, claim in self.winners.items()}
-        names |= {(claims[frontend][0][1], frontend) for frontend in self.winners if frontend in claims}
+        names |= {(winners[frontend][1], frontend) for frontend in self.winners if frontend in winners}
         return {(name, family(frontend.address)) for name, frontend in names}
 
-    def lost(self, claims: Mapping[Frontend, list[_Claim]]) -> tuple[LostClaim, ...]:
+    def lost(
+        self, winners: Mapping[Frontend, _Claim], losers: Mapping[Frontend, list[_Claim]]
+    ) -> tuple[LostClaim, ...]:
         """Return the claims that exist and do not win, if they are new or won before the update."""
         lost = set()
         for frontend, claim in [*self.added, *self.winners.items()]:
-            current = claims.get(frontend, [])
-            if claim in current and claim != current[0]:
-                lost.add(LostClaim(frontend, claim[1], current[0][1]))
+            if claim in losers.get(frontend, ()):
+                lost.add(LostClaim(frontend, claim[1], winners[frontend][1]))
         return tuple(sorted(lost))
 
 

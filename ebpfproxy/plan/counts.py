@@ -20,7 +20,7 @@ class ClusterSize:
     """The number of endpoints of all Services by family, ready or not; updated Service by Service."""
 
     def __init__(self) -> None:
-        self._counts: dict[NamespacedName, dict[Family, int]] = {}
+        self._counts: dict[Family, dict[NamespacedName, int]] = {each: {} for each in Family}
         self._totals = dict.fromkeys(Family, 0)
 
     @property
@@ -31,12 +31,11 @@ class ClusterSize:
     def update(self, name: NamespacedName, service: Service | None, slices: Iterable[EndpointSlice]) -> None:
         """Count one Service again. `service` is None if it was deleted; `slices` are all of this Service."""
         counts = _endpoints_by_family(service, slices) if service else {}
-        previous = self._counts.pop(name, {})
-        if counts:
-            self._counts[name] = counts
-        for sign, changed in ((-1, previous), (1, counts)):
-            for ip_family, count in changed.items():
-                self._totals[ip_family] += sign * count
+        for ip_family, of_services in self._counts.items():
+            count = counts.get(ip_family, 0)
+            self._totals[ip_family] += count - of_services.pop(name, 0)
+            if count:
+                of_services[name] = count
 
 
 class NoLocalEndpoints(NamedTuple):

@@ -109,6 +109,7 @@ class ServicePortPlan:
     - `health_check_node_port`: 0 without one.
     - `terse`: the cluster was large (`ClusterSize.large`) at the time of planning, so text for readers, such
       as comments of rules, may be left out. A plan without other changes keeps its value.
+    - `key`: the identity of the plan. A field, so that all dictionaries of plans share one object.
     """
 
     name: ServicePortName
@@ -120,11 +121,10 @@ class ServicePortPlan:
     local_traffic: LocalTraffic | None = None
     health_check_node_port: int = 0
     terse: bool = False
+    key: PlanKey = dataclasses.field(init=False, repr=False, compare=False)
 
-    @property
-    def key(self) -> PlanKey:
-        """The identity of the plan."""
-        return self.name, self.family
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.name, self.family))
 
 
 class DeviceRole(enum.Enum):
