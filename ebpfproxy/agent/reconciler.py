@@ -117,7 +117,7 @@ class Reconciler(Generic[K, E]):
         """
         names = services | state.services.keys() if node_changed else services
         for name in names:
-            self._size.update(name, state.services.get(name), state.slices_of(name).values())
+            self._size.update(name, state.services.get(name), state.slices_of(name))
         large = self._size.large
         for name in names:
             self._plan_service(name, state, large)
@@ -150,7 +150,7 @@ class Reconciler(Generic[K, E]):
         plans: tuple[ServicePortPlan, ...] = ()
         check = None
         if service is not None:
-            slices = state.slices_of(name).values()
+            slices = state.slices_of(name)
             plans = plan_service(service, slices, state.node, self._context, large)
             check = plan_health_check(service, slices, self._context.node_name) if plans else None
         self.health_version += check != self.health_checks.get(name)

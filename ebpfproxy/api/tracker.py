@@ -85,7 +85,7 @@ class Tracker:
         self._started = started
         self._services: dict[NamespacedName, Service] = {}
         self._slices: dict[NamespacedName, EndpointSlice] = {}
-        self._by_service: dict[NamespacedName, dict[NamespacedName, EndpointSlice]] = {}
+        self._by_service: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
         self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
         self._drained = ClusterState(*self._views)
         self._node = self._drained.node
@@ -222,22 +222,31 @@ class Tracker:
         old, new = self._slices.get(event.name), event.slice
         if _equal_for_plan(old, new):
             return
-        if old is not None and (new is None or new.service != old.service):
-            of_service = self._by_service[old.service]
-            del of_service[event.name]
-            if not of_service:
-                del self._by_service[old.service]
+        stays = old is not None and new is not None and new.service == old.service
+        if old is not None and not stays:
+            self._remove_from_service(old)
             self._trigger_times.pop(old.service, None)
         if new is None:
             del self._slices[event.name]
         else:
             self._slices[event.name] = new
-            self._by_service.setdefault(new.service, {})[event.name] = new
+            of_service = self._by_service.get(new.service, ())
+            added = (
+                tuple(new if each is old else each for each in of_service) if stays else (*of_service, new)
+            )
+            self._by_service[new.service] = added
             if new.trigger_time is not None and new.trigger_time > self._started:
                 self._trigger_times.setdefault(new.service, []).append((new.family, new.trigger_time))
         previous = self._previous_slices.setdefault(event.name, old)
         if _equal_for_plan(previous, new):
             del self._previous_slices[event.name]
+
+    def _remove_from_service(self, removed: EndpointSlice) -> None:
+        others = tuple(each for each in self._by_service[removed.service] if each is not removed)
+        if others:
+            self._by_service[removed.service] = others
+        else:
+            del self._by_service[removed.service]
 
     def _fold_node(self, reported: Node | None) -> None:
         """Apply a change of this node's Node.

@@ -9,15 +9,13 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service
 
-NO_SLICES: Mapping[NamespacedName, EndpointSlice] = {}
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClusterState:
     """The state when it is made. The mappings may be views of the tracker's, which later events change.
 
-    - `slices`: by Service, then by the name of the EndpointSlice. A Service without EndpointSlices has no
-      entry. EndpointSlices of a Service that does not (yet) exist are kept.
+    - `slices`: by Service. A Service without EndpointSlices has no entry. EndpointSlices of a Service that
+      does not (yet) exist are kept.
     - `node`: the Node object of this node, None until it has been read.
     - `local_networks`: the kernel's local routing table, which lists what this node delivers to itself. Most
       entries are single addresses; some are networks such as 127.0.0.0/8.
@@ -26,12 +24,12 @@ class ClusterState:
     """
 
     services: Mapping[NamespacedName, Service]
-    slices: Mapping[NamespacedName, Mapping[NamespacedName, EndpointSlice]]
+    slices: Mapping[NamespacedName, tuple[EndpointSlice, ...]]
     node: Node | None = None
     local_networks: frozenset[Network] = frozenset()
     devices: tuple[Device, ...] = ()
     bypassing: frozenset[int] = frozenset()
 
-    def slices_of(self, service: NamespacedName) -> Mapping[NamespacedName, EndpointSlice]:
-        """Return the EndpointSlices of `service` by name; empty if it has none."""
-        return self.slices.get(service, NO_SLICES)
+    def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:
+        """Return the EndpointSlices of `service`; empty if it has none."""
+        return self.slices.get(service, ())

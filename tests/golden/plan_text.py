@@ -71,7 +71,7 @@ def _node_block(situation: Situation) -> Iterator[str]:
         yield f"  without local endpoints: {none_here.internal} internal, {none_here.external} external"
     for name, service in sorted(situation.state.services.items()):
         if needs_health_check(service):
-            slices = situation.state.slices_of(name).values()
+            slices = situation.state.slices_of(name)
             count = local_endpoints(service, slices, situation.context.node_name)
             yield f"  health check {service.health_check_node_port} of {name}: {count} local"
 

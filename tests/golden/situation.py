@@ -113,7 +113,7 @@ def _planned(name: str, state: ClusterState, context: PlanContext, rejected: tup
     claims = Claims()
     lost: set[LostClaim] = set()
     for service in sorted(state.services.values(), key=lambda service: service.name):
-        slices = state.slices_of(service.name).values()
+        slices = state.slices_of(service.name)
         settled = claims.update(service.name, plan_service(service, slices, state.node, context))
         lost.update(settled.lost)
     plans = sorted(claims.plans.values(), key=lambda plan: (plan.name, plan.family.value))

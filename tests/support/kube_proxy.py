@@ -97,5 +97,5 @@ def plans_of(services: Sequence[Object], node: str, pods: Sequence[str]) -> list
     return [
         plan
         for service in state.services.values()
-        for plan in plan_service(service, state.slices_of(service.name).values(), None, context)
+        for plan in plan_service(service, state.slices_of(service.name), None, context)
     ]

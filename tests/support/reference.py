@@ -82,7 +82,7 @@ def granted(state: ClusterState, context: PlanContext) -> dict[FrontendAddress, 
     """The winning claim for each frontend."""
     claims: dict[FrontendAddress, list[Claim]] = {}
     for service, of in itertools.product(state.services.values(), Family):
-        slices = tuple(state.slices_of(service.name).values())
+        slices = state.slices_of(service.name)
         for port in service.ports:
             q = Question(service, port, of, slices, state.node, context)
             for kind, address, number in frontend_addresses(q):

@@ -117,7 +117,7 @@ def advance(state: ClusterState, step: Step) -> Change:
         slices.pop(name, None)
         if exposed:
             services[name] = exposed[0]
-            slices[name] = {piece.name: piece for piece in exposed[1]}
+            slices[name] = tuple({piece.name: piece for piece in exposed[1]}.values())
     node = Node(HERE, step.zone, addresses=tuple(of_family(NODE, of) for of in Family))
     after = ClusterState(services, slices, node)
     return Change(after, frozenset(step.services), node != state.node)

@@ -27,7 +27,7 @@ from tests.support.modes import FakeMode
 CONFIG = Config(hostname_override="here", proxy_mode="one")
 OTHER = dataclasses.replace(CONFIG, proxy_mode="other")
 WEB, SLICE = service("web"), slice_of("web", endpoint("10.1.0.1"))
-STATE = ClusterState({WEB.name: WEB}, {WEB.name: {SLICE.name: SLICE}})
+STATE = ClusterState({WEB.name: WEB}, {WEB.name: (SLICE,)})
 
 
 class FreeLock:

@@ -60,7 +60,7 @@ def plans_of(state: ClusterState, name: NamespacedName) -> tuple[ServicePortPlan
     service = state.services.get(name)
     if service is None:
         return ()
-    return tuple(plan_service(service, state.slices_of(service.name).values(), state.node, CONTEXT))
+    return tuple(plan_service(service, state.slices_of(service.name), state.node, CONTEXT))
 
 
 def check(entry: Entry | None, key: Key) -> None:
