@@ -86,7 +86,7 @@ def _container(of: Family, kind: str, name: str, body: list[str]) -> Iterator[tu
     yield (Set(of, name) if kind == "set" else Map(of, name)), declaration
     if "dynamic" not in declaration:
         text = " ".join(body[first:]).removeprefix("elements = {").removesuffix("}").rstrip()
-        if name in endpoint_maps():
+        if Map(of, name) in endpoint_maps(of):
             yield from _endpoints(of, text)
             return
         for found in _ELEMENT.finditer(text):

@@ -143,7 +143,7 @@ def compile_entries(
 
 def _chain(entry: ChainEntry, known: str) -> CompiledChain:
     for rule in entry.rules:
-        if rule.identity and rule.problem:
+        if rule.digest and rule.problem:
             raise ValueError(rule.problem)
     return CompiledChain(_hook(entry.hook), entry.rules, known != entry.hook)
 

@@ -78,8 +78,13 @@ class Endpoints(NamedTuple):
     identity: bytes
 
     @property
+    def map(self) -> Map:
+        """The map that has the elements."""
+        return endpoint_maps(self.family)[self.identity[0] % ENDPOINT_MAPS]
+
+    @property
     def container(self) -> str:
-        return endpoint_maps()[self.identity[0] % ENDPOINT_MAPS]
+        return self.map.name
 
     def __str__(self) -> str:
         return f"{nft_family(self.family)} endpoints {self.identity.hex()}"
@@ -124,9 +129,9 @@ def nft_family(family: Family) -> str:
 
 
 @functools.cache
-def endpoint_maps() -> tuple[str, ...]:
-    """The names of the maps of endpoints of a family."""
-    return tuple(f"endpoints-{number:03}" for number in range(ENDPOINT_MAPS))
+def endpoint_maps(family: Family) -> tuple[Map, ...]:
+    """The maps of endpoints of a family. All plans share these objects."""
+    return tuple(Map(family, f"endpoints-{number:03}") for number in range(ENDPOINT_MAPS))
 
 
 def endpoint_bytes(family: Family) -> int:

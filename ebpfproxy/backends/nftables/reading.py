@@ -60,7 +60,7 @@ def _container(
     is_map = reported.declaration.verdicts or reported.declaration.values
     declaration = declaration_text(reported.declaration)
     yield (Map if is_map else Set)(family, reported.name), declaration
-    if reported.name in endpoint_maps() and declaration == endpoint_map(family):
+    if Map(family, reported.name) in endpoint_maps(family) and declaration == endpoint_map(family):
         yield from _endpoints(session, table, family, reported.name)
     elif not reported.is_dynamic:
         yield from _elements(session, table, family, reported.name, reported.declaration)

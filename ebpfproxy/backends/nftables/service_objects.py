@@ -18,7 +18,6 @@ from ebpfproxy.backends.nftables.entries import (
     Endpoints,
     Entry,
     Key,
-    Map,
     Set,
     endpoint_map,
     nft_family,
@@ -63,6 +62,7 @@ from ebpfproxy.plan.service_plan import (
     ServicePortPlan,
 )
 
+_IN_SET = ElementEntry()
 _POLICY_CHAINS = {Scope.CLUSTER: "service", Scope.LOCAL: "local"}
 _L4PROTO = {each: Match("meta l4proto", each) for each in ("tcp", "udp", "sctp")}
 _MAX_DEVICE_NAME = 15  # IFNAMSIZ, with its final zero, is 16
@@ -104,9 +104,10 @@ class _PortObjects:
         if self._plan.affinity_timeout and self._targets:
             yield Set(self._plan.family, AFFINITY), affinity_set(self._plan.family)
         for scope, targets in self._targets.items():
-            yield Map(self._plan.family, self._list(scope).container), endpoint_map(self._plan.family)
-            yield self._endpoints(scope, targets)
-            selection = self._selection_rules(self._list(scope), targets)
+            listed = Endpoints(self._plan.family, list_identity(self._policy_chain(scope)))
+            yield listed.map, endpoint_map(self._plan.family)
+            yield listed, self._endpoints(targets)
+            selection = self._selection_rules(listed, targets)
             yield self._chain(self._policy_chain(scope), [*self._masquerade_rules(scope), *selection])
         if self._routed:
             yield self._chain(f"external-{self._name}", self._external_rules())
@@ -141,14 +142,9 @@ class _PortObjects:
 
     # --- chains ---
 
-    def _list(self, scope: Scope) -> Endpoints:
-        return Endpoints(self._plan.family, list_identity(self._policy_chain(scope)))
-
-    def _endpoints(self, scope: Scope, targets: Sequence[PlannedEndpoint]) -> tuple[Key, Entry]:
+    def _endpoints(self, targets: Sequence[PlannedEndpoint]) -> bytes:
         family = self._plan.family
-        return self._list(scope), b"".join(
-            [_raw(each.address, family) + each.port.to_bytes(2) + bytes(2) for each in targets]
-        )
+        return b"".join([_raw(each.address, family) + each.port.to_bytes(2) + bytes(2) for each in targets])
 
     def _selection_rules(self, listed: Endpoints, targets: Sequence[PlannedEndpoint]) -> Iterator[Rule]:
         """Yield the rules that select one of the endpoints.
@@ -248,7 +244,7 @@ class _PortObjects:
     def _internal_elements(self, internal: FrontendPlan) -> Iterator[tuple[Key, Entry]]:
         address = format_address(internal.frontend.address)
         # All ports of a Service share this element, so each of their plans renders it.
-        yield Element(self._plan.family, CLUSTER_IPS, address), ElementEntry()
+        yield Element(self._plan.family, CLUSTER_IPS, address), _IN_SET
         if internal.outside.scope in self._targets:
             verdict = f"goto {self._policy_chain(internal.outside.scope)}"
             yield self._element(SERVICE_IPS, internal, ElementEntry(verdict))

@@ -171,7 +171,7 @@ def add_rule(table: Table, chain: str, rule: Rule, names: SetNames) -> Iterator[
     if numbers:
         expressions = tuple(_with_set(each, numbers, names) for each in expressions)
     data = _comment(rule.comment) if rule.comment else b""
-    data += _userdata(DIGEST, rule.identity.digest)
+    data += _userdata(DIGEST, rule.digest)
     parts = [_of(table), name(2, chain), nested(4, encode_all(expressions)), attribute(7, data)]
     yield Operation(Kind.NEW_RULE, NLM_F_CREATE | _NLM_F_APPEND, table.number, b"".join(parts))
 

@@ -11,7 +11,7 @@ from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.encoding import decode_verdict, number
 from ebpfproxy.linux.nft.expressions import Code
 from ebpfproxy.linux.nft.messages import COMMENT, DIGEST, HEAD, HOOKS, INTERVAL_END, VERDICTS, Hook, Table
-from ebpfproxy.linux.nft.rule import Identity, Rule
+from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag
 from ebpfproxy.linux.nft.statements import LIST_KEY
 
@@ -107,7 +107,7 @@ def read_rule(payload: bytes) -> ListedRule:
             target = _target(value)
         elif kind == 7:
             digest = _userdata(value, DIGEST)
-    return ListedRule(chain, Rule(identity=Identity(digest, target)))
+    return ListedRule(chain, Rule.listed(digest, target))
 
 
 def _target(expressions: bytes) -> str:

@@ -1,7 +1,6 @@
 """Rules of nf_tables as values, which are compared by their digests."""
 
 import hashlib
-from typing import NamedTuple
 
 from ebpfproxy.linux.nft.encoding import encode_all
 from ebpfproxy.linux.nft.expressions import Expression
@@ -10,43 +9,42 @@ from ebpfproxy.linux.nft.statements import AnonymousSet, Outside, Statement, Ver
 DIGEST_BYTES = 8
 
 
-class Identity(NamedTuple):
-    """What a rule is compared by.
-
-    `digest`: of its expressions, sets and comment; b"" for a rule that ebpfproxy did not write. `target`: the
-    chain that it jumps to, "" if none. The kernel reports its present name, even if another program renamed
-    it.
-    """
-
-    digest: bytes
-    target: str
-
-
 class Rule:
-    """A rule. One that was read from the kernel has an identity, but no statements.
+    """A rule. One that was read from the kernel has a digest and a target, but no statements.
 
-    Two rules are equal if their identities are. The kernel never changes a rule, it only replaces one by
-    another, and the userdata with it, which have the digest. So a rule with a digest is as it was written,
-    except for the names of chains.
+    Two rules are equal if their digests and targets are. The kernel never changes a rule, it only replaces
+    one by another, and the userdata with it, which have the digest. So a rule with a digest is as it was
+    written, except for the names of chains.
     """
 
-    __slots__ = ("_identity", "comment", "problem", "statements")
+    __slots__ = ("_digest", "comment", "problem", "statements", "target")
 
-    def __init__(self, *statements: Statement, comment: str = "", identity: Identity | None = None) -> None:
+    def __init__(self, *statements: Statement, comment: str = "") -> None:
         self.statements = statements
         self.comment = comment
         self.problem = ""
-        """Which value of a statement is invalid. It is known after the identity was computed."""
-        self._identity = identity
+        """Which value of a statement is invalid. It is known after the digest was computed."""
+        self.target = next((each.chain for each in statements if isinstance(each, Verdict)), "")
+        """The chain that the rule jumps to, "" if none. The kernel reports its present name, even if another
+        program renamed it."""
+        self._digest: bytes | None = None
+
+    @classmethod
+    def listed(cls, digest: bytes, target: str) -> "Rule":
+        """Return a rule that was read from the kernel."""
+        rule = cls()
+        rule.target, rule._digest = target, digest
+        return rule
 
     @property
-    def identity(self) -> Identity:
-        """Computed once. A rule with an invalid value differs from all in the kernel."""
-        if self._identity is None:
-            targets = [each.chain for each in self.statements if isinstance(each, Verdict)]
-            digest = hashlib.blake2b(self._content(), digest_size=DIGEST_BYTES).digest()
-            self._identity = Identity(digest, targets[0] if targets else "")
-        return self._identity
+    def digest(self) -> bytes:
+        """The digest of its expressions, sets and comment; b"" for a rule that ebpfproxy did not write.
+
+        Computed once. A rule with an invalid value differs from all in the kernel.
+        """
+        if self._digest is None:
+            self._digest = hashlib.blake2b(self._content(), digest_size=DIGEST_BYTES).digest()
+        return self._digest
 
     def _content(self) -> bytes:
         try:
@@ -66,14 +64,16 @@ class Rule:
 
     def __str__(self) -> str:
         if not self.statements:
-            return f"rule {self.identity.digest.hex() or 'of another program'}"
+            return f"rule {self.digest.hex() or 'of another program'}"
         text = " ".join(map(str, self.statements))
         return f'{text} comment "{self.comment}"' if self.comment else text
 
     __repr__ = __str__
 
     def __eq__(self, other: object) -> bool:
-        return self.identity == other.identity if isinstance(other, Rule) else NotImplemented
+        if not isinstance(other, Rule):
+            return NotImplemented
+        return self.digest == other.digest and self.target == other.target
 
     def __hash__(self) -> int:
-        return hash(self.identity)
+        return hash((self.digest, self.target))

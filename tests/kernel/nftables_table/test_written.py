@@ -73,7 +73,7 @@ def test_entries_that_nft_wrote_are_read_as_nft_lists_them(plane: NftablesBacken
         assert isinstance(entry, ChainEntry)
         assert isinstance(shown, ChainEntry)
         assert (entry.hook, len(entry.rules)) == (shown.hook, len(shown.rules))
-        assert not any(rule.identity.digest for rule in entry.rules)
+        assert not any(rule.digest for rule in entry.rules)
     assert found == shown_by_nft
 
 

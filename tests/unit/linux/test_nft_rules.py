@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ebpfproxy.linux.nft import messages, replies
 from ebpfproxy.linux.nft.encoding import encode_all, name, nested
 from ebpfproxy.linux.nft.messages import Kind, Operation, SetNames, Table
-from ebpfproxy.linux.nft.rule import Identity, Rule
+from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.linux.nft.sets import SetElement
 from ebpfproxy.linux.nft.statements import (
     DROP,
@@ -84,7 +84,7 @@ def test_a_rule_is_recognized_when_it_is_read(rule: Rule) -> None:
 
 def test_all_rules_differ() -> None:
     rules = {rule for rule, _ in RULES}
-    assert len(rules) == len({rule.identity.digest for rule in rules}) == len(RULES)
+    assert len(rules) == len({rule.digest for rule in rules}) == len(RULES)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_rule_without_a_digest_is_one_of_another_program() -> None:
     rule = Rule(Match("ct state", "new"), jump("services"))
     body = name(1, "kube-proxy") + name(2, "chain") + nested(4, encode_all(rule.expressions()))
     (found,) = [replies.read_rule(bytes(4) + body).rule]
-    assert found.identity == Identity(b"", "services")
+    assert (found.digest, found.target) == (b"", "services")
     assert found != rule
 
 
@@ -115,7 +115,7 @@ def test_a_rule_whose_chain_was_renamed_is_recognized_as_changed() -> None:
     operation = written(rule)
     renamed = operation._replace(body=operation.body.replace(b"services\0", b"renamed!\0"))
     found = reported(renamed).rule
-    assert found.identity.digest == rule.identity.digest
+    assert found.digest == rule.digest
     assert found != rule
 
 
@@ -126,7 +126,7 @@ def test_a_rule_whose_chain_was_renamed_is_recognized_as_changed() -> None:
 )
 def test_a_rule_with_an_invalid_value_names_it(match: Match) -> None:
     rule = Rule(match, DROP)
-    assert rule.identity != Rule(DROP).identity
+    assert rule != Rule(DROP)
     assert str(match) in rule.problem
     with pytest.raises(ValueError):
         rule.expressions()
