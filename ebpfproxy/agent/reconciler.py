@@ -276,7 +276,7 @@ class Reconciler(Generic[K, E]):
                 self._actual = None
                 actual = self._backend.read()
                 delta = diff(actual, self._desired)
-                _share(actual, self._desired, delta.puts)
+                actual = _shared(actual, self._desired, delta.puts)
             else:
                 actual = self._actual
                 delta = self._with_rejected(diff(actual, self._desired, self._touched))
@@ -329,8 +329,7 @@ class Reconciler(Generic[K, E]):
         self._reported = {key: failure.kind for key, failure in rejected.items()}
 
 
-def _share(actual: dict[K, E], desired: Mapping[K, E], different: Collection[K]) -> None:
-    """Replace the entries that were read by the equal desired ones, which are in memory anyway."""
-    for key in actual:
-        if key in desired and key not in different:
-            actual[key] = desired[key]
+def _shared(actual: Mapping[K, E], desired: Mapping[K, E], different: Collection[K]) -> dict[K, E]:
+    """Return `actual` with the keys and entries of `desired`, which stay in memory, instead of equal ones."""
+    shared = {key: entry for key, entry in desired.items() if key not in different}
+    return shared | {key: entry for key, entry in actual.items() if key not in shared}

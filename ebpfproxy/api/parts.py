@@ -292,7 +292,13 @@ def endpoints(
                 bytes(endpoint.hints),
             )
         )
-    return Endpoints.packed(b"".join(valid), tuple(states))
+    return Endpoints.packed(b"".join(valid), _shared_states(*states))
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared_states(*states: EndpointState) -> tuple[EndpointState, ...]:
+    """Cached, as the ports of Services: endpoints of a node are often all of an EndpointSlice."""
+    return states
 
 
 @functools.lru_cache(maxsize=16384)

@@ -1,8 +1,9 @@
 """A sync writes exactly what changed."""
 
+import copy
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
@@ -146,6 +147,41 @@ def test_an_address_that_another_service_takes_over_in_the_same_sync_stays() -> 
     assert parse_network("10.96.0.1/32") in agent.kernel.networks
     agent.sync(gone("api"))
     assert not agent.kernel.networks.keys() & {parse_network("10.96.0.1/32")}
+
+
+# Memory
+
+
+class Recording(FakeBackend):
+    """Records what was rendered and what a check expects. It reads copies, as real backends do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rendered: list[tuple[Key, Entry]] = []
+        self.expected: Mapping[Key, Entry] = {}
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+        entries = super().render(plans, node)
+        self.rendered += entries.items()
+        return entries
+
+    def read(self) -> dict[Key, Entry]:
+        return copy.deepcopy(super().read())
+
+    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
+        self.expected = expected
+        return super().check(expected)
+
+
+def test_keys_and_entries_that_were_read_do_not_stay_beside_equal_desired_ones() -> None:
+    plane = Recording()
+    agent = Agent(plane=plane)
+    agent.sync(WEB, WEB_SLICE)
+    agent.sync(verify=True)
+    assert all(agent.reconciler.check())
+    rendered = {id(each) for pair in plane.rendered for each in pair}
+    assert plane.expected
+    assert {id(each) for pair in plane.expected.items() for each in pair} <= rendered
 
 
 # Results for other parts of the agent
