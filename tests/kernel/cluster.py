@@ -117,6 +117,10 @@ class Exposed:
         return entry
 
 
+EACH_SYNC = "-v=4"
+"""The flag with which the agent logs each sync, so that tests can count them."""
+
+
 class Cluster:
     """A lab with servers in the pods a, b and c, clients in the pods p and q, and an agent with one mode.
 
@@ -192,7 +196,7 @@ class Cluster:
         """Start the agent without waiting; `before`: see `Node.agent`."""
         self.end()
         mode = f"--proxy-mode={self.mode}"
-        self._agent = self.lab.agent(self.folder, mode, *flags, wait=0, before=before)
+        self._agent = self.lab.agent(self.folder, mode, EACH_SYNC, *flags, wait=0, before=before)
         return self._agent
 
     def end(self) -> None:

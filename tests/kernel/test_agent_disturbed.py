@@ -128,8 +128,7 @@ def delete_an_element(cluster: Cluster, web: Exposed) -> None:
 
 def edit_an_nft_rule(cluster: Cluster, web: Exposed) -> None:
     listed = run(cluster, "nft -a list table ip kube-proxy")
-    to = f"dnat to {cluster.a.v4}:{TCP_TARGET}"
-    found = re.search(rf"chain (service-\S*) \{{[^}}]*{re.escape(to)} # handle (\d+)", listed)
+    found = re.search(r"chain (service-\S*) \{[^}]*? dnat [^\n]* # handle (\d+)", listed)
     assert found
     rule = f"meta l4proto tcp dnat to {cluster.b.v4}:{TCP_TARGET}"
     run(cluster, "nft -f -", f"replace rule ip kube-proxy {found[1]} handle {found[2]} {rule}\n")

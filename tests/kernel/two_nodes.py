@@ -14,6 +14,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
 from tests.kernel.clients import TCP, Dial
 from tests.kernel.cluster import (
+    EACH_SYNC,
     PATIENCE,
     SERVICE_NETWORKS,
     START_PATIENCE,
@@ -180,7 +181,7 @@ class TwoNodes(Cluster):
         return self.second.agent(self.folder, mode, *self._all_flags(flags), wait=wait)
 
     def _all_flags(self, flags: tuple[str, ...]) -> tuple[str, ...]:
-        return "--sync-period=2s", *self.flags, *flags
+        return EACH_SYNC, "--sync-period=2s", *self.flags, *flags
 
     # Paths
 
