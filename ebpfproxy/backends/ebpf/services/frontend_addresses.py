@@ -26,11 +26,12 @@ Entries = Iterable[tuple[bytes, bytes]]
 
 
 class FrontendAddresses:
-    """Keeps for each address the keys of `services` with that address, and the clients that each serves."""
+    """Counts for each address the frontends that serve each kind of clients."""
 
     def __init__(self, map_: Map) -> None:
         self._map = map_
-        self._frontends: dict[Address, dict[bytes, int]] = {}
+        self._recorded: dict[bytes, int] = {}  # by key of `services`: the clients
+        self._frontends = _no_frontends()
         self._written: dict[Address, int] = {}
 
     def move_to(self, map_: Map) -> None:
@@ -39,10 +40,11 @@ class FrontendAddresses:
 
     def read(self, services: Entries) -> None:
         """Bring the map in sync with `services`, which contains exactly these entries. Raises KernelError."""
-        self._frontends = {}
+        self._recorded, self._frontends = {}, _no_frontends()
         for address, key, clients in _served(services):
-            self._frontends.setdefault(address, {})[key] = clients
-        wanted = {address: clients for address in self._frontends if (clients := self._clients(address))}
+            self._count(address, key, clients)
+        addresses = frozenset().union(*self._frontends.values())
+        wanted = {address: self._clients(address) for address in addresses}
         found = dict(self._map.items())
         for packed in found.keys() - wanted.keys():
             self._map.delete(packed)
@@ -69,16 +71,13 @@ class FrontendAddresses:
         """
         changed: set[Address] = set()
         for address, key, clients in _served(services):
-            self._frontends.setdefault(address, {})[key] = clients
+            self._count(address, key, clients)
             changed.add(address)
         for key in gone:
             address = _address(key)
-            self._frontends.get(address, {}).pop(key, None)
+            self._count(address, key, 0)
             changed.add(address)
         self._write({address: self._clients(address) for address in changed})
-        for address in changed:
-            if not self._frontends.get(address):
-                self._frontends.pop(address, None)
 
     def check(self, written: Written) -> Iterator[bool]:
         """See `check_hash`."""
@@ -88,12 +87,19 @@ class FrontendAddresses:
         clients = self._written.get(Address(packed))
         return None if clients is None else _pack(clients)
 
+    def _count(self, address: Address, key: bytes, clients: int) -> None:
+        """Record the clients that a frontend serves, 0 for a deleted one."""
+        previous = self._recorded.pop(key, 0)
+        if clients:
+            self._recorded[key] = clients
+        for client, frontends in self._frontends.items():
+            number = frontends.pop(address, 0) + bool(clients & client) - bool(previous & client)
+            if number:
+                frontends[address] = number
+
     def _clients(self, address: Address) -> int:
         """The clients of all frontends with this address."""
-        clients = 0
-        for each in self._frontends.get(address, {}).values():
-            clients |= each
-        return clients
+        return sum(client for client, frontends in self._frontends.items() if address in frontends)
 
     def _write(self, wanted: Mapping[Address, int]) -> None:
         changed = {a: clients for a, clients in wanted.items() if clients != self._written.get(a, 0)}
@@ -104,6 +110,11 @@ class FrontendAddresses:
             else:
                 self._map.delete(address)
                 del self._written[address]
+
+
+def _no_frontends() -> dict[int, dict[Address, int]]:
+    """For each kind of clients, the number of frontends that serve them, by address: none."""
+    return {abi.PING_FROM_INSIDE: {}, abi.PING_FROM_OUTSIDE: {}}
 
 
 def clients_served(value: bytes) -> int:
