@@ -13,7 +13,7 @@ log = Logger(__name__)
 CHECK_FAILED = "Cannot compare the kernel with the plan"
 """The next sync reads everything back instead."""
 
-_SLICE = 0.004
+_SLICE = 0.003
 """Seconds after which a slice starts no further step. Most steps take about 1 ms."""
 
 

@@ -57,13 +57,17 @@ class Endpoints(Sequence[Endpoint]):
         made.addresses, made.states = addresses, states
         return made
 
+    def states_by_address(self) -> Iterator[tuple[Address, EndpointState]]:
+        """Return address and state of each endpoint."""
+        addresses = self.addresses
+        starts = range(0, len(addresses), 16)
+        return zip([Address(addresses[at : at + 16]) for at in starts], self.states, strict=True)
+
     def __len__(self) -> int:
         return len(self.states)
 
     def __iter__(self) -> Iterator[Endpoint]:
-        new, addresses = tuple.__new__, self.addresses  # faster than Endpoint(...): there may be 100,000
-        for number, state in enumerate(self.states):
-            yield new(Endpoint, (addresses[16 * number : 16 * number + 16], *state))
+        return (Endpoint(address, *state) for address, state in self.states_by_address())
 
     @overload
     def __getitem__(self, index: int) -> Endpoint: ...

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Protocol
-from ebpfproxy.model.endpoint import Endpoint, EndpointSlice
+from ebpfproxy.model.endpoint import EndpointSlice, EndpointState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.planned_endpoints import CLUSTER, LOCAL, PlannedEndpoints, row
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
@@ -30,7 +30,7 @@ from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 EndpointAddress = tuple[Address, int]
 """Address and port: entries of EndpointSlices with the same address and port are the same endpoint."""
 
-Candidate = tuple[EndpointAddress, Endpoint]
+Candidate = tuple[EndpointAddress, EndpointState]
 
 API_SERVER = NamespacedName("default", "kubernetes")
 """The Service of the API server."""
@@ -52,7 +52,7 @@ class UsedScopes(NamedTuple):
 
 def merge_slices(
     slices: Iterable[EndpointSlice], name: str, protocol: Protocol, location: NodeLocation
-) -> dict[EndpointAddress, Endpoint]:
+) -> dict[EndpointAddress, EndpointState]:
     """Return all endpoints of the port with this name *and* protocol, whatever its number in each slice.
 
     Several entries may have the same address and port: while an endpoint moves between EndpointSlices, or if
@@ -60,21 +60,21 @@ def merge_slices(
     counts: ready before serving before the rest, then an entry on this node. The order of slices does not
     matter.
     """
-    endpoints: dict[EndpointAddress, Endpoint] = {}
+    endpoints: dict[EndpointAddress, EndpointState] = {}
     for endpoint_slice in slices:
         for port in endpoint_slice.ports:
             if port.name != name or port.protocol != protocol:
                 continue
-            for endpoint in endpoint_slice.endpoints:
-                target = (endpoint.address, port.port)
-                other = endpoints.setdefault(target, endpoint)
-                if other is not endpoint and _rank(endpoint, location) > _rank(other, location):
-                    endpoints[target] = endpoint
+            number = port.port
+            for address, state in endpoint_slice.endpoints.states_by_address():
+                other = endpoints.setdefault((address, number), state)
+                if other is not state and _rank(state, location) > _rank(other, location):
+                    endpoints[address, number] = state
     return endpoints
 
 
 def plan_endpoints(
-    endpoints: Mapping[EndpointAddress, Endpoint], uses: UsedScopes, location: NodeLocation
+    endpoints: Mapping[EndpointAddress, EndpointState], uses: UsedScopes, location: NodeLocation
 ) -> tuple[PlannedEndpoints, bool]:
     """Return the endpoints, sorted, and whether any node has a usable one (kube-proxy's hasAnyEndpoints).
 
@@ -160,7 +160,7 @@ def _nearest(ready: list[Candidate], location: NodeLocation) -> list[Candidate]:
     return ready
 
 
-def _is_serving_terminating(endpoint: Endpoint) -> bool:
+def _is_serving_terminating(endpoint: EndpointState) -> bool:
     return endpoint.serving and endpoint.terminating
 
 
@@ -168,12 +168,12 @@ def _local(candidates: list[Candidate], location: NodeLocation) -> set[EndpointA
     return {target for target, endpoint in candidates if endpoint.node == location.node}
 
 
-def _is_on_node(endpoint: Endpoint, location: NodeLocation) -> bool | None:
+def _is_on_node(endpoint: EndpointState, location: NodeLocation) -> bool | None:
     """Return whether the endpoint is on this node; None if its slice names no node."""
     return endpoint.node == location.node if endpoint.node else None
 
 
-def _rank(endpoint: Endpoint, location: NodeLocation) -> tuple[object, ...]:
+def _rank(endpoint: EndpointState, location: NodeLocation) -> tuple[object, ...]:
     """Return a sort key for entries of one endpoint: the best is the greatest; only equal entries tie."""
     if endpoint.ready:
         grade = 3

@@ -36,6 +36,8 @@ class FrontendKind(enum.Enum):
     EXTERNAL_IP = "ExternalIP"
     LOAD_BALANCER = "LoadBalancer"
 
+    __hash__ = object.__hash__  # faster than Enum.__hash__, which is written in Python
+
 
 PlanKey = tuple[ServicePortName, Family]
 """The identity of a `ServicePortPlan`: each ServicePort has one plan per family."""

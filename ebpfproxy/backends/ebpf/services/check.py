@@ -19,7 +19,7 @@ from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_v
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.plan.planned_endpoints import ROW
 
-_WALKED = 1024  # entries of a map in one step
+_WALKED = 512  # entries of a map in one step
 _LOOKED_UP = 128  # entries in one step
 _ENDPOINTS = 1024  # in one step
 

@@ -4,6 +4,7 @@ NodePorts, whose keys have the unspecified address, have separate bits. A packet
 belongs to no Service, and a program can skip the lookup in a hash map.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from socket import IPPROTO_SCTP, IPPROTO_TCP, IPPROTO_UDP, ntohs
@@ -13,6 +14,7 @@ from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, is_unspecified
 
 _BITS = 64
+_WORDS: int = abi.CONSTANTS["SERVICE_PORT_WORDS"]
 _LINES = {
     IPPROTO_TCP: abi.CONSTANTS["PORTS_TCP"],
     IPPROTO_UDP: abi.CONSTANTS["PORTS_UDP"],
@@ -30,6 +32,7 @@ class ServicePorts:
     def __init__(self, map_: Map) -> None:
         self._map(map_)
         self._uses: Counter[int] = Counter()
+        self._written = array("Q", bytes(8 * _WORDS))  # what the map should have
 
     def move_to(self, map_: Map) -> None:
         """Use another map with the same content."""
@@ -47,10 +50,12 @@ class ServicePorts:
     def read(self, services: Iterable[bytes]) -> None:
         """Bring the map in sync with these keys of `services`. No required bit is cleared meanwhile."""
         self._uses = Counter(_bits(services))
-        words = self._expected()
-        for word in range(abi.CONSTANTS["SERVICE_PORT_WORDS"]):
-            if self._words[word] != words[word]:
-                self._words[word] = words[word]
+        self._written = array("Q", bytes(8 * _WORDS))
+        for bit in self._uses:
+            self._written[bit // _BITS] |= 1 << (bit % _BITS)
+        for number, word in enumerate(self._written):
+            if self._words[number] != word:
+                self._words[number] = word
 
     def add(self, services: Iterable[bytes]) -> None:
         """Add these keys. Call it before they are written to `services`, which must not contain them yet."""
@@ -61,15 +66,7 @@ class ServicePorts:
 
     def check(self) -> Iterator[bool]:
         """Yield whether the map has the bits of all keys, and no others."""
-        words = self._expected()
-        yield all(self._words[word] == words[word] for word in range(abi.CONSTANTS["SERVICE_PORT_WORDS"]))
-
-    def _expected(self) -> Counter[int]:
-        """The words that are not 0, by number."""
-        words: Counter[int] = Counter()
-        for bit in self._uses:
-            words[bit // _BITS] |= 1 << (bit % _BITS)
-        return words
+        yield self._memory[: 8 * _WORDS] == self._written.tobytes()
 
     def remove(self, services: Iterable[bytes]) -> None:
         """Remove these keys. Call it after they were deleted from `services`."""
@@ -80,10 +77,10 @@ class ServicePorts:
                 self._write(bit, False)
 
     def _write(self, bit: int, present: bool) -> None:
-        """Only this process writes the map, so reading and writing a word need not be atomic."""
-        word, mask = bit // _BITS, 1 << (bit % _BITS)
-        previous = self._words[word]
-        self._words[word] = previous | mask if present else previous & ~mask
+        """Only this process writes the map, so the word need not be read."""
+        number, mask = bit // _BITS, 1 << (bit % _BITS)
+        word = self._written[number]
+        self._words[number] = self._written[number] = word | mask if present else word & ~mask
 
 
 def _bits(services: Iterable[bytes]) -> Iterable[int]:
