@@ -301,7 +301,7 @@ def churn_command(
         churn.run(size, FaultSchedule(crash_s, replace, switch_s or move_s), modes, _progress, clients)
     )
     _show("churn", results, output)
-    _fail_where_any(results, churn.FAILURES)
+    _fail_where_any(results, (*churn.FAILURES, *churn.LEAKS))
 
 
 def _progress(text: str) -> None:

@@ -160,7 +160,7 @@ def test_no_external_connection_fails_while_agents_are_killed() -> None:
     size = churn.Size(0, 2.0, 10.0)
     found = by_key(churn.run(size, FaultSchedule(crash_s=0.5), ["ebpf"], silent, ["outside"]))
     assert found["ebpf", "nodeport", "crashes"].p50 >= 1
-    for metric in churn.FAILURES:
+    for metric in (*churn.FAILURES, *churn.LEAKS):
         assert found["ebpf", "nodeport", metric].p50 == 0
 
 
@@ -199,7 +199,7 @@ def test_changes_of_other_services_have_a_lag_and_leave_nothing_behind(where: st
     assert 0 < without < cores if where == source.MANIFESTS else without == cores > 0
     assert found["ebpf", "", "rss_begin_mb"].p50 > 0
     assert found["ebpf", "", "descriptors_end"].p50 > 0
-    for metric in churn.FAILURES:
+    for metric in (*churn.FAILURES, *churn.LEAKS):
         assert found["ebpf", "clusterip", metric].p50 == 0
 
 
