@@ -93,8 +93,9 @@ class AgentRunner:
         return self._agent
 
     def end(self) -> None:
-        """Check the agent. Raises AgentFailed if it has ended or has not switched as configured."""
+        """Wait until the agent has synced and switched as configured. Raises AgentFailed otherwise."""
         check_alive(self._agent)
+        self._agent.await_sync(timeout=_SYNC_TIMEOUT)
         self._await_switch()
 
     def figures(self) -> dict[str, int]:
