@@ -20,6 +20,7 @@ C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch
 # make soak SOAK_MODES=ebpf,iptables,nftables,ipvs
 MODES      := ebpf,nftables,iptables-legacy,iptables-nft
 SOAK_MODES := ebpf,iptables,nftables
+SOAK_SECONDS := 3600
 # What `make image` builds: a variant is a target of deploy/Dockerfile, default or with-bcc.
 IMAGE   := localhost/ebpfproxy
 VARIANT := default
@@ -136,7 +137,8 @@ differential: $(STAMP)  ## 500 new random histories of Services through all back
 	$(PYTHON) -m pytest -q --timeout=0 --histories=500 --log-level=ERROR tests/kernel/differential
 
 .PHONY: soak
-soak: $(STAMP)  ## a million connections while endpoints come and go, agents are killed, the API server is away
+soak: $(STAMP)  ## an hour of changes, and a million connections while agents are killed, the API server is away
+	$(CLI) bench churn --connects=0 --seconds=$(SOAK_SECONDS) --rate=50 --services=10000 --changes=100 --source=api
 	$(CLI) bench churn --seconds=0 --crash-s=15
 	$(CLI) bench churn --seconds=0 --crash-s=15 --replace
 	$(CLI) bench churn --seconds=0 --switch-s=20 --modes=$(SOAK_MODES) --from=pod,node,outside

@@ -56,9 +56,12 @@ OOM_SCORE = "Cannot set the OOM score adjustment"
 """The OOM killer may end the agent as early as any process of its size."""
 SYNC_FAILED = "Sync failed, retrying"
 """No change is lost. Everything is compared and applied again after 1 s, then twice that, up to 30 s."""
+BUSY = "Control thread was busy"
+"""Logged with `-v=4`: the control thread read no events for `busy_ms` milliseconds, 5 or more."""
 ENDING = "Ending, the kernel continues to forward"
 """The agent received SIGTERM or SIGINT."""
 
+_BUSY = 0.005  # seconds from which on BUSY is logged
 _BATCH = 10_000  # maximum number of items between two checks whether a sync is due
 _NODE_TIMEOUT = 65.0  # seconds that the first sync waits for the Node: longer than a reflector pauses
 
@@ -111,6 +114,7 @@ class _Agent:
         self._answered: tuple[object, ...] = ()  # reconciler, version and node of the served health checks
         self._is_first_sync = True
         self._node_deadline: float | None = None  # for the Node, before the first sync
+        self._woken: float | None = None  # when the last wait for items ended
 
     def open(self) -> None:
         """Start the sources, and open the first mode. Raises EbpfProxyError."""
@@ -205,6 +209,8 @@ class _Agent:
     def _items(self) -> Iterator[Item]:
         """Wait for an item or the time of the next sync, then yield all waiting items."""
         now = time.monotonic()
+        if self._woken is not None and now - self._woken >= _BUSY:
+            log.debug(BUSY, busy_ms=round(1000 * (now - self._woken), 3))
         if self._tracker.synced:
             wait = self._pacer.wait(now)
             if wait is not None:
@@ -215,9 +221,16 @@ class _Agent:
         else:
             wait = None if self._node_deadline is None else max(0.0, self._node_deadline - now)
         with contextlib.suppress(queue.Empty):
-            yield self._inbox.get(timeout=wait)
+            yield self._inbox_item(wait)
             for _ in range(_BATCH):
                 yield self._inbox.get_nowait()
+
+    def _inbox_item(self, wait: float | None) -> Item:
+        """Return the next item. Raises queue.Empty after `wait` seconds."""
+        try:
+            return self._inbox.get(timeout=wait)
+        finally:
+            self._woken = time.monotonic()
 
     def _fold(self, received: Received) -> None:
         event = received.event

@@ -17,6 +17,9 @@ _SYNC_TIMEOUT = 30.0
 """Seconds after which a running agent must have completed a sync. Compiling the programs takes up to a third
 of it while clients use all CPUs."""
 
+_WITHOUT_INTERVAL = {mode: {"minSyncPeriod": "1ms"} for mode in ("iptables", "nftables", "ipvs")}
+"""By default these modes wait for a second since the previous sync."""
+
 _SWITCHED = f" INFO {SWITCHED} "
 _SWITCH_FAILED = f" ERROR {SWITCH_FAILED} "
 
@@ -36,8 +39,20 @@ class FaultSchedule(NamedTuple):
 class AgentRunner:
     """The agent on the first node and its restarts. It takes its mode from a configuration file."""
 
-    def __init__(self, lab: Lab, folder: Path, modes: Sequence[str], faults: FaultSchedule) -> None:
-        """Start the agent. Raises ConfigError if it cannot switch among the modes."""
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        modes: Sequence[str],
+        faults: FaultSchedule,
+        flags: Sequence[str] = (),
+        *,
+        each_sync: bool = False,
+    ) -> None:
+        """Start the agent with `flags`. Raises ConfigError if it cannot switch among the modes.
+
+        `each_sync`: it syncs without a minimum interval, and logs each sync.
+        """
         if faults.switch_s and len(set(modes)) < 2:
             raise ConfigError(
                 f"cannot switch modes: --modes names only {modes[0]}",
@@ -50,7 +65,8 @@ class AgentRunner:
         self._crashes = self._switches = 0
         self._syncs_of_previous = 0
         self._file = lab.folder / "configuration.json"
-        self._options = options_for_switching(modes)
+        self._options = [*options_for_switching(modes), *flags, *(["-v=4"] if each_sync else [])]
+        self._sections = _WITHOUT_INTERVAL if each_sync else {}
         self._configure()
         self._agent = self._start()
 
@@ -71,9 +87,15 @@ class AgentRunner:
             self._configure()
             self._switching = True
 
+    @property
+    def agent(self) -> Agent:
+        """The agent that runs now."""
+        return self._agent
+
     def end(self) -> None:
-        """Check the agent. Raises AgentFailed if it has ended or has not switched as configured."""
+        """Wait until the agent has synced and switched as configured. Raises AgentFailed otherwise."""
         check_alive(self._agent)
+        self._agent.await_sync(timeout=_SYNC_TIMEOUT)
         self._await_switch()
 
     def figures(self) -> dict[str, int]:
@@ -90,6 +112,7 @@ class AgentRunner:
             "kind": "KubeProxyConfiguration",
             "mode": base(self._mode),
             "clusterCIDR": ",".join(self._lab.addresses.all_pods),
+            **self._sections,
         }
         temporary = self._file.with_suffix(".new")
         temporary.write_text(json.dumps(body))

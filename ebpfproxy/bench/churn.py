@@ -11,16 +11,22 @@ from typing import NamedTuple
 
 from ebpfproxy.bench import workload
 from ebpfproxy.bench.agent_runner import AgentRunner, FaultSchedule
+from ebpfproxy.bench.agent_use import LEAKABLE, Meter
 from ebpfproxy.bench.flow_clients import Reports, report_errors
 from ebpfproxy.bench.load import Load, LoadFailed
+from ebpfproxy.bench.other_services import OtherServices
 from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.bench.sides import Progress
+from ebpfproxy.bench.source import MANIFESTS, Source, Write, manifest_path
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Lab, Pod, PodNetwork, manifests
+from ebpfproxy.lab.agent import LogLine, is_sync
 
 CLIENTS = ("pod", "node", "outside")
 FAILURES = ("connects_failed", "established_failed", "download_failed")
 """Metrics that must be 0."""
+LEAKS = tuple(f"leaked_{name}" for name in LEAKABLE)
+"""Metrics that must be 0. They are missing if the first or last mode is not ebpf."""
 
 _LASTING, _EXCHANGES = 100, 1000.0
 """Lasting connections of each client, and the exchanges per second on all of them together."""
@@ -29,6 +35,8 @@ _MEGABYTES = 1.0
 
 _CHECK_INTERVAL = 0.2
 """Longest time in seconds between two checks of clients and agent."""
+_SAMPLE_INTERVAL = 1.0
+"""Seconds between two readings of the agent's memory."""
 _PROGRESS_INTERVAL = 10.0
 """Seconds between two lines of progress."""
 
@@ -47,12 +55,19 @@ class Size(NamedTuple):
     Changes are `flap_ms` milliseconds apart. `rate` is the number of new connections of each client per
     second, and the maximum of exchanges per second on lasting connections. 0: as many as possible, which
     leaves little CPU time for the agent on a slow machine.
+
+    Besides the Service of the clients, there are `services` - 1 others with `endpoints` endpoints each. They
+    have `changes` changes per second. `source` is one of source.NAMES.
     """
 
     connects: int
     seconds: float
     flap_ms: float
     rate: float = 0.0
+    services: int = 1
+    endpoints: int = 10
+    changes: float = 0.0
+    source: str = MANIFESTS
 
 
 def run(
@@ -74,7 +89,10 @@ def run(
     - download_mb: the volume of the downloads;
     - connect_slowest_us: the slowest successful connection;
     - syncs: the syncs of the agent during the run;
-    - crashes, switches: how often the agent was killed and restarted, and switched to another mode.
+    - crashes, switches: how often the agent was killed and restarted, and switched to another mode;
+    - leaked_services, leaked_slots, leaked_endpoints, leaked_source_ranges: see `Meter`;
+    - without crashes, the other metrics of `Meter`;
+    - with `changes`, changes_per_s: those that were made; without crashes, lag_ms: see `_lags`.
 
     Raises EbpfProxyError. Raises AgentFailed if an agent ends by itself or does not sync, because then the
     run proves nothing about changes.
@@ -84,8 +102,12 @@ def run(
             "--connects and --seconds are both 0, so the benchmark would never end",
             "set at least one of them",
         )
+    if size.changes and size.services < 2:
+        raise ConfigError(
+            "--changes needs other Services than the one that clients use", "give --services=2 or more"
+        )
     runners = [tuple(modes)] if faults.switch_s else [(mode,) for mode in modes]
-    samples = Samples([",".join(runner) for runner in runners], services=1)
+    samples = Samples([",".join(runner) for runner in runners], services=size.services)
     for runner in runners:
         _run_one(size, faults, runner, clients, samples, progress)
     yield from samples.results()
@@ -103,23 +125,54 @@ def _run_one(
         load = Load(lab.folder)
         _serve_endpoints(lab, load)
         slices = _Slices(lab.folder / "manifests", [node.name for node in lab.nodes])
-        runner = AgentRunner(lab, slices.folder, modes, faults)
+        others = OtherServices(slices.folder, size.services - 1, size.endpoints)
+        source = Source(size.source, lab, slices.folder)
+        runner = AgentRunner(lab, slices.folder, modes, faults, source.flags, each_sync=bool(size.changes))
+        slices.write = source.writer()
+        meter, since = Meter(lab.node, runner.agent), len(runner.agent.lines)
         group = _ClientGroup(lab, load, clients, size)
-        _run_until_done(size, group, slices, runner, progress)
+        changes = others.start_changes(lab.node, source, size.changes)
+        _run_until_done(size, group, slices, runner, meter, progress)
+        rate = changes.end()
+        use = meter.end() if meter.agent is runner.agent else {}
+        lags = _lags(runner.agent.lines[since:]) if rate else []
         group.end()
+        slices.change(0)
+        others.reset(lab.node, source)
         runner.end()
+        leaks = meter.leaks()
     for client, reports in group.reports.items():
         report_errors(progress, client, reports)
     path = "clusterip" if "outside" not in clients else "nodeport" if len(clients) == 1 else "both"
-    note(samples, ",".join(modes), path, group.new, group.lasting, group.downloads, runner.figures())
+    name = ",".join(modes)
+    note(samples, name, path, group.new, group.lasting, group.downloads, runner.figures() | leaks)
+    if lags and use:
+        samples.add(name, "", "lag_ms", 0, lags)
+    if rate:
+        use = {"changes_per_s": rate} | use
+    for metric, figure in use.items():
+        samples.add(name, "", metric, 0, [figure])
+
+
+def _lags(lines: Sequence[LogLine]) -> list[float]:
+    """Return the milliseconds from the agent's receipt of a change to the kernel, for each sync.
+
+    Those of its oldest change, if a sync has several.
+    """
+    return [float(line.values["latency_ms"]) for line in lines if is_sync(line)]
 
 
 def _run_until_done(
-    size: Size, group: "_ClientGroup", slices: "_Slices", runner: AgentRunner, progress: Progress
+    size: Size,
+    group: "_ClientGroup",
+    slices: "_Slices",
+    runner: AgentRunner,
+    meter: Meter,
+    progress: Progress,
 ) -> None:
     """Change endpoints and cause the agent's faults until the run has its size."""
     started = time.monotonic()
-    turn, reported, due = 1, started, started
+    turn, reported, sampled, due = 1, started, started, started
     while not group.is_done():
         now = time.monotonic()
         if size.seconds and now - started > size.seconds:
@@ -128,6 +181,9 @@ def _run_until_done(
         if now >= due:
             slices.change(turn)
             turn, due = turn + 1, now + size.flap_ms / 1000
+        if now - sampled > _SAMPLE_INTERVAL and meter.agent is runner.agent:
+            sampled = now
+            meter.sample()
         if now - reported > _PROGRESS_INTERVAL:
             reported = now
             progress(f"{runner}: {now - started:.0f} s")
@@ -222,7 +278,10 @@ def _serve_endpoints(lab: Lab, load: Load) -> None:
 
 
 class _Slices:
-    """The manifests of the Service: a slice with the permanent endpoint, and one with the others."""
+    """The manifests of the Service: a slice with the permanent endpoint, and one with the others.
+
+    `write` writes an object, at first to the folder of manifests.
+    """
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         """`nodes` are the names of the nodes in _ENDPOINT_NETWORKS."""
@@ -231,15 +290,15 @@ class _Slices:
         folder.mkdir()
         port = manifests.port(workload.PORT, target=workload.ENDPOINT_PORT, node_port=_NODE_PORT)
         service = manifests.service("service-0", [workload.cluster_ip(0)], [port])
-        manifests.write(folder / "service.json", service)
-        manifests.write(folder / "permanent.json", self._slice("permanent", [0]))
-        self._path = folder / "changing.json"
+        self.write: Write = lambda value: manifests.write(manifest_path(folder, value), value)
+        self.write(service)
+        self.write(self._slice("permanent", [0]))
         self.change(0)
 
     def change(self, turn: int) -> None:
         """Write the endpoints of this turn: another subset in each turn, from none to all."""
         present = [1 + index for index in range(_CHANGING_ENDPOINTS) if turn * 7 >> index & 1]
-        manifests.write(self._path, self._slice("changing", present))
+        self.write(self._slice("changing", present))
 
     def _slice(self, name: str, indices: Sequence[int]) -> manifests.Object:
         entries = [

@@ -1,18 +1,15 @@
 """The flow entries of a node, in ebpfproxy's maps and in netfilter's conntrack, and their limits."""
 
 import math
-import os
 import re
-import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
-from ebpfproxy.bench import report
+from ebpfproxy.bench import agent_use, report
 from ebpfproxy.errors import ConfigError, NotFound
-from ebpfproxy.lab import Agent, Lab, Netns
+from ebpfproxy.lab import Lab, Netns
 
 _EVENT = re.compile(r'^ebpfproxy_datapath_events_total\{reason="(\w+)"\} ([0-9.e+]+)$', re.MULTILINE)
 _SHOWN = (
@@ -79,13 +76,9 @@ def _map_entries(lab: Lab) -> int:
 
 def shown_events(node: Netns) -> Mapping[str, float]:
     """Return the relevant datapath events of the agent's metrics; empty if the agent has none."""
-    return {reason: count for reason, count in events(node.call(_scrape)).items() if reason in _SHOWN}
-
-
-def _scrape() -> str:
-    """Return the agent's metrics. Runs on the node."""
-    with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=30) as answer:
-        return str(answer.read().decode())
+    return {
+        reason: count for reason, count in events(node.call(agent_use.scrape)).items() if reason in _SHOWN
+    }
 
 
 def events(metrics: str) -> dict[str, float]:
@@ -95,9 +88,3 @@ def events(metrics: str) -> dict[str, float]:
     {'flows_full': 12.0}
     """
     return {reason: float(count) for reason, count in _EVENT.findall(metrics)}
-
-
-def cpu_seconds(agent: Agent) -> float:
-    """Return the CPU time of the agent so far: proc_pid_stat(5), fields utime and stime."""
-    fields = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ebpfproxy.bench import flow_tables, report
+from ebpfproxy.bench import agent_use, flow_tables, report
 from ebpfproxy.bench.crossing import FLAGS
 from ebpfproxy.bench.flow_clients import (
     DIRECT,
@@ -109,9 +109,9 @@ def _measure(side: Side[_Testbed], size: Size, turn: int, samples: Samples, prog
     slices = max(1, math.ceil(size.seconds / _SLICE))
     for number in range(turn * slices, (turn + 1) * slices):
         for path, ways in paths.items():
-            before = sum(map(flow_tables.cpu_seconds, side.agents))
+            before = sum(map(agent_use.cpu_seconds, side.agents))
             new = side.testbed.open(ways, size.seconds / slices, number)
-            used = sum(map(flow_tables.cpu_seconds, side.agents)) - before
+            used = sum(map(agent_use.cpu_seconds, side.agents)) - before
             note_opened(samples, side.mode, path, number, new)
             report_errors(progress, side.mode, new)
             if path != "direct":

@@ -1,14 +1,20 @@
 """The benchmark sync: how long the agent takes to program a cluster and a change, and its memory."""
 
+import contextlib
+import http.client
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpfproxy.agent.daemon import BUSY
+from ebpfproxy.backends.ebpf.programs import object_file
+from ebpfproxy.bench import modes as all_modes
 from ebpfproxy.bench import workload
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.bench.sides import PATIENCE, Progress, rotated, start
+from ebpfproxy.bench.source import MANIFESTS, Source, Write, manifest_path
 from ebpfproxy.lab import Agent, Lab, Pod, manifests, sockets
 from ebpfproxy.lab.agent import is_sync
 from ebpfproxy.model.address import Protocol
@@ -16,25 +22,36 @@ from ebpfproxy.model.address import Protocol
 _POLL = 0.0002
 """Seconds between two connection attempts: less than the measured durations, without using up a CPU."""
 _SPACING = 0.1
-"""Seconds between two changes, so that each is synced separately."""
+"""Seconds between two changes, at least, so that each is synced separately."""
+_PERIODS = 3
+"""Changes are spread over this number of sync periods, so that verifications run between them."""
 
 _NO_MINIMUM = "--iptables-min-sync-period=0s"
 """Measures only the sync. By default, modes other than ebpf wait for a second since the previous sync."""
 
 _EVERY_SYNC = "-v=4"
-"""Logs each sync, also while changes follow each other closely."""
+"""Logs each sync, also while changes follow each other closely, and when the control thread is busy."""
+
+_OF_CLIENTS = ("first_answer_s", "change_ms")
+"""Metrics that a client of a ClusterIP measures."""
 
 Figures = dict[str, list[float]]
 """Samples by metric."""
 
 
 class Size(NamedTuple):
-    """The extent of a run. `changes` is the number in one round."""
+    """The extent of a run. `changes` is the number in one round, `sync_period` the agent's, in seconds.
+
+    `affinity` percent of the Services have session affinity. `source` is one of source.NAMES.
+    """
 
     services: int
     endpoints: int
     changes: int
     rounds: int
+    sync_period: float = 10.0
+    affinity: int = 0
+    source: str = MANIFESTS
 
 
 def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result]:
@@ -43,12 +60,14 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
     Raises EbpfProxyError.
     """
     samples = Samples(modes, size.services)
+    if all_modes.EBPF in map(all_modes.base, modes):
+        object_file()  # as in the image: no agent compiles
     for number in range(size.rounds):
         for mode in rotated(modes, number):
             progress(f"round {number + 1} of {size.rounds}: {mode}")
             with Lab("bench") as lab:
                 for metric, figures in _round(lab, size, mode).items():
-                    path = "clusterip" if metric in ("first_answer_s", "change_ms") else ""
+                    path = "clusterip" if metric in _OF_CLIENTS else ""
                     samples.add(mode, path, metric, number, figures)
     yield from samples.results()
 
@@ -56,26 +75,34 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
 def _round(lab: Lab, size: Size, mode: str) -> Figures:
     """Start the agent on an empty kernel, make changes, and restart it after a crash. Metrics:
 
+    - healthz_s: from the agent's start until /healthz answers, with any status;
     - first_sync_s: from the agent's start to its log line about the first sync;
     - first_answer_s: from the agent's start to the first answer through the last Service;
-    - rss_mb, peak_rss_mb: the agent's memory after the changes, and its peak, without the tools that it
-      starts (the compiler, iptables-restore);
+    - rss_first_mb, rss_mb, peak_rss_mb: the agent's memory after the first sync, and after the changes and
+      _PERIODS sync periods, and its peak, without the tools that it starts (iptables-restore);
     - restart_sync_s: as first_sync_s, when the kernel already has the desired state.
     """
     workload.server_pod(lab, Load(lab.folder))
     client = lab.pod("client")
     folder = lab.folder / "manifests"
-    workload.write(folder, size.services, size.endpoints)
+    workload.write(folder, size.services, size.endpoints, affinity=size.affinity)
     changing = _add_changing_service(folder, size.services, size.endpoints)
+    source = Source(size.source, lab, folder)
+    flags = (_NO_MINIMUM, f"--sync-period={size.sync_period:g}s", *source.flags)
 
     answer = client.start(lambda: _await_answer(size.services))
-    (agent,) = start(lab, mode, _NO_MINIMUM, _EVERY_SYNC)
-    figures = {"first_sync_s": [agent.await_sync(timeout=PATIENCE).moment - agent.started]}
+    health = lab.node.start(_await_healthz)
+    (agent,) = start(lab, mode, *flags, _EVERY_SYNC)
+    first_sync = agent.await_sync(timeout=PATIENCE).moment
+    figures = {"first_sync_s": [first_sync - agent.started], "rss_first_mb": [agent.rss_mb()]}
+    figures["healthz_s"] = [health.result(PATIENCE) - agent.started]
     figures["first_answer_s"] = [answer.result(PATIENCE) - agent.started]
-    figures |= _change_all(client, agent, changing, size)
+    figures |= _change_all(client, agent, changing, source, size)
+    # Another half period for the last verification to end.
+    time.sleep(max(0.0, first_sync + (_PERIODS + 0.5) * size.sync_period - time.monotonic()))
     figures |= {"rss_mb": [agent.rss_mb()], "peak_rss_mb": [agent.peak_rss_mb()]}
     agent.kill()
-    (restarted,) = start(lab, mode, _NO_MINIMUM)
+    (restarted,) = start(lab, mode, *flags)
     figures["restart_sync_s"] = [restarted.await_sync(timeout=PATIENCE).moment - restarted.started]
     return figures
 
@@ -83,24 +110,37 @@ def _round(lab: Lab, size: Size, mode: str) -> Figures:
 def _add_changing_service(folder: Path, services: int, endpoints: int) -> "_ChangingSlice":
     """Add another Service with one endpoint, in files of its own."""
     ports = [manifests.port(workload.PORT)]
-    changing = _ChangingSlice(folder / "changing.json", services, services * endpoints)
+    changing = _ChangingSlice(services, services * endpoints)
     service = manifests.service(f"service-{services}", [workload.cluster_ip(services)], ports)
-    manifests.write(folder / "changing-service.json", service)
-    changing.set_endpoint(0)
+    for value in (service, changing.at(0)):
+        manifests.write(manifest_path(folder, value), value)
     return changing
 
 
 class _ChangingSlice:
     """The slice of the Service with index `service`. Its endpoint is one of those from index `first` on."""
 
-    def __init__(self, path: Path, service: int, first: int) -> None:
-        self._path, self._service, self._first = path, service, first
+    def __init__(self, service: int, first: int) -> None:
+        self._service, self._first = service, first
 
-    def set_endpoint(self, number: int) -> str:
-        """Write the slice with the endpoint `first` + `number`; return its address."""
-        address = workload.endpoint_address(self._first + number)
-        manifests.write(self._path, workload.endpoint_slice(self._service, [address]))
-        return address
+    def address(self, number: int) -> str:
+        """Return the address of the endpoint `first` + `number`."""
+        return workload.endpoint_address(self._first + number)
+
+    def at(self, number: int) -> manifests.Object:
+        """Return the slice with only this endpoint."""
+        return workload.endpoint_slice(self._service, [self.address(number)])
+
+
+def _await_healthz() -> float:
+    """Wait until /healthz answers; return the time of time.monotonic(). Runs on the node."""
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", 10256, timeout=1.0)
+        with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
+            connection.request("GET", "/healthz")
+            connection.getresponse()
+            return time.monotonic()
+        time.sleep(0.002)
 
 
 def _await_answer(service: int) -> float:
@@ -122,31 +162,44 @@ def _answering_endpoint(service: int) -> str | None:
         return None
 
 
-def _change_all(client: Pod, agent: Agent, changing: _ChangingSlice, size: Size) -> Figures:
-    """Change the endpoint repeatedly. Metrics:
+def _change_all(client: Pod, agent: Agent, changing: _ChangingSlice, source: Source, size: Size) -> Figures:
+    """Change the endpoint repeatedly, over _PERIODS sync periods. Metrics:
 
-    - change_ms: from the replacement of the file to a connection that reaches the new endpoint;
+    - change_ms: from the begin of the change (the file is replaced, or the API server gets the object) to a
+      connection that reaches the new endpoint;
     - agent_latency_ms: from the agent's receipt of the change to the kernel, by the agent's log;
-    - agent_duration_ms: the part of it that the sync takes.
+    - agent_duration_ms: the part of it that the sync takes;
+    - stall_ms: the longest time for which the agent's control thread read no events, by its log; 0 if it was
+      too short to be logged.
     """
     since = len(agent.lines)
+    spacing = max(_SPACING, _PERIODS * size.sync_period / size.changes)
 
     def change() -> list[float]:
-        durations = []
+        write: Write = source.writer()
+        durations, due = [], time.monotonic()
         for number in range(1, size.changes + 1):
-            time.sleep(_SPACING)
-            start = time.monotonic()
-            address = changing.set_endpoint(number)
-            while _answering_endpoint(size.services) != address:
+            due = max(due + spacing, time.monotonic() + _SPACING)
+            time.sleep(due - time.monotonic())
+            began = time.monotonic()
+            write(changing.at(number))
+            while _answering_endpoint(size.services) != changing.address(number):
                 time.sleep(_POLL)
-            durations.append((time.monotonic() - start) * 1000)
+            durations.append((time.monotonic() - began) * 1000)
         return durations
 
-    figures = {"change_ms": client.call(change, timeout=PATIENCE + 10 * size.changes)}
+    timeout = PATIENCE + (10 + spacing) * size.changes
+    figures = {"change_ms": client.call(change, timeout=timeout)}
     # The agent logs a sync only after it has changed the kernel.
     agent.await_line(lambda _: sum(map(is_sync, agent.lines[since:])) >= size.changes, since)
-    for line in agent.lines[since:]:
+    stalls = [0.0]
+    lines = agent.lines[since:]
+    # The agent may report the first sync as a stall after `since`.
+    del lines[: next(index for index, line in enumerate(lines) if is_sync(line))]
+    for line in lines:
         for key in ("latency_ms", "duration_ms"):
             if is_sync(line) and key in line.values:
                 figures.setdefault(f"agent_{key}", []).append(float(line.values[key]))
-    return figures
+        if f" DEBUG {BUSY} " in line.text:
+            stalls.append(float(line.values["busy_ms"]))
+    return figures | {"stall_ms": [max(stalls)]}

@@ -18,7 +18,10 @@ SERVICES_MAX = 17_000
 
 _FIRST_NODE_PORT = 15_000
 _SERVICE_NETWORK = ipaddress.ip_network("10.96.0.0/12")
-_SLICES_IN_A_FILE = 1000
+_SERVICES_IN_A_FILE = 1000
+
+ENDPOINTS_IN_A_SLICE = 100
+"""The default of kube-controller-manager (--max-endpoints-per-slice)."""
 
 
 def cluster_ip(index: int) -> str:
@@ -70,22 +73,43 @@ def node_port(index: int) -> int:
     return _FIRST_NODE_PORT + index
 
 
-def services(count: int, protocol: str = "TCP", *, node_ports: bool = False) -> Iterator[manifests.Object]:
-    """Yield the Services."""
-    for index in range(count):
+def services(
+    count: int, protocol: str = "TCP", *, node_ports: bool = False, affinity: int = 0, first: int = 0
+) -> Iterator[manifests.Object]:
+    """Yield `count` Services from index `first` on; `affinity` percent of them have session affinity."""
+    for index in range(first, first + count):
         port = manifests.port(
             PORT,
             protocol=protocol,
             target=ENDPOINT_PORT,
             node_port=node_port(index) if node_ports else 0,
         )
-        yield manifests.service(f"service-{index}", [cluster_ip(index)], [port])
+        spec = {"sessionAffinity": "ClientIP"} if has_affinity(index, affinity) else {}
+        yield manifests.service(f"service-{index}", [cluster_ip(index)], [port], **spec)
+
+
+def has_affinity(index: int, percent: int) -> bool:
+    """Whether the Service has session affinity if `percent` of all Services have it, evenly spread.
+
+    >>> [index for index in range(20) if has_affinity(index, 10)]
+    [9, 19]
+    """
+    return (index + 1) * percent // 100 > index * percent // 100
+
+
+def endpoint_slices(
+    index: int, addresses: Sequence[str], protocol: str = "TCP"
+) -> Iterator[manifests.Object]:
+    """Yield the slices of the Service with this index: at least one, as many as its endpoints need."""
+    for number, start in enumerate(range(0, max(1, len(addresses)), ENDPOINTS_IN_A_SLICE)):
+        part = addresses[start : start + ENDPOINTS_IN_A_SLICE]
+        yield endpoint_slice(index, part, protocol, number=number)
 
 
 def endpoint_slice(
-    index: int, addresses: Sequence[str | manifests.Object], protocol: str = "TCP"
+    index: int, addresses: Sequence[str | manifests.Object], protocol: str = "TCP", *, number: int = 0
 ) -> manifests.Object:
-    """Return the only slice of the Service with this index.
+    """Return a slice of the Service with this index. Its slices are numbered from 0.
 
     Endpoints given as addresses are on another node, as most endpoints of a large cluster.
     """
@@ -93,32 +117,41 @@ def endpoint_slice(
     endpoints = [
         manifests.endpoint(each, node="elsewhere") if isinstance(each, str) else each for each in addresses
     ]
-    return manifests.endpoint_slice(f"service-{index}-slice", f"service-{index}", endpoints, ports)
+    name = f"service-{index}-slice" + (f"-{number}" if number else "")
+    return manifests.endpoint_slice(name, f"service-{index}", endpoints, ports, family="IPv4")
+
+
+def addresses_of(index: int, endpoints: int) -> list[str]:
+    """Return the addresses of the endpoints of the Service with this index."""
+    return [endpoint_address(index * endpoints + each) for each in range(endpoints)]
 
 
 def write(
-    folder: Path, count: int, endpoints: int, protocol: str = "TCP", *, node_ports: bool = False
+    folder: Path,
+    count: int,
+    endpoints: int,
+    protocol: str = "TCP",
+    *,
+    node_ports: bool = False,
+    affinity: int = 0,
+    first: int = 0,
 ) -> None:
-    """Write the folder of manifests, as JSON lists.
+    """Write Services from index `first` on and their slices to the folder of manifests, as JSON lists.
 
     Raises ConfigError with `node_ports` and more Services than there are NodePorts.
     """
     if node_ports:
         require_node_ports(count)
-    folder.mkdir()
-    manifests.write(
-        folder / "services.json", manifests.listed(services(count, protocol, node_ports=node_ports))
-    )
-    for first in range(0, count, _SLICES_IN_A_FILE):
+    folder.mkdir(exist_ok=True)
+    objects = services(count, protocol, node_ports=node_ports, affinity=affinity, first=first)
+    manifests.write(folder / "services.json", manifests.listed(objects))
+    for start in range(first, first + count, _SERVICES_IN_A_FILE):
         slices = [
-            endpoint_slice(
-                index,
-                [endpoint_address(index * endpoints + each) for each in range(endpoints)],
-                protocol,
-            )
-            for index in range(first, min(first + _SLICES_IN_A_FILE, count))
+            each
+            for index in range(start, min(start + _SERVICES_IN_A_FILE, first + count))
+            for each in endpoint_slices(index, addresses_of(index, endpoints), protocol)
         ]
-        manifests.write(folder / f"slices-{first}.json", manifests.listed(slices))
+        manifests.write(folder / f"slices-{start}.json", manifests.listed(slices))
 
 
 def require_node_ports(count: int) -> None:

@@ -187,30 +187,53 @@ def flows_command(held: int, seconds: float, rounds: int, small: int, modes: lis
     _fail_where_any(results, flows.FAILURES)
 
 
-@_bench("sync", "Start time, change time and memory of the agent", minutes=1)
+@_bench("sync", "Start time, change time and memory of the agent", minutes=3)
 @options.count("--services", 10_000, "Services in the cluster.")
 @options.endpoints
-@options.count("--changes", 50, "Endpoint changes in each round.")
+@options.count("--changes", 50, "Endpoint changes in each round, spread over three sync periods.")
+@options.seconds("--sync-period", 10.0, "The agent's --sync-period, in seconds.", 1.0)
+@click.option(
+    "--affinity",
+    type=click.IntRange(0, 100),
+    default=0,
+    show_default=True,
+    help="Services with session affinity, in percent.",
+)
 @options.rounds(3)
+@options.objects
 @options.compared
 @options.output
 def sync_command(
-    services: int, endpoints: int, changes: int, rounds: int, modes: list[str], output: str
+    services: int,
+    endpoints: int,
+    changes: int,
+    sync_period: float,
+    affinity: int,
+    rounds: int,
+    source: str,
+    modes: list[str],
+    output: str,
 ) -> None:
-    """Measure the time until the kernel is programmed, and the agent's memory.
+    """Measure the time until the kernel is programmed, and the agent's memory over three sync periods.
 
     \b
+    healthz_s             from the agent's start until /healthz answers
     first_sync_s          from the agent's start to its first sync
     first_answer_s        from the agent's start to the first answer of the last Service
     restart_sync_s        as first_sync_s, after a restart: the kernel is already programmed
     change_ms             from the change of one endpoint to the first answer that shows it
     agent_latency_ms      from the agent's receipt of a change to the kernel, by its log
     agent_duration_ms     of that, the sync alone
-    rss_mb, peak_rss_mb   memory of the agent, without the tools that it starts
+    stall_ms              the longest time for which the control thread read no events; 0 if
+                          it was below 5 ms
+    rss_first_mb          memory of the agent after the first sync, without the tools that it starts
+    rss_mb, peak_rss_mb   the same after the changes and three sync periods; the peak
 
-    Changes come one by one, and the agent applies each at once (--iptables-min-sync-period=0s).
+    Changes come one by one, and the agent applies each at once (--iptables-min-sync-period=0s). In each
+    sync period the agent compares the kernel with what it wrote. The compiled programs of mode ebpf exist,
+    as in the image.
     """
-    size = sync.Size(services, endpoints, changes, rounds)
+    size = sync.Size(services, endpoints, changes, rounds, sync_period, affinity, source)
     _show("sync", sync.run(size, modes, _progress), output)
 
 
@@ -223,7 +246,10 @@ def sync_command(
     help="New connections of all clients together. 0: as many as fit into --seconds.",
 )
 @options.seconds("--seconds", 300.0, "Longest time of a run, in seconds. 0: no limit.")
-@options.seconds("--flap-ms", 10.0, "Milliseconds between two changes of endpoints.")
+@options.seconds("--flap-ms", 10.0, "Milliseconds between two changes of endpoints of the clients' Service.")
+@options.count("--services", 1, "Services in the cluster. Clients use one of them.")
+@options.count("--endpoints", 10, "Endpoints of each of the others.")
+@options.seconds("--changes", 0.0, "Endpoint changes of the others per second. Up to 100 take turns.")
 @options.seconds("--rate", 0.0, "New connections per second and client. 0: as many as possible.")
 @options.seconds("--crash-s", 0.0, "Kill and restart the agent every so many seconds. 0: never.")
 @click.option("--replace", is_flag=True, help="With --crash-s: load new programs and maps at each restart.")
@@ -232,18 +258,23 @@ def sync_command(
 )
 @click.option("--move-s", type=click.FloatRange(0.0), default=0.0, hidden=True)  # previous name, until 0.3
 @options.clients
+@options.objects
 @options.in_sequence
 @options.output
 def churn_command(
     connects: int,
     seconds: float,
     flap_ms: float,
+    services: int,
+    endpoints: int,
+    changes: float,
     rate: float,
     crash_s: float,
     replace: bool,
     switch_s: float,
     move_s: float,
     clients: list[str],
+    source: str,
     modes: list[str],
     output: str,
 ) -> None:
@@ -254,15 +285,23 @@ def churn_command(
     established_failed  connections that are open during the complete run
     download_failed     downloads during the complete run: each must deliver every
                         byte, and end as the server ends it
+    leaked_...          entries of the maps of Services that remain after the run
+    lag_ms              with --changes: from the agent's receipt of a change to the
+                        kernel, by its log
+    agent_cores         CPU of the agent; _without_manifests: without the thread that
+                        reads the folder of manifests
+    rss_begin_mb, rss_middle_mb, rss_end_mb
+                        memory of the agent; also its descriptors and threads
 
-    The column n has the number of connections. The exit code is 1 if any connection failed.
+    The last three groups need an agent that is not killed. The column n has the number of connections. The
+    exit code is 1 if any connection failed or an entry leaked.
     """
-    size = churn.Size(connects, seconds, flap_ms, rate)
+    size = churn.Size(connects, seconds, flap_ms, rate, services, endpoints, changes, source)
     results = list(
         churn.run(size, FaultSchedule(crash_s, replace, switch_s or move_s), modes, _progress, clients)
     )
     _show("churn", results, output)
-    _fail_where_any(results, churn.FAILURES)
+    _fail_where_any(results, (*churn.FAILURES, *churn.LEAKS))
 
 
 def _progress(text: str) -> None:

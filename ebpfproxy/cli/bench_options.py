@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ebpfproxy.bench import churn, modes
+from ebpfproxy.bench import churn, modes, source
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,6 +80,13 @@ def megabytes(default: int = 256) -> Callable[[F], F]:
 
 
 endpoints = count("--endpoints", 10, "Endpoints of each Service.")
+objects = click.option(
+    "--source",
+    type=click.Choice(source.NAMES),
+    default=source.MANIFESTS,
+    show_default=True,
+    help="Where the agent gets objects from: a folder of manifests, or an API server in the testbed.",
+)
 compared = click.option(
     "--modes",
     "modes",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from ebpfproxy.backends import selection
-from ebpfproxy.bench import churn, connect, crossing, flows, nodeport, overhead, packet, report, sync
+from ebpfproxy.bench import churn, connect, crossing, flows, nodeport, overhead, packet, report, source, sync
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result
@@ -107,13 +107,30 @@ def test_overhead_is_measured_in_every_mode_on_every_path(modes: list[str]) -> N
 
 
 def test_starts_and_changes_are_measured_in_every_mode(modes: list[str]) -> None:
-    found = by_key(sync.run(sync.Size(10, 2, 3, 1), modes, silent))
+    found = by_key(sync.run(sync.Size(10, 2, 3, 1, sync_period=1.0), modes, silent))
     for mode in modes:
         assert found[mode, "clusterip", "change_ms"].n == 3
         assert found[mode, "", "agent_latency_ms"].n >= 3
-        for metric in ("first_sync_s", "restart_sync_s", "rss_mb", "peak_rss_mb"):
+        assert found[mode, "", "stall_ms"].n == 1
+        for metric in (
+            "healthz_s",
+            "first_sync_s",
+            "restart_sync_s",
+            "rss_first_mb",
+            "rss_mb",
+            "peak_rss_mb",
+        ):
             assert found[mode, "", metric].p50 > 0
+        assert found[mode, "", "healthz_s"].p50 < found[mode, "", "first_sync_s"].p50
         assert found[mode, "clusterip", "first_answer_s"].p50 > 0
+
+
+def test_changes_at_an_api_server_are_measured_with_session_affinity() -> None:
+    size = sync.Size(10, 2, 3, 1, sync_period=1.0, affinity=50, source=source.API)
+    found = by_key(sync.run(size, ["ebpf", "nftables"], silent))
+    for mode in ("ebpf", "nftables"):
+        assert found[mode, "clusterip", "change_ms"].n == 3
+        assert found[mode, "", "restart_sync_s"].p50 > 0
 
 
 def test_flows_are_measured_in_every_mode_without_losses(modes: list[str]) -> None:
@@ -143,7 +160,7 @@ def test_no_external_connection_fails_while_agents_are_killed() -> None:
     size = churn.Size(0, 2.0, 10.0)
     found = by_key(churn.run(size, FaultSchedule(crash_s=0.5), ["ebpf"], silent, ["outside"]))
     assert found["ebpf", "nodeport", "crashes"].p50 >= 1
-    for metric in churn.FAILURES:
+    for metric in (*churn.FAILURES, *churn.LEAKS):
         assert found["ebpf", "nodeport", metric].p50 == 0
 
 
@@ -166,6 +183,31 @@ def test_modes_without_switches_have_one_churn_each() -> None:
     )
     for mode in ("nftables", "iptables"):
         assert found[mode, "clusterip", "connects_failed"].n >= 200
+
+
+@pytest.mark.parametrize("where", source.NAMES)
+def test_changes_of_other_services_have_a_lag_and_leave_nothing_behind(where: str) -> None:
+    size = churn.Size(0, 5.0, 50.0, rate=20.0, services=120, endpoints=3, changes=100.0, source=where)
+    found = by_key(churn.run(size, FaultSchedule(), ["ebpf"], silent, ["pod"]))
+    assert 50 < found["ebpf", "", "changes_per_s"].p50 <= 100
+    lag = found["ebpf", "", "lag_ms"]
+    assert lag.n > 50
+    assert 0 < lag.p50 <= lag.p99
+    cores, without = (
+        found["ebpf", "", metric].p50 for metric in ("agent_cores", "agent_cores_without_manifests")
+    )
+    assert 0 < without < cores if where == source.MANIFESTS else without == cores > 0
+    assert found["ebpf", "", "rss_begin_mb"].p50 > 0
+    assert found["ebpf", "", "descriptors_end"].p50 > 0
+    for metric in (*churn.FAILURES, *churn.LEAKS):
+        assert found["ebpf", "clusterip", metric].p50 == 0
+
+
+def test_lag_of_changes_is_measured_in_a_mode_without_bpf_maps() -> None:
+    size = churn.Size(0, 3.0, 50.0, rate=20.0, services=20, endpoints=3, changes=20.0, source=source.API)
+    found = by_key(churn.run(size, FaultSchedule(), ["nftables"], silent, ["pod"]))
+    assert found["nftables", "", "lag_ms"].n > 10
+    assert ("nftables", "clusterip", "leaked_slots") not in found
 
 
 def test_clients_keep_to_the_given_connection_rate() -> None:

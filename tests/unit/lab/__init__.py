@@ -1,0 +1,1 @@
+"""The parts of the lab that need no kernel."""
