@@ -135,6 +135,11 @@ floods: $(STAMP)  ## floods of 400 000 SYNs and datagrams, in all modes, with ta
 differential: $(STAMP)  ## 500 new random histories of Services through all backends side by side: half an hour
 	$(PYTHON) -m pytest -q --timeout=0 --histories=500 --log-level=ERROR tests/kernel/differential
 
+.PHONY: faults
+faults: $(STAMP)  ## 10 000 failing calls into the kernel and 500 kills, and 2500 faults of the API server: ten minutes
+	@seed=$${SEED:-$$(date +%s)}; echo "repeat with: make faults SEED=$$seed"; \
+	$(PYTHON) -m pytest -q -s --timeout=0 --faults=2500 --kills=125 --faults-seed=$$seed tests/faults
+
 .PHONY: soak
 soak: $(STAMP)  ## a million connections while endpoints come and go, agents are killed, the API server is away
 	$(CLI) bench churn --seconds=0 --crash-s=15
