@@ -136,6 +136,11 @@ floods: $(STAMP)  ## floods of 400 000 SYNs and datagrams, in all modes, with ta
 differential: $(STAMP)  ## 500 new random histories of Services through all backends side by side: half an hour
 	$(PYTHON) -m pytest -q --timeout=0 --histories=500 --log-level=ERROR tests/kernel/differential
 
+.PHONY: faults
+faults: $(STAMP)  ## 10 000 failing calls into the kernel and 500 kills, and 2500 faults of the API server: ten minutes
+	@seed=$${SEED:-$$(date +%s)}; echo "repeat with: make faults SEED=$$seed"; \
+	$(PYTHON) -m pytest -q -s --timeout=0 --faults=2500 --kills=125 --faults-seed=$$seed tests/faults
+
 .PHONY: soak
 soak: $(STAMP)  ## an hour of changes, and a million connections while agents are killed, the API server is away
 	$(CLI) bench churn --connects=0 --seconds=$(SOAK_SECONDS) --rate=50 --services=10000 --changes=100 --source=api

@@ -87,6 +87,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the backends, as named by SUBJECTS in tests/kernel/differential; default: all",
     )
     parser.addoption(
+        "--faults",
+        type=int,
+        default=120,
+        metavar="N",
+        help="number of failing calls in each mode (make faults: 2500), and of faults of the API server",
+    )
+    parser.addoption(
+        "--kills",
+        type=int,
+        default=6,
+        metavar="N",
+        help="number of kills in each mode (make faults: 125)",
+    )
+    parser.addoption(
+        "--faults-seconds",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="end the faults of each mode after this time",
+    )
+    parser.addoption(
+        "--faults-seed",
+        default="",
+        metavar="SEED",
+        help="repeat the faults of a run, which printed its seed; default: those of make test",
+    )
+    parser.addoption(
         "--image",
         action="store_true",
         help="also build the image and run the tests of the DaemonSet's pod with it (make test-image)",

@@ -37,8 +37,12 @@ class ActiveMode:
         return self.mode.name
 
     def open(self) -> None:
-        """Open the backend. Raises KernelError."""
-        self._parts.backend.open()
+        """Open the backend. Raises KernelError; nothing of the backend is then open."""
+        try:
+            self._parts.backend.open()
+        except BaseException:
+            self._parts.backend.close()
+            raise
         self._opened = True
         if self._parts.sync_hooks:
             self._parts.sync_hooks.opened()

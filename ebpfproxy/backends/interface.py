@@ -47,7 +47,7 @@ class Backend(Protocol[K, E]):
       yet another value. It takes a few milliseconds at any size, so it is called every 2 s. If it changed
       although the agent wrote nothing, everything is read and compared. It may change without need, and it
       need not notice counters.
-    - `close` closes file descriptors. Traffic continues.
+    - `close` closes file descriptors, also those of an `open` that failed. Traffic continues.
     """
 
     name: str

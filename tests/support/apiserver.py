@@ -339,6 +339,11 @@ class ApiServer:
         with self._changed:
             self._failures.append(_Failure(times, status, dict(headers or {}), match))
 
+    def fail_nothing(self) -> None:
+        """End all failures of `fail`."""
+        with self._changed:
+            self._failures.clear()
+
     def expire_continue_tokens(self) -> None:
         with self._changed:
             self._snapshots.clear()

@@ -29,7 +29,7 @@ from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts as FlowTimeouts
 from ebpfproxy.backends.ebpf.inspect.counters import Readings
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes, shapes
 from ebpfproxy.backends.ebpf.migration.migrate import Migration
-from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf.pins import Pins, converted
 from ebpfproxy.backends.ebpf.programs import Programs, first_needed, pinned_classifiers
 from ebpfproxy.backends.ebpf.services.node_entry import NodeEntry
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
@@ -145,7 +145,13 @@ class EbpfBackend:
 
         After a failure nothing stays open, and `open` may be called again.
         """
-        root = self._settings.bpffs_root
+        with self._converted():
+            self._open_locked(self._settings.bpffs_root)
+
+    def _converted(self) -> contextlib.AbstractContextManager[None]:
+        return converted(self._settings.bpffs_root)
+
+    def _open_locked(self, root: Path) -> None:
         if mounts.ensure_bpffs(root):
             _warn_of_private_mount(root, self._settings.proc_root)
         lock = FolderLock(root, _PATIENCE)
@@ -236,24 +242,27 @@ class EbpfBackend:
 
         Raises KernelError if that fails. The next call retries.
         """
-        if self._opened and not self._programs.is_pinned():
-            log.warning(PINS_REMOVED, root=self._settings.bpffs_root)
-            self._clsacts |= self._devices.clsacts()
-            self.close()
-        if not self._opened:
-            self.open()
-        self._attached.reading()
-        self._node.repair()
-        found = self._read_node()
-        found.update(self._table.read().items())
-        return found
+        with self._converted():
+            if self._opened and not self._programs.is_pinned():
+                log.warning(PINS_REMOVED, root=self._settings.bpffs_root)
+                self._clsacts |= self._devices.clsacts()
+                self.close()
+            if not self._opened:
+                self.open()
+            self._attached.reading()
+            self._node.repair()
+            found = self._read_node()
+            found.update(self._table.read().items())
+            return found
 
     def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
         """The networks, devices and hooks are one step, which takes as long as `generation`."""
         if not self._opened:
             yield False
             return
-        yield self._holds_node(expected)
+        with self._converted():
+            is_right = self._holds_node(expected)
+        yield is_right
         yield from self._table.check()
 
     def _holds_node(self, expected: Mapping[Key, Entry]) -> bool:
@@ -281,6 +290,10 @@ class EbpfBackend:
         service. Hooks, devices and networks are dropped last, in this order, when their replacements are in
         force.
         """
+        with self._converted():
+            return self._apply_all(delta)
+
+    def _apply_all(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         changed = [key for keys in (delta.puts, delta.drops) for key in keys]
         services_only = all(isinstance(key, ServicePortKey) for key in changed)
         devices = frozenset(key.ifindex for key in changed if isinstance(key, DeviceKey))
@@ -315,6 +328,10 @@ class EbpfBackend:
 
         It is cheap if there is nothing to do. Raises KernelError.
         """
+        with self._converted():
+            self._grow_flows()
+
+    def _grow_flows(self) -> None:
         if self._opened and self._settled and self._programs.is_pinned():
             established = self._maps["established_flows"]
             attached = self._grow(
@@ -458,7 +475,8 @@ class EbpfBackend:
         after_services = self._services_applied
         self._services_applied = False
         if not after_services:
-            self._generation = self._attached.value()
+            with self._converted():
+                self._generation = self._attached.value()
         return self._generation
 
     def _attachments(self) -> "_Attachments":

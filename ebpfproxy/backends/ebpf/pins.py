@@ -12,6 +12,7 @@ v2-<digest> with both maps and programs. This version recognizes, replaces and r
 dots, since bpffs does not allow them.
 """
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Iterator
@@ -27,6 +28,15 @@ _PARTIAL = "_partial"  # the compiler's suffix of a folder that is not complete
 def is_versioned(folder: Path) -> bool:
     """Whether the pins of its maps have the shape in their names. In version 0.1 they have not."""
     return folder.name.startswith(_PROGRAMS)
+
+
+@contextlib.contextmanager
+def converted(root: Path) -> Iterator[None]:
+    """Convert an error of a file operation on pins below `root` to Rejected. Usually memory is missing."""
+    try:
+        yield
+    except OSError as failure:
+        raise Rejected(f"cannot access {failure.filename or root}: {failure.strerror}") from failure
 
 
 class Pins:
@@ -84,19 +94,20 @@ class Pins:
         """
         try:
             return self.root / self.current.readlink()
-        except PermissionError as failure:
-            raise Rejected(f"cannot access {self.root}: {failure.strerror}", "run as root") from failure
-        except OSError as failure:
+        except (FileNotFoundError, NotADirectoryError) as failure:
             raise NotFound(
                 f"no maps of mode ebpf in {self.root}",
                 "check --bpffs-root, and the agent's mode: curl localhost:10249/proxyMode",
             ) from failure
+        except OSError as failure:
+            hint = "run as root" if isinstance(failure, PermissionError) else ""
+            raise Rejected(f"cannot access {self.root}: {failure.strerror}", hint) from failure
 
     def in_force(self) -> Path | None:
-        """Like `hooked_in`, but None if there is no such folder."""
+        """Like `hooked_in`, but None if there is no such folder. Raises Rejected."""
         try:
             folder = self.hooked_in()
-        except (NotFound, Rejected):
+        except NotFound:
             return None
         return folder if folder.is_dir() else None
 

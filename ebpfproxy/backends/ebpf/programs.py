@@ -100,8 +100,15 @@ class Programs:
             load_and_pin(file, at_once, self._numbers, links, self.directory, TAIL_CALLS)
             log.info(LOADED, programs=len(at_once), folder=self.directory.name)
         self._names.update(name for name in ON_DEMAND if (self.directory / name).exists())
-        self._programs = {name: Program.pinned(self.directory / name) for name in self._names}
-        self._ids = {name: program.id for name, program in self._programs.items()}
+        self._programs: dict[str, Program] = {}
+        self._ids: dict[str, int] = {}
+        try:
+            for name in self._names:
+                self._programs[name] = Program.pinned(self.directory / name)
+                self._ids[name] = self._programs[name].id
+        except KernelError:
+            self.close()
+            raise
         self._links: bool | None = None
 
     def classifier(self, name: str) -> Program:

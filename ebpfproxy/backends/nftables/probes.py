@@ -35,6 +35,7 @@ from ebpfproxy.linux.nft.statements import (
 from ebpfproxy.model.address import Family
 
 _NAME = "ebpfproxy-probe"
+_TEMPORARY = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR})
 _REMEDY = "modprobe nf_tables; requires CONFIG_NF_TABLES"
 
 
@@ -109,7 +110,10 @@ def _nat_chains() -> Finding:
 
 
 def serves(session: Session, family: Family) -> Finding:
-    """Return whether one family can be served. Raises KernelError if nftables cannot be changed at all."""
+    """Return whether one family can be served.
+
+    Raises KernelError if nftables cannot be changed at all, or if memory is missing.
+    """
     table = Table(nft_family(family), _NAME)
     parts = _PARTS[table.family]
     operations = list(_operations(table))
@@ -118,8 +122,10 @@ def serves(session: Session, family: Family) -> Finding:
     rejections = session.attempt([operation for _, operation in operations])
     if not rejections:
         return Finding(feature)
-    missing = sorted({owners[each.position] for each in rejections})
     number = rejections[0].errno
+    if number in _TEMPORARY:
+        raise nft.failure(f"cannot try {feature}", number, rejections[0].reason)
+    missing = sorted({owners[each.position] for each in rejections})
     if missing[0] < 0:
         reason = f"no tables of this family: {os.strerror(number)}"
         return Finding(feature, number, reason, f"use a kernel with CONFIG_NF_TABLES_{family.value.upper()}")

@@ -145,7 +145,11 @@ def _pinned_fd(path: Path, kind: str) -> int:
         if errno_of(failure) == errno.EACCES:  # because of the path's permissions, not of a capability
             failure.hint = "run as root"
         raise
-    found = str(Path(f"/proc/self/fd/{fd}").readlink())  # "anon_inode:bpf-map", "anon_inode:bpf_link"
+    try:
+        found = str(Path(f"/proc/self/fd/{fd}").readlink())  # "anon_inode:bpf-map", "anon_inode:bpf_link"
+    except OSError as failure:
+        os.close(fd)
+        raise error(failure.errno or 0, f"cannot describe {path}") from failure
     if not found.endswith(kind):
         os.close(fd)
         raise Rejected(f"{path} is not a {kind} but {found}")
@@ -157,7 +161,11 @@ class Map(_Object):
 
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(fd, name)
-        *numbers, text = struct.unpack_from("=IIIIII16s", self.facts(40))
+        try:
+            *numbers, text = struct.unpack_from("=IIIIII16s", self.facts(40))
+        except KernelError:
+            self.close()
+            raise
         self.shape = MapFacts._make((*numbers, text.rstrip(b"\0").decode()))
         self._stride = self.shape.value_size
         if self.shape.type in PERCPU_TYPES:

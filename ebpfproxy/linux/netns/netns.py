@@ -60,7 +60,7 @@ def create(name: str) -> None:
         os.close(os.open(path(name), os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0))
     except OSError as error:
         raise _failure(f"create network namespace {name}", error.errno or 0) from None
-    previous = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    previous = _open_own()
     try:
         _check("create a network namespace", _libc.unshare(_CLONE_NEWNET))
         try:
@@ -105,7 +105,7 @@ def entered(namespace_path: Path) -> Iterator[None]:
     except OSError as error:
         raise _failure(f"open network namespace {namespace_path}", error.errno or 0) from None
     try:
-        previous = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        previous = _open_own()
         try:
             enter(target)
             yield
@@ -122,7 +122,7 @@ def throw_away() -> Iterator[None]:
 
     Raises Rejected without CAP_SYS_ADMIN, Unsupported if the kernel has no network namespaces.
     """
-    previous = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    previous = _open_own()
     try:
         _check("create a network namespace", _libc.unshare(_CLONE_NEWNET))
         try:
@@ -165,6 +165,14 @@ def _share_folder() -> None:
         raise _failure(f"mount {FOLDER}", ctypes.get_errno())
     _check(f"mount {FOLDER}", _libc.mount(folder, folder, b"none", _MS_BIND | _MS_REC, None))
     _check(f"mount {FOLDER}", _libc.mount(b"", folder, b"none", _MS_SHARED | _MS_REC, None))
+
+
+def _open_own() -> int:
+    """A file descriptor of the calling thread's network namespace."""
+    try:
+        return os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _failure("open the thread's network namespace", error.errno or 0) from None
 
 
 def _check(action: str, result: int) -> None:

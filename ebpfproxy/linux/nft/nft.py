@@ -62,6 +62,7 @@ class Session:
             self._socket.setsockopt(netlink.SOL_NETLINK, _NETLINK_CAP_ACK, 1)
             self._socket.setsockopt(netlink.SOL_NETLINK, _NETLINK_EXT_ACK, 1)
         self._sequence = 0
+        self._has_replies = False  # whether a request failed before all of its replies were received
         self.commits = 0
 
     def __enter__(self) -> Self:
@@ -87,8 +88,11 @@ class Session:
         if not operations:
             return []
         with _converted("cannot change nftables"):
+            self._discard()
+            self._has_replies = True
             self._send(operations)
             found = sorted(self._rejections())
+            self._has_replies = False
             if found and found[0].position < 0:
                 raise OSError(found[0].errno, found[0].reason or os.strerror(found[0].errno))
         self.commits += not found
@@ -117,16 +121,36 @@ class Session:
 
     def _rejections(self) -> Iterator[Rejection]:
         """The pending replies. The kernel replies only to rejected messages."""
+        for datagram in self._pending():
+            for each in netlink.messages(datagram):
+                (code,) = _ERROR.unpack_from(each.payload)
+                if each.kind == netlink.NLMSG_ERROR and code:
+                    details = dict(netlink.attributes(each.payload, _ERROR.size))
+                    yield Rejection(each.sequence - 1, -code, netlink.text(details.get(_REASON)))
+
+    def _discard(self) -> None:
+        """Receive the rest of the replies to a request that failed. They are no replies to the next one, and
+        the kernel rejects a dump (EBUSY) until the previous one has ended (netlink_dump_start())."""
+        while self._has_replies:
+            try:
+                for _ in self._pending():
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:  # replies were lost, which is right
+                    raise
+            else:
+                self._has_replies = False
+
+    def _pending(self) -> Iterator[bytes]:
+        """The datagrams that have arrived. A dump continues as they are received."""
         self._socket.settimeout(0)
-        with contextlib.suppress(BlockingIOError):
+        try:
             while True:
-                datagram = self._socket.recv(netlink.RECEIVE_BYTES)
-                for each in netlink.messages(datagram):
-                    (code,) = _ERROR.unpack_from(each.payload)
-                    if each.kind == netlink.NLMSG_ERROR and code:
-                        details = dict(netlink.attributes(each.payload, _ERROR.size))
-                        yield Rejection(each.sequence - 1, -code, netlink.text(details.get(_REASON)))
-        self._socket.settimeout(netlink.ANSWER_SECONDS)
+                yield self._socket.recv(netlink.RECEIVE_BYTES)
+        except BlockingIOError:
+            pass
+        finally:
+            self._socket.settimeout(netlink.ANSWER_SECONDS)
 
     # --- reading ---
 
@@ -184,6 +208,8 @@ class Session:
 
     def _payloads(self, kind: Kind, body: bytes, flags: int) -> list[bytes] | None:
         """The payloads of the reply; None if the kernel reports that a dump is inconsistent."""
+        self._discard()
+        self._has_replies = True
         self._sequence += 1
         request = netlink.message(SUBSYSTEM | kind, NLM_F_REQUEST | flags, self._sequence, body)
         self._socket.sendto(request, (0, 0))
@@ -191,11 +217,10 @@ class Session:
         interrupted = False
         while True:
             for each in netlink.messages(self._socket.recv(netlink.RECEIVE_BYTES)):
-                if each.sequence != self._sequence:  # left from a failed dump
-                    continue
                 interrupted = interrupted or bool(each.flags & NLM_F_DUMP_INTR)
                 if each.kind in (netlink.NLMSG_ERROR, netlink.NLMSG_DONE):
                     (code,) = _CODE.unpack_from(each.payload)
+                    self._has_replies = False
                     if code:
                         raise OSError(-code, os.strerror(-code))
                     return None if interrupted else payloads

@@ -7,6 +7,7 @@ Sources: iptables-save(8), iptables-restore(8), xtables-legacy(8), xtables-nft(8
 """
 
 import enum
+import errno
 import functools
 import os
 import re
@@ -32,6 +33,9 @@ _FOLDERS = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/s
 _SCRIPT = ("--noflush",)
 _NO_CHAIN = 1
 """The exit status of a tool if the chain does not exist. Other statuses are failures."""
+_RESOURCE_PROBLEM = 4
+"""The exit status of a tool that lacks memory or a lock (enum xtables_exittype of iptables)."""
+_NOT_EXECUTABLE = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.EPERM})
 _LOCKED = "xtables lock"
 _PERMISSION = re.compile(r"Permission denied|you must be root|Operation not permitted")
 _NO_TABLE = re.compile(r"unable to initialize table|can't initialize ip6?tables table")
@@ -115,16 +119,25 @@ class Iptables:
             raise self._failure("cannot restore", done)
 
     def has_random_fully(self) -> bool:
-        """Whether MASQUERADE supports --random-fully (since iptables 1.6.2)."""
-        return "--random-fully" in _run((self._stem, "-j", "MASQUERADE", "--help")).output
+        """Whether MASQUERADE supports --random-fully (since iptables 1.6.2). Raises KernelError."""
+        done = _run((self._stem, "-j", "MASQUERADE", "--help"))
+        if done.code:
+            raise self._failure("cannot show the options of MASQUERADE", done)
+        return "--random-fully" in done.output
 
     @functools.cached_property
     def _wait_arguments(self) -> tuple[str, ...] | None:
-        """The arguments with which iptables-restore waits for the lock; None before 1.6.2, which has none."""
+        """The arguments with which iptables-restore waits for the lock; None before 1.6.2, which has none.
+
+        Raises KernelError.
+        """
         patience = ("-w", str(LOCK_PATIENCE))
         for options in ((*patience, "-W", "100000"), patience):  # since 1.8.8 the second has no effect
-            if not _run((f"{self._stem}-restore", *_SCRIPT, *options)).code:
+            done = _run((f"{self._stem}-restore", *_SCRIPT, *options))
+            if not done.code:
                 return options
+            if _is_temporary(done):  # the tool may have the option
+                raise self._failure("cannot restore", done)
         return None
 
     def _failure(self, action: str, done: "_Done") -> KernelError:
@@ -144,7 +157,7 @@ class Iptables:
 def find(family: Family, tool_backend: ToolBackend) -> Iptables:
     """The tools of an iptables backend: those with its name, else those that report it as their backend.
 
-    Raises Unsupported.
+    Raises Unsupported if they are not installed, KernelError if they cannot run at the moment.
     """
     stem = _STEMS[family]
     for name in (f"{stem}-{tool_backend}", stem):
@@ -213,7 +226,8 @@ def _run(command: Sequence[str], text: str = "") -> _Done:
     except subprocess.TimeoutExpired as failure:
         raise KernelError(f"{command[0]} timed out after {TIMEOUT:.0f} s and was killed") from failure
     except OSError as failure:
-        raise Unsupported(f"cannot start {command[0]}: {failure.strerror}") from failure
+        kind = Unsupported if failure.errno in _NOT_EXECUTABLE else Rejected
+        raise kind(f"cannot start {command[0]}: {failure.strerror}") from failure
     return _Done(done.returncode, _decoded(done.stdout), _decoded(done.stderr))
 
 
@@ -232,18 +246,25 @@ class _Reported(NamedTuple):
 def _reported(name: str) -> _Reported | None:
     """The version and backend that a tool reports; None if one of the three tools is missing.
 
-    Before 1.8 only the legacy backend existed.
+    Before 1.8 only the legacy backend existed. Raises KernelError if the tool cannot run at the moment.
     """
     path = shutil.which(name, path=_FOLDERS)
     if not path or not all(shutil.which(f"{path}-{action}") for action in ("save", "restore")):
         return None
     done = _run((path, "--version"))
+    if _is_temporary(done):
+        raise KernelError(f"cannot get the version of {path}: {_reason(done)}")
     found = _VERSION.search(done.output)
     if done.code or not found:
         return None
     return _Reported(
         path, found["number"], ToolBackend.NFT if found["backend"] == "nf_tables" else ToolBackend.LEGACY
     )
+
+
+def _is_temporary(done: _Done) -> bool:
+    """Whether a tool failed for a reason that may be gone at the next run: a signal, or missing memory."""
+    return done.code < 0 or done.code == _RESOURCE_PROBLEM
 
 
 def _reason(done: _Done) -> str:

@@ -49,3 +49,12 @@ def test_a_machine_without_a_known_system_call_number_is_unsupported(monkeypatch
     monkeypatch.setattr("platform.machine", lambda: "pdp11")
     with pytest.raises(Unsupported, match="pdp11"):
         bpf.bpf(bpf.MAP_LOOKUP_ELEM, bytes(32), "x")
+
+
+def test_a_map_that_cannot_be_described_is_closed() -> None:
+    """Found by fault injection: each failed attempt to open the maps left a file descriptor open."""
+    opened = os.open("/dev/null", os.O_RDONLY)
+    with pytest.raises(KernelError):
+        bpf.Map(opened, "no map")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened)

@@ -1,10 +1,13 @@
 """Which tools of iptables are found, and how their output is handled, with scripts in their place."""
 
+import errno
 import fcntl
 import os
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -133,7 +136,7 @@ def test_rejected_lines_are_found_in_the_messages(errors: str, lines: dict[int, 
 
 
 def test_a_rejection_contains_the_line_number_and_its_text(install: Install) -> None:
-    install("iptables", NFT, restore="cat >/dev/null; echo 'line 2: no' >&2; exit 4")
+    install("iptables", NFT, restore="grep -q . || exit 0; echo 'line 2: no' >&2; exit 4")
     with pytest.raises(LinesRejected, match="iptables-nft rejected line 2, :ONE - : no"):
         iptables.find(V4, ToolBackend.NFT).restore("*nat\n:ONE - \nCOMMIT\n")
 
@@ -171,6 +174,45 @@ def test_a_tool_gets_the_wait_arguments_that_it_supports(
 ) -> None:
     install("iptables", LEGACY, restore=restore)
     assert iptables.find(V4, ToolBackend.LEGACY)._wait_arguments == options
+
+
+@pytest.mark.parametrize("failure", ["exit 4", "kill -KILL $$"])
+def test_a_tool_without_memory_is_not_taken_for_one_without_wait_arguments(
+    failure: str, install: Install, tmp_path: Path
+) -> None:
+    """Found by fault injection: the agent then held the lock for which a current tool waited, so that every
+    sync failed until the agent was restarted."""
+    once = tmp_path / "once"
+    once.touch()
+    install("iptables", LEGACY, restore=f"{ANY_WAIT}; if [ -e {once} ]; then {failure}; fi")
+    tool = iptables.find(V4, ToolBackend.LEGACY)
+    with pytest.raises(KernelError):
+        tool.restore("")
+    once.unlink()
+    tool.restore("")
+    assert tool._wait_arguments
+
+
+def test_a_tool_that_cannot_show_its_version_at_the_moment_is_not_missing(install: Install) -> None:
+    """Found by fault injection: the family was not served until the agent was restarted."""
+    install("iptables", "'; exit 4; '")
+    with pytest.raises(KernelError) as failure:
+        iptables.find(V4, ToolBackend.LEGACY)
+    assert not isinstance(failure.value, Unsupported)
+
+
+def test_a_tool_that_cannot_start_at_the_moment_is_not_missing(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("iptables", LEGACY)
+    tool = iptables.find(V4, ToolBackend.LEGACY)
+
+    def fails(*_: object, **__: object) -> NoReturn:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "run", fails)
+    with pytest.raises(Rejected, match="cannot start"):
+        tool.save()
 
 
 def test_the_lock_is_held_for_a_tool_that_takes_none(

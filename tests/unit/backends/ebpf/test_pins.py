@@ -1,8 +1,13 @@
 """Which folders of programs are there, which of them ever had programs attached, and which maps they use."""
 
+import errno
 from pathlib import Path
+from typing import NoReturn
 
-from ebpfproxy.backends.ebpf.pins import Pins
+import pytest
+
+from ebpfproxy.backends.ebpf.pins import Pins, converted
+from ebpfproxy.errors import Rejected
 
 
 def make(root: Path, *folders: str) -> Pins:
@@ -68,3 +73,27 @@ def test_the_folder_in_force_is_linked_and_exists(tmp_path: Path) -> None:
     assert pins.in_force() == tmp_path / "programs-a"
     pins.set_current(tmp_path / "programs-b")
     assert pins.in_force() is None
+
+
+def test_pins_that_cannot_be_read_at_the_moment_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by fault injection: without the previous version, its flows would not be migrated."""
+    pins = make(tmp_path, "programs-a")
+    pins.set_current(tmp_path / "programs-a")
+
+    def fails(path: Path) -> NoReturn:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(Path, "readlink", fails)
+    with pytest.raises(Rejected, match="Cannot allocate memory"):
+        pins.in_force()
+
+
+def test_a_failed_file_operation_on_pins_is_an_error_that_names_the_pin(tmp_path: Path) -> None:
+    """Found by fault injection: it ended the agent."""
+    with (
+        pytest.raises(Rejected, match="cannot access /bpf/links: Cannot allocate memory"),
+        converted(tmp_path),
+    ):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory", "/bpf/links")
