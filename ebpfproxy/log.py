@@ -26,6 +26,8 @@ UNEXPECTED_ERROR = "Unexpected error"
 DEBUG_VERBOSITY = 4
 """The verbosity (klog's -v) from which on lines of level debug are logged."""
 
+_HANDLER = "ebpfproxy"
+
 
 def _quoted(value: object) -> str:
     """Return a value as one word: as a JSON string if it has blanks, quotes, `=` or unprintable characters.
@@ -102,10 +104,16 @@ def set_up(verbosity: int, style: str) -> None:
     """Log to standard error. `verbosity` is klog's: 4 and more is debug. `style` is "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if style == "json" else _Text())
+    handler.set_name(_HANDLER)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("ebpfproxy").setLevel(logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.INFO)
+
+
+def is_set_up() -> bool:
+    """Return whether `set_up` was called, so that standard error has log lines."""
+    return any(handler.get_name() == _HANDLER for handler in logging.getLogger().handlers)
 
 
 def capture() -> None:

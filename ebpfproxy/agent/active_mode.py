@@ -1,6 +1,6 @@
 """A mode in use: its backend, the reconciler that keeps the backend in sync, and its sync hooks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ebpfproxy.agent.reconciler import Reconciler, SyncResult
@@ -8,7 +8,7 @@ from ebpfproxy.backends.mode import Callbacks, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic, SyncCounts
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.service_plan import NodePlan
 
@@ -120,6 +120,10 @@ class ActiveMode:
     def traffic(self) -> list[ServiceTraffic]:
         """Return the traffic of each ServicePort. Empty if the mode is not open."""
         return self._parts.traffic() if self._opened else []
+
+    def sync_counts(self) -> Collection[SyncCounts]:
+        """Return what only this mode counts in its syncs, by family. Empty if the mode is not open."""
+        return self._parts.sync_counts() if self._opened else ()
 
     def bypassed(self) -> tuple[DeviceSide, ...]:
         """Return the device sides where another program runs first, or that packets pass without the mode."""

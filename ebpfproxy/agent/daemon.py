@@ -276,7 +276,7 @@ class _Agent:
         self._oldest, self._triggers = None, []
         if self._is_first_sync:
             self._is_first_sync = False
-            self._sources.report_start()
+            self._sources.report_start(self._front.failures)
             gc.freeze()  # the plan, too, stays in use
         if self._modes.pending_config:
             self._follow(self._modes.pending_config)

@@ -10,7 +10,7 @@ from ebpfproxy.http.health_check_node_port import ServiceHealthServer
 from ebpfproxy.http.healthz import HealthServer, ProxierHealth
 from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer
 from ebpfproxy.http.server import Listener, Request, Response
-from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.counters import ServiceTraffic, SyncCounts
 from ebpfproxy.model.device import DeviceSide
 
 
@@ -26,6 +26,8 @@ class Shown(Protocol):
 
     def traffic(self) -> Collection[ServiceTraffic]: ...
 
+    def sync_counts(self) -> Collection[SyncCounts]: ...
+
     def bypassed(self) -> Collection[DeviceSide]: ...
 
 
@@ -36,7 +38,9 @@ class Front:
         self._loaded = loaded
         config = loaded.config
         self.health = ProxierHealth(config.sync_period)
-        self.metrics = Metrics(self._map_use, self._counters, self._traffic, self._bypassed)
+        self.metrics = Metrics(
+            self._map_use, self._counters, self._traffic, self._bypassed, self._sync_counts
+        )
         self.service_health = ServiceHealthServer(lambda: self.health.at(time.monotonic()).healthy)
         self._serving: Callable[[], Shown] | None = None
         self._listeners = tuple(self._make_listeners(config))
@@ -50,6 +54,11 @@ class Front:
         """Start all servers. Raises ConfigError with --bind-address-hard-fail."""
         for server in self.servers.values():
             server.start()
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Why servers could not listen at their start, by name."""
+        return {each.name: each.start_failure for each in self._listeners if each.start_failure}
 
     def show(self, serving: Callable[[], Shown]) -> None:
         """Show the mode that `serving` returns from now on."""
@@ -79,6 +88,9 @@ class Front:
 
     def _traffic(self) -> Collection[ServiceTraffic]:
         return self._serving().traffic() if self._serving else ()
+
+    def _sync_counts(self) -> Collection[SyncCounts]:
+        return self._serving().sync_counts() if self._serving else ()
 
     def _bypassed(self) -> Collection[DeviceSide]:
         return self._serving().bypassed() if self._serving else ()

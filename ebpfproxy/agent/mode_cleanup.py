@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
 
+from ebpfproxy import threads
 from ebpfproxy.backends.mode import Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Unsupported
@@ -67,7 +68,7 @@ class ModeCleanup:
         """End the thread. The next run of the agent removes what remains."""
         self._stop = True
         self._wake.set()
-        self._thread.join(_INTERVAL)
+        threads.join(self._thread, _INTERVAL)
 
     def _run(self) -> None:
         while not self._stop:

@@ -1,4 +1,4 @@
-"""Events of the Node, as kube-proxy creates them (birthCry in cmd/kube-proxy/app/server.go).
+"""Events of the Node, as kube-proxy creates them (birthCry and Run in cmd/kube-proxy/app/server.go).
 
 `kubectl describe node` shows them. An Event cannot be important: if it cannot be created, one line is logged.
 """
@@ -6,9 +6,9 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.log import Logger
@@ -32,8 +32,25 @@ class Creator(Protocol):
     def close(self) -> None: ...
 
 
-def starting(node_name: str, moment: float) -> dict[str, Any]:
-    """Return the Event for the start of the agent at the Unix time `moment`, in seconds.
+class Report(NamedTuple):
+    """What an Event of the Node says. `note` has details, "" if there are none."""
+
+    reason: str
+    note: str = ""
+
+    @property
+    def type(self) -> str:
+        return "Warning" if self.note else "Normal"
+
+
+STARTING = Report("Starting")
+
+FAILED_SERVERS = {"healthz": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}
+"""Reasons of Events, by the name of the HTTP server whose address could not be bound at the start."""
+
+
+def event(node_name: str, moment: float, report: Report) -> dict[str, Any]:
+    """Return the Event of the Node at the Unix time `moment`, in seconds.
 
     As in kube-proxy, the UID of the Node is its name: `kubectl describe node` looks for both.
     """
@@ -44,19 +61,21 @@ def starting(node_name: str, moment: float) -> dict[str, Any]:
         "eventTime": datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": _CONTROLLER,
         "reportingInstance": f"{_CONTROLLER}-{os.uname().nodename}",
-        "type": "Normal",
-        "reason": "Starting",
+        "type": report.type,
+        "reason": report.reason,
         "action": "StartKubeProxy",
+        "note": report.note,
         "regarding": {"kind": "Node", "name": node_name, "uid": node_name},
     }
 
 
-def report_start(node_name: str, session: Callable[[], Creator]) -> None:
-    """Create the Event for a start at this moment. Log a failure."""
+def create(node_name: str, session: Callable[[], Creator], reports: Sequence[Report]) -> None:
+    """Create an Event for each report, at this moment. Log a failure, and omit the rest."""
     try:
         creator = session()
         try:
-            creator.create(PATH, json.dumps(starting(node_name, time.time())).encode())
+            for report in reports:
+                creator.create(PATH, json.dumps(event(node_name, time.time(), report)).encode())
         finally:
             creator.close()
     except EbpfProxyError as failure:

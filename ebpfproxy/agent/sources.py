@@ -8,7 +8,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ebpfproxy.agent import node_events
@@ -45,12 +45,19 @@ class Sources:
         """Ask the sources to end, without waiting for them."""
         self._stop.set()
 
-    def report_start(self) -> None:
-        """Create an Event of the Node for the start of the agent, in the background."""
+    def report_start(self, failures: Mapping[str, str]) -> None:
+        """Create Events of the Node for the start of the agent, in the background.
+
+        `failures`: the reasons why HTTP servers did not start, by name.
+        """
         if self._session:
-            arguments = (self._config.node_name, self._session)
+            reports = [node_events.STARTING]
+            reports += [
+                node_events.Report(node_events.FAILED_SERVERS[name], note) for name, note in failures.items()
+            ]
+            arguments = (self._config.node_name, self._session, reports)
             threading.Thread(
-                target=node_events.report_start, args=arguments, name="node-event", daemon=True
+                target=node_events.create, args=arguments, name="node-event", daemon=True
             ).start()
 
     def put(self, event: Event) -> None:

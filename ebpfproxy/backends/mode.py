@@ -9,7 +9,7 @@ from ebpfproxy.backends.interface import Backend
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
+from ebpfproxy.model.counters import ServiceTraffic, SocketCounts, SyncCounts
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
@@ -53,6 +53,10 @@ def _no_traffic() -> list[ServiceTraffic]:
     return []
 
 
+def _no_sync_counts() -> tuple[SyncCounts, ...]:
+    return ()
+
+
 def _no_bypassed_devices() -> tuple[DeviceSide, ...]:
     return ()
 
@@ -85,8 +89,8 @@ class SyncHooks(Protocol):
 class Parts(NamedTuple):
     """A backend that is not open yet, and the parts of the mode that accompany it.
 
-    - `usage` (entries in use and capacity, by table), `counters`, `traffic` and `bypassed`: for metrics and
-      health checks. They may be called from any thread while the backend is open.
+    - `usage` (entries in use and capacity, by table), `counters`, `traffic`, `sync_counts` and `bypassed`:
+      for metrics and health checks. They may be called from any thread while the backend is open.
     - `owns_namespace`: a network namespace can have only one such mode at a time.
     - `lacking`: after a successful sync, the reason why the mode forwards nothing; None if it forwards.
     - `is_notified`: whether the backend calls `Callbacks.changed`.
@@ -100,6 +104,7 @@ class Parts(NamedTuple):
     usage: Callable[[], Mapping[str, tuple[int, int]]] = _no_usage
     counters: Callable[[], Mapping[str, int]] = _no_counters
     traffic: Callable[[], list[ServiceTraffic]] = _no_traffic
+    sync_counts: Callable[[], Collection[SyncCounts]] = _no_sync_counts
     sync_hooks: SyncHooks | None = None
     bypassed: Callable[[], tuple[DeviceSide, ...]] = _no_bypassed_devices
     lacking: Callable[[], KernelError | None] = _nothing_missing

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import click
 
-from ebpfproxy import __version__
+from ebpfproxy import __version__, log
 from ebpfproxy.config.command import unknown_flag
 from ebpfproxy.errors import ConfigError, EbpfProxyError, Rejected
 
@@ -32,6 +32,10 @@ COMMANDS = {
     "version": "Show the version.",
 }
 """Each command and its summary in the list of commands."""
+
+ENDED = "Ended because of an error"
+"""The command `run` ends with an exit code that is not 0. `error` is the reason, and `hint` the remedy. An
+error before the log format is known, for example an unknown flag, is printed as by the other commands."""
 
 _INTERRUPTED = 130
 _TRACE_FROM = 4
@@ -78,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An expected error prints one line with a hint and has its own exit code (`ebpfproxy.errors`). The exit
     code of an unexpected error is 1, that of an interrupt 130. From ``-v=4`` on, errors print a traceback.
+    If the command logs, the error is logged instead.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -90,32 +95,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(error: Exception, trace: bool) -> int:
-    """Print the error to standard error; return the exit code."""
-    if trace:
+    """Log the error if the command logs, else print it to standard error; return the exit code."""
+    if trace and not log.is_set_up():
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, PermissionError) and os.geteuid():  # root has permission
         subject = error.filename or "a kernel interface"
         error = Rejected(f"cannot access {subject}: {error.strerror}", "run as root")
     if isinstance(error, EbpfProxyError):
-        _print(error.message, error.hint)
+        _show(error.message, error.hint)
         return error.exit_code
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         print(error.format_message(), file=sys.stderr)
         return error.exit_code
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "ebpfproxy"
-        _print(_error_style(error.format_message()), f"see {command} --help")
+        _show(_error_style(error.format_message()), f"see {command} --help")
         return error.exit_code
     if isinstance(error, click.ClickException):
-        _print(_error_style(error.format_message()))
+        _show(_error_style(error.format_message()))
         return error.exit_code
     advice = "" if trace else "; run again with -v=4 for the traceback"
     reason = " ".join(str(error).split())
-    _print(f"internal error: {type(error).__name__}{': ' if reason else ''}{reason}{advice}")
+    _show(f"internal error: {type(error).__name__}{': ' if reason else ''}{reason}{advice}")
     return 1
 
 
-def _print(message: str, hint: str = "") -> None:
+def _show(message: str, hint: str = "") -> None:
+    if log.is_set_up():
+        log.Logger(__name__).error(ENDED, error=message, **({"hint": hint} if hint else {}))
+        return
     for line in message.splitlines():
         print(f"ebpfproxy: {line}", file=sys.stderr)
     for line in hint.splitlines():

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from ebpfproxy import threads
 from ebpfproxy.http.connections import Connections
 from ebpfproxy.http.server import Response, Server, not_found
 from ebpfproxy.log import Logger
@@ -65,7 +66,7 @@ class ServiceHealthServer:
         if self._thread:
             self._stopping = True
             os.eventfd_write(self._changed, 1)
-            self._thread.join(_STOP_SECONDS)
+            threads.join(self._thread, _STOP_SECONDS)
             self._thread = None
 
     def update(self, checks: Iterable[HealthCheck], addresses: Collection[Address]) -> None:

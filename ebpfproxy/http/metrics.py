@@ -23,7 +23,7 @@ from ebpfproxy.http.scrape import MapUse as MapUse
 from ebpfproxy.http.scrape import Readings
 from ebpfproxy.http.server import Listener, Request, Response, not_found, plain
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
+from ebpfproxy.model.counters import ServiceTraffic, SocketCounts, SyncCounts
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.counts import NoLocalEndpoints
 
@@ -63,6 +63,7 @@ class Metrics:
     - `events`: the number of events in the BPF programs, by reason.
     - `traffic`: the traffic of each ServicePort.
     - `bypassed`: the device sides where another program runs first, or that packets pass without ebpfproxy.
+    - `syncs`: what only the current mode counts in its syncs, by family.
     """
 
     def __init__(
@@ -71,11 +72,12 @@ class Metrics:
         events: Callable[[], Mapping[str, int]] = dict,
         traffic: Callable[[], Collection[ServiceTraffic]] = tuple,
         bypassed: Callable[[], Collection[DeviceSide]] = tuple,
+        syncs: Callable[[], Collection[SyncCounts]] = tuple,
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
-        self.registry.register(Readings(maps, events, traffic, bypassed))
+        self.registry.register(Readings(maps, events, traffic, bypassed, syncs))
         self.rest_client = RestClientMetrics(self.registry)
         self._make_kube_proxy_metrics()
         self._make_own_metrics()

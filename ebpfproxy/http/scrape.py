@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 
 from ebpfproxy import log
 from ebpfproxy.errors import EbpfProxyError
-from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.model.address import Family
+from ebpfproxy.model.counters import IptablesCounts, NftablesCounts, ServiceTraffic, SyncCounts
 from ebpfproxy.model.device import DeviceSide
 
 SCRAPE_FAILED = "Cannot read the maps for a scrape"
@@ -31,7 +32,7 @@ class MapUse(NamedTuple):
 
 
 class Readings(Collector):
-    """The collector of map sizes, datapath events, traffic by Service and bypassed devices."""
+    """The collector of map sizes, datapath events, traffic by Service, bypassed devices and syncs."""
 
     def __init__(
         self,
@@ -39,17 +40,20 @@ class Readings(Collector):
         events: Callable[[], Mapping[str, int]],
         traffic: Callable[[], Collection[ServiceTraffic]],
         bypassed: Callable[[], Collection[DeviceSide]],
+        syncs: Callable[[], Collection[SyncCounts]],
     ) -> None:
         self._maps = maps
         self._events = events
         self._traffic = traffic
         self._bypassed = bypassed
+        self._syncs = syncs
 
     def collect(self) -> Iterator[Metric]:
         yield from _maps(_read(self._maps, {}))
         yield _events(_read(self._events, {}))
         yield from _traffic(_read(self._traffic, ()))
         yield from _devices(_read(self._bypassed, ()))
+        yield from _syncs(_read(self._syncs, ()))
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing. The registry calls this before the maps exist."""
@@ -122,6 +126,59 @@ def _traffic(traffic: Collection[ServiceTraffic]) -> Iterator[Metric]:
         sizes.add_metric([*labels, "out"], each.bytes_out)
         flows.add_metric(labels, each.new_flows)
     yield from (packets, sizes, flows)
+
+
+def _syncs(counts: Collection[SyncCounts]) -> Iterator[Metric]:
+    """Yield kube-proxy's metrics of the current mode. As in kube-proxy, other modes do not have them."""
+    iptables = [each for each in counts if isinstance(each, IptablesCounts)]
+    nftables = [each for each in counts if isinstance(each, NftablesCounts)]
+    yield from _failures(
+        "iptables_restore_failures",
+        "Cumulative proxy iptables restore failures",
+        {each.family: each.restore_failures for each in iptables},
+    )
+    yield from _failures(
+        "iptables_partial_restore_failures",
+        "Cumulative proxy iptables partial restore failures",
+        {each.family: each.partial_failures for each in iptables if each.partial_failures is not None},
+    )
+    yield from _rules(
+        "iptables_total",
+        "Total number of iptables rules owned by kube-proxy",
+        {each.family: each.rules for each in iptables},
+    )
+    yield from _rules(
+        "iptables_last",
+        "Number of iptables rules written by kube-proxy in last sync",
+        {each.family: each.rules_last for each in iptables},
+    )
+    yield from _failures(
+        "nftables_sync_failures",
+        "Cumulative proxy nftables sync failures",
+        {each.family: each.sync_failures for each in nftables},
+    )
+    yield from _failures(
+        "nftables_cleanup_failures",
+        "Cumulative proxy nftables cleanup failures",
+        {each.family: each.cleanup_failures for each in nftables},
+    )
+
+
+def _failures(name: str, text: str, counts: Mapping[Family, int]) -> Iterator[Metric]:
+    metric = CounterMetricFamily(f"kubeproxy_sync_proxy_rules_{name}", text, labels=["ip_family"])
+    for family, count in counts.items():
+        metric.add_metric([family.value], count)
+    if counts:
+        yield metric
+
+
+def _rules(name: str, text: str, counts: Mapping[Family, Mapping[str, int]]) -> Iterator[Metric]:
+    metric = GaugeMetricFamily(f"kubeproxy_sync_proxy_rules_{name}", text, labels=["table", "ip_family"])
+    for family, by_table in counts.items():
+        for table, count in by_table.items():
+            metric.add_metric([table, family.value], count)
+    if metric.samples:
+        yield metric
 
 
 def _counter(name: str, text: str, labels: list[str]) -> CounterMetricFamily:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from email.message import Message
 from typing import Any, NamedTuple
 
-from ebpfproxy import log
+from ebpfproxy import log, threads
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.http.connections import IDLE_SECONDS, RESPONSE_SECONDS, Connections, LimitedReader
 
@@ -91,6 +91,8 @@ class Listener:
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self.start_failure = ""
+        """Why `start` could not listen, "" if it could."""
 
     @property
     def port(self) -> int | None:
@@ -112,6 +114,7 @@ class Listener:
                     f"{self.name}: cannot listen on {_host_port(self._address)}: {error.strerror}",
                     f"set {self._flag} to another address, or use --bind-address-hard-fail=false",
                 ) from error
+            self.start_failure = f"cannot listen on {_host_port(self._address)}: {error.strerror}"
             self._log_failure(error)
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
@@ -122,7 +125,7 @@ class Listener:
         if self._server:
             self._server.wake()
         if self._thread:
-            self._thread.join(_STOP_SECONDS)
+            threads.join(self._thread, _STOP_SECONDS)
         self._server = None
 
     def _run(self) -> None:

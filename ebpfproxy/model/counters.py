@@ -1,6 +1,9 @@
-"""Counters that backends report for metrics: traffic by Service, and sockets of removed endpoints."""
+"""Counters that backends report for metrics: traffic by Service, sockets of removed endpoints, and syncs."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from ebpfproxy.model.address import Family
 
 OTHER = "other"
 """`ServiceTraffic.service` of the sum of all ServicePorts that are not counted separately."""
@@ -39,3 +42,35 @@ class SocketCounts(NamedTuple):
     not_destroyed: int = 0
     left: int = 0
     translated: int = 0
+
+
+class IptablesCounts(NamedTuple):
+    """Rules and failures in one family since the mode is open, as kube-proxy counts them.
+
+    - `restore_failures`: failed runs of iptables-restore.
+    - `partial_failures`: those of them that wrote only changes, without reading the tables before. None if
+      the mode does not distinguish them.
+    - `rules`: by table, the own rules in the kernel. Empty if the mode does not count rules.
+    - `rules_last`: by table, the rules that the last sync wrote.
+    """
+
+    family: Family
+    restore_failures: int = 0
+    partial_failures: int | None = 0
+    rules: Mapping[str, int] = {}
+    rules_last: Mapping[str, int] = {}
+
+
+class NftablesCounts(NamedTuple):
+    """Failures in one family since the mode is open.
+
+    - `sync_failures`: syncs of which the kernel rejected a part or all.
+    - `cleanup_failures`: failed deletions of chains that are no longer in use.
+    """
+
+    family: Family
+    sync_failures: int = 0
+    cleanup_failures: int = 0
+
+
+SyncCounts = IptablesCounts | NftablesCounts

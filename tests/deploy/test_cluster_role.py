@@ -43,19 +43,22 @@ def allowing(request: Request, rights: set[Right]) -> set[Right]:
 
 
 def test_the_role_allows_exactly_the_agents_requests(installed: Installed) -> None:
+    """With and without streaming lists: the agent needs `list` only for servers that do not have them."""
     rights = allowed(one(installed.objects, "ClusterRole"))
     installed.server.fail(1_000_000, 403, match=lambda request: not allowing(request, rights))
     cluster = installed.cluster
     exposed = cluster.service()
     exposed.backends = (cluster.a,)
     installed.put(exposed)
-    agent = installed.start()
-    assert outcome(cluster.p, TCP, exposed.v4, 80) == "a"
+    for streaming in ("served", "rejected"):
+        installed.server.streaming_lists = streaming
+        agent = installed.start()
+        assert outcome(cluster.p, TCP, exposed.v4, 80) == "a"
+        agent.stop()
     eventually(
         lambda: set[Right]().union(*(allowing(each, rights) for each in installed.server.requests)) == rights,
         "the requests need exactly the rights of the role",
     )
-    agent.stop()
 
 
 def test_a_rule_with_resource_names_allows_only_these_objects() -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpfproxy import cli
 from ebpfproxy.agent.mode_cleanup import ALONE, NOT_REMOVED
 from ebpfproxy.agent.mode_switch import UNAVAILABLE
 from ebpfproxy.backends.ebpf import mode as ebpf_mode
@@ -262,10 +263,11 @@ def test_with_proxy_mode_ebpf_a_rejected_program_ends_the_agent_with_a_one_line_
     with pytest.raises(AgentFailed):
         agent.await_sync(timeout=START_PATIENCE)
     assert agent.process.wait() == 4
-    error, hint = (line.text for line in agent.lines[-2:])
-    assert error.startswith(f"ebpfproxy: cannot load BPF program {altered.REJECTED}: Permission denied: ")
-    assert altered.REASON in error
-    assert hint.startswith("  hint: use another --proxy-mode")
+    line = agent.lines[-1]
+    assert cli.ENDED in line.text
+    assert line.values["error"].startswith(f"cannot load BPF program {altered.REJECTED}: Permission denied: ")
+    assert altered.REASON in line.values["error"]
+    assert line.values["hint"].startswith("use another --proxy-mode")
 
 
 def test_if_no_mode_works_the_error_names_the_rejected_program_first(
@@ -278,7 +280,8 @@ def test_if_no_mode_works_the_error_names_the_rejected_program_first(
     with pytest.raises(AgentFailed):
         agent.await_sync(timeout=START_PATIENCE)
     assert agent.process.wait() == 4
-    (error,) = (line.text for line in agent.lines if line.text.startswith("ebpfproxy: no mode works"))
+    (error,) = (line.values["error"] for line in agent.lines if cli.ENDED in line.text)
+    assert error.startswith("no mode works")
     assert f"ebpf: cannot load BPF program {altered.REJECTED}: " in error
     assert error.index("ebpf: ") < error.index("nftables: ") < error.index("iptables: ")
 

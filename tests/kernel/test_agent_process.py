@@ -1,9 +1,11 @@
 """The agent as a process: its first moments, restarts with a changed file, and its end."""
 
 import contextlib
+import itertools
 import os
 import re
 import signal
+import socket
 import threading
 import time
 import urllib.error
@@ -17,7 +19,7 @@ from ebpfproxy.agent.daemon import RESTARTING
 from ebpfproxy.agent.ending import NOT_ENDED
 from ebpfproxy.agent.initialize import INITIALIZED
 from ebpfproxy.agent.mode_switch import SAME_MODE
-from ebpfproxy.agent.node_events import NOT_CREATED
+from ebpfproxy.agent.node_events import FAILED_SERVERS, NOT_CREATED
 from ebpfproxy.agent.process import START_FAILED
 from ebpfproxy.config.load import CONFIG_REJECTED
 from ebpfproxy.lab import Agent, manifests
@@ -227,6 +229,25 @@ def test_a_start_creates_an_event_of_the_node_and_requests_are_counted(
     assert f'rest_client_requests_total{{code="200",{host},method="GET"}} ' in text
     assert f'rest_client_requests_total{{code="201",{host},method="POST"}} 1.0' in text
     assert f'rest_client_request_duration_seconds_count{{{host},verb="POST"}} 1.0' in text
+
+
+def test_events_of_the_node_report_ports_that_are_in_use(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
+    with contextlib.ExitStack() as taken:
+        with netns.entered(restartable.node.netns):
+            for family, port in itertools.product((socket.AF_INET, socket.AF_INET6), (10256, 10249)):
+                taken.enter_context(socket.create_server(("", port), family=family))
+        restartable.launch(*flags).await_sync()
+        eventually(lambda: len(server.events) == 3, "the Events")
+    first, *others = server.events
+    assert (first["reason"], first["type"], first["note"]) == ("Starting", "Normal", "")
+    assert {each["reason"] for each in others} == set(FAILED_SERVERS.values())
+    assert {each["type"] for each in others} == {"Warning"}
+    assert all(each["note"].endswith(": Address already in use") for each in others)
+    assert len({each["metadata"]["name"] for each in server.events}) == 3
 
 
 def test_a_rejected_event_is_one_warning(restartable: Cluster, server: ApiServer, tmp_path: Path) -> None:

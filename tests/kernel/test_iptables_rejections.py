@@ -71,6 +71,45 @@ def crafted(label: str, rule: str, number: int = 1) -> dict[Key, Entry]:
     }
 
 
+def saved_rules(testbed: Testbed) -> dict[str, int]:
+    """The number of IPv4 rules in the kernel, by table; another program has none."""
+    tool = iptables.find(V4, ToolBackend(testbed.tool_backend))
+    rules = {"filter": 0, "nat": 0}
+    table = ""
+    for line in tool.save().splitlines():
+        table = line[1:] if line.startswith("*") else table
+        if line.startswith("-A "):
+            rules[table] = rules.get(table, 0) + 1
+    return rules
+
+
+def test_the_rules_are_counted_as_the_kernel_has_them(testbed: Testbed) -> None:
+    """After writing them, after changing and removing Services, and after reading them."""
+    for names in (("one", "two"), ("one", "two", "three"), ("three",)):
+        testbed.bring(good(testbed, *names))
+        counts = testbed.plane.counts()[0]
+        assert counts.rules == saved_rules(testbed)
+        assert counts.rules_last["nat"] > 0
+        assert (counts.restore_failures, counts.partial_failures) == (0, 0)
+    testbed.plane.read()
+    assert testbed.plane.counts()[0].rules == saved_rules(testbed)
+
+
+def test_failures_of_restores_are_counted_and_of_changes_alone_as_partial(bad: str, testbed: Testbed) -> None:
+    first, second = (crafted(label, bad, number) for number, label in enumerate(("BAD", "WORSE"), start=1))
+    testbed.bring(good(testbed, "one"))
+    delta = diff(wanted := good(testbed, "one"), wanted | first)
+    assert testbed.plane.apply(delta)
+    of_v4, of_v6 = testbed.plane.counts()
+    assert of_v4.partial_failures == 1 <= of_v4.restore_failures
+    assert (of_v6.restore_failures, of_v6.partial_failures) == (0, 0)
+    testbed.plane.read()
+    assert testbed.plane.apply(diff(wanted, wanted | second))
+    assert testbed.plane.counts()[0].partial_failures == 1
+    assert testbed.plane.counts()[0].restore_failures > of_v4.restore_failures
+    assert testbed.plane.counts()[0].rules == saved_rules(testbed)
+
+
 def test_a_rejected_service_does_not_affect_others(bad: str, testbed: Testbed) -> None:
     rest, broken = good(testbed, "one", "two"), crafted("BAD", bad)
     rejected = testbed.bring(rest | broken)

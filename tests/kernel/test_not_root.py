@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy import cli
+from ebpfproxy.lab.agent import LogLine
 from tests.support.bpf_place import ARRAY, bpf_place, create_map
 from tests.support.confined import as_nobody
 
@@ -34,9 +36,15 @@ def test_an_unreadable_bpffs_is_reported_with_the_hint_to_run_as_root(command: s
             flags += [f"--manifests={manifests}", f"--cgroup-root={place.cgroup}"]
         done = python_as_nobody("-m", "ebpfproxy", *command.split(), *flags)
     assert done.returncode == 4, done.stderr
-    *_, message, hint = done.stderr.splitlines()
-    assert hint == "  hint: run as root"
-    assert message.startswith("ebpfproxy: ")
+    if command.startswith("run"):
+        line = LogLine(0.0, done.stderr.splitlines()[-1])
+        assert cli.ENDED in line.text
+        message, hint = line.values["error"], line.values["hint"]
+    else:
+        *_, message, hint = done.stderr.splitlines()
+        assert message.startswith("ebpfproxy: ")
+        hint = hint.removeprefix("  hint: ")
+    assert hint == "run as root"
     assert str(place.bpffs) in message
     assert done.stdout == ""
 

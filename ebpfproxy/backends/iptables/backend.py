@@ -15,6 +15,7 @@ from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Entry, Key
 from ebpfproxy.backends.xtables.families import TwoFamilies
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
+from ebpfproxy.model.counters import IptablesCounts
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 
 _TCP_BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
@@ -72,6 +73,10 @@ class IptablesBackend:
     def generation(self) -> Hashable:
         """See `TwoFamilies.generation`."""
         return self._families.generation()
+
+    def counts(self) -> tuple[IptablesCounts, ...]:
+        """Return the counts of each family. Any thread may call it."""
+        return self._families.counts()
 
     def close(self) -> None:
         self._families.close()

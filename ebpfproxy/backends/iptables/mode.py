@@ -35,7 +35,8 @@ class IptablesMode:
         backend = IptablesBackend(iptables_settings(config), config.iptables_backend)
         settings = netfilter_settings(config, self.name)
         sync_hooks = NetfilterHooks(settings, callbacks, frontends, LOOPBACK_GUARD)
-        return Parts(backend, plan_context(config, self.name), sync_hooks=sync_hooks)
+        context = plan_context(config, self.name)
+        return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)

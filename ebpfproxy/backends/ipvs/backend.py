@@ -29,6 +29,7 @@ from ebpfproxy.linux.ipvs.ipvs import Timeouts
 from ebpfproxy.linux.netlink import dummy, local_addresses
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.log import Logger
+from ebpfproxy.model.counters import IptablesCounts
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 
 log = Logger(__name__)
@@ -166,6 +167,15 @@ class IpvsBackend:
             tuple(sorted(self._sets.generation().items())),
             (addresses.on_device(), self._addresses.shared()) if few else dummy.exists(KUBE_IPVS0),
             ipvs.fingerprint() if few else b"",
+        )
+
+    def counts(self) -> tuple[IptablesCounts, ...]:
+        """Return the counts that kube-proxy has in this mode: of restores, for each family. Any thread may
+        call it.
+        """
+        return tuple(
+            IptablesCounts(each.family, each.restore_failures, partial_failures=None)
+            for each in self._families.counts()
         )
 
     def close(self) -> None:

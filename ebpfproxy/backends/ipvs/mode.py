@@ -33,7 +33,8 @@ class IpvsMode:
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = IpvsBackend(ipvs_settings(config), config.iptables_backend)
         sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
-        return Parts(backend, plan_context(config, self.name), sync_hooks=sync_hooks)
+        context = plan_context(config, self.name)
+        return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(config.ipvs_exclude_cidrs, dry_run)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from ebpfproxy import threads
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.log import Logger
@@ -21,8 +22,6 @@ from ebpfproxy.plan.stale_flows import StaleFlows
 
 log = Logger(__name__)
 
-STILL_SEARCHING = "Ending while stale flows are searched"
-"""The agent does not wait any longer for the search."""
 ENDED = "Ended stale UDP flows"
 """Conntrack entries to endpoints that are gone were removed."""
 SEARCH_FAILED = "Failed to search stale UDP flows, retrying"
@@ -106,9 +105,7 @@ class StaleConntrack:
     def close(self) -> None:
         """Finish the requested searches and end the thread. Wait at most 5 s."""
         self._jobs.put(self._end)
-        self._thread.join(_CLOSE_TIMEOUT_S)
-        if self._thread.is_alive():
-            log.warning(STILL_SEARCHING, seconds=_CLOSE_TIMEOUT_S)
+        threads.join(self._thread, _CLOSE_TIMEOUT_S)
 
     def _end(self, flows: StaleFlows) -> None:
         self._closing = True

@@ -17,6 +17,7 @@ from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.notifications import TableWatch
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.counters import NftablesCounts
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 
 log = Logger(__name__)
@@ -105,6 +106,10 @@ class NftablesBackend:
                 rejected |= table.apply(puts, drops)
         self._generation += 1
         return rejected
+
+    def counts(self) -> tuple[NftablesCounts, ...]:
+        """Return the counts of each family. Any thread may call it."""
+        return tuple(table.counts for table in self._tables.values())
 
     def generation(self) -> Hashable:
         """Return a value that differs at each call after a change by another program, until everything is

@@ -37,7 +37,8 @@ class NftablesMode:
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = NftablesBackend(nftables_settings(config))
         sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
-        return Parts(backend, plan_context(config, self.name), sync_hooks=sync_hooks)
+        context = plan_context(config, self.name)
+        return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)

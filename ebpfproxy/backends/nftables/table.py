@@ -31,6 +31,7 @@ from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.sets import SetElement
 from ebpfproxy.linux.nft.statements import Outside
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.counters import NftablesCounts
 
 _LARGE = 2000
 """If a change has more rules than this, the rules of regular chains are written first, in parts."""
@@ -55,6 +56,8 @@ class KernelTable:
 
     def __init__(self, family: Family, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
         self.must_read = False
+        self.counts = NftablesCounts(family)
+        """For any thread: it is replaced as a unit."""
         self._table = Table(nft_family(family), TABLE)
         self._family = family
         self._session = session
@@ -91,6 +94,18 @@ class KernelTable:
         Raises NotFound if another program removed the table, and KernelError.
         """
         known = self._known_objects()
+        has_failed = True
+        try:
+            rejected = self._apply(puts, drops, known)
+            has_failed = bool(rejected)
+        finally:
+            failures = self.counts.sync_failures + has_failed
+            self.counts = self.counts._replace(sync_failures=failures)
+        return rejected
+
+    def _apply(
+        self, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects
+    ) -> dict[Key, KernelError]:
         self._delete_emptied(puts)
         rejected: dict[Key, KernelError] = {}
         first = _chains_to_prepare(puts, known)
@@ -204,6 +219,9 @@ class KernelTable:
             rejections = self._session.commit([messages.delete_chain(self._table, name)])
             if not rejections or rejections[0].errno == errno.ENOENT:
                 del self._emptied[name]
+            else:
+                failures = self.counts.cleanup_failures + 1
+                self.counts = self.counts._replace(cleanup_failures=failures)
 
 
 def _chains_to_prepare(puts: Mapping[Key, Entry], known: KnownObjects) -> dict[Chain, ChainEntry]:

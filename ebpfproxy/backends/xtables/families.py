@@ -18,6 +18,7 @@ from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend
 from ebpfproxy.linux.xtables.nft_changes import Changes
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.counters import IptablesCounts
 
 log = Logger(__name__)
 
@@ -108,6 +109,10 @@ class TwoFamilies:
             self._other_backend_clean = True
             self._clean_other_backend()
         return rejected
+
+    def counts(self) -> tuple[IptablesCounts, ...]:
+        """Return the counts of each family. Any thread may call it."""
+        return tuple(tables.counts for tables in self._tables.values())
 
     def generation(self) -> Hashable:
         """Return a value that differs after changes. With iptables-legacy, changes that `LegacyEdits` misses

@@ -1,11 +1,11 @@
 """The iptables tables of one family: reads them as entries, and changes them by deltas."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.xtables import rejections, saved, script
-from ebpfproxy.backends.xtables.entries import Entry, Key, Rule, SharedChain
+from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, SharedChain
 from ebpfproxy.backends.xtables.layout import Layout
 from ebpfproxy.backends.xtables.rejections import Rejections
 from ebpfproxy.backends.xtables.saved import TableState
@@ -13,6 +13,7 @@ from ebpfproxy.backends.xtables.script import Script
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.counters import IptablesCounts
 
 _ATTEMPTS = 6
 _STATE_DEPENDENT = ("-D ", "-N ", "-X ")
@@ -33,12 +34,19 @@ class Tables:
         self._last_read: dict[Key, Entry] | None = None  # the entries of the last read, until the next change
         self._rejected: dict[Key, tuple[Entry, KernelError]] = {}  # puts that were rejected
         self._causes: frozenset[Key] = frozenset()  # rejected themselves, not for a chain that they jump to
+        self._sizes: dict[Key, int] = {}  # of the own chains: the number of their rules
+        self.counts = IptablesCounts(tool.family, rules=dict(_NO_RULES), rules_last=dict(_NO_RULES))
+        """For any thread: it is replaced as a unit."""
 
     def read(self) -> dict[Key, Entry]:
         """Return the own entries in the kernel. Raises KernelError."""
         self._state = None
         found, self._state = saved.parse(self._tool.family, self._tool.save(), self._layout)
         self._last_read = found
+        self._sizes = {key: _size(key, entry) for key, entry in found.items() if isinstance(key, Chain)}
+        self.counts = self.counts._replace(
+            rules=_by_table([*self._sizes.items(), *self._state.copies.items()])
+        )
         return found
 
     def apply(self, delta: Delta[Key, Entry]) -> Rejections:
@@ -48,6 +56,7 @@ class Tables:
         is read again. What is rejected then is omitted, together with all entries that depend on it, and the
         rest is tried again.
         """
+        is_partial = self._state is not None and self._last_read is None
         state, self._state = self._state or self._read_state(), None
         causes, rejected = self._rejected_before(delta)
         for attempt in range(_ATTEMPTS):
@@ -55,12 +64,12 @@ class Tables:
             lines = script.compose(remaining, state, self._layout, self._block)
             try:
                 if lines:
-                    self._tool.restore(lines.text)
+                    self._restore(lines, is_partial)
                 break
             except LinesRejected as failure:
                 if attempt == _ATTEMPTS - 1:
                     raise
-                state = self._read_state()
+                state, is_partial = self._read_state(), False
                 delta = diff(self._last_read or {}, delta.puts, delta.puts.keys() | delta.drops)
                 causes = causes | self._blamed(delta, lines, failure)
                 rejected = rejections.with_dependents(causes, delta, self._last_read or {}, self._layout)
@@ -70,6 +79,17 @@ class Tables:
             key: (delta.puts[key], error) for key, error in rejected.items() if key in delta.puts
         }
         return rejected | _in_use(remaining, state)
+
+    def _restore(self, lines: Script, is_partial: bool) -> None:
+        try:
+            self._tool.restore(lines.text)
+        except KernelError:
+            counts = self.counts
+            self.counts = counts._replace(
+                restore_failures=counts.restore_failures + 1,
+                partial_failures=(counts.partial_failures or 0) + is_partial,
+            )
+            raise
 
     def _read_state(self) -> TableState:
         self.read()
@@ -106,6 +126,7 @@ class Tables:
         return causes, unchanged
 
     def _record(self, applied: Delta[Key, Entry], state: TableState) -> None:
+        self._count(applied, state)
         for key in applied.puts:
             if isinstance(key, Rule):
                 state.copies[key] = 1
@@ -117,6 +138,43 @@ class Tables:
             elif isinstance(key, SharedChain) and key not in state.foreign:
                 state.shared.discard(key)
         self._state, self._last_read = state, None
+
+    def _count(self, applied: Delta[Key, Entry], state: TableState) -> None:
+        """Update the counts; `state` is the one before the change."""
+        put = [(key, _size(key, entry)) for key, entry in applied.puts.items()]
+        replaced = [(key, self._present(key, state)) for key in (*applied.puts, *applied.drops)]
+        for key in applied.drops:
+            self._sizes.pop(key, None)
+        self._sizes.update((key, size) for key, size in put if isinstance(key, Chain))
+        written, removed = _by_table(put), _by_table(replaced)
+        rules = {
+            table: self.counts.rules.get(table, 0) + written.get(table, 0) - removed.get(table, 0)
+            for table in dict.fromkeys([*self.counts.rules, *written])
+        }
+        self.counts = self.counts._replace(rules=rules, rules_last=written)
+
+    def _present(self, key: Key, state: TableState) -> int:
+        """Return the number of rules of an entry in the kernel."""
+        return state.copies.get(key, 0) if isinstance(key, Rule) else self._sizes.get(key, 0)
+
+
+_NO_RULES = {FILTER: 0, NAT: 0}
+
+
+def _size(key: Key, entry: Entry) -> int:
+    """Return the number of rules of an entry. A shared chain has none: its rules are entries."""
+    if isinstance(key, Rule):
+        return 1
+    return len(entry) if isinstance(entry, tuple) else 0
+
+
+def _by_table(sizes: Iterable[tuple[Key, int]]) -> dict[str, int]:
+    """Return the sums by table: of filter and nat, and of others if they have rules."""
+    sums = dict(_NO_RULES)
+    for key, size in sizes:
+        if size:
+            sums[key.table] = sums.get(key.table, 0) + size
+    return sums
 
 
 def _without(delta: Delta[Key, Entry], rejected: Collection[Key]) -> Delta[Key, Entry]:

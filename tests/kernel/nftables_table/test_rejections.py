@@ -42,6 +42,16 @@ def test_a_rejected_service_does_not_prevent_others(plane: NftablesBackend) -> N
     assert plane.read() == {key: entry for key, entry in wanted.items() if key not in rejected}
 
 
+def test_a_sync_with_a_rejection_is_counted_for_its_family(plane: NftablesBackend) -> None:
+    bring(plane, entries(plane, plan("good", "10.96.0.1")))
+    assert [each.sync_failures for each in plane.counts()] == [0, 0]
+    wanted = entries(plane, plan("good", "10.96.0.1"), plan("bad", "10.96.0.2"))
+    spoil(wanted, "bad")
+    assert bring(plane, wanted)
+    assert {each.family: each.sync_failures for each in plane.counts()} == {V4: 1, V6: 0}
+    assert [each.cleanup_failures for each in plane.counts()] == [0, 0]
+
+
 def test_a_service_whose_change_is_rejected_has_its_previous_rules(plane: NftablesBackend) -> None:
     """Its list of endpoints is as desired. So the previous rules select from it."""
     before = entries(plane, plan("web", "10.96.0.1", endpoints=2, affinity=9))

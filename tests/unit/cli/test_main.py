@@ -1,10 +1,12 @@
 """The shell around the commands: errors, exit codes, what is loaded and what is shown."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -16,7 +18,7 @@ from ebpfproxy.errors import EbpfProxyError, KernelError, SourceError
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
     """`ebpfproxy run`, whose agent ends as `ending.error` says; `ending.config` is what it was given."""
     end = types.SimpleNamespace(error=None, config=None, content=None)
 
@@ -29,8 +31,12 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     process.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ebpfproxy.agent.process", process)
     monkeypatch.setattr("ebpfproxy.agent.process", process, raising=False)
-    monkeypatch.setattr("ebpfproxy.log.set_up", lambda verbosity, style: None)
-    return end
+    root = logging.getLogger()
+    handlers, level, of_package = root.handlers[:], root.level, logging.getLogger("ebpfproxy").level
+    yield end
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("ebpfproxy").setLevel(of_package)
 
 
 def test_run_passes_its_configuration_to_the_agent(ending: types.SimpleNamespace) -> None:
@@ -48,13 +54,16 @@ def test_run_passes_the_content_of_the_file_to_the_agent_so_that_no_change_is_lo
 
 
 @pytest.mark.parametrize(("kind", "code"), [(SourceError, 3), (KernelError, 4), (EbpfProxyError, 1)])
-def test_an_expected_error_prints_a_line_and_a_hint_and_has_its_own_exit_code(
+def test_an_expected_error_of_the_agent_is_logged_with_its_hint_and_has_its_own_exit_code(
     ending: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], kind: type[EbpfProxyError], code: int
 ) -> None:
     ending.error = kind("it went wrong", "do this")
-    assert cli.main(["run"]) == code
+    assert cli.main(["run", "--logging-format=json"]) == code
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "ebpfproxy: it went wrong\n  hint: do this\n")
+    logged = json.loads(captured.err)
+    del logged["ts"]
+    assert captured.out == ""
+    assert logged == {"level": "error", "msg": cli.ENDED, "error": "it went wrong", "hint": "do this"}
 
 
 def test_an_error_without_a_hint_is_one_line(
@@ -62,7 +71,25 @@ def test_an_error_without_a_hint_is_one_line(
 ) -> None:
     ending.error = SourceError("it went wrong")
     cli.main(["run"])
-    assert capsys.readouterr().err == "ebpfproxy: it went wrong\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f' ERROR {cli.ENDED} error="it went wrong"')
+
+
+@pytest.mark.parametrize(("kind", "code"), [(SourceError, 3), (KernelError, 4), (EbpfProxyError, 1)])
+def test_an_expected_error_of_another_command_prints_a_line_and_a_hint(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: type[EbpfProxyError],
+    code: int,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise kind("it went wrong", "do this")
+
+    command = cli.group.get_command(click.Context(cli.group), "version")
+    monkeypatch.setattr(command, "callback", fail)
+    assert cli.main(["version"]) == code
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "ebpfproxy: it went wrong\n  hint: do this\n")
 
 
 def test_invalid_options_print_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +106,8 @@ def test_an_unexpected_error_prints_one_line_with_the_flag_for_a_traceback(
     ending.error = ZeroDivisionError("division\nby zero")
     assert cli.main(["run", "-v=3"]) == 1
     expected = "internal error: ZeroDivisionError: division by zero; run again with -v=4 for the traceback"
-    assert capsys.readouterr().err == f"ebpfproxy: {expected}\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f' ERROR {cli.ENDED} error="{expected}"')
 
 
 @pytest.mark.parametrize("flag", ["-v=4", "--v=9"])
@@ -90,9 +118,10 @@ def test_from_v4_on_the_traceback_is_shown(
     ending.error = error
     cli.main(["run", flag])
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-1].startswith("ebpfproxy: ")
-    assert "run again" not in lines[-1]
+    assert f" ERROR {cli.ENDED} error=" in lines[0]
+    assert "run again" not in lines[0]
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines.count(lines[1]) == 1
 
 
 def test_an_interrupt_ends_with_130_and_without_a_traceback(

@@ -8,7 +8,8 @@ import pytest
 from ebpfproxy.errors import NotFound
 from ebpfproxy.http.metrics import MapUse, Metrics
 from ebpfproxy.http.scrape import SCRAPE_FAILED
-from ebpfproxy.model.counters import OTHER, ServiceTraffic
+from ebpfproxy.model.address import Family
+from ebpfproxy.model.counters import OTHER, IptablesCounts, NftablesCounts, ServiceTraffic, SyncCounts
 from ebpfproxy.model.device import DeviceSide
 
 WEB = ServiceTraffic("default/web:http", "TCP", "IPv4", 1, 2, 300, 4, 500)
@@ -88,3 +89,37 @@ def test_devices_with_another_program_first_and_bypassed_devices_have_series() -
     assert value(metrics, "ebpfproxy_device_unreached", device="eth0", side="ingress") is None
     assert value(metrics, "ebpfproxy_bypassed_device_sides") == 1
     assert value(Metrics(), "ebpfproxy_bypassed_device_sides") == 0
+
+
+SYNCS = "kubeproxy_sync_proxy_rules_"
+
+
+def series(*counts: SyncCounts) -> dict[str, float]:
+    """Return the values of the metrics that depend on the mode."""
+    registry = Metrics(syncs=lambda: counts).registry
+    return {
+        f"{sample.name.removeprefix(SYNCS)} {' '.join(sample.labels.values())}": sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name.startswith((f"{SYNCS}iptables", f"{SYNCS}nftables"))
+    }
+
+
+def test_only_the_metrics_of_the_current_mode_exist() -> None:
+    rules = {"filter": 3, "nat": 9}
+    iptables = IptablesCounts(Family.IPV4, 2, 1, rules, {"filter": 0, "nat": 4})
+    assert series(iptables) == {
+        "iptables_restore_failures_total IPv4": 2,
+        "iptables_partial_restore_failures_total IPv4": 1,
+        "iptables_total filter IPv4": 3,
+        "iptables_total nat IPv4": 9,
+        "iptables_last filter IPv4": 0,
+        "iptables_last nat IPv4": 4,
+    }
+    of_ipvs = IptablesCounts(Family.IPV6, 2, partial_failures=None)
+    assert series(of_ipvs) == {"iptables_restore_failures_total IPv6": 2}
+    assert series(NftablesCounts(Family.IPV6, 5, 6)) == {
+        "nftables_sync_failures_total IPv6": 5,
+        "nftables_cleanup_failures_total IPv6": 6,
+    }
+    assert series() == {}

@@ -6,6 +6,7 @@ The agent also checks the devices every few seconds. So a lost notification only
 import threading
 from collections.abc import Callable
 
+from ebpfproxy import threads
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf import tc_watch
 from ebpfproxy.linux.netlink.rtnetlink_watch import Stop
@@ -38,8 +39,7 @@ class FilterWatch:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(_PATIENCE)
-        if not self._thread.is_alive():
+        if threads.join(self._thread, _PATIENCE):
             self._stop.close()
 
     def _run(self) -> None:

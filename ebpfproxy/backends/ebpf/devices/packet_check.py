@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpfproxy import threads
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import EGRESS, INGRESS
 from ebpfproxy.errors import KernelError
@@ -113,8 +114,7 @@ class PacketCheck:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(_PATIENCE)
-        if not self._thread.is_alive():
+        if threads.join(self._thread, _PATIENCE):
             self._packets.close()
 
     def _run(self) -> None:

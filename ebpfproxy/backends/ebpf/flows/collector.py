@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpfproxy import threads
 from ebpfproxy.backends.ebpf.flows.netfilter_flows import NetfilterFlows
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.flows.sweep import FlowMaps, FlowSweep, Swept
@@ -20,8 +21,6 @@ log = Logger(__name__)
 
 COLLECTED = "Collected flows"
 """Flows that are over were removed."""
-STILL_COLLECTING = "Ending while flows are collected"
-"""The agent does not wait any longer for the collector."""
 PODS_UNREAD = "Cannot search pods that bypass the socket hooks"
 """Retried at the collector's next turn; forwarding does not depend on it."""
 COLLECT_FAILED = "Cannot collect flows"
@@ -108,10 +107,8 @@ class FlowCollector:
     def close(self) -> None:
         """End the thread, if necessary during a walk. It waits at most 5 s."""
         self._stop.set()
-        self._thread.join(_PATIENCE)
-        if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
-            log.warning(STILL_COLLECTING, seconds=_PATIENCE)
-            return
+        if not threads.join(self._thread, _PATIENCE):
+            return  # it reads the maps: they stay open until the process ends
         self._endpoints.close()
         self.netfilter_flows.close()
         for opened in self._maps:

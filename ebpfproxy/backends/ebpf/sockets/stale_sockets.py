@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ebpfproxy import threads
 from ebpfproxy.backends.ebpf.sockets import reconnect
 from ebpfproxy.backends.ebpf.sockets.peers import SocketPeers, StalePeer
 from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation
@@ -41,8 +42,6 @@ DESTROYED = "Destroyed stale UDP sockets"
 """With --ebpf-stale-udp=destroy: those that could not be reconnected."""
 SEARCH_FAILED = "Failed to search stale UDP sockets, retrying"
 """The search ended before it was complete."""
-STILL_SEARCHING = "Ending while stale UDP sockets are searched"
-"""The agent does not wait any longer for the search."""
 
 _PASSES = 3  # in one search, since endpoints change meanwhile
 _PATIENCE = 5.0  # seconds that `close` waits for the search
@@ -89,10 +88,8 @@ class StaleSockets:
     def close(self) -> None:
         """Finish the requested search, and end. It waits at most 5 s."""
         self._jobs.put(False)
-        self._thread.join(_PATIENCE)
-        if self._thread.is_alive():  # it reads the maps: they stay open until the process ends
-            log.warning(STILL_SEARCHING, seconds=_PATIENCE)
-            return
+        if not threads.join(self._thread, _PATIENCE):
+            return  # it reads the maps: they stay open until the process ends
         self._translation.close()
         self._peers.close()
 
