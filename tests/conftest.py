@@ -89,14 +89,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--faults",
         type=int,
-        default=120,
+        default=60,
         metavar="N",
         help="number of failing calls in each mode (make faults: 2500), and of faults of the API server",
     )
     parser.addoption(
         "--kills",
         type=int,
-        default=6,
+        default=3,
         metavar="N",
         help="number of kills in each mode (make faults: 125)",
     )

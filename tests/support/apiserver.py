@@ -439,6 +439,8 @@ class ApiServer:
             handler.send(405, _status(405, "nothing can be written here"), {"Connection": "close"})
         elif request.path not in _RESOURCES:
             handler.send(404, _status(404, "the server could not find the requested resource"))
+        elif not request.query.get("resourceVersion", "0").isdecimal():
+            handler.send(400, _status(400, "resourceVersion: Invalid value"))
         elif request.watch:
             self._watch(handler, _RESOURCES[request.path][0], request.query)
         else:
