@@ -196,7 +196,7 @@ class Cluster:
         """Start the agent without waiting; `before`: see `Node.agent`."""
         self.end()
         mode = f"--proxy-mode={self.mode}"
-        self._agent = self.lab.agent(self.folder, mode, EACH_SYNC, *flags, wait=0, before=before)
+        self._agent = self.lab.agent(self.folder, mode, *flags, wait=0, before=before)
         return self._agent
 
     def end(self) -> None:

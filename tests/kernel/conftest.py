@@ -14,7 +14,7 @@ from ebpfproxy.bench.load import Load
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.lab import Lab, PodNetwork
 from ebpfproxy.model.address import Family
-from tests.kernel.cluster import Cluster
+from tests.kernel.cluster import EACH_SYNC, Cluster
 from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.kernel.nat_testbed import Testbed, nat_testbeds
 from tests.kernel.two_nodes import TwoNodes
@@ -78,7 +78,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     skip_without_ipvs(request.param)
     mode, flags = MODES[request.param]
     with Lab("test-shared", 1) as lab, Cluster(lab, mode) as shared:
-        shared.start(_sync_period(request), *flags)
+        shared.start(EACH_SYNC, _sync_period(request), *flags)
         yield shared
 
 
