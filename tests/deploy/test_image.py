@@ -18,7 +18,7 @@ from tests.support.kustomize import DEPLOY, REPOSITORY, one
 pytestmark = pytest.mark.kernel
 
 _MOST = 150e6  # bytes of the default variant on a node's disk
-_MOST_RESIDENT = 100e6  # bytes of an agent with few Services: 88 MB, half of it pages of maps
+_MOST_RESIDENT = 80e6  # bytes of an agent with few Services: 61 MB
 
 
 def test_the_default_variant_is_small_and_has_no_compiler(built_images: dict[str, Built]) -> None:
