@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ebpf import backend as backend_module
 from ebpfproxy.backends.ebpf import growth, programs
 from ebpfproxy.backends.ebpf.backend import GROWN, GROWTH_FAILED, EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.entries import DeviceEntry, Entry, Key, ServicePortKey
@@ -195,3 +196,29 @@ def test_a_failed_growth_changes_nothing_and_is_retried_after_a_minute(
             assert backend.read() == {**first, **single(5)}
             assert backend.usage()["services"] == (5, 8)
             assert folders.isdisjoint(set(place.bpffs.glob("programs-*/connect4")))
+
+
+def test_after_an_error_in_the_middle_of_a_growth_everything_is_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: the folder stayed locked, so that the agent could not open it again."""
+
+    def fail(*_: object) -> None:
+        raise Rejected("cannot access map services: Cannot allocate memory")
+
+    with bpf_place() as place:
+        start = {"services": 4, "slots": 16, "endpoints": 16, "flows": 16}
+        backend = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, start=start, devices=False))
+        backend.open()
+        with contextlib.closing(backend):
+            first: dict[Key, Entry] = {**backend.render((), NodePlan())}
+            for number in range(1, 5):
+                first |= single(number)
+            assert not backend.apply(diff(backend.read(), first))
+            wanted = {**first, **single(5)}
+            with monkeypatch.context() as patch:
+                patch.setattr(backend_module, "Maps", fail)
+                with pytest.raises(Rejected):
+                    backend.apply(diff(first, wanted))
+            assert not backend.apply(diff(backend.read(), wanted))
+            assert backend.read() == wanted

@@ -365,11 +365,14 @@ class EbpfBackend:
         before, previous = self._current, self._opened
         self._opened = None
         try:
-            opened = self._open(sizes, self._table)
+            self._opened = self._open(sizes, self._table)
+        except BaseException:
+            self.close()  # releases the lock, which `open` takes again
+            raise
         finally:
             if previous:
                 previous.close()
-        self._opened, self._sizes = opened, sizes
+        self._sizes = sizes
         for name, old, new in growth.differences(before, sizes):
             log.info(GROWN, **{"map": name, "from": old, "to": new})
             self._map_grown(name)
