@@ -20,8 +20,7 @@ from ebpfproxy.agent.mode_switch import ModeSwitcher
 from ebpfproxy.agent.pacing import CheckTimer, Pacer
 from ebpfproxy.agent.reconciler import SyncResult
 from ebpfproxy.agent.sources import Sources
-from ebpfproxy.agent.sync_log import Synced as SyncedLine
-from ebpfproxy.agent.sync_log import SyncLog
+from ebpfproxy.agent.sync_log import SyncLog, SyncSummary
 from ebpfproxy.agent.verification import Verification
 from ebpfproxy.api.event import (
     NODE,
@@ -316,7 +315,7 @@ class _Agent:
         if result.drifted:
             self._metrics.repaired(self._modes.serving.name, result.drifted)
         if result.put or result.dropped or self._is_first_sync:
-            line = SyncedLine(
+            summary = SyncSummary(
                 services=reconciler.services,
                 endpoints=reconciler.endpoints,
                 put=result.put,
@@ -325,7 +324,7 @@ class _Agent:
                 latency=ended - (self._oldest or began),
                 duration=ended - began,
             )
-            self._sync_log.add(line, ended)
+            self._sync_log.add(summary, ended)
 
     def _reload(self, reason: str) -> bool:
         """Read the configuration again. Apply a changed mode; return whether the rest needs a restart."""

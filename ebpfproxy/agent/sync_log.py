@@ -15,7 +15,7 @@ SYNCED = "Synced services"
 
 
 @dataclasses.dataclass
-class Synced:
+class SyncSummary:
     """The values of a line. Durations are in seconds; of several syncs, they are the longest."""
 
     services: int
@@ -27,7 +27,7 @@ class Synced:
     duration: float
     syncs: int = 1
 
-    def after(self, previous: "Synced") -> "Synced":
+    def after(self, previous: "SyncSummary") -> "SyncSummary":
         """Return the values for both: of this sync, and of `previous` ones."""
         return dataclasses.replace(
             self,
@@ -53,10 +53,10 @@ class SyncLog:
     def __init__(self, each: bool) -> None:
         """`each`: log every sync at once."""
         self._quiet = 0.0 if each else self.QUIET
-        self._pending: Synced | None = None
+        self._pending: SyncSummary | None = None
         self._last_sync = self._last_line = float("-inf")
 
-    def add(self, synced: Synced, now: float) -> None:
+    def add(self, synced: SyncSummary, now: float) -> None:
         """Record a sync that ended at `now`."""
         self._pending = synced.after(self._pending) if self._pending else synced
         is_first = now - self._last_sync >= self._quiet

@@ -6,6 +6,8 @@ from ebpfproxy.linux.bpf.bpf import Map
 
 _ARRAY, _ARRAY_OF_MAPS = 2, 12  # BPF_MAP_TYPE_*
 _U32 = struct.Struct("=I")
+_NAME = "ebpfproxy_grace"
+"""What `bpftool map` shows. The maps are not pinned, so they end with the process."""
 
 
 class GracePeriod:
@@ -22,9 +24,9 @@ class GracePeriod:
 
     def __init__(self) -> None:
         """Raises KernelError."""
-        self._inner = Map.create(_ARRAY, 4, 4, 1)
+        self._inner = Map.create(_ARRAY, 4, 4, 1, name=_NAME)
         try:
-            self._outer = Map.create(_ARRAY_OF_MAPS, 4, 4, 1, inner=self._inner)
+            self._outer = Map.create(_ARRAY_OF_MAPS, 4, 4, 1, name=_NAME, inner=self._inner)
         except BaseException:
             self._inner.close()
             raise

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ebpfproxy.agent.sync_log import SYNCED, Synced, SyncLog
+from ebpfproxy.agent.sync_log import SYNCED, SyncLog, SyncSummary
 
 
-def synced(put: int = 1, dropped: int = 0, latency: float = 0.001) -> Synced:
-    return Synced(5, 7, put, dropped, 0, latency, 0.0005)
+def synced(put: int = 1, dropped: int = 0, latency: float = 0.001) -> SyncSummary:
+    return SyncSummary(5, 7, put, dropped, 0, latency, 0.0005)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

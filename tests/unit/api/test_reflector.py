@@ -116,7 +116,7 @@ class Script:
         return reflector
 
     @property
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         """The events in short: +name, -name, ?name of an invalid one, "synced"."""
         return [_short(event) for event in self.events]
 
@@ -161,7 +161,7 @@ def end(version: int) -> bytes:
 
 
 def error(code: int) -> bytes:
-    return line("ERROR", {"kind": "Status", "code": code, "message": "as told"})
+    return line("ERROR", {"kind": "Status", "code": code, "message": "from the server"})
 
 
 REFUSED = SourceError("connection refused")
@@ -171,7 +171,7 @@ SILENT = WatchSilent("nothing received")
 def test_objects_of_all_pages_are_reported_before_synced() -> None:
     script = Script(page(9, item("a", 1), more="t1"), page(9, item("b", 2)))
     script.run()
-    assert script.told == ["+a", "+b", "synced"]
+    assert script.reported == ["+a", "+b", "synced"]
     assert script.queries[0]["limit"] == "500"
     assert script.queries[0]["labelSelector"] == (
         "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
@@ -187,7 +187,7 @@ def test_a_failure_between_pages_sends_no_synced_and_deletes_nothing() -> None:
     script = Script(whole, StatusError(410, "gone"), *cut, whole)
     script.now = 1000.0
     script.run()
-    assert script.told == ["+a", "+b", "synced", "synced"]
+    assert script.reported == ["+a", "+b", "synced", "synced"]
 
 
 def test_a_watch_starts_where_the_list_ended_and_resumes_where_the_last_bookmark_was() -> None:
@@ -203,7 +203,7 @@ def test_watched_changes_are_reported() -> None:
     events = [line("ADDED", item("a", 10)), line("MODIFIED", item("a", 11)), line("DELETED", item("a", 12))]
     script = Script(page(9), [*events, 20])
     reflector = script.run()
-    assert script.told == ["synced", "+a", "+a", "-a"]
+    assert script.reported == ["synced", "+a", "+a", "-a"]
     assert reflector.events == 3
 
 
@@ -214,14 +214,14 @@ def test_a_relist_reports_only_changed_objects() -> None:
         page(20, item("same", 1), item("other", 15), item("new", 16)),
     )
     script.run()
-    assert script.told == ["+same", "+other", "synced", "+other", "+new", "synced"]
+    assert script.reported == ["+same", "+other", "synced", "+other", "+new", "synced"]
 
 
 @pytest.mark.parametrize("gone", [[20, error(410)], StatusError(410, "too old")], ids=["event", "status"])
 def test_an_expired_watch_leads_to_a_list_that_reports_missed_deletions(gone: Step) -> None:
     script = Script(page(9, item("a", 1), item("b", 2)), [600], gone, page(30, item("b", 2)))
     script.run()
-    assert script.told == ["+a", "+b", "synced", "-a", "synced"]
+    assert script.reported == ["+a", "+b", "synced", "-a", "synced"]
     assert script.waits == [], "nothing is overloaded; a list now is what is asked for"
 
 
@@ -244,7 +244,7 @@ def test_an_expired_continue_token_restarts_the_list_without_pages() -> None:
         page(12, item("b", 2), item("c", 11)),
     )
     script.run()
-    assert script.told == ["+a", "+b", "+c", "-a", "synced"]
+    assert script.reported == ["+a", "+b", "+c", "-a", "synced"]
     assert script.queries[2].keys().isdisjoint({"limit", "resourceVersion"})
     assert "continue" not in script.queries[2]
     assert script.queries[3]["resourceVersion"] == "12"
@@ -254,7 +254,7 @@ def test_waits_grow_to_a_minute_and_nothing_is_reported_meanwhile() -> None:
     script = Script(page(9, item("a", 1)), [600], *[REFUSED] * 7, [200, bookmark(10), 400], REFUSED)
     reflector = script.run()
     assert script.waits == [1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60, 1.6]
-    assert script.told == ["+a", "synced"]
+    assert script.reported == ["+a", "synced"]
     assert reflector.watch_errors == 8
     assert script.queries[-1]["resourceVersion"] == "10"
 
@@ -326,7 +326,7 @@ def test_retry_after_applies_if_it_is_longer_than_the_backoff() -> None:
 def test_a_status_that_rejects_the_resource_version_leads_to_a_list() -> None:
     script = Script(page(9), StatusError(400, "bad resourceVersion"), page(12))
     script.run()
-    assert script.told == ["synced", "synced"]
+    assert script.reported == ["synced", "synced"]
 
 
 @pytest.mark.parametrize("code", [401, 403, 429, 500, 503])
@@ -342,7 +342,7 @@ def test_a_line_that_is_not_an_event_leads_to_a_list_and_no_event_is_lost() -> N
         page(11, item("b", 10), item("c", 11)),
     )  # fmt: skip
     script.run()
-    assert script.told == ["+a", "synced", "+b", "+c", "-a", "synced"]
+    assert script.reported == ["+a", "synced", "+b", "+c", "-a", "synced"]
 
 
 def test_an_invalid_object_is_reported_once_and_stays_known() -> None:
@@ -350,7 +350,7 @@ def test_an_invalid_object_is_reported_once_and_stays_known() -> None:
     script = Script(page(9, bad), [line("MODIFIED", item("a", 10, clusterIP="junk")), 20, error(410)],
                     page(12, item("a", 10, clusterIP="junk")), [20, error(410)], page(20))  # fmt: skip
     script.run()
-    assert script.told == ["?default/a", "synced", "?default/a", "synced", "-a", "synced"]
+    assert script.reported == ["?default/a", "synced", "?default/a", "synced", "-a", "synced"]
 
 
 def test_an_object_with_labels_that_become_invalid_is_not_deleted() -> None:
@@ -359,7 +359,7 @@ def test_an_object_with_labels_that_become_invalid_is_not_deleted() -> None:
     junk["metadata"]["labels"] = ["junk"]
     script = Script(page(9, item("a", 1)), [20, error(410)], page(12, junk))
     script.run()
-    assert script.told == ["+a", "synced", "?default/a", "synced"]
+    assert script.reported == ["+a", "synced", "?default/a", "synced"]
 
 
 def test_an_object_without_a_resource_version_is_reported_every_time() -> None:
@@ -367,7 +367,7 @@ def test_an_object_without_a_resource_version_is_reported_every_time() -> None:
     bare["metadata"]["resourceVersion"] = 1
     script = Script(page(9, bare), [20, error(410)], page(12, bare), [20, error(410)], page(15))
     script.run()
-    assert script.told == ["+a", "synced", "+a", "synced", "-a", "synced"]
+    assert script.reported == ["+a", "synced", "+a", "synced", "-a", "synced"]
 
 
 def test_a_missing_node_is_reported_as_deleted_and_named_in_the_log(
@@ -375,7 +375,7 @@ def test_a_missing_node_is_reported_as_deleted_and_named_in_the_log(
 ) -> None:
     script = Script(page(9))
     script.run(own_node("node-1"))
-    assert script.told == ["-node", "synced"]
+    assert script.reported == ["-node", "synced"]
     assert script.queries[0]["fieldSelector"] == "metadata.name=node-1"
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -391,7 +391,7 @@ def test_two_hours_without_the_api_server_logs_few_lines(caplog: pytest.LogCaptu
     caplog.set_level("INFO", "ebpfproxy")
     script = Script(page(9), [20], *[REFUSED] * 125, [600])
     script.run()
-    assert script.told == ["synced"]
+    assert script.reported == ["synced"]
     assert sum(script.waits) > 7200
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert 1 <= len(warnings) <= 13, "one, and one again every ten minutes"
@@ -442,7 +442,7 @@ def test_a_streaming_list_reports_all_objects_and_continues_as_a_watch() -> None
         streaming=True,
     )
     reflector = script.run()
-    assert script.told == ["+a", "+b", "synced", "-a"]
+    assert script.reported == ["+a", "+b", "synced", "-a"]
     assert reflector.relists == 1
     first, second = script.queries
     assert first["sendInitialEvents"] == "true"
@@ -462,7 +462,7 @@ def test_objects_that_a_later_streaming_list_lacks_are_deleted_at_its_end() -> N
         streaming=True,
     )
     script.run()
-    assert script.told == ["+a", "+b", "synced", "+c", "-c", "-a", "synced"]
+    assert script.reported == ["+a", "+b", "synced", "+c", "-c", "-a", "synced"]
     assert script.queries[1]["resourceVersion"] == "9", "not older than what was reported"
     assert script.queries[1]["sendInitialEvents"] == "true"
 
@@ -481,7 +481,7 @@ def test_a_streaming_list_that_breaks_deletes_nothing_and_is_followed_by_an_ordi
         streaming=True,
     )
     script.run()
-    assert script.told == ["+a", "+b", "synced", "synced", "-a", "-b", "synced"]
+    assert script.reported == ["+a", "+b", "synced", "synced", "-a", "-b", "synced"]
     assert script.queries[2]["resourceVersion"] == "9"
     assert script.queries[2].keys().isdisjoint({"watch", "limit"}), "a limit would bypass the watch cache"
     assert "sendInitialEvents" in script.queries[4], "after an ordinary list, streaming is tried again"
@@ -494,7 +494,7 @@ def test_a_server_that_rejects_streaming_lists_is_listed_at_once_and_without_a_w
     caplog.set_level("INFO", "ebpfproxy")
     script = Script(StatusError(code, "sendInitialEvents: Forbidden"), page(9, item("a", 1)), streaming=True)
     reflector = script.run()
-    assert script.told == ["+a", "synced"]
+    assert script.reported == ["+a", "synced"]
     assert script.waits == []
     assert reflector.watch_errors == 0
     assert not caplog.records
@@ -504,7 +504,7 @@ def test_an_expired_version_in_a_server_that_ignores_the_parameters_causes_no_qu
     first = [[line("ADDED", item("a", 1)), SILENT], page(9, item("a", 1)), [600]]
     script = Script(*first, StatusError(410, "expired"), [error(410)], page(20), [600], streaming=True)
     script.run()
-    assert script.told == ["+a", "synced", "-a", "synced"]
+    assert script.reported == ["+a", "synced", "-a", "synced"]
     assert script.queries[-3]["resourceVersion"] == "9"
     assert script.waits == []
 
@@ -513,7 +513,7 @@ def test_an_expired_version_in_a_server_that_ignores_the_parameters_causes_no_qu
 def test_a_server_that_ignores_the_parameters_is_listed_at_once(then: Step) -> None:
     script = Script([line("ADDED", item("a", 1)), then], page(9, item("a", 1)), streaming=True)
     reflector = script.run()
-    assert script.told == ["+a", "synced"]
+    assert script.reported == ["+a", "synced"]
     assert script.waits == []
     assert reflector.watch_errors == 0
     assert script.silence == [30.0, 630.0], "an end of the initial events is expected after half a minute"
@@ -536,7 +536,7 @@ def test_a_version_that_the_server_does_not_have_leads_to_a_consistent_list_at_o
         after = [page(5, item("b", 4)), [600]]
     script = Script(*before, StatusError(410, "expired"), rejection, *after, streaming=streaming)
     script.run()
-    assert script.told == ["+a", "synced", "+b", "-a", "synced"]
+    assert script.reported == ["+a", "synced", "+b", "-a", "synced"]
     rejected, accepted = script.queries[len(before) + 1 :][:2]
     assert rejected["resourceVersion"] == "9"
     assert "resourceVersion" not in accepted
@@ -570,7 +570,7 @@ def test_a_watch_of_a_server_without_bookmarks_may_be_silent_until_its_timeout()
 def test_a_watch_that_becomes_silent_is_resumed() -> None:
     script = Script(page(9), [60, bookmark(10), SILENT], [60, bookmark(12), 540])
     script.run()
-    assert script.told == ["synced"]
+    assert script.reported == ["synced"]
     assert script.queries[2]["resourceVersion"] == "10"
     assert script.waits == [1.6]
 
@@ -586,18 +586,18 @@ def test_a_resumed_watch_that_stays_silent_leads_to_a_list() -> None:
         [600],
     )
     script.run()
-    assert script.told == ["+a", "synced", "-a", "synced"]
+    assert script.reported == ["+a", "synced", "-a", "synced"]
     assert script.silence == [630.0, 180.0, 180.0, 630.0, 630.0], "bookmarks are expected only from now on"
 
 
 def test_a_watch_that_goes_back_leads_to_a_list() -> None:
     script = Script(page(9, item("a", 1)), [line("ADDED", item("b", 7))], page(9, item("a", 1)))
     script.run()
-    assert script.told == ["+a", "synced", "synced"]
+    assert script.reported == ["+a", "synced", "synced"]
 
 
 def test_a_deletion_with_the_last_version_of_its_object_does_not_take_the_watch_back() -> None:
     script = Script(page(9, item("a", 1)), [line("DELETED", item("a", 1)), 600], [600])
     script.run()
-    assert script.told == ["+a", "synced", "-a"]
+    assert script.reported == ["+a", "synced", "-a"]
     assert script.queries[2]["resourceVersion"] == "9"
