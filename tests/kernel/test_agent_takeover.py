@@ -85,8 +85,10 @@ class Node:
 
     def ruleset(self) -> str:
         """The nftables tables of kube-proxy, without those that iptables shows."""
-        tables = re.findall(r"^table (\w+ kube-proxy)$", self.run("nft list tables"), re.MULTILINE)
-        return "".join(self.run(f"nft list table {table}") for table in tables)
+        tables = re.findall(
+            r"^table \w+ kube-proxy \{$.*?^\}$", self.run("nft list ruleset"), re.MULTILINE | re.DOTALL
+        )
+        return "\n".join(tables)
 
     def reset(self) -> None:
         """End the agent; remove all state of the agent and of kube-proxy."""

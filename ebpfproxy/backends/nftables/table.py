@@ -2,11 +2,11 @@
 
 import errno
 import itertools
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ebpfproxy.backends.nftables import reading, steps
+from ebpfproxy.backends.nftables.clients import Clients
 from ebpfproxy.backends.nftables.commit import commit_steps
 from ebpfproxy.backends.nftables.compiled import KnownObjects, compile_entries
 from ebpfproxy.backends.nftables.entries import (
@@ -21,14 +21,12 @@ from ebpfproxy.backends.nftables.entries import (
     Set,
     nft_family,
 )
-from ebpfproxy.backends.nftables.names import affinity_number_of_set
-from ebpfproxy.backends.nftables.node_objects import AFFINITY, AFFINITY_MAX, EQUAL_BYTES
+from ebpfproxy.backends.nftables.node_objects import AFFINITY, EQUAL_BYTES
 from ebpfproxy.backends.nftables.steps import Step
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages
 from ebpfproxy.linux.nft.messages import SetNames, Table
 from ebpfproxy.linux.nft.nft import Session
-from ebpfproxy.linux.nft.sets import SetElement
 from ebpfproxy.linux.nft.statements import Outside
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import NftablesCounts
@@ -63,6 +61,7 @@ class KernelTable:
         self._session = session
         self._clock = clock
         self._names = SetNames()
+        self._clients = Clients(session, self._table)
         self._known: KnownObjects | None = None  # None: not read yet
         self._was_read = False  # since the agent's last change
         self._emptied: dict[str, float] = {}  # chains to delete, with the time when they were emptied
@@ -81,6 +80,7 @@ class KernelTable:
                 del self._emptied[name]
         self._known = KnownObjects({}, {}, set(), {})
         self._known.update(found, ())
+        self._clients.read(found)
         self._was_read, self.must_read = True, False
         return found
 
@@ -107,16 +107,17 @@ class KernelTable:
         self, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects
     ) -> dict[Key, KernelError]:
         self._delete_emptied(puts)
+        self._clients.forget(puts)
         rejected: dict[Key, KernelError] = {}
         first = _chains_to_prepare(puts, known)
         if first:
             rejected = self._prepare(first, puts, known)
         rest = {key: entry for key, entry in puts.items() if key not in first}
         rejected |= self._finish(rest, drops, known, rejected)
-        known.update(
-            {key: entry for key, entry in puts.items() if key not in rejected},
-            (key for key in drops if key not in rejected),
-        )
+        written = {key: entry for key, entry in puts.items() if key not in rejected}
+        dropped = [key for key in drops if key not in rejected]
+        known.update(written, dropped)
+        self._clients.update(written, dropped)
         self._was_read = False
         return rejected
 
@@ -130,7 +131,7 @@ class KernelTable:
     ) -> dict[Key, KernelError]:
         """Commit the final transaction. `before`: the keys that were already rejected."""
         change, rejected = compile_entries(puts, drops, known)
-        clients = self._former_clients(puts, drops)
+        clients = self._clients.former(puts, drops)
         all_steps = itertools.chain(
             steps.transaction(self._table, change, known, self._names),
             (Step(each, None) for each in messages.add_elements(self._table, AFFINITY, clients)),
@@ -139,24 +140,6 @@ class KernelTable:
         self._emptied |= dict.fromkeys(done.emptied, self._clock())
         self.must_read = self.must_read or (done.is_unexpected and not self._was_read)
         return rejected | done.rejected
-
-    def _former_clients(self, puts: Mapping[Key, Entry], drops: Collection[Key]) -> list[SetElement]:
-        """Return the clients in the affinity sets of kube-proxy or a previous version that are dropped.
-
-        They had a set for each endpoint. The numbers of the endpoints follow from the names.
-        """
-        clients: dict[bytes, SetElement] = {}
-        if Set(self._family, AFFINITY) not in puts:
-            return []
-        for key in drops:
-            number = isinstance(key, Set) and affinity_number_of_set(key.name)
-            if number is False or number is None or not isinstance(key, Set):
-                continue
-            for each in self._session.elements(self._table, key.name):
-                if each.expires:
-                    client = each.key + number.to_bytes(4, sys.byteorder)
-                    clients[client] = SetElement(client, timeout=each.timeout, expires=each.expires)
-        return list(clients.values())[:AFFINITY_MAX]
 
     def _prepare(
         self, chains: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: KnownObjects

@@ -38,6 +38,8 @@ HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 
 COMMENT, _ELEMENT_FLAGS = 0, 1
 DIGEST = 200
 """The digest of a rule. nft ignores types that it does not know."""
+REMEMBERS = 201
+"""The number that a rule remembers clients with, in the byte order of this machine."""
 _U64 = struct.Struct(">Q")
 _OPEN = (1).to_bytes(4, sys.byteorder)
 
@@ -172,6 +174,8 @@ def add_rule(table: Table, chain: str, rule: Rule, names: SetNames) -> Iterator[
         expressions = tuple(_with_set(each, numbers, names) for each in expressions)
     data = _comment(rule.comment) if rule.comment else b""
     data += _userdata(DIGEST, rule.digest)
+    if rule.remembers is not None:
+        data += _userdata(REMEMBERS, rule.remembers.to_bytes(4, sys.byteorder))
     parts = [_of(table), name(2, chain), nested(4, encode_all(expressions)), attribute(7, data)]
     yield Operation(Kind.NEW_RULE, NLM_F_CREATE | _NLM_F_APPEND, table.number, b"".join(parts))
 

@@ -3,6 +3,7 @@
 import functools
 import operator
 import struct
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,7 +11,17 @@ from ebpfproxy.linux.netlink.netlink import attribute, attributes, text
 from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.encoding import decode_verdict, number
 from ebpfproxy.linux.nft.expressions import Code
-from ebpfproxy.linux.nft.messages import COMMENT, DIGEST, HEAD, HOOKS, INTERVAL_END, VERDICTS, Hook, Table
+from ebpfproxy.linux.nft.messages import (
+    COMMENT,
+    DIGEST,
+    HEAD,
+    HOOKS,
+    INTERVAL_END,
+    REMEMBERS,
+    VERDICTS,
+    Hook,
+    Table,
+)
 from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag
 from ebpfproxy.linux.nft.statements import LIST_KEY
@@ -99,15 +110,16 @@ class ListedRule(NamedTuple):
 
 def read_rule(payload: bytes) -> ListedRule:
     """The rule in a payload. Without a digest in its userdata it is one of another program."""
-    chain, digest, target = "", b"", ""
+    chain, digest, target, remembers = "", b"", "", b""
     for kind, value in attributes(payload, HEAD.size):
         if kind == 2:
             chain = text(value)
         elif kind == 4:
             target = _target(value)
         elif kind == 7:
-            digest = _userdata(value, DIGEST)
-    return ListedRule(chain, Rule.listed(digest, target))
+            digest, remembers = _userdata(value, DIGEST), _userdata(value, REMEMBERS)
+    number = int.from_bytes(remembers, sys.byteorder) if remembers else None
+    return ListedRule(chain, Rule.listed(digest, target, number))
 
 
 def _target(expressions: bytes) -> str:

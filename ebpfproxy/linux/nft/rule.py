@@ -4,20 +4,20 @@ import hashlib
 
 from ebpfproxy.linux.nft.encoding import encode_all
 from ebpfproxy.linux.nft.expressions import Expression
-from ebpfproxy.linux.nft.statements import AnonymousSet, Outside, Statement, Verdict
+from ebpfproxy.linux.nft.statements import AnonymousSet, Outside, Remember, Statement, Verdict
 
 DIGEST_BYTES = 8
 
 
 class Rule:
-    """A rule. One that was read from the kernel has a digest and a target, but no statements.
+    """A rule. One that was read from the kernel has a digest, a target and `remembers`, but no statements.
 
-    Two rules are equal if their digests and targets are. The kernel never changes a rule, it only replaces
+    Two rules are equal if these three are. The kernel never changes a rule, it only replaces
     one by another, and the userdata with it, which have the digest. So a rule with a digest is as it was
     written, except for the names of chains.
     """
 
-    __slots__ = ("_digest", "comment", "problem", "statements", "target")
+    __slots__ = ("_digest", "comment", "problem", "remembers", "statements", "target")
 
     def __init__(self, *statements: Statement, comment: str = "") -> None:
         self.statements = statements
@@ -27,13 +27,15 @@ class Rule:
         self.target = next((each.chain for each in statements if isinstance(each, Verdict)), "")
         """The chain that the rule jumps to, "" if none. The kernel reports its present name, even if another
         program renamed it."""
+        self.remembers = next((each.number for each in statements if isinstance(each, Remember)), None)
+        """The number that the rule adds clients with to a set; None if it adds none."""
         self._digest: bytes | None = None
 
     @classmethod
-    def listed(cls, digest: bytes, target: str) -> "Rule":
+    def listed(cls, digest: bytes, target: str, remembers: int | None) -> "Rule":
         """Return a rule that was read from the kernel."""
         rule = cls()
-        rule.target, rule._digest = target, digest
+        rule.target, rule.remembers, rule._digest = target, remembers, digest
         return rule
 
     @property
@@ -73,7 +75,10 @@ class Rule:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rule):
             return NotImplemented
-        return self.digest == other.digest and self.target == other.target
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self.digest, self.target))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[bytes, str, int | None]:
+        return self.digest, self.target, self.remembers
