@@ -1,17 +1,17 @@
 """`ebpfproxy bench`: measures connections, packets, starts and changes in a testbed on this machine."""
 
 import json
-import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import click
-from rich.console import Console
 
 from ebpfproxy.bench import churn, connect, flows, nodeport, overhead, packet, report, sync
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
+from ebpfproxy.bench.sides import Progress
 from ebpfproxy.cli import bench_options as options
+from ebpfproxy.cli.terminal import console, steps
 
 _PIPED = 170
 """Characters in the longest line of a table, for output that no terminal wraps."""
@@ -57,7 +57,7 @@ def connect_command(
     on the node.
     """
     sizes = [connect.Size(count, endpoints, samples, rounds) for count in services]
-    _show("connect", connect.run(sizes, modes, _progress), output)
+    _show("connect", _results(lambda progress: connect.run(sizes, modes, progress)), output)
 
 
 @_bench("nodeport", "Time and throughput of an outside client through a NodePort", minutes=4)
@@ -92,7 +92,7 @@ def nodeport_command(
     direct-straight  directly to the second node
     """
     sizes = [connect.Size(count, endpoints, samples, rounds) for count in services]
-    _show("nodeport", nodeport.run(sizes, modes, megabytes, _progress), output)
+    _show("nodeport", _results(lambda progress: nodeport.run(sizes, modes, megabytes, progress)), output)
 
 
 @_bench("packet", "Time that a packet takes through a node", minutes=3)
@@ -123,7 +123,7 @@ def packet_command(
     For mode ebpf the table also has test runs of each program (BPF_PROG_TEST_RUN). They include floor_ns.
     """
     sizes = [packet.Size(count, endpoints, samples, rounds, runs) for count in services]
-    _show("packet", packet.run(sizes, modes, _progress), output)
+    _show("packet", _results(lambda progress: packet.run(sizes, modes, progress)), output)
 
 
 @_bench("overhead", "Cost for traffic that uses no Service", minutes=4)
@@ -154,7 +154,7 @@ def overhead_command(
     traffic on one node passes none. Mode ebpf-host attaches them.
     """
     size = overhead.Size(services, endpoints, rounds, megabytes, samples)
-    _show("overhead", overhead.run(size, modes, _progress), output)
+    _show("overhead", _results(lambda progress: overhead.run(size, modes, progress)), output)
 
 
 @_bench("flows", "Many connections at the same time, and full tables", minutes=8)
@@ -182,7 +182,7 @@ def flows_command(held: int, seconds: float, rounds: int, small: int, modes: lis
     nf_conntrack_max, or use a smaller --held.
     """
     size = flows.Size(held, seconds, rounds, small)
-    results = list(flows.run(size, modes, _progress))
+    results = _results(lambda progress: flows.run(size, modes, progress))
     _show("flows", results, output)
     _fail_where_any(results, flows.FAILURES)
 
@@ -234,7 +234,7 @@ def sync_command(
     as in the image.
     """
     size = sync.Size(services, endpoints, changes, rounds, sync_period, affinity, source)
-    _show("sync", sync.run(size, modes, _progress), output)
+    _show("sync", _results(lambda progress: sync.run(size, modes, progress)), output)
 
 
 @_bench("churn", "Failed connections while endpoints, agents or modes change", minutes=5)
@@ -297,15 +297,15 @@ def churn_command(
     exit code is 1 if any connection failed or an entry leaked.
     """
     size = churn.Size(connects, seconds, flap_ms, rate, services, endpoints, changes, source)
-    results = list(
-        churn.run(size, FaultSchedule(crash_s, replace, switch_s or move_s), modes, _progress, clients)
-    )
+    faults = FaultSchedule(crash_s, replace, switch_s or move_s)
+    results = _results(lambda progress: churn.run(size, faults, modes, progress, clients))
     _show("churn", results, output)
     _fail_where_any(results, (*churn.FAILURES, *churn.LEAKS))
 
 
-def _progress(text: str) -> None:
-    click.echo(text, err=True)
+def _results(run: Callable[[Progress], Iterable[Result]]) -> list[Result]:
+    with steps() as progress:
+        return list(run(progress))
 
 
 def _fail_where_any(results: Iterable[Result], failures: Collection[str]) -> None:
@@ -314,10 +314,8 @@ def _fail_where_any(results: Iterable[Result], failures: Collection[str]) -> Non
         raise click.exceptions.Exit(1)
 
 
-def _show(bench: str, results: Iterable[Result], output: str) -> None:
-    found = list(results)
+def _show(bench: str, results: list[Result], output: str) -> None:
     if output == "json":
-        click.echo(json.dumps(report.as_object(bench, found), indent=2))
+        click.echo(json.dumps(report.as_object(bench, results), indent=2))
     else:
-        # Without a terminal, as wide as the table needs.
-        Console(width=None if sys.stdout.isatty() else _PIPED).print(report.as_table(bench, found))
+        console(piped_width=_PIPED).print(report.as_table(bench, results))

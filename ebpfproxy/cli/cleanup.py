@@ -2,6 +2,7 @@
 
 import click
 
+from ebpfproxy.cli.terminal import progress
 from ebpfproxy.config import Config, FlagsCommand, config_options
 from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
 
@@ -39,11 +40,12 @@ def cleanup(config: Config, dry_run: bool = False) -> None:
     failures: list[KernelError] = []
     removed = []
     try:
-        for mode in MODES:
-            try:
-                removed += mode.remove(config, dry_run)
-            except KernelError as failure:
-                failures.append(failure)
+        with progress("searching the kernel for objects" if dry_run else "removing objects"):
+            for mode in MODES:
+                try:
+                    removed += mode.remove(config, dry_run)
+                except KernelError as failure:
+                    failures.append(failure)
     finally:
         if lock:
             lock.release()

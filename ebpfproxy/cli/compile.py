@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from ebpfproxy.cli.terminal import progress
 from ebpfproxy.config.command import FlagsCommand
 
 
@@ -24,4 +25,6 @@ def command(output: Path) -> None:
     from ebpfproxy.backends.ebpf.programs import object_file
     from ebpfproxy.linux.bpf import object_cache
 
-    click.echo(object_cache.save_only(object_file(), output))
+    with progress("compiling the BPF programs: about 4 s"):
+        saved = object_cache.save_only(object_file(), output)
+    click.echo(saved)
