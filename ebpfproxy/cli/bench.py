@@ -11,13 +11,20 @@ from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.bench.sides import Progress
 from ebpfproxy.cli import bench_options as options
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.terminal import console, steps
 
 _PIPED = 170
 """Characters in the longest line of a table, for output that no terminal wraps."""
 
 
-@click.group("bench")
+@click.group(
+    "bench",
+    epilog=examples("""
+    # Compare two modes.
+    ebpfproxy bench connect --modes=ebpf,nftables
+    """),
+)
 def command() -> None:
     """Measure connections, packets, starts and changes on this machine.
 
@@ -31,13 +38,25 @@ def command() -> None:
     """
 
 
-def _bench(name: str, short: str, *, minutes: int) -> Callable[[Callable[..., Any]], click.Command]:
+def _bench(
+    name: str, short: str, *, minutes: int, example: str
+) -> Callable[[Callable[..., Any]], click.Command]:
     """A command; `minutes` are those that its defaults take on two CPUs."""
     epilog = f"Takes about {minutes} min with one mode on two CPUs, and about as long for each further mode."
-    return command.command(name, short_help=f"{short} ({minutes} min).", epilog=epilog)
+    return command.command(
+        name, short_help=f"{short} ({minutes} min).", epilog=f"{epilog}\n\n{examples(example)}"
+    )
 
 
-@_bench("connect", "Time of a new connection through a Service", minutes=2)
+@_bench(
+    "connect",
+    "Time of a new connection through a Service",
+    minutes=2,
+    example="""
+    # Compare modes with few and many Services.
+    ebpfproxy bench connect --services=1,10000 --modes=ebpf,nftables
+    """,
+)
 @options.services("1,1000,10000")
 @options.endpoints
 @options.samples(20_000)
@@ -60,7 +79,15 @@ def connect_command(
     _show("connect", _results(lambda progress: connect.run(sizes, modes, progress)), output)
 
 
-@_bench("nodeport", "Time and throughput of an outside client through a NodePort", minutes=4)
+@_bench(
+    "nodeport",
+    "Time and throughput of an outside client through a NodePort",
+    minutes=4,
+    example="""
+    # Measure mode ebpf with packets that skip the stack of the node.
+    ebpfproxy bench nodeport --modes=ebpf,ebpf-redirect
+    """,
+)
 @options.services("10,10000")
 @options.endpoints
 @options.samples(10_000)
@@ -95,7 +122,15 @@ def nodeport_command(
     _show("nodeport", _results(lambda progress: nodeport.run(sizes, modes, megabytes, progress)), output)
 
 
-@_bench("packet", "Time that a packet takes through a node", minutes=3)
+@_bench(
+    "packet",
+    "Time that a packet takes through a node",
+    minutes=3,
+    example="""
+    # Measure the BPF programs, with a result for other programs.
+    ebpfproxy bench packet --services=10 -o json
+    """,
+)
 @options.services("10,10000")
 @options.endpoints
 @options.samples(20_000)
@@ -126,7 +161,15 @@ def packet_command(
     _show("packet", _results(lambda progress: packet.run(sizes, modes, progress)), output)
 
 
-@_bench("overhead", "Cost for traffic that uses no Service", minutes=4)
+@_bench(
+    "overhead",
+    "Cost for traffic that uses no Service",
+    minutes=4,
+    example="""
+    # Measure programs at the devices of pods, too.
+    ebpfproxy bench overhead --modes=ebpf,ebpf-host
+    """,
+)
 @options.count("--services", 10_000, "Services in the cluster. No client uses them.")
 @options.endpoints
 @options.rounds(10)
@@ -157,7 +200,15 @@ def overhead_command(
     _show("overhead", _results(lambda progress: overhead.run(size, modes, progress)), output)
 
 
-@_bench("flows", "Many connections at the same time, and full tables", minutes=8)
+@_bench(
+    "flows",
+    "Many connections at the same time, and full tables",
+    minutes=8,
+    example="""
+    # Hold 50,000 connections, and leave out the run with a full table.
+    ebpfproxy bench flows --held=50000 --small=0
+    """,
+)
 @options.count("--held", 200_000, "Connections that stay open during the run.")
 @options.seconds("--seconds", 20.0, "Seconds of new connections, for each path and round.", 1.0)
 @options.rounds(3)
@@ -187,7 +238,15 @@ def flows_command(held: int, seconds: float, rounds: int, small: int, modes: lis
     _fail_where_any(results, flows.FAILURES)
 
 
-@_bench("sync", "Start time, change time and memory of the agent", minutes=3)
+@_bench(
+    "sync",
+    "Start time, change time and memory of the agent",
+    minutes=3,
+    example="""
+    # Measure an agent that watches an API server.
+    ebpfproxy bench sync --services=1000 --source=api
+    """,
+)
 @options.count("--services", 10_000, "Services in the cluster.")
 @options.endpoints
 @options.count("--changes", 50, "Endpoint changes in each round, spread over three sync periods.")
@@ -237,7 +296,15 @@ def sync_command(
     _show("sync", _results(lambda progress: sync.run(size, modes, progress)), output)
 
 
-@_bench("churn", "Failed connections while endpoints, agents or modes change", minutes=5)
+@_bench(
+    "churn",
+    "Failed connections while endpoints, agents or modes change",
+    minutes=5,
+    example="""
+    # Kill and restart the agent every 15 s.
+    ebpfproxy bench churn --connects=100000 --crash-s=15
+    """,
+)
 @click.option(
     "--connects",
     type=click.IntRange(0),

@@ -2,12 +2,22 @@
 
 import click
 
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.terminal import progress
 from ebpfproxy.config import Config, FlagsCommand, config_options
 from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
 
 
-@click.command("cleanup", cls=FlagsCommand)
+@click.command(
+    "cleanup",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Show what would be removed.
+    ebpfproxy cleanup --dry-run
+    # Remove it.
+    ebpfproxy cleanup
+    """),
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @config_options
 def command(config: Config, dry_run: bool) -> None:

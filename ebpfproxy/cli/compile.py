@@ -4,11 +4,19 @@ from pathlib import Path
 
 import click
 
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.terminal import progress
 from ebpfproxy.config.command import FlagsCommand
 
 
-@click.command("compile", cls=FlagsCommand)
+@click.command(
+    "compile",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Compile for a wheel or an image.
+    ebpfproxy compile --output=build/objects
+    """),
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),

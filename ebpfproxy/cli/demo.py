@@ -18,6 +18,7 @@ from rich.table import Table
 
 from ebpfproxy.bench.load import Load
 from ebpfproxy.cli import terminal
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.lab import Lab, Pod, manifests, sockets
 from ebpfproxy.model.address import Protocol
 
@@ -35,7 +36,12 @@ FLOWS = 5
 console = terminal.console()
 
 
-@click.command("demo")
+@click.command(
+    "demo",
+    epilog=examples("""
+    ebpfproxy demo
+    """),
+)
 def command() -> None:
     """Run pods, a Service and the agent in network namespaces of this machine, and show each step.
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import click
 
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.terminal import console, progress
 from ebpfproxy.config import Config, FlagsCommand, config_options
 
@@ -12,7 +13,16 @@ _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a 
 _ANY_MODE = "any"
 
 
-@click.command("doctor", cls=FlagsCommand)
+@click.command(
+    "doctor",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Find the mode that auto selects, and what the others need.
+    ebpfproxy doctor
+    # Check one mode with the agent's flags.
+    ebpfproxy doctor --proxy-mode=iptables --iptables-backend=nft
+    """),
+)
 @config_options
 def command(config: Config) -> int:
     """Show which modes work on this machine, what the others need, and which one auto would select.
