@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from ebpfproxy import __version__, log
 from ebpfproxy.cli.epilog import exit_codes
@@ -30,6 +31,8 @@ COMMANDS = {
     "demo": "Run pods, a Service and the agent in namespaces of this machine.",
     "compile": "Compile the BPF programs for a package or an image.",
     "bench": "Measure connections, packets, starts and changes on this machine.",
+    "completion": "Print the script that completes command lines in a shell.",
+    "man": "Print the man page.",
     "version": "Show the version.",
 }
 """Each command and its summary in the list of commands."""
@@ -39,6 +42,9 @@ ENDED = "Ended because of an error"
 error before the log format is known, for example an unknown flag, is printed as by the other commands."""
 
 _TRACE_FROM = 4
+
+COMPLETION_VARIABLE = "_EBPFPROXY_COMPLETE"
+"""If this environment variable is set, click completes a command line instead of running a command."""
 
 
 class LazyGroup(click.Group):
@@ -61,6 +67,14 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(f"ebpfproxy.cli.{cmd_name}").command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command or an option. Click's method would import every command."""
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        commands = [
+            CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*commands, *options]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -85,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     If the command logs, the error is logged instead.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if COMPLETION_VARIABLE in os.environ:
+        importlib.import_module("ebpfproxy.cli.completion")  # its scripts set the variable
     try:
         code = group.main(words, prog_name="ebpfproxy", standalone_mode=False)
         return code if isinstance(code, int) else 0

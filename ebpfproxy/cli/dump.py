@@ -9,6 +9,7 @@ import click
 
 from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.rows import WRITERS, Row
+from ebpfproxy.cli.service_names import complete_service
 from ebpfproxy.config import FlagsCommand, options
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import parse_address
@@ -122,6 +123,7 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
 @click.option(
     "--service",
     metavar="NS/NAME[:PORT]",
+    shell_complete=complete_service,
     default="",
     help="Show only entries of this Service, or of one of its ports. Empty: all Services.",
 )

@@ -1,4 +1,4 @@
-"""Decides for each command of the documents and of the help whether it is run, checked without a cluster, or exempt.
+"""Decides for each command of the documents and the help: run, checked without a cluster, or exempt.
 
 `outcome_of` fails for a command that is none of these. Then do one of the following:
 
