@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documented import Command, in_help
 from tests.support.kustomize import DEPLOY, KUBECTL, render
 from tests.support.pods import PodServer, make_pod
 from tests.support.shell import ROOT
 
 PLUGIN = DEPLOY / "kubectl" / "kubectl-ebpfproxy"
+EXAMPLES = [each for each in in_help() if each.text.startswith("kubectl")]
 SCRIPT = """#!/bin/sh
 printf '%s\\n' "$POD_NAME runs ebpfproxy $*"
 echo "warning of $1" >&2
@@ -97,6 +99,19 @@ def test_commands_that_work_like_the_agent_get_its_flags_first(cluster: Cluster)
             f'ebpfproxy-aaaaa runs ebpfproxy {command} {flags} --cluster-cidr=$5 "`\\ 10.96.0.1:443\n'
         )
     assert cluster.kubectl("dump", "a").stdout == "ebpfproxy-aaaaa runs ebpfproxy dump\n"
+
+
+@pytest.mark.parametrize(
+    "example",
+    EXAMPLES,
+    ids=lambda each: f"{each.text}",
+)
+def test_the_examples_of_the_help_run(cluster: Cluster, example: Command) -> None:
+    for number, pod in enumerate(cluster.server.pods, 1):
+        pod["spec"]["nodeName"] = f"worker-{number}"
+    done = cluster.kubectl(*example.text.split()[2:])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 @pytest.mark.parametrize("code", [1, 4, 130])

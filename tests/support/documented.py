@@ -4,6 +4,7 @@ import functools
 import itertools
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
+PLUGIN = ROOT / "deploy" / "kubectl" / "kubectl-ebpfproxy"
 
 SHELL = ("sh", "bash", "console", "")
 """Languages of fenced blocks that may hold commands."""
@@ -77,11 +79,15 @@ def commands() -> tuple[Command, ...]:
 
 @functools.cache
 def in_help() -> tuple[Command, ...]:
-    """The examples in the help of the commands. The page is the command that shows the help."""
+    """The examples in the help of the commands, and of the plugin of kubectl. The page is the command that
+    shows the help."""
+    helps = [(name, examples_of(command)) for name, command in commands_below("ebpfproxy", group)]
+    plugin = subprocess.run([PLUGIN, "--help"], capture_output=True, text=True, check=True).stdout
+    section = plugin.partition("\nExamples:\n")[2].partition("\n\n")[0]
     return tuple(
         Command(f"{name} --help", line, text)
-        for name, command in commands_below("ebpfproxy", group)
-        for line, text in _block_commands(_Block("sh", 1, examples_of(command), ""))
+        for name, lines in (*helps, ("kubectl ebpfproxy", section.splitlines()))
+        for line, text in _block_commands(_Block("sh", 1, lines, ""))
     )
 
 
@@ -139,9 +145,10 @@ def is_command(text: str) -> bool:
 
 
 def simple_commands(text: str) -> list[list[str]]:
-    """The words of each command of a pipe or a list. Raises ValueError where quotes are not closed.
+    """The words of each command of a pipe or a list, without redirections to a file. Raises ValueError where
+    quotes are not closed.
 
-    >>> simple_commands("sudo a -x 'b c' | d; e")
+    >>> simple_commands("sudo a -x 'b c' | d; e >/tmp/f")
     [['a', '-x', 'b c'], ['d'], ['e']]
     """
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;()")
@@ -151,7 +158,7 @@ def simple_commands(text: str) -> list[list[str]]:
     for word in lexer:
         if word in _OPERATORS:
             found.append([])
-        elif word != "sudo":
+        elif word != "sudo" and not re.match(r">[\w/]", word):
             found[-1].append(word)
     return [words for words in found if words]
 

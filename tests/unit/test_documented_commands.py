@@ -27,6 +27,8 @@ def test_a_command_is_covered(command: Command) -> None:
         ("```\nmake coffee\n```", "README.md:2: .*no target coffee"),
         ("`kubectl rollout status --no-such-flag`", "README.md:1: .*no-such-flag"),
         ("`kubectl exec POD -- ebpfproxy dump --no-such-flag`", "README.md:1: .*no-such-flag"),
+        ("`kubectl ebpfproxy dump worker-1 --no-such-flag`", "README.md:1: .*no-such-flag"),
+        ("`kubectl ebpfproxy frobnicate worker-1`", "README.md:1: .*no such command: frobnicate"),
         ("```sh\nkubectl apply -k deploy/elsewhere\n```", "README.md:2: there is no deploy/elsewhere"),
     ],
 )
