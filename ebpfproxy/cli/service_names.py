@@ -1,7 +1,5 @@
 """Completion of the names of Services, from the BPF maps."""
 
-from pathlib import Path
-
 import click
 
 from ebpfproxy.config.settings import OPTIONS
@@ -15,10 +13,10 @@ def complete_service(context: click.Context, _parameter: click.Parameter, incomp
     """
     from ebpfproxy.backends.ebpf.inspect.tables import service_names
 
-    root = context.params.get("bpffs_root") or OPTIONS["bpffs_root"].default
     try:
-        names = service_names(Path(root))
-    except (EbpfProxyError, OSError):
+        root = OPTIONS["bpffs_root"].parse(context.params.get("bpffs_root"))
+        names = service_names(root)
+    except (EbpfProxyError, OSError, ValueError):
         return []
     if ":" not in incomplete:
         names = {name.partition(":")[0] for name in names}

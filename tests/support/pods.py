@@ -62,6 +62,10 @@ class PodServer(ApiServer):
         self.environment: dict[str, str] = {}
         self.executed: list[tuple[str, str, list[str]]] = []
 
+    def __enter__(self) -> "PodServer":
+        self.start()
+        return self
+
     def answer(self, handler: Any) -> None:
         url = urllib.parse.urlsplit(handler.path)
         query = urllib.parse.parse_qs(url.query)
