@@ -103,7 +103,7 @@ def _show_outcomes(outcomes: Sequence["Outcome"]) -> None:
     """Print what failed; without any action, that there was nothing to do."""
     if not outcomes:
         click.echo("fix: nothing to do")
-    for action, failure in outcomes:
+    for action, _, failure in outcomes:
         if failure:
             click.echo(f"failed: {action}: {failure.message}" + (f"; {failure.hint}" if failure.hint else ""))
     click.echo()
@@ -125,7 +125,12 @@ def _as_object(report: "Report", outcomes: Sequence["Outcome"]) -> dict[str, obj
             for each in report.checks
         ],
         "actions": [
-            {"action": action, "failure": failure.message if failure else ""} for action, failure in outcomes
+            {
+                "action": each.action,
+                "state": each.state,
+                "failure": each.failure.message if each.failure else "",
+            }
+            for each in outcomes
         ],
     }
 

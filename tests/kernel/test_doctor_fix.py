@@ -174,6 +174,7 @@ def test_a_module_that_cannot_be_loaded_is_reported_and_does_not_end_the_fix(nod
     found = {each["action"]: each["failure"] for each in json.loads(done.stdout)["actions"]}
     assert found["modprobe ip_vs"].startswith("cannot load the module ip_vs: ")
     assert found[SET_ESTABLISHED] == ""
+    assert {each["state"] for each in json.loads(done.stdout)["actions"]} == {"done", "failed"}
     assert "fix: modprobe ip_vs" in done.stderr.splitlines()
     assert done.returncode == 1
 

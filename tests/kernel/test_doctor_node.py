@@ -206,7 +206,9 @@ def test_a_plain_node_has_no_plugin_and_no_other_proxy(doctor: Doctor) -> None:
 
 
 def test_what_cannot_be_read_is_reported(doctor: Doctor) -> None:
+    plugin_traces.cilium(doctor.node)
     checks = doctor.checks(cgroup_root=doctor.folder / "missing")
+    assert f"{NETWORK_PLUGIN} Cilium" in checks, "whether it replaces kube-proxy is unknown"
     check = checks["reading programs of the cgroup"]
     assert check.state is State.OPTIONAL
     assert "cannot open the cgroup" in check.detail

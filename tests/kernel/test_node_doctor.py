@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ebpfproxy.diagnose.doctor.links import Page
-from ebpfproxy.diagnose.doctor.other_proxies import PROXY
+from ebpfproxy.diagnose.doctor.other_proxies import LEFT_OVER, PROXY
 from tests.kernel.uplinks import LOOSE, STRICT, Uplinks
 
 pytestmark = [pytest.mark.kernel, pytest.mark.ways("nftables")]
@@ -50,4 +50,7 @@ def test_a_strict_reverse_path_filter_accepts_equal_cost_routes(uplinks: Uplinks
 
 
 def test_a_running_agent_is_not_another_proxy(uplinks: Uplinks) -> None:
-    assert re.fullmatch(r"present an ebpfproxy agent runs: process \d+", state(doctor(uplinks), PROXY))
+    report = doctor(uplinks)
+    assert re.fullmatch(r"present an ebpfproxy agent runs: process \d+", state(report, PROXY))
+    assert LEFT_OVER not in report
+    assert "free port" not in report

@@ -8,7 +8,6 @@ import contextlib
 import http.client
 import itertools
 import re
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
@@ -49,7 +48,7 @@ def checks(found: Sequence[Found], traces: Traces, config: Config) -> Iterator[C
         yield Check(NODE, PROXY, State.PRESENT, running, "", Page.OTHER_PROXY)
     if not (proxies or agents or others):
         yield _left_over(traces)
-        yield from _ports(config)
+        yield from _ports(traces, config)
 
 
 def kube_proxies(processes: Sequence[Process]) -> tuple[Process, ...]:
@@ -146,38 +145,22 @@ def _left_over(traces: Traces) -> Check:
     )
 
 
-def _ports(config: Config) -> Iterator[Check]:
+def _ports(traces: Traces, config: Config) -> Iterator[Check]:
     """Ports of the agent at which another program listens."""
     state = State.REQUIRED if config.bind_address_hard_fail else State.OPTIONAL
     for listen, flag in (
         (config.healthz_listen, "--healthz-bind-address"),
         (config.metrics_listen, "--metrics-bind-address"),
     ):
-        if listen and not _is_free(*listen):
+        if listen and listen[1] in traces.ports:
             yield Check(
                 NODE,
                 f"free port {listen[1]}",
                 state,
-                "another program listens there, so the agent's HTTP server cannot",
+                "another program listens there, so the agent's HTTP server may not be able to",
                 f"stop that program, or set {flag}",
                 Page.PORTS,
             )
-
-
-def _is_free(host: str, port: int) -> bool:
-    """Whether a server can listen there. It listens for a moment, in the calling thread's network
-    namespace. An address that this node does not have counts as free."""
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(kind, socket.SOCK_STREAM) as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind((host, port))
-            server.listen(1)
-        except PermissionError:
-            return True
-        except OSError as failure:
-            return "in use" not in str(failure)
-    return True
 
 
 def proxy_mode() -> str:

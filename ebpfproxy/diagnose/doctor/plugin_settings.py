@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.doctor.check import NODE, Check, State
 from ebpfproxy.diagnose.doctor.links import Page
-from ebpfproxy.diagnose.doctor.plugins import Dataplane, Found, Plugin
+from ebpfproxy.diagnose.doctor.plugins import Found, Plugin
 from ebpfproxy.diagnose.doctor.traces import Traces
 from ebpfproxy.plan.service_plan import DetectLocal
 
@@ -59,13 +59,10 @@ _PODS = {
 addresses by default, and a device for each pod."""
 
 _MARKS = {
-    (Plugin.CALICO, Dataplane.IPTABLES): 0xFFFF0000,  # IptablesMarkMask in felix/config/config_params.go
-    (Plugin.CALICO, Dataplane.NFTABLES): 0xFFFF0000,
-    (Plugin.CALICO, Dataplane.EBPF): 0x1FF00000,  # felix/bpf-gpl/bpf.h
+    Plugin.CALICO: 0xFFFF0000,  # IptablesMarkMask in felix/config/config_params.go, for all dataplanes
     # MARK_MAGIC_HOST_MASK and the bits of an identity in bpf/lib/common.h. With IPsec also 0xf000.
-    (Plugin.CILIUM, Dataplane.REPLACES): 0xFFFF0FFF,
-    (Plugin.CILIUM, Dataplane.WITHOUT): 0xFFFF0FFF,
-    (Plugin.AWS, Dataplane.USUAL): 0x80,  # defaultConnmark in pkg/networkutils/network.go
+    Plugin.CILIUM: 0xFFFF0FFF,
+    Plugin.AWS: 0x80,  # defaultConnmark in pkg/networkutils/network.go
 }
 """Bits of the packet mark that plugins use by default. Those in their rules are added."""
 
@@ -93,7 +90,7 @@ def mark_bits(found: Found, traces: Traces) -> int:
     marks = (
         _mask(match) for name in found.chains for rule in traces.chains[name] for match in _marks_set(rule)
     )
-    return functools.reduce(operator.or_, marks, _MARKS.get((found.plugin, found.dataplane), 0))
+    return functools.reduce(operator.or_, marks, _MARKS.get(found.plugin, 0))
 
 
 def _marks_set(rule: str) -> Iterable[re.Match[str]]:

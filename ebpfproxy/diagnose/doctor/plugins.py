@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ebpfproxy.diagnose.doctor.traces import CGROUP, Traces
+from ebpfproxy.diagnose.doctor.traces import CGROUP, CGROUP_PROGRAMS, DEVICE_PROGRAMS, Traces
 
 _MAX_SHOWN = 5
 
@@ -27,9 +27,10 @@ class Plugin(enum.StrEnum):
 
 
 class Dataplane(enum.StrEnum):
-    """How a plugin forwards packets. `USUAL`: there is only one way that matters for ebpfproxy."""
+    """How a plugin forwards packets. `UNKNOWN`: programs cannot be read, or there is one way
+    only."""
 
-    USUAL = ""
+    UNKNOWN = ""
     IPTABLES = "iptables"
     NFTABLES = "nftables"
     EBPF = "eBPF"
@@ -153,13 +154,16 @@ def _shown(kind: str, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _dataplane(plugin: Plugin, traces: Traces) -> Dataplane:
-    if plugin is Plugin.CALICO:
-        if translating_programs(plugin, traces) or "bpfin.cali" in traces.devices:
-            return Dataplane.EBPF
+    if plugin not in _TRANSLATING:
+        return Dataplane.UNKNOWN
+    is_calico = plugin is Plugin.CALICO
+    if translating_programs(plugin, traces) or (is_calico and "bpfin.cali" in traces.devices):
+        return Dataplane.EBPF if is_calico else Dataplane.REPLACES
+    if {CGROUP_PROGRAMS, DEVICE_PROGRAMS} & traces.unread.keys():
+        return Dataplane.UNKNOWN
+    if is_calico:
         return Dataplane.NFTABLES if "calico" in traces.tables else Dataplane.IPTABLES
-    if plugin is Plugin.CILIUM:
-        return Dataplane.REPLACES if translating_programs(plugin, traces) else Dataplane.WITHOUT
-    return Dataplane.USUAL
+    return Dataplane.WITHOUT
 
 
 _TRANSLATING = {Plugin.CALICO: r"cali_tc_.+|calico_connect_.+", Plugin.CILIUM: r"cil_sock[46]_conn.*"}

@@ -28,10 +28,16 @@ class Action(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`failure`: None if the action succeeded or was not run (`--dry-run`)."""
+    """`was_run`: False with `--dry-run`. `failure`: None if the action succeeded or was not run."""
 
     action: str
+    was_run: bool
     failure: EbpfProxyError | None = None
+
+    @property
+    def state(self) -> str:
+        """One of "planned", "done" and "failed"."""
+        return "failed" if self.failure else "done" if self.was_run else "planned"
 
 
 def plan(
@@ -60,8 +66,8 @@ def _perform(action: Action, announce: Callable[[str], None], dry_run: bool) -> 
         if not dry_run:
             action.run()
     except EbpfProxyError as failure:
-        return Outcome(action.text, failure)
-    return Outcome(action.text)
+        return Outcome(action.text, True, failure)
+    return Outcome(action.text, not dry_run)
 
 
 def _actions(config: Config, mode: str, findings: Sequence[Finding]) -> Iterator[Action]:

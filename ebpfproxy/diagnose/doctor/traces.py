@@ -21,11 +21,15 @@ from ebpfproxy.linux.bpf.tc import Side
 from ebpfproxy.linux.netlink import links
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.processes import Process
+from ebpfproxy.linux.sockets import sockets
 
 T = TypeVar("T")
 
 CGROUP = "cgroup"
 """The place of programs at the root of cgroup v2."""
+
+CGROUP_PROGRAMS, DEVICE_PROGRAMS = "programs of the cgroup", "programs of network devices"
+"""Keys of `Traces.unread`."""
 
 _CONNECT = (10, 11)  # BPF_CGROUP_INET4_CONNECT, BPF_CGROUP_INET6_CONNECT
 
@@ -44,6 +48,7 @@ class Traces(NamedTuple):
     - `chains`: rules by chain, of all tables of iptables, both backends and both families.
     - `tables`: names of tables of nftables.
     - `processes`: those in the network namespace of this process.
+    - `ports`: those at which a TCP server listens, at any address.
     - `unread`: for each kind of trace that could not be read, the reason.
     """
 
@@ -53,6 +58,7 @@ class Traces(NamedTuple):
     tables: frozenset[str] = frozenset()
     programs: tuple[AttachedProgram, ...] = ()
     processes: tuple[Process, ...] = ()
+    ports: frozenset[int] = frozenset()
     unread: Mapping[str, EbpfProxyError] = {}
 
 
@@ -63,8 +69,8 @@ def read(config: Config, cni_folder: Path | None = None) -> Traces:
     chains: dict[str, tuple[str, ...]] = {}
     for name, rules in _attempt(unread, "iptables", _chains):
         chains[name] = (*chains.get(name, ()), *rules)
-    at_cgroup = _attempt(unread, "programs of the cgroup", lambda: _cgroup_programs(config.cgroup_root))
-    at_devices = _attempt(unread, "programs of network devices", _device_programs)
+    at_cgroup = _attempt(unread, CGROUP_PROGRAMS, lambda: _cgroup_programs(config.cgroup_root))
+    at_devices = _attempt(unread, DEVICE_PROGRAMS, _device_programs)
     return Traces(
         cni_files.read(folders),
         frozenset(_attempt(unread, "network devices", lambda: links.names().values())),
@@ -72,6 +78,7 @@ def read(config: Config, cni_folder: Path | None = None) -> Traces:
         frozenset(_attempt(unread, "nftables", _tables)),
         (*at_cgroup, *at_devices),
         tuple(processes.in_own_netns(config.proc_root)),
+        frozenset(_attempt(unread, "listening sockets", _ports)),
         unread,
     )
 
@@ -96,6 +103,11 @@ def _chains() -> Iterator[tuple[str, tuple[str, ...]]]:
 def _tables() -> Iterator[str]:
     with Session() as session:
         yield from session.table_names()
+
+
+def _ports() -> Iterator[int]:
+    for each in sockets.tcp([sockets.State.LISTEN]):
+        yield each.source_port
 
 
 def _cgroup_programs(root: Path | None) -> Iterator[AttachedProgram]:

@@ -94,11 +94,14 @@ def test_each_action_is_announced_before_it_runs_and_a_failure_ends_none() -> No
     actions = Action("a", fail), Action("b", lambda: log.append("ran b"))
     outcomes = remedies.perform(actions, lambda text: log.append(f"announced {text}"))
     assert log == ["announced a", "ran a", "announced b", "ran b"]
-    assert [str(each.failure or "") for each in outcomes] == ["cannot do a", ""]
+    assert [(each.state, str(each.failure or "")) for each in outcomes] == [
+        ("failed", "cannot do a"),
+        ("done", ""),
+    ]
 
 
 def test_a_dry_run_only_announces() -> None:
     log: list[str] = []
     actions = [Action("a", lambda: log.append("ran"))]
-    assert [each.failure for each in remedies.perform(actions, log.append, dry_run=True)] == [None]
+    assert [each.state for each in remedies.perform(actions, log.append, dry_run=True)] == ["planned"]
     assert log == ["a"]
