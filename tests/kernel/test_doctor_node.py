@@ -160,6 +160,15 @@ def test_calico_that_only_has_policies_leaves_local_traffic_to_the_plugin(doctor
     assert "cali" not in doctor.checks()[LOCAL_TRAFFIC].remedy
 
 
+def test_remains_of_a_plugin_do_not_affect_the_settings(doctor: Doctor) -> None:
+    """flannel's devices and rules stay when another plugin replaces it."""
+    plugin_traces.flannel(doctor.node)
+    shutil.rmtree(doctor.node.cni)
+    plugin_traces.calico_iptables(doctor.node)
+    assert doctor.plugins() == [f"{NETWORK_PLUGIN} flannel", f"{NETWORK_PLUGIN} Calico (iptables)"]
+    assert doctor.checks()[LOCAL_TRAFFIC].remedy.startswith(f"set {SETTINGS['calico-iptables']};")
+
+
 @pytest.mark.parametrize(
     ("name", "bit", "free"),
     [("calico-iptables", 16, 14), ("aws", 7, 14), ("cilium", 8, 14), ("calico-ebpf", 20, 14)],
@@ -203,6 +212,11 @@ def test_a_plain_node_has_no_plugin_and_no_other_proxy(doctor: Doctor) -> None:
     missing = {name: each.state for name, each in checks.items() if each.state is not State.PRESENT}
     assert missing == {NETWORK_PLUGIN: State.OPTIONAL}
     assert checks.keys() == {NETWORK_PLUGIN, LOCAL_TRAFFIC, PROXY, LEFT_OVER}
+
+
+def test_a_folder_that_does_not_exist_is_reported(doctor: Doctor) -> None:
+    check = doctor.checks()["reading CNI files"]
+    assert (check.state, check.remedy) == (State.OPTIONAL, "correct --cni-config-dir")
 
 
 def test_what_cannot_be_read_is_reported(doctor: Doctor) -> None:

@@ -43,7 +43,8 @@ class Found(NamedTuple):
 
     - `traces`: what it was recognized by, sorted by kind.
     - `chains`: those of iptables.
-    - `connects_pods`: it has a CNI file or devices. Otherwise it may only enforce network policies.
+    - `connects_pods`: it has a CNI file; if no plugin has one, it has devices. Others may only enforce
+      network policies, or are remains.
     """
 
     plugin: Plugin
@@ -114,16 +115,23 @@ def find(traces: Traces) -> tuple[Found, ...]:
 
     Several are usual: Calico's network policies beside another plugin, or remains of a previous one.
     """
-    return tuple(each for plugin in Plugin if (each := _found(plugin, traces)))
+    has_files = any(_files(plugin, traces) for plugin in Plugin)
+    return tuple(each for plugin in Plugin if (each := _found(plugin, traces, has_files)))
 
 
-def _found(plugin: Plugin, traces: Traces) -> Found | None:
+def _files(plugin: Plugin, traces: Traces) -> tuple[str, ...]:
     signature = _SIGNATURES[plugin]
-    files = [
+    return tuple(
         str(each.path)
         for each in traces.cni
         if each.network in signature.networks or signature.types & set(each.types)
-    ]
+    )
+
+
+def _found(plugin: Plugin, traces: Traces, has_files: bool) -> Found | None:
+    """`has_files`: whether any plugin has a CNI file."""
+    signature = _SIGNATURES[plugin]
+    files = _files(plugin, traces)
     devices = _matching(signature.devices, traces.devices)
     chains = _matching(signature.chains, traces.chains)
     shown = (
@@ -135,7 +143,7 @@ def _found(plugin: Plugin, traces: Traces) -> Found | None:
     )
     if not shown:
         return None
-    return Found(plugin, _dataplane(plugin, traces), shown, chains, bool(files or devices))
+    return Found(plugin, _dataplane(plugin, traces), shown, chains, bool(files if has_files else devices))
 
 
 def _matching(pattern: str, names: Iterable[str]) -> tuple[str, ...]:

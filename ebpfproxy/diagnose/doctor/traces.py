@@ -66,6 +66,8 @@ def read(config: Config, cni_folder: Path | None = None) -> Traces:
     """Read all traces. `cni_folder`: None to find it. Raises nothing for what cannot be read."""
     unread: dict[str, EbpfProxyError] = {}
     folders = (cni_folder,) if cni_folder else cni_files.default_folders(config.proc_root)
+    if cni_folder and not cni_folder.is_dir():
+        unread["CNI files"] = NotFound(f"there is no folder {cni_folder}", "correct --cni-config-dir")
     chains: dict[str, tuple[str, ...]] = {}
     for name, rules in _attempt(unread, "iptables", _chains):
         chains[name] = (*chains.get(name, ()), *rules)
