@@ -66,20 +66,17 @@ def command(config: Config, output: str, fix: bool, dry_run: bool, cni_config_di
       ebpfproxy doctor --fix --dry-run              # shows what --fix would do
       ebpfproxy doctor --proxy-mode=nftables --fix  # prepares the node for a mode
     """
-    from ebpfproxy.diagnose.doctor import remedies
-    from ebpfproxy.diagnose.doctor.report import make_report
+    from ebpfproxy.diagnose.doctor import report as reports
 
     if dry_run and not fix:
         raise click.UsageError("--dry-run requires --fix")
     _show_progress("probing the requirements of each mode and loading the BPF programs: about 5 s")
-    report = make_report(config, cni_config_dir)
     outcomes: Sequence[Outcome] = ()
     if fix:
-        actions = remedies.plan(config, report.selected, report.findings)
         announce = functools.partial(_announce, is_dry=dry_run, to_errors=output == "json")
-        outcomes = remedies.perform(actions, announce, dry_run)
-        if actions and not dry_run:
-            report = make_report(config, cni_config_dir)
+        report, outcomes = reports.fix(config, cni_config_dir, announce, dry_run)
+    else:
+        report = reports.make_report(config, cni_config_dir)
     if output == "json":
         click.echo(json.dumps(_as_object(report, outcomes), indent=2))
     else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.linux.bpf.bpf import Program
 from ebpfproxy.linux.bpf.tc import Side
-from tests.kernel.others import add_filter
+from tests.kernel.others import add_filter, linked
 from tests.support.bpf_place import CONNECT4, RETURN_1, load_program
 
 _SCHED_CLS = 3
@@ -55,6 +55,12 @@ class Node:
         self._stack.callback(program.close)
         cgroup.attach_multi(program, self.cgroup, CONNECT4, None)
         self._stack.callback(cgroup.detach, program, self.cgroup, CONNECT4)
+
+    def tcx_link(self, device: str, name: str) -> None:
+        """A program at ingress, by a tcx link (Linux 6.6)."""
+        program = Program.load(_SCHED_CLS, 0, RETURN_1, name)
+        self._stack.callback(program.close)
+        self._stack.enter_context(linked(socket.if_nametoindex(device), Side.INGRESS, program))
 
     def filter(self, device: str, name: str) -> None:
         """A tc filter at ingress."""
@@ -154,9 +160,7 @@ def kindnet_nftables(node: Node) -> None:
     """As kindnet without kind."""
     node.cni_file("10-kindnet.conflist", "kindnet", "cni-kindnet")
     node.device("knet12345678")
-    node.nft(
-        "table inet kindnet-ipmasq {\n chain postrouting {\n type nat hook postrouting priority 90;\n }\n}\n"
-    )
+    node.nft("table inet kindnet-ipmasq {\n chain postrouting {\n }\n}\n")
 
 
 def kube_router(node: Node) -> None:

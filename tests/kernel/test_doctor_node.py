@@ -18,6 +18,7 @@ from ebpfproxy.diagnose.doctor.check import Check, State
 from ebpfproxy.diagnose.doctor.other_proxies import LEFT_OVER, PROXY
 from ebpfproxy.diagnose.doctor.plugin_settings import LOCAL_TRAFFIC, MASQUERADE_BIT
 from ebpfproxy.linux import processes
+from ebpfproxy.linux.bpf import tcx
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import parse_network
 from ebpfproxy.plan.service_plan import DetectLocal
@@ -199,6 +200,14 @@ def test_redirection_is_reported_where_a_plugin_needs_the_stack(doctor: Doctor) 
     assert doctor.checks("ebpf", ebpf_redirect=True)[redirect].state is State.REQUIRED
     checks = doctor.checks("ebpf")
     assert not {redirect, LOCAL_TRAFFIC, MASQUERADE_BIT} & checks.keys()
+
+
+def test_programs_of_tcx_links_are_found(doctor: Doctor) -> None:
+    if not tcx.is_supported():
+        pytest.skip("this kernel has no tcx")
+    doctor.node.device("eth1")
+    doctor.node.tcx_link("eth1", "cil_from_netdev")
+    assert doctor.plugins() == [f"{NETWORK_PLUGIN} Cilium (without kube-proxy replacement)"]
 
 
 def test_a_plain_node_has_no_plugin_and_no_other_proxy(doctor: Doctor) -> None:

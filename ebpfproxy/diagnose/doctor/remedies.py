@@ -53,11 +53,19 @@ def plan(
 
 
 def perform(
-    actions: Sequence[Action], announce: Callable[[str], None], dry_run: bool = False
+    replan: Callable[[], Sequence[Action]], announce: Callable[[str], None], dry_run: bool = False
 ) -> tuple[Outcome, ...]:
-    """Run the actions in their order; pass each text to `announce` before. A failure does not end the
-    others. `dry_run`: announce them only."""
-    return tuple(_perform(each, announce, dry_run) for each in actions)
+    """Run the actions of `replan`, then those that it returns afterwards, until it returns no others.
+
+    A loaded module makes sysctls available that must be set, too. Each action runs once; a failure does not
+    end the others. The text is passed to `announce` before. `dry_run`: announce the first ones only.
+    """
+    outcomes: dict[str, Outcome] = {}
+    while new := [each for each in replan() if each.text not in outcomes]:
+        outcomes |= {each.text: _perform(each, announce, dry_run) for each in new}
+        if dry_run:
+            break
+    return tuple(outcomes.values())
 
 
 def _perform(action: Action, announce: Callable[[str], None], dry_run: bool) -> Outcome:

@@ -1,6 +1,6 @@
 """The report of ``ebpfproxy doctor``: reads the node and compares it with the agent's configuration."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,10 +8,11 @@ from ebpfproxy.backends import uplink_checks
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.selection import AUTO, MODES, best, examine
 from ebpfproxy.config import Config
-from ebpfproxy.diagnose.doctor import modes, other_proxies, plugin_settings, plugins, traces
+from ebpfproxy.diagnose.doctor import modes, other_proxies, plugin_settings, plugins, remedies, traces
 from ebpfproxy.diagnose.doctor.check import NODE, Check, State
 from ebpfproxy.diagnose.doctor.links import Page
 from ebpfproxy.diagnose.doctor.plugins import Found
+from ebpfproxy.diagnose.doctor.remedies import Action, Outcome
 from ebpfproxy.diagnose.doctor.traces import Traces
 
 NO_PLUGIN = "network plugin"
@@ -49,6 +50,21 @@ def make_report(config: Config, cni_folder: Path | None = None) -> Report:
         *modes.checks(NODE, uplink_checks.probe()),
     )
     return Report(findings, selected, reason, rows)
+
+
+def fix(
+    config: Config, cni_folder: Path | None, announce: Callable[[str], None], dry_run: bool
+) -> tuple[Report, tuple[Outcome, ...]]:
+    """Run the actions of `remedies`; return the report afterwards, and the outcome of each action."""
+    reports: list[Report] = []
+
+    def replan() -> Sequence[Action]:
+        latest = make_report(config, cni_folder)
+        reports.append(latest)
+        return remedies.plan(config, latest.selected, latest.findings)
+
+    outcomes = remedies.perform(replan, announce, dry_run)
+    return reports[-1], outcomes
 
 
 def node_checks(read: Traces, config: Config, selected: str | None) -> Iterator[Check]:

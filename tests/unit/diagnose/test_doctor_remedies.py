@@ -92,7 +92,7 @@ def test_each_action_is_announced_before_it_runs_and_a_failure_ends_none() -> No
         raise Rejected("cannot do a", "do b")
 
     actions = Action("a", fail), Action("b", lambda: log.append("ran b"))
-    outcomes = remedies.perform(actions, lambda text: log.append(f"announced {text}"))
+    outcomes = remedies.perform(lambda: actions, lambda text: log.append(f"announced {text}"))
     assert log == ["announced a", "ran a", "announced b", "ran b"]
     assert [(each.state, str(each.failure or "")) for each in outcomes] == [
         ("failed", "cannot do a"),
@@ -103,5 +103,25 @@ def test_each_action_is_announced_before_it_runs_and_a_failure_ends_none() -> No
 def test_a_dry_run_only_announces() -> None:
     log: list[str] = []
     actions = [Action("a", lambda: log.append("ran"))]
-    assert [each.state for each in remedies.perform(actions, log.append, dry_run=True)] == ["planned"]
+    assert [each.state for each in remedies.perform(lambda: actions, log.append, dry_run=True)] == ["planned"]
+    assert log == ["a"]
+
+
+def test_actions_that_others_make_possible_run_in_the_same_fix() -> None:
+    """A module has sysctls, which exist only after it is loaded."""
+    log: list[str] = []
+    sysctls = Action("sysctl", lambda: log.append("set"))
+    module = Action("modprobe", lambda: log.append("loaded"))
+
+    def replan() -> list[Action]:
+        return [sysctls] if "loaded" in log and "set" not in log else [] if "set" in log else [module]
+
+    outcomes = remedies.perform(replan, log.append)
+    assert [(each.action, each.state) for each in outcomes] == [("modprobe", "done"), ("sysctl", "done")]
+    assert log == ["modprobe", "loaded", "sysctl", "set"]
+
+
+def test_an_action_without_effect_does_not_run_again() -> None:
+    log: list[str] = []
+    remedies.perform(lambda: [Action("a", lambda: None)], log.append)
     assert log == ["a"]
