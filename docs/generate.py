@@ -114,8 +114,11 @@ def _escaped(text: str) -> str:
 def files() -> dict[Path, str]:
     """The text of each generated file, by path."""
     images: dict[Path, str] = runpy.run_path(str(FOLDER / "images" / "paths.py"))["files"]()
+    monitoring: dict[Path, str] = runpy.run_path(
+        str(FOLDER.parent / "deploy" / "monitoring" / "generate.py")
+    )["files"]()
     pages = {"configuration.md": configuration(), "log-messages.md": log_messages()}
-    return {FOLDER / name: text for name, text in pages.items()} | images
+    return {FOLDER / name: text for name, text in pages.items()} | images | monitoring
 
 
 if __name__ == "__main__":
