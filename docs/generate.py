@@ -13,6 +13,7 @@ from ebpfproxy.config.settings import Config
 
 FOLDER = Path(__file__).parent
 PACKAGE = FOLDER.parent / "ebpfproxy"
+_CHART = FOLDER.parent / "deploy/helm/generate.py"
 HEADER = """# Configuration reference
 
 This page is for operators who look up a flag or a field of the configuration file.
@@ -114,11 +115,12 @@ def _escaped(text: str) -> str:
 def files() -> dict[Path, str]:
     """The text of each generated file, by path."""
     images: dict[Path, str] = runpy.run_path(str(FOLDER / "images" / "paths.py"))["files"]()
-    monitoring: dict[Path, str] = runpy.run_path(
-        str(FOLDER.parent / "deploy" / "monitoring" / "generate.py")
-    )["files"]()
+    others = (FOLDER / "metrics_reference.py", FOLDER.parent / "deploy/monitoring/generate.py", _CHART)
+    elsewhere: dict[Path, str] = {}
+    for script in others:
+        elsewhere |= runpy.run_path(str(script))["files"]()
     pages = {"configuration.md": configuration(), "log-messages.md": log_messages()}
-    return {FOLDER / name: text for name, text in pages.items()} | images | monitoring
+    return {FOLDER / name: text for name, text in pages.items()} | images | elsewhere
 
 
 if __name__ == "__main__":
