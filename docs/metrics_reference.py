@@ -62,8 +62,11 @@ def rows() -> list[Row]:
         events=lambda: {"connect": 1},
         traffic=lambda: [ServiceTraffic("default/web", "TCP", "IPv4", 1, 1, 1, 1, 1)],
         bypassed=lambda: [DeviceSide("eth0", "ingress", ("other",), unreached=True)],
-        syncs=lambda: [IptablesCounts(Family.IPV4, rules={"nat": 1}, rules_last={"nat": 1}), NftablesCounts(Family.IPV4)],
-    )  # fmt: skip
+        syncs=lambda: [
+            IptablesCounts(Family.IPV4, rules={"nat": 1}, rules_last={"nat": 1}),
+            NftablesCounts(Family.IPV4),
+        ],
+    )
     labels = dict(_declared_labels(metrics))
     found = [_row(each, labels.get(each.name)) for each in metrics.registry.collect()]
     return sorted(found)

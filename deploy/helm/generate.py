@@ -64,6 +64,7 @@ def files() -> dict[Path, str]:
     comments = documented()
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     rows = "".join(
-        f"| `{path}` | `{json.dumps(value)}` | {comments[path]} |\n" for path, value in leaves(values, comments)
+        f"| `{path}` | `{json.dumps(value)}` | {comments[path]} |\n"
+        for path, value in leaves(values, comments)
     )
     return {CHART / "README.md": _HEADER + rows}

@@ -1,4 +1,4 @@
-"""The files of this folder that are generated: the dashboard of Grafana, and the PrometheusRule of alerts.yaml.
+"""The generated files of this folder: the dashboard of Grafana, and the PrometheusRule of alerts.yaml.
 
 `make docs-generate` writes them.
 """
@@ -11,6 +11,11 @@ FOLDER = Path(__file__).parent
 _NODE = '{instance=~"$instance"}'
 _WIDTH, _HEIGHT = 12, 8
 
+
+def _quantile(quantile: float, histogram: str) -> str:
+    return f"histogram_quantile({quantile}, sum by (le) (rate({histogram}_bucket@[5m])))"
+
+
 _PANELS: list[tuple[str, str, dict[str, str]]] = [
     ("Agents by mode", "none", {"{{mode}}": "count by (mode) (ebpfproxy_info@)"}),
     ("Agents that answer", "none", {"up": 'sum(up{job=~"(.+/)?ebpfproxy", instance=~"$instance"})'}),
@@ -18,16 +23,15 @@ _PANELS: list[tuple[str, str, dict[str, str]]] = [
         "Duration of syncs",
         "s",
         {
-            "99 %": "histogram_quantile(0.99, sum by (le) (rate(kubeproxy_sync_proxy_rules_duration_seconds_bucket@[5m])))",
-            "50 %": "histogram_quantile(0.5, sum by (le) (rate(kubeproxy_sync_proxy_rules_duration_seconds_bucket@[5m])))",
+            "99 %": _quantile(0.99, "kubeproxy_sync_proxy_rules_duration_seconds"),
+            "50 %": _quantile(0.5, "kubeproxy_sync_proxy_rules_duration_seconds"),
         },
     ),
     (
         "Time from a change of endpoints to the kernel",
         "s",
         {
-            "99 %": "histogram_quantile(0.99, sum by (le) "
-            "(rate(kubeproxy_network_programming_duration_seconds_bucket@[5m])))",
+            "99 %": _quantile(0.99, "kubeproxy_network_programming_duration_seconds"),
         },
     ),
     (
@@ -44,7 +48,11 @@ _PANELS: list[tuple[str, str, dict[str, str]]] = [
             "rejected entries {{instance}}": "ebpfproxy_rejected_entries@",
         },
     ),
-    ("Use of maps", "percentunit", {"{{map}} {{instance}}": "ebpfproxy_map_entries@ / ebpfproxy_map_capacity@"}),
+    (
+        "Use of maps",
+        "percentunit",
+        {"{{map}} {{instance}}": "ebpfproxy_map_entries@ / ebpfproxy_map_capacity@"},
+    ),
     (
         "Datapath events",
         "ops",
@@ -77,13 +85,17 @@ _PANELS: list[tuple[str, str, dict[str, str]]] = [
         "reqps",
         {"{{code}} {{method}}": "sum by (code, method) (rate(rest_client_requests_total@[5m]))"},
     ),
-    ("Memory of agents", "bytes", {"{{instance}}": "process_resident_memory_bytes@ and on (instance) ebpfproxy_info"}),
+    (
+        "Memory of agents",
+        "bytes",
+        {"{{instance}}": "process_resident_memory_bytes@ and on (instance) ebpfproxy_info"},
+    ),
     (
         "CPU time of agents",
         "percentunit",
         {"{{instance}}": "rate(process_cpu_seconds_total@[5m]) and on (instance) ebpfproxy_info"},
     ),
-]  # fmt: skip
+]
 """Title, unit, and expressions by legend. `@` stands for the selection of nodes."""
 
 

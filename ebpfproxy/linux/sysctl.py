@@ -34,9 +34,11 @@ def may_be(name: str, value: str) -> bool:
     False if it does not exist, cannot be read, or has another value and cannot be written.
     """
     try:
-        return read(name) == value or any(os.access(root / name, os.W_OK) for root in (ROOT, MOUNTED))
+        if read(name) == value:
+            return True
     except KernelError:
         return False
+    return any(os.access(root / name, os.W_OK) for root in (ROOT, MOUNTED))
 
 
 def ensure(name: str, value: str) -> bool:
@@ -84,7 +86,8 @@ def _failure(message: str, error: OSError) -> KernelError:
     hint = ""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         hint = (
-            f"run as root; in a container, run privileged or mount the host's /proc/sys/net at {MOUNTED}/net, "
-            "since /proc/sys is read-only otherwise; some settings exist only in the initial network namespace"
+            f"run as root; in a container, run privileged or mount the host's /proc/sys/net at {MOUNTED}/net,"
+            " since /proc/sys is read-only otherwise; "
+            "some settings exist only in the initial network namespace"
         )
     return Rejected(f"{message}: {error.strerror}", hint)

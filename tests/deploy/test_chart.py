@@ -16,7 +16,10 @@ from tests.support import chart, kustomize
 from tests.support.chart import CHART, EXAMPLES
 from tests.support.kustomize import DEPLOY, Object, one
 
-VALUES: dict[str, Any] = {"image": {"repository": "registry.example/ebpfproxy"}, "apiServer": {"host": "192.0.2.1"}}
+VALUES: dict[str, Any] = {
+    "image": {"repository": "registry.example/ebpfproxy"},
+    "apiServer": {"host": "192.0.2.1"},
+}
 """The required values."""
 OPERATOR = "monitoring.coreos.com/v1"
 
@@ -39,8 +42,8 @@ def test_every_object_is_valid_by_the_api_schema(path: Path) -> None:
 
 
 def versions_for(entry: Object) -> list[str]:
-    """The Kubernetes versions that an object is for: none for custom resources, and from 1.30 with a profile of
-    AppArmor."""
+    """The Kubernetes versions that an object is for: none for custom resources, and from 1.30 with
+    `appArmorProfile`."""
     if entry["apiVersion"] == OPERATOR:
         return []
     if "appArmorProfile" in json.dumps(entry):
@@ -56,7 +59,9 @@ def test_the_chart_has_no_lint(path: Path) -> None:
 @every_example
 def test_the_agent_loads_the_configuration_without_remarks(path: Path, tmp_path: Path) -> None:
     objects = chart.render(chart.example(path))
-    data = next(each["data"] for each in objects if each["kind"] == "ConfigMap" and "config.conf" in each["data"])
+    data = next(
+        each["data"] for each in objects if each["kind"] == "ConfigMap" and "config.conf" in each["data"]
+    )
     loaded = configuration(data["config.conf"], tmp_path)
     assert loaded.remarks == ()
     command, *flags = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -161,7 +166,7 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     ids=json.dumps,
 )
 def test_wrong_values_are_rejected(values: dict[str, Any]) -> None:
-    with pytest.raises(chart.Rejected, match="(?m)^- at '"):
+    with pytest.raises(chart.Rejected, match=r"(?m)^- at '"):
         chart.render(merged(values))
 
 
@@ -188,7 +193,7 @@ def test_the_schema_has_exactly_the_values() -> None:
 
 
 def differences(value: Any, schema: dict[str, Any], path: str) -> list[str]:
-    """Values without a schema, and properties of the schema without a value. Free mappings have no properties."""
+    """Values without a schema, and properties of the schema without a value. Free mappings have none."""
     properties = {key: each for key, each in schema.get("properties", {}).items() if each is not False}
     if not properties or schema.get("additionalProperties") is not False:
         return []

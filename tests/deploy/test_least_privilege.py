@@ -1,4 +1,4 @@
-"""The pod of deploy/least-privilege starts and serves with exactly the capabilities that it lists; each is needed.
+"""The pod of deploy/least-privilege serves with exactly the capabilities that it lists, and each is needed.
 
 The container runtime is crun with the seccomp filter of CRI-O. There is no AppArmor on this machine.
 deploy/README.md has a table of what fails without each capability.
@@ -38,20 +38,18 @@ while sys.stdin.readline():
 @pytest.fixture
 def bare(installed: Installed) -> Installed:
     """A node without any object of previous agents, and with the kernel's value of a sysctl."""
-    installed.cluster.ebpfproxy("cleanup")
+    installed.cluster.ebpfproxy("cleanup", f"--bpffs-root={installed.paths['/sys/fs/bpf']}/ebpfproxy")
     installed.cluster.node.call(functools.partial(sysctl.ensure, _ARP, "0"))
     return installed
 
 
 def prepare(installed: Installed, folder: Path, mode: str, without: str = "") -> None:
-    """Use the component with a folder of deploy/modes, "" for the base, but without one of the capabilities."""
+    """Use the component with a folder of deploy/modes ("": the base), but without one of the capabilities."""
     shutil.copytree(DEPLOY, folder / "deploy")
     overlay = folder / "deploy/overlay"
     overlay.mkdir()
     base = f"../modes/{mode}" if mode else "../base"
-    (overlay / "kustomization.yaml").write_text(
-        f"resources: [{base}]\ncomponents: [../least-privilege]\n"
-    )
+    (overlay / "kustomization.yaml").write_text(f"resources: [{base}]\ncomponents: [../least-privilege]\n")
     found = kustomize.render(overlay)
     context: Object = one(found, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["securityContext"]
     assert not context["privileged"]
@@ -113,7 +111,16 @@ def not_reconnected(installed: Installed) -> float:
 def client_of_another_user(installed: Installed, exposed: Exposed) -> "subprocess.Popen[bytes]":
     """A process of user 65534 in a pod with a UDP socket that is connected to the Service."""
     process = installed.cluster.c.popen(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", _ASK, exposed.v4],
+        [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "/usr/bin/python3",
+            "-c",
+            _ASK,
+            exposed.v4,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd="/",
@@ -131,24 +138,26 @@ def ask(process: "subprocess.Popen[bytes]") -> str:
 
 
 @pytest.mark.parametrize(
-    ("without", "count"), [("", 2), ("DAC_READ_SEARCH", 1), ("SYS_PTRACE", 0)], ids=lambda each: str(each)
+    ("without", "count"), [("", 3), ("DAC_READ_SEARCH", 2), ("SYS_PTRACE", 0)], ids=lambda each: str(each)
 )
-def test_udp_sockets_of_pods_are_reconnected(
-    bare: Installed, tmp_path: Path, without: str, count: int
-) -> None:
-    """One socket of root, one of another user. Without CAP_SYS_PTRACE none is reconnected, without
-    CAP_DAC_READ_SEARCH only that of root."""
+def test_udp_sockets_are_reconnected(bare: Installed, tmp_path: Path, without: str, count: int) -> None:
+    """Two sockets of root, on the node and in a pod, and one of another user. Without CAP_SYS_PTRACE none is
+    reconnected, without CAP_DAC_READ_SEARCH only those of root."""
     prepare(bare, tmp_path, "", without)
     exposed = web(bare)
     agent = bare.start()
     process = client_of_another_user(bare, exposed)
     try:
-        with connected(bare.cluster.c, UDP, exposed.v4, 53) as own:
-            assert converse(own) == "a"
+        with (
+            connected(bare.cluster.c, UDP, exposed.v4, 53) as own,
+            connected(bare.cluster.node, UDP, exposed.v4, 53) as of_node,
+        ):
+            assert (converse(own), converse(of_node)) == ("a", "a")
             exposed.backends = (bare.cluster.b,)
             bare.put(exposed)
             eventually(
-                lambda: reconnected(bare) == count and (count == 2 or not_reconnected(bare) > 0), "the search for sockets"
+                lambda: reconnected(bare) == count and (count == 3 or not_reconnected(bare) > 0),
+                "the search for sockets",
             )
     finally:
         process.kill()
@@ -173,7 +182,7 @@ def test_without_sys_admin_the_next_mode_is_selected(bare: Installed, tmp_path: 
         ("iptables", "NET_RAW", ("--iptables-backend=legacy",)),
     ],
 )
-def test_the_pod_does_not_start_in_another_mode_without(
+def test_the_pod_does_not_start_without(
     bare: Installed, tmp_path: Path, mode: str, without: str, more: tuple[str, ...]
 ) -> None:
     prepare(bare, tmp_path, mode, without)

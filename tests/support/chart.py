@@ -1,5 +1,6 @@
-"""Renders the Helm chart with Helm's own library, in a process of its own: the library is Go, which must not be in
-a process that forks."""
+"""Renders the Helm chart with Helm's own library.
+
+This runs in a process of its own, because the runtime of Go must not be in a process that forks."""
 
 import importlib.util
 import json

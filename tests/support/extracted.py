@@ -1,4 +1,4 @@
-"""Files of Debian packages that `make setup` extracts without installing them, since they would start services.
+"""Files of Debian packages that `make setup` extracts but does not install, since they would start services.
 
 A file of the installed package is used if the package was not extracted.
 """

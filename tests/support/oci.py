@@ -259,7 +259,7 @@ def _environment(container: Object, host: Host) -> list[str]:
 def _mount_points(pod: Pod, spec: Object, container: Object, image: Image, host: Host) -> list[Object]:
     sources = {each["name"]: _volume(pod, each, host) for each in spec["volumes"]}
     privileged = bool(container["securityContext"].get("privileged"))
-    points = [
+    points: list[Object] = [
         {"destination": where, "type": kind, "source": kind, "options": list(options)}
         for where, kind, options in _OF_THE_RUNTIME
     ]

@@ -1,4 +1,4 @@
-"""The seccomp filter that a container runtime applies by default: that of CRI-O and podman, from Debian's package.
+"""The seccomp filter that container runtimes apply by default: that of CRI-O and podman, in a Debian package.
 
 The file is in the format of containers-common (seccomp.json(5)). The kubelet applies it to containers with
 the profile RuntimeDefault. containerd's filter has the same origin and the same rules for capabilities.
