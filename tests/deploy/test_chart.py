@@ -85,7 +85,20 @@ KUSTOMIZED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def test_the_chart_and_kustomize_give_the_same_objects(
     base: str, component: str, values: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert by_name(chart.render(merged(values))) == by_name(kustomized(tmp_path, base, component))
+    theirs = kustomized(tmp_path, base, component)
+    for entry in theirs:
+        for version in versions_for(entry):
+            _SCHEMAS.validate(entry, version, strict=True)
+    assert by_name(chart.render(merged(values))) == by_name(theirs)
+
+
+def test_the_object_that_has_an_apparmor_profile_is_valid_from_1_30_on(tmp_path: Path) -> None:
+    daemon_set = one(kustomized(tmp_path, "base", "least-privilege"), "DaemonSet")
+    versions = versions_for(daemon_set)
+    assert versions
+    assert set(versions) < set(_VERSIONS)
+    with pytest.raises(_SCHEMAS.ValidationError):
+        _SCHEMAS.validate(daemon_set, _VERSIONS[-1], strict=True)
 
 
 def test_every_component_and_mode_is_compared_with_the_chart() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.agent.mode_cleanup import NOT_REMOVED
 from ebpfproxy.backends.netfilter.sysctls import SETTING_FAILED
 from ebpfproxy.lab.agent import AgentFailed
 from ebpfproxy.linux import sysctl
@@ -170,6 +171,19 @@ def test_without_sys_admin_the_next_mode_is_selected(bare: Installed, tmp_path: 
     exposed = web(bare)
     agent = bare.start()
     assert get(bare, "/proxyMode", 10249) == "nftables"
+    assert answers(bare, exposed) == ["a", "a", "a"]
+    agent.stop()
+
+
+def test_without_net_admin_mode_ebpf_cannot_remove_objects_of_other_modes(
+    bare: Installed, tmp_path: Path
+) -> None:
+    chains = "add table ip kube-proxy; add chain ip kube-proxy services"
+    bare.cluster.node.run(["nft", chains])
+    prepare(bare, tmp_path, "", "NET_ADMIN")
+    exposed = web(bare)
+    agent = bare.start()
+    agent.await_line(lambda line: NOT_REMOVED in line.text and "mode=nftables" in line.text)
     assert answers(bare, exposed) == ["a", "a", "a"]
     agent.stop()
 
