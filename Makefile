@@ -63,7 +63,8 @@ $(STAMP): pyproject.toml Makefile
 	@echo "$(VENV)/debian: files of $(EXTRACTED)"
 	@rm -rf $(VENV)/debian && mkdir -p $(VENV)/debian && cd $(VENV)/debian && \
 	{ apt-get download -qq $(EXTRACTED) || { apt-get update -qq && apt-get download -qq $(EXTRACTED); } ; } 2>/dev/null && \
-	for package in *.deb; do dpkg-deb -x $$package . && rm $$package; done
+	for package in *.deb; do dpkg-deb -x $$package . && rm $$package; done || \
+	echo "cannot download $(EXTRACTED): tests that need them are skipped" >&2
 	@touch $@
 
 .PHONY: demo

@@ -10,7 +10,7 @@ from socket import htons
 import pytest
 
 from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.lab import Lab, manifests
+from ebpfproxy.lab import Agent, Lab, manifests
 from ebpfproxy.linux.bpf import tcx
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.bpf.tc import Side
@@ -148,6 +148,23 @@ def test_objects_fires_when_an_object_is_rejected(healthy: Cluster, server: Serv
         manifests.write(healthy.folder / "invalid.yaml", service)
 
     fires(server, "EbpfproxyObjectsRejected", write)
+
+
+def test_api_server_unreachable_fires_when_nothing_listens_at_its_address(
+    healthy: Cluster, server: Server
+) -> None:
+    healthy.end()
+    flags = (
+        "--master=http://127.0.0.1:1",
+        f"--bpffs-root={healthy.lab.bpffs}",
+        f"--cgroup-root={healthy.lab.cgroup}",
+        f"--hostname-override={healthy.lab.node_name}",
+    )
+    agent = Agent(healthy.node, flags)
+    try:
+        fires(server, "EbpfproxyApiServerUnreachable")
+    finally:
+        agent.kill()
 
 
 def test_stale_sockets_fires_when_the_agent_may_not_reconnect_sockets(
