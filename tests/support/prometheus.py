@@ -41,7 +41,7 @@ def promtool(*arguments: str | Path, folder: Path | None = None) -> str:
 
 def shortened(folder: Path) -> Path:
     """alerts.yaml with times of some seconds, so that a fault fires an alert at once."""
-    text = _OFFSET.sub("offset 20s", _RANGE.sub("[20s]", ALERTS.read_text()))
+    text = _OFFSET.sub("offset 10s", _RANGE.sub("[10s]", ALERTS.read_text()))
     text = text.replace("timestamp_seconds > 30)", "timestamp_seconds > 2)")
     path = folder / "alerts.yaml"
     path.write_text(re.sub(r"for: \S+", "for: 1s", text))
