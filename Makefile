@@ -15,6 +15,10 @@ STAMP  := $(VENV)/.installed
 # boot other kernels; zsh and fish complete commands in the tests, man-db, groff-base and mandoc check the man page.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
   ipset ipvsadm crun qemu-system-x86 busybox-static kmod zsh fish man-db groff-base mandoc
+# Packages that are extracted into .venv/debian and not installed: an installation of prometheus would start a server.
+# Tests check the alerts with promtool and let prometheus fire them; golang-github-containers-common has the seccomp
+# filter with which container runtimes start the pod of deploy/least-privilege.
+EXTRACTED := prometheus golang-github-containers-common
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch] tests/support/*.c)
 # What the benches compare, and what `make soak` switches among; where the kernel has IPVS:
 # make soak SOAK_MODES=ebpf,iptables,nftables,ipvs
@@ -56,6 +60,11 @@ $(STAMP): pyproject.toml Makefile
 	@echo "$(VENV): pip install ebpfproxy, its dependencies, and the tools of its tests"
 	@$(PYTHON) -m pip install -q --upgrade 'pip>=25.1'  # the first that knows --group
 	@$(PYTHON) -m pip install -q --group dev -e .
+	@echo "$(VENV)/debian: files of $(EXTRACTED)"
+	@rm -rf $(VENV)/debian && mkdir -p $(VENV)/debian && cd $(VENV)/debian && \
+	{ apt-get download -qq $(EXTRACTED) || { apt-get update -qq && apt-get download -qq $(EXTRACTED); } ; } 2>/dev/null && \
+	for package in *.deb; do dpkg-deb -x $$package . && rm $$package; done || \
+	echo "cannot download $(EXTRACTED): tests that need them are skipped" >&2
 	@touch $@
 
 .PHONY: demo

@@ -16,6 +16,7 @@ from ebpfproxy.errors import EXIT_CODES
 
 FOLDER = Path(__file__).parent
 PACKAGE = FOLDER.parent / "ebpfproxy"
+_CHART = FOLDER.parent / "deploy/helm/generate.py"
 HEADER = """# Configuration reference
 
 This page is for operators who look up a flag or a field of the configuration file.
@@ -137,13 +138,17 @@ def exit_codes() -> str:
 def files() -> dict[Path, str]:
     """The text of each generated file, by path."""
     images: dict[Path, str] = runpy.run_path(str(FOLDER / "images" / "paths.py"))["files"]()
+    others = (FOLDER / "metrics_reference.py", FOLDER.parent / "deploy/monitoring/generate.py", _CHART)
+    elsewhere: dict[Path, str] = {}
+    for script in others:
+        elsewhere |= runpy.run_path(str(script))["files"]()
     pages = {
         "configuration.md": configuration(),
         "exit-codes.md": exit_codes(),
         "log-messages.md": log_messages(),
         "ebpfproxy.8": man_page(group),
     }
-    return {FOLDER / name: text for name, text in pages.items()} | images
+    return {FOLDER / name: text for name, text in pages.items()} | images | elsewhere
 
 
 if __name__ == "__main__":

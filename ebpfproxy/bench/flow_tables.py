@@ -41,7 +41,8 @@ def flows_max(held: int, rate: float, seconds: float) -> int:
 def require_tracking(mode: str, limit: int | None, held: int, rate: float, seconds: float) -> None:
     """Raise ConfigError if a kernel that tracks at most `limit` connections would drop some.
 
-    `seconds`: for which connections are opened, on all paths of all modes together. The limit applies to all network namespaces together, so that a lab cannot have its own.
+    `seconds`: for which connections are opened, on all paths of all modes together. The limit applies to all
+    network namespaces together, so that a lab cannot have its own.
     """
     recent = math.ceil(1.5 * rate * min(seconds, _CLOSED))
     if limit is not None and held + recent > limit:

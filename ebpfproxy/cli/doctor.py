@@ -149,11 +149,11 @@ def _show(report: "Report") -> None:
         table.add_row(subject, each.feature, str(each.state), explanation, _see(each, output.is_terminal))
         previous = each.subject
     if output.is_terminal:
-        output.print(table, markup=False)
+        output.print(table)
         click.echo(f"SEE: pages below {DOCS}")
     else:
         with output.capture() as captured:
-            output.print(table, markup=False)
+            output.print(table)
         for line in captured.get().splitlines():
             click.echo(line.rstrip())
     selected = report.selected

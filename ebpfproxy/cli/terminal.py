@@ -47,6 +47,8 @@ def console(*, piped_width: int | None = None, stderr: bool = False) -> "Console
         force_terminal=terminal,
         color_system="auto" if has_colors(stream) else None,
         highlight=False,
+        markup=False,  # an IPv6 address in brackets looks like it
+        emoji=False,
     )
 
 

@@ -1,7 +1,10 @@
 """Kernel settings below /proc/sys.
 
-Settings below net/ are those of the calling thread's network namespace. See proc_sys_net(5) and
-Documentation/networking/ip-sysctl.rst.
+Settings below net/ are those of the calling thread's network namespace, through any mount of proc. See
+proc_sys_net(5) and Documentation/networking/ip-sysctl.rst.
+
+Container runtimes make /proc/sys read-only unless the container is privileged. Then settings are written
+below /host/proc/sys, where deploy/least-privilege mounts the part net/ of the host.
 """
 
 import errno
@@ -11,6 +14,7 @@ from pathlib import Path
 from ebpfproxy.errors import KernelError, NotFound, Rejected
 
 ROOT = Path("/proc/sys")
+MOUNTED = Path("/host/proc/sys")
 
 
 def read(name: str) -> str:
@@ -30,9 +34,11 @@ def may_be(name: str, value: str) -> bool:
     False if it does not exist, cannot be read, or has another value and cannot be written.
     """
     try:
-        return read(name) == value or os.access(ROOT / name, os.W_OK)
+        if read(name) == value:
+            return True
     except KernelError:
         return False
+    return any(os.access(root / name, os.W_OK) for root in (ROOT, MOUNTED))
 
 
 def ensure(name: str, value: str) -> bool:
@@ -64,7 +70,12 @@ def ensure_at_least(name: str, value: int) -> bool:
 
 def _write(name: str, value: str) -> None:
     try:
-        (ROOT / name).write_text(value)
+        try:
+            (ROOT / name).write_text(value)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            (MOUNTED / name).write_text(value)
     except OSError as error:
         raise _failure(f"cannot set sysctl {name} to {value}", error) from error
 
@@ -75,7 +86,8 @@ def _failure(message: str, error: OSError) -> KernelError:
     hint = ""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         hint = (
-            "run as root, and in a container privileged, since /proc/sys is read-only otherwise; "
+            f"run as root; in a container, run privileged or mount the host's /proc/sys/net at {MOUNTED}/net,"
+            " since /proc/sys is read-only otherwise; "
             "some settings exist only in the initial network namespace"
         )
     return Rejected(f"{message}: {error.strerror}", hint)

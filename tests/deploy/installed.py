@@ -40,6 +40,7 @@ class Installed:
         self.paths = {
             "/sys/fs/bpf": cluster.lab.bpffs,
             "/sys/fs/cgroup": Path("/sys/fs/cgroup"),
+            "/proc/sys/net": Path("/proc/sys/net"),
             "/run/xtables.lock": self._folder / "xtables.lock",
         }
         with netns.entered(cluster.node.netns):

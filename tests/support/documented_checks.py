@@ -14,12 +14,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ebpfproxy.cli import group
 from ebpfproxy.config.load import load
 from ebpfproxy.errors import ConfigError
+from tests.support import chart
 from tests.support.documented import PLUGIN, ROOT, Command, shell_blocks, simple_commands
 from tests.support.kustomize import KUBECTL, render
 
@@ -201,12 +203,37 @@ def _python(words: Sequence[str]) -> None:
         assert (ROOT / f"{own[1].replace('.', '/')}.py").is_file()
 
 
+def _helm(words: Sequence[str]) -> None:
+    """The chart exists and renders with the values of the files and flags."""
+    action, name, folder, *rest = words
+    assert (action, name) == ("install", "ebpfproxy")
+    assert ROOT / folder == chart.CHART
+    values: dict[str, Any] = {}
+    for flag, value in zip(rest[::2], rest[1::2], strict=True):
+        match flag:
+            case "--namespace":
+                continue
+            case "-f":
+                values |= chart.example(ROOT / value)
+            case "--set":
+                path, _, text = value.partition("=")
+                section, _, key = path.partition(".")
+                values.setdefault(section, {})[key] = text
+            case _:
+                raise AssertionError(f"unknown flag {flag}")
+    try:
+        chart.render(values)
+    except chart.Rejected as failure:
+        raise AssertionError(failure) from failure
+
+
 def _any(_words: Sequence[str]) -> None:
     """Not checked: a common tool in a pipe or with files."""
 
 
 CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
     "ebpfproxy": _ebpfproxy,
+    "helm": _helm,
     "kubectl": _kubectl,
     "make": _make,
     "python": _python,

@@ -5,7 +5,8 @@ field stays untested. The node is a lab's: its network namespace, and a folder f
 node. The process namespace is this machine's, because the pod has hostPID.
 
 Sources: config.md, config-linux.md and runtime.md of the OCI Runtime Specification 1.0; the mounts are those
-of containerd (pkg/cri, WithDefaultMounts, WithPrivilegedDevices) for a privileged container.
+of containerd (pkg/cri, WithDefaultMounts, WithPrivilegedDevices), and for a container that is not privileged
+its masked and read-only paths (pkg/oci, populateDefaultUnixSpec).
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from typing import Any
 
 from ebpfproxy.lab import Netns
 from ebpfproxy.linux import mounts
+from tests.support import seccomp
 
 Object = dict[str, Any]
 
@@ -32,6 +34,12 @@ _OF_THE_RUNTIME: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ("/dev/shm", "tmpfs", ("nosuid", "noexec", "nodev", "mode=1777")),
     ("/sys", "sysfs", ("nosuid", "noexec", "nodev")),
 )
+_MASKED = (
+    "/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
+    "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
+)  # fmt: skip
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+"""Paths that containers see masked or read-only unless they are privileged."""
 _CAPABILITIES = (
     "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE "
     "NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT "
@@ -48,7 +56,9 @@ _CONTAINER_FIELDS = frozenset({
     "args", "env", "image", "livenessProbe", "name", "ports", "readinessProbe", "resources",
     "securityContext", "startupProbe", "volumeMounts",
 })  # fmt: skip
-_CONTEXT_FIELDS = frozenset({"privileged", "readOnlyRootFilesystem"})
+_CONTEXT_FIELDS = frozenset({
+    "appArmorProfile", "capabilities", "privileged", "readOnlyRootFilesystem", "seccompProfile",
+})  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,10 +153,11 @@ def make(
     variables = dict(each.split("=", 1) for each in environment)
     given = [_VARIABLE.sub(lambda found: variables[found[1]], each) for each in args or container["args"]]
     context = container["securityContext"]
-    if not (context["privileged"] and spec["hostNetwork"] and spec["hostPID"]):
-        raise ValueError("only privileged pods with the node's network and processes are supported")
-    capabilities = _all_capabilities()
-    configuration = {
+    if not (spec["hostNetwork"] and spec["hostPID"]):
+        raise ValueError("only pods with the node's network and processes are supported")
+    privileged = bool(context.get("privileged"))
+    capabilities = _all_capabilities() if privileged else _listed_capabilities(context["capabilities"])
+    configuration: Object = {
         "ociVersion": "1.0.2",
         "process": {
             "args": [*image.entrypoint, *given, *more],
@@ -159,7 +170,7 @@ def make(
             "path": str(_layered(folder, image.root)),
             "readonly": context.get("readOnlyRootFilesystem", False),
         },
-        "mounts": _mount_points(pod, folder, spec, container, image, host),
+        "mounts": _mount_points(pod, spec, container, image, host),
         "linux": {
             "namespaces": [
                 {"type": "mount"},
@@ -169,6 +180,10 @@ def make(
             "rootfsPropagation": "rshared",
         },
     }
+    if not privileged:
+        configuration["linux"] |= {"maskedPaths": _MASKED, "readonlyPaths": _READ_ONLY}
+        if seccomp := _seccomp(context["seccompProfile"], frozenset(capabilities)):
+            configuration["linux"]["seccomp"] = seccomp
     (folder / "config.json").write_text(json.dumps(configuration))
     return pod
 
@@ -203,6 +218,29 @@ def _all_capabilities() -> list[str]:
     return [f"CAP_{name}" for bit, name in enumerate(_CAPABILITIES.split()) if int(bounding, 16) >> bit & 1]
 
 
+def _listed_capabilities(wanted: Object) -> list[str]:
+    """The capabilities of a container that drops all and adds some, except those that this machine does not
+    have. Raises ValueError for other lists."""
+    if wanted.get("drop") != ["ALL"]:
+        raise ValueError("only containers that drop all capabilities are supported")
+    known = set(_CAPABILITIES.split())
+    if unknown := set(wanted["add"]) - known:
+        raise ValueError(f"not capabilities: {', '.join(sorted(unknown))}")
+    available = set(_all_capabilities())
+    return [f"CAP_{name}" for name in wanted["add"] if f"CAP_{name}" in available]
+
+
+def _seccomp(profile: Object, capabilities: frozenset[str]) -> Object:
+    """The filter of a profile of Kubernetes: none if unconfined. Raises ValueError for other profiles."""
+    match profile:
+        case {"type": "Unconfined"}:
+            return {}
+        case {"type": "RuntimeDefault"}:
+            return seccomp.runtime_default(capabilities)
+        case _:
+            raise ValueError(f"not supported: {profile}")
+
+
 def _environment(container: Object, host: Host) -> list[str]:
     fields = {"spec.nodeName": host.name}
     found = {"KUBERNETES_SERVICE_HOST": host.api_host, "KUBERNETES_SERVICE_PORT": str(host.api_port)}
@@ -218,16 +256,19 @@ def _environment(container: Object, host: Host) -> list[str]:
     return [f"{key}={value}" for key, value in found.items()]
 
 
-def _mount_points(
-    pod: Pod, folder: Path, spec: Object, container: Object, image: Image, host: Host
-) -> list[Object]:
+def _mount_points(pod: Pod, spec: Object, container: Object, image: Image, host: Host) -> list[Object]:
     sources = {each["name"]: _volume(pod, each, host) for each in spec["volumes"]}
-    points = [
+    privileged = bool(container["securityContext"].get("privileged"))
+    points: list[Object] = [
         {"destination": where, "type": kind, "source": kind, "options": list(options)}
         for where, kind, options in _OF_THE_RUNTIME
     ]
+    if not privileged:
+        points[-1]["options"].append("ro")
     for each in container["volumeMounts"]:
         _check(each, frozenset({"mountPath", "mountPropagation", "name", "readOnly"}))
+        if each.get("mountPropagation") == "Bidirectional" and not privileged:
+            raise ValueError("the API server admits Bidirectional mounts in privileged containers only")
         options = ["rbind", "ro" if each.get("readOnly") else "rw"]
         options.append(_PROPAGATION[each.get("mountPropagation", "None")])
         points.append(_bind(sources[each["name"]], each["mountPath"], options))

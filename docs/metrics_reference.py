@@ -1,0 +1,100 @@
+"""The reference of all metrics, from the collectors that the agent registers: `make docs-generate`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prometheus_client import Metric
+
+from ebpfproxy.http.metrics import Metrics
+from ebpfproxy.http.scrape import MapUse
+from ebpfproxy.model.address import Family
+from ebpfproxy.model.counters import IptablesCounts, NftablesCounts, ServiceTraffic
+from ebpfproxy.model.device import DeviceSide
+
+_HEADER = """# Metrics reference
+
+This page is for operators who look up a metric. [Metrics and health](metrics.md) says how to read them and what the datapath events mean, and [monitoring](monitoring.md) has alerts and a dashboard.
+It is generated from `ebpfproxy/http/`; change the texts there.
+
+- The metrics are on port 10249 at `/metrics`. Those with the prefix `kubeproxy_` and `rest_client_` have the names, labels and buckets of kube-proxy.
+- "Mode" names the proxy modes that update a metric. In another mode it is missing or 0.
+- A histogram has the series `_bucket`, `_sum` and `_count`.
+
+| metric | type | labels | mode | meaning |
+|---|---|---|---|---|
+"""  # noqa: E501
+_ALL = "all"
+_MODES = {
+    "ebpfproxy_map_": "ebpf",
+    "ebpfproxy_datapath_": "ebpf",
+    "ebpfproxy_device_": "ebpf",
+    "ebpfproxy_bypassed_": "ebpf",
+    "ebpfproxy_service_": "ebpf",
+    "ebpfproxy_sockets_reconnected": "ebpf",
+    "ebpfproxy_sockets_stale": "ebpf",
+    "ebpfproxy_sockets_translated": "ebpf",
+    "kubeproxy_conntrack_reconciler_": "nftables, iptables, ipvs",
+    "kubeproxy_sync_proxy_rules_iptables_restore_failures": "iptables, ipvs",
+    "kubeproxy_sync_proxy_rules_iptables_": "iptables",
+    "kubeproxy_sync_proxy_rules_nftables_": "nftables",
+}
+"""Modes by prefix of the name. The first prefix that matches applies."""
+
+
+class Row(NamedTuple):
+    """A metric. `name` is that of its series, without the suffixes of a histogram."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def mode(self) -> str:
+        return next((mode for prefix, mode in _MODES.items() if self.name.startswith(prefix)), _ALL)
+
+
+def rows() -> list[Row]:
+    """All metrics, sorted by name. Those that are read at a scrape are read from example values."""
+    metrics = Metrics(
+        maps=lambda: {"services": MapUse(1, 2)},
+        events=lambda: {"connect": 1},
+        traffic=lambda: [ServiceTraffic("default/web", "TCP", "IPv4", 1, 1, 1, 1, 1)],
+        bypassed=lambda: [DeviceSide("eth0", "ingress", ("other",), unreached=True)],
+        syncs=lambda: [
+            IptablesCounts(Family.IPV4, rules={"nat": 1}, rules_last={"nat": 1}),
+            NftablesCounts(Family.IPV4),
+        ],
+    )
+    labels = dict(_declared_labels(metrics))
+    found = [_row(each, labels.get(each.name)) for each in metrics.registry.collect()]
+    return sorted(found)
+
+
+def _declared_labels(metrics: Metrics) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The labels of the metrics that are declared at the start, by name. They may have no series yet."""
+    collectors: Any = metrics.registry._collector_to_names  # the library has no public way
+    for each in collectors:
+        if hasattr(each, "_labelnames"):
+            yield each._name, tuple(each._labelnames)
+
+
+def _row(metric: Metric, labels: tuple[str, ...] | None) -> Row:
+    if labels is None:
+        labels = tuple(sorted({name for sample in metric.samples for name in sample.labels}))
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    return Row(name, metric.type, labels, metric.documentation)
+
+
+def page() -> str:
+    """The text of docs/metrics-reference.md."""
+    return _HEADER + "".join(
+        f"| `{row.name}` | {row.kind} | {', '.join(f'`{each}`' for each in row.labels)} | {row.mode} "
+        f"| {row.help} |\n"
+        for row in rows()
+    )
+
+
+def files() -> dict[Path, str]:
+    return {Path(__file__).parent / "metrics-reference.md": page()}
