@@ -14,6 +14,7 @@ from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux.bpf import bpf, cgroup, compiler
 from ebpfproxy.linux.bpf.bpf import Link, Program
+from ebpfproxy.linux.bpf.loader import TAIL_CALLS as TAIL_CALLS_MAP
 from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin, load_further
 from ebpfproxy.linux.bpf.object_file import ObjectFile
 from ebpfproxy.log import Logger
@@ -117,9 +118,12 @@ class PinnedPrograms:
         return {hook: self._ids[hook.name] for hook in self.hooks}
 
     def missing_pins(self) -> list[str]:
-        """The names of programs and maps that are not pinned."""
-        missing_maps = missing(self.maps)
-        return sorted(name for name in self._names if not (self.directory / name).exists()) + missing_maps
+        """The names of programs and maps that are not pinned.
+
+        The map of tail calls is one of them: the kernel empties it when its last pin is removed.
+        """
+        names = (*sorted(self._names), TAIL_CALLS_MAP)
+        return [name for name in names if not (self.directory / name).exists()] + missing(self.maps)
 
     def hook_states(self) -> dict[str, str]:
         """The state by hook name: ATTACHED or OUTDATED. Hooks without any program of the agent are left out.
