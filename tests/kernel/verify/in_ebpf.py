@@ -264,10 +264,7 @@ def _side(node: Node) -> tuple[int, str, str]:
     """A side of a device with a program: ifindex, name of the side, name of the device."""
     with contextlib.closing(View(node.config.bpffs_root)) as view:
         found = [
-            (row.ifindex, side, row.device)
-            for row in view.devices()
-            for side in SIDES
-            if getattr(row, side)
+            (row.ifindex, side, row.device) for row in view.devices() for side in SIDES if getattr(row, side)
         ]
     return node.random.choice(found)
 

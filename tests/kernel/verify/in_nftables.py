@@ -141,7 +141,9 @@ def change_endpoints(node: Node) -> str:
     key = node.random.choice(sorted(found, key=str))
     table, size = Table(nft_family(key.family), TABLE), endpoint_bytes(key.family) - 4
     with Session() as session:
-        listed = sorted(each for each in session.listed(table, key.container, size) if each[0] == key.identity)
+        listed = sorted(
+            each for each in session.listed(table, key.container, size) if each[0] == key.identity
+        )
         place = _place_key(key, node.random.choice(listed)[1])
         change = messages.delete_elements(table, key.container, [SetElement(place)])
         assert not session.commit([change])
@@ -156,8 +158,6 @@ def delete_table(node: Node) -> str:
     key, _ = _chain(node)
     _nft(f"delete table {_place(key)}")
     return f"{nft_family(key.family)} chain"
-
-
 
 
 STAY: tuple[Callable[[Node], str], ...] = (
