@@ -102,7 +102,7 @@ def check_sysctls() -> None:
 def differing_sysctls(strict_arp: bool) -> list[Difference]:
     """Return the sysctls of `apply_sysctls` with another value. Sets nothing."""
     found = []
-    for each in _needed(strict_arp):
+    for each in sysctls(strict_arp):
         try:
             value = sysctl.read(each.name)
         except KernelError:
@@ -114,7 +114,8 @@ def differing_sysctls(strict_arp: bool) -> list[Difference]:
     return found
 
 
-def _needed(strict_arp: bool) -> tuple[Sysctl, ...]:
+def sysctls(strict_arp: bool) -> tuple[Sysctl, ...]:
+    """Return the desired sysctls."""
     return (*_ALWAYS, *(_STRICT_ARP if strict_arp else ()))
 
 
@@ -124,7 +125,7 @@ def apply_sysctls(strict_arp: bool) -> None:
     Raises Unsupported with all needed sysctls that cannot be set. Log a warning for each other failure.
     """
     missing = []
-    for each in _needed(strict_arp):
+    for each in sysctls(strict_arp):
         try:
             if sysctl.ensure(each.name, each.value):
                 log.info(SETTING_CHANGED, name=each.name, value=each.value)
