@@ -114,7 +114,7 @@ def _namespace_root(init: Path) -> Path | None:
 
 
 def _is_below_root(cgroups: str) -> bool:
-    r"""Whether the cgroup of version 2 in a file /proc/PID/cgroup is below the root of the reader's namespace.
+    r"""Whether the cgroup of version 2 in /proc/PID/cgroup is below the root of the reader's namespace.
 
     >>> [_is_below_root(f"1:cpu:/a\n0::{path}\n") for path in ("/kubelet/pod", "/", "/../pod")]
     [True, False, False]
