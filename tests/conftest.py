@@ -81,6 +81,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="number of random histories (make differential: 500); default: 15, always the same",
     )
     parser.addoption(
+        "--verify-changes",
+        type=int,
+        metavar="N",
+        help="number of changes in the kernel that verify must find in each mode; default: one of each kind",
+    )
+    parser.addoption(
         "--subjects",
         default="",
         metavar="NAMES",

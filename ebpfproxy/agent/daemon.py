@@ -10,7 +10,7 @@ import gc
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ebpfproxy.agent.ending import Ending
@@ -101,7 +101,7 @@ class _Agent:
             self._metrics.map_grown,
         )
         self._sources = Sources(config, self._inbox, self._metrics, loaded.seen)
-        self._modes = ModeSwitcher(config, callbacks, self._metrics)
+        self._modes = ModeSwitcher(config, callbacks, self._metrics, self._fell_back)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
         self._verification = Verification()
         self._state = ClusterState({}, {})  # the state of the last plans
@@ -185,8 +185,20 @@ class _Agent:
         is_right = self._verification.run_slice()
         if is_right:
             self._pacer.checked(time.monotonic())
+            self._record_verification(differences=0)
         elif is_right is False:
             self._pacer.verify_soon()
+
+    def _record_verification(self, differences: int) -> None:
+        self._front.readiness.verified(time.monotonic(), differences)
+        self._metrics.verified(time.time(), differences)
+
+    def _fell_back(self, unavailable: Mapping[str, str]) -> None:
+        """Show the modes that `auto` could not select. An Event names them, too, at the start or now."""
+        is_new = unavailable != self._front.readiness.unavailable
+        self._front.readiness.fell_back(unavailable)
+        if is_new and not self._is_first_sync:
+            self._sources.report_fallback(self._modes.serving.name, unavailable)
 
     def _may_sync(self, now: float) -> bool:
         """Return whether everything is known that the first sync needs.
@@ -275,7 +287,8 @@ class _Agent:
         self._oldest, self._triggers = None, []
         if self._is_first_sync:
             self._is_first_sync = False
-            self._sources.report_start(self._front.failures)
+            unavailable = self._front.readiness.unavailable
+            self._sources.report_start(self._front.failures, self._modes.serving.name, unavailable)
             gc.freeze()  # the plan, too, stays in use
         if self._modes.pending_config:
             self._follow(self._modes.pending_config)
@@ -312,6 +325,9 @@ class _Agent:
             conflicts=reconciler.conflicts,
         )
         self._metrics.synced(ended - began, time.time(), self._triggers, state, verified)
+        self._front.readiness.synced(result.rejected)
+        if verified:
+            self._record_verification(result.drifted)
         if result.drifted:
             self._metrics.repaired(self._modes.serving.name, result.drifted)
         if result.put or result.dropped or self._is_first_sync:

@@ -7,8 +7,9 @@ from typing import Protocol
 from ebpfproxy.config import Config, Loaded
 from ebpfproxy.http import zpages
 from ebpfproxy.http.health_check_node_port import ServiceHealthServer
-from ebpfproxy.http.healthz import HealthServer, ProxierHealth
+from ebpfproxy.http.healthz import HealthPages, HealthServer, ProxierHealth
 from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer
+from ebpfproxy.http.readiness import Readiness
 from ebpfproxy.http.server import Listener, Request, Response
 from ebpfproxy.model.counters import ServiceTraffic, SyncCounts
 from ebpfproxy.model.device import DeviceSide
@@ -38,6 +39,7 @@ class Front:
         self._loaded = loaded
         config = loaded.config
         self.health = ProxierHealth(config.sync_period)
+        self.readiness = Readiness()
         self.metrics = Metrics(
             self._map_use, self._counters, self._traffic, self._bypassed, self._sync_counts
         )
@@ -66,12 +68,16 @@ class Front:
 
     def _make_listeners(self, config: Config) -> Iterator[Listener]:
         hard = config.bind_address_hard_fail
+        health = HealthPages(
+            self.health, self.metrics, self._bypassed, readiness=self.readiness, mode=self._mode
+        )
         if config.healthz_listen:
-            listen = config.healthz_listen
-            yield HealthServer(listen, self.health, self.metrics, hard, bypassed=self._bypassed)
+            yield HealthServer(config.healthz_listen, health, hard)
         if config.metrics_listen:
             listen = config.metrics_listen
-            yield MetricsServer(listen, self.metrics, self._mode, hard, page=self._page)
+            yield MetricsServer(
+                listen, self.metrics, self._mode, hard, page=self._page, ready=health.response
+            )
 
     def _page(self, request: Request) -> Response | None:
         return zpages.page(request, self._loaded)

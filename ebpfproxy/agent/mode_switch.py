@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ebpfproxy.agent.active_mode import ActiveMode
 from ebpfproxy.agent.mode_cleanup import ModeCleanup
@@ -46,8 +46,19 @@ _LOCK_TIMEOUT = 5.0  # seconds to wait for an agent that is about to end, as in 
 class ModeSwitcher:
     """Owns the current mode. Only the control thread may call methods; any thread may read `serving`."""
 
-    def __init__(self, config: Config, callbacks: Callbacks, metrics: Metrics) -> None:
-        """Select a mode. Raises KernelError if no mode works, or if the configured mode does not."""
+    def __init__(
+        self,
+        config: Config,
+        callbacks: Callbacks,
+        metrics: Metrics,
+        fell_back: Callable[[Mapping[str, str]], object] = lambda unavailable: None,
+    ) -> None:
+        """Select a mode. Raises KernelError if no mode works, or if the configured mode does not.
+
+        `fell_back` is called when a mode is open, with the modes that `auto` prefers to it and why they are
+        unavailable.
+        """
+        self._fell_back = fell_back
         self.config = config
         """The configuration of the current mode. `proxy_mode` is the value that last selected the mode."""
         self._callbacks = callbacks
@@ -56,6 +67,7 @@ class ModeSwitcher:
         self._reported: set[tuple[str, Lack]] = set()
         self._failed_first_syncs = 0  # of the current mode
         self._committed = False  # `auto` keeps the mode: a sync has succeeded, or no other mode works
+        self._why_not: Mapping[str, Lack] = {}  # of the selected mode
         self.serving = self._prepare_usable()
         self._mode_cleanup = ModeCleanup(config, metrics.drained)
         self.pending_config: Config | None = None  # apply it after the first successful sync
@@ -80,7 +92,7 @@ class ModeSwitcher:
                 self._exclude(self.serving.name, failure)
             self.serving = self._prepare_usable()
         self._failed_first_syncs = 0
-        self._metrics.mode(self.serving.name)
+        self._report_mode(self._why_not)
         log.info(SELECTED, mode=self.serving.name, configured=self.config.proxy_mode)
 
     def fall_back(self, failure: KernelError, state_now: Callable[[], ClusterState]) -> None:
@@ -157,6 +169,7 @@ class ModeSwitcher:
         if choice.mode.name == self.serving.name:
             log.info(SAME_MODE, mode=self.serving.name)
             self.config = dataclasses.replace(self.config, proxy_mode=config.proxy_mode)
+            self._report_mode(choice.why_not)
         elif self._last_result is None:
             log.info(SWITCH_LATER, mode=choice.mode.name)
             self.pending_config = config
@@ -175,7 +188,7 @@ class ModeSwitcher:
             previous, self.serving, self._last_result = self.serving, new, result
             self._failed.pop(new.name, None)
             self.config = config
-            self._metrics.mode(new.name)
+            self._report_mode(choice.why_not)
             previous.close()
             self._drain_others()
         log.info(SWITCHED, mode=new.name, duration_ms=round(1000 * (time.monotonic() - began), 3))
@@ -226,9 +239,17 @@ class ModeSwitcher:
         while True:
             choice = choose(self.config, failed=self._failed)
             try:
-                return self._prepare(choice, self.config)
+                prepared = self._prepare(choice, self.config)
+                self._why_not = choice.why_not
+                return prepared
             except KernelError as failure:
                 self._exclude(choice.mode.name, failure)
+
+    def _report_mode(self, why_not: Mapping[str, Lack]) -> None:
+        """Report the current mode, and the more preferred modes, which lack something."""
+        self._metrics.mode(self.serving.name)
+        self._metrics.fell_back(why_not)
+        self._fell_back({name: lack.reason for name, lack in why_not.items()})
 
     def _exclude(self, name: str, failure: KernelError) -> None:
         """Exclude a mode from `auto` until the next start. Raises `failure` without `auto`.

@@ -6,7 +6,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ PATH = "/apis/events.k8s.io/v1/namespaces/default/events"
 """Events of objects without a namespace are in the namespace default."""
 
 _CONTROLLER = "ebpfproxy"
+_LONGEST_NOTE = 1000  # characters; the API server rejects a note of more than 1 kB
 
 
 class Creator(Protocol):
@@ -47,6 +48,17 @@ STARTING = Report("Starting")
 
 FAILED_SERVERS = {"healthz": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}
 """Reasons of Events, by the name of the HTTP server whose address could not be bound at the start."""
+
+
+def fallback(mode: str, unavailable: Mapping[str, str]) -> list[Report]:
+    """Return a report if `auto` prefers other modes to `mode`, with the reasons why they are unavailable.
+
+    >>> fallback("ebpf", {})
+    []
+    """
+    reasons = "; ".join(f"{name} is unavailable: {reason}" for name, reason in unavailable.items())
+    note = f"uses proxy mode {mode}: {reasons}"
+    return [Report("ProxyModeFallback", note[:_LONGEST_NOTE])] if reasons else []
 
 
 def event(node_name: str, moment: float, report: Report) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ebpfproxy.agent import node_events
 from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
@@ -45,16 +46,32 @@ class Sources:
         """Ask the sources to end, without waiting for them."""
         self._stop.set()
 
-    def report_start(self, failures: Mapping[str, str]) -> None:
+    def report_start(
+        self,
+        failures: Mapping[str, str],
+        mode: str = "",
+        unavailable: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Create Events of the Node for the start of the agent, in the background.
 
-        `failures`: the reasons why HTTP servers did not start, by name.
+        `failures`: the reasons why HTTP servers did not start, by name. `unavailable`: as in
+        `report_fallback`.
         """
-        if self._session:
-            reports = [node_events.STARTING]
-            reports += [
-                node_events.Report(node_events.FAILED_SERVERS[name], note) for name, note in failures.items()
-            ]
+        reports = [node_events.STARTING]
+        reports += [
+            node_events.Report(node_events.FAILED_SERVERS[name], note) for name, note in failures.items()
+        ]
+        self._report([*reports, *node_events.fallback(mode, unavailable)])
+
+    def report_fallback(self, mode: str, unavailable: Mapping[str, str]) -> None:
+        """Create an Event of the Node if `mode` serves although `auto` prefers others.
+
+        `unavailable`: why these could not be selected, by name.
+        """
+        self._report(node_events.fallback(mode, unavailable))
+
+    def _report(self, reports: Sequence[node_events.Report]) -> None:
+        if self._session and reports:
             arguments = (self._config.node_name, self._session, reports)
             threading.Thread(
                 target=node_events.create, args=arguments, name="node-event", daemon=True

@@ -26,6 +26,7 @@ from ebpfproxy.errors import EXIT_CODES, INTERRUPTED, ConfigError, EbpfProxyErro
 COMMANDS = {
     "run": "Run the agent on this node.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
+    "verify": "Compare the kernel with the state of the cluster.",
     "doctor": "Show what this node lacks, and which other programs interfere.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
     "demo": "Run pods, a Service and the agent in namespaces of this machine.",

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from ebpfproxy.http.metrics import Metrics
-from ebpfproxy.http.server import Listener, Request, Response, not_found
+from ebpfproxy.http.readiness import Readiness
+from ebpfproxy.http.server import Listener, Request, Response, not_found, plain
 from ebpfproxy.model.device import DeviceSide
 
 _HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
@@ -72,8 +73,8 @@ class ProxierHealth:
         return Health(waited < self._timeout, state.updated, state.eligible)
 
 
-class HealthServer(Listener):
-    """Serves `health` on `address`, and counts the responses in `metrics`.
+class HealthPages:
+    """The responses about `health`, which are counted in `metrics`.
 
     - /healthz is for load balancers. It fails until the first successful sync, if changes do not reach the
       kernel, or if the node is not eligible for load balancers. kube-proxy does not serve it that early.
@@ -81,23 +82,23 @@ class HealthServer(Listener):
       node that is being drained, nor an agent that starts or waits for the API server.
     - /readyz is for rollouts. It succeeds after the first successful sync. It fails while packets bypass the
       programs at a device. Its body lists each device where another program runs first, or where packets do
-      not reach ebpfproxy's program.
+      not reach ebpfproxy's program. /readyz?verbose has one line for each check of `readiness` instead.
     """
 
     def __init__(
         self,
-        address: tuple[str, int],
         health: ProxierHealth,
         metrics: Metrics,
-        hard_fail: bool = False,
-        retry_seconds: float = 5.0,
         bypassed: Callable[[], Collection[DeviceSide]] = tuple,
+        readiness: Readiness | None = None,
+        mode: Callable[[], str] = str,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
-        super().__init__("healthz", "--healthz-bind-address", address, self._handle, hard_fail, retry_seconds)
         self._health = health
         self._bypassed = bypassed
+        self._readiness = readiness or Readiness()
+        self._mode = mode
         self._counts: dict[str, Callable[[int], object]] = {  # kube-proxy counts only the first two
             "/healthz": metrics.healthz,
             "/livez": metrics.livez,
@@ -107,7 +108,8 @@ class HealthServer(Listener):
         self._wall = wall
         self._began = monotonic()
 
-    def _handle(self, request: Request) -> Response:
+    def response(self, request: Request) -> Response:
+        """Return the response; 404 for another path. Any thread may call it."""
         count = self._counts.get(request.path)
         if count is None:
             return not_found()
@@ -115,6 +117,8 @@ class HealthServer(Listener):
         health = self._health.at(now)
         healthy = health.healthy and (health.updated is not None or request.path == "/livez")
         sides = self._bypassed() if request.path == "/readyz" else ()
+        if request.path == "/readyz" and "verbose" in request.query:
+            return self._verbose(health, sides, now)
         match request.path:
             case "/healthz":
                 healthy = healthy and health.eligible
@@ -131,11 +135,32 @@ class HealthServer(Listener):
         count(code)
         return Response(code, f"{{{body}}}".encode(), _HEADERS)
 
+    def _verbose(self, health: Health, sides: Collection[DeviceSide], now: float) -> Response:
+        """The checks, one line for each, in the form of the API server's /readyz?verbose."""
+        checks = self._readiness.checks(self._mode(), health.updated is not None, health.healthy, sides, now)
+        ready = all(each.ok for each in checks)
+        lines = [*map(str, checks), f"readyz check {'passed' if ready else 'failed'}"]
+        return plain(200 if ready else 503, "\n".join(lines))
+
     def _format(self, moment: float | None, now: float, wall: int) -> str:
         """Return a time of the monotonic clock as wall time. `now` and `wall` are the same moment."""
         if moment is None:
             return _NEVER
         return format_go_time(wall - round((now - moment) * 1e9), moment - self._began)
+
+
+class HealthServer(Listener):
+    """Serves `pages` on `address`."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        pages: HealthPages,
+        hard_fail: bool = False,
+        retry_seconds: float = 5.0,
+    ) -> None:
+        flag = "--healthz-bind-address"
+        super().__init__("healthz", flag, address, pages.response, hard_fail, retry_seconds)
 
 
 def _side_values(side: DeviceSide) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Metrics that the agent updates, and their server: /metrics, /proxyMode and /healthz on port 10249.
+"""Metrics that the agent updates, and their server: /metrics, /proxyMode, /healthz and /readyz on port 10249.
 
 Metrics that begin with ``kubeproxy_`` have the names, labels and buckets of kube-proxy
 (pkg/proxy/metrics/metrics.go, Kubernetes 1.34: with label `ip_family`). One sync programs both families, so
@@ -195,6 +195,22 @@ class Metrics:
             "Entries in the kernel that other programs had changed and that were restored",
             "what",
         )
+        self._verifications = self._counter(
+            "ebpfproxy_verifications_total",
+            "Complete comparisons of the kernel with what the agent wrote",
+        )
+        self._verified = self._gauge(
+            "ebpfproxy_last_verification_timestamp_seconds", "When the last of these comparisons ended"
+        )
+        self._differences = self._gauge(
+            "ebpfproxy_last_verification_differences",
+            "Entries that the last of these comparisons found changed, and that were restored",
+        )
+        self._fallback = self._gauge(
+            "ebpfproxy_mode_fallback",
+            "1 for each mode that auto prefers to the current one, but that is unavailable",
+            "mode",
+        )
         self._reconnected = self._counter(
             "ebpfproxy_sockets_reconnected_total",
             "Connected UDP sockets that got another endpoint after theirs was removed, or their first one",
@@ -314,6 +330,18 @@ class Metrics:
         """Count entries of `mode` that other programs had changed in the kernel and that were restored."""
         self._repairs.labels(mode).inc(count)
 
+    def verified(self, wall: float, differences: int) -> None:
+        """Record a complete comparison of the kernel that ended at the Unix time `wall`, in seconds."""
+        self._verifications.inc()
+        self._verified.set(wall)
+        self._differences.set(differences)
+
+    def fell_back(self, unavailable: Collection[str]) -> None:
+        """Set the modes that `auto` prefers to the current one, but that are unavailable."""
+        self._fallback.clear()
+        for mode in unavailable:
+            self._fallback.labels(mode).set(1)
+
     def sockets_destroyed(self, destroyed: int, failed: int) -> None:
         """Count stale sockets, or with kernel NAT stale flows, that were destroyed or could not be."""
         self._destroyed.inc(destroyed)
@@ -356,7 +384,8 @@ class Metrics:
 class MetricsServer(Listener):
     """Serves `metrics` on `address`. `proxy_mode` returns the current mode, "" before one is selected.
 
-    It is called in any thread, as is `page`, which returns the responses of further paths.
+    It is called in any thread, as are `page`, which returns the responses of further paths, and `ready`,
+    which responds at /readyz.
     """
 
     def __init__(
@@ -367,11 +396,13 @@ class MetricsServer(Listener):
         hard_fail: bool = False,
         retry_seconds: float = 5.0,
         page: Callable[[Request], Response | None] = lambda request: None,
+        ready: Callable[[Request], Response] = lambda request: not_found(),
     ) -> None:
         super().__init__("metrics", "--metrics-bind-address", address, self._handle, hard_fail, retry_seconds)
         self._registry = metrics.registry
         self._proxy_mode = proxy_mode
         self._page = page
+        self._ready = ready
 
     def _handle(self, request: Request) -> Response:
         match request.path:
@@ -382,6 +413,8 @@ class MetricsServer(Listener):
                 return plain(200, mode) if mode else plain(503, "no proxy mode is selected yet")
             case "/healthz":
                 return plain(200, "ok")
+            case "/readyz":
+                return self._ready(request)
             case _:
                 return self._page(request) or not_found()
 

@@ -37,10 +37,14 @@ _STOP_SECONDS = 2.0  # for the thread of a listener to end
 
 
 class Request(NamedTuple):
-    """A request. `path` is decoded and has no query. Names of `headers` are case-insensitive."""
+    """A request. `path` is decoded and has no query. Names of `headers` are case-insensitive.
+
+    `query` has the names of the query's parameters.
+    """
 
     path: str
     headers: Message
+    query: frozenset[str] = frozenset()
 
 
 class Response(NamedTuple):
@@ -273,9 +277,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _answer(self) -> None:
-        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        parts = urllib.parse.urlsplit(self.path)
+        path = urllib.parse.unquote(parts.path)
+        query = frozenset(each.partition("=")[0] for each in parts.query.split("&") if each)
         with self.server.connections.busy(self.connection):
-            response = self.server.handle(Request(path, self.headers))
+            response = self.server.handle(Request(path, self.headers, query))
         self.send_response_only(response.code)
         for name, value in response.headers.items():
             self.send_header(name, value)

@@ -8,6 +8,7 @@ mount(2), statfs(2); Documentation/admin-guide/cgroup-v2.rst, "Mounting".
 import ctypes
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ BPFFS = Path("/sys/fs/bpf")
 
 _FSOPEN = 430  # on every architecture
 _FSOPEN_CLOEXEC = 1
+_CLONE_NEWCGROUP = 0x02000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
 _ESCAPES = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}  # mangle() in fs/proc_namespace.c
 
@@ -56,7 +58,10 @@ def is_true_cgroup_root(path: Path) -> bool:
 
 
 def host_cgroup2_root(init: Path = Path("/proc/1")) -> Path:
-    """The true root of cgroup v2, through a mount of this process or else through a mount of `init`.
+    """The cgroup of all processes of the node, through a mount of this process or else through one of `init`.
+
+    It is the true root of cgroup v2. If the node is itself a container with its own cgroup namespace, as in
+    kind, no mount shows the true root. Then it is the root of that namespace: see `_namespace_root`.
 
     `init` is the proc folder of a process in the host's mount namespace.
 
@@ -67,10 +72,65 @@ def host_cgroup2_root(init: Path = Path("/proc/1")) -> Path:
         if is_true_cgroup_root(path):
             return path
         other_cgroups.append(str(path))
+    found = _namespace_root(init)
+    if found:
+        return found
     raise NotFound(
         f"cannot find the root of cgroup v2; mounted: {', '.join(other_cgroups) or 'nothing'}",
         "give the container hostPID, or mount the host's /sys/fs/cgroup into it",
     )
+
+
+def _namespace_root(init: Path) -> Path | None:
+    """The root of the cgroup namespace of `init`, through its mount, if this process is in a cgroup below it.
+
+    So it is found on a node that is a container. It is not found in a container that sees only its own
+    processes: `init` is then of this container, and its cgroup is the root. Nor is it found from a container
+    with another init, whose cgroup is not below that of the first.
+    """
+    found: list[Path] = []
+
+    def look() -> None:
+        try:
+            with (init / "ns/cgroup").open("rb") as namespace:
+                if _libc.setns(namespace.fileno(), _CLONE_NEWCGROUP) != 0:
+                    return
+            # The kernel shows paths relative to the cgroup namespace of the thread that reads them.
+            own = Path("/proc/thread-self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
+            if not _is_below_root(own):
+                return
+            for mount in _mounts_of_root(init / "mountinfo"):
+                path = init / "root" / mount.relative_to("/")
+                if _file_system(path) == CGROUP2_SUPER_MAGIC:
+                    found.append(path)
+        except OSError:
+            return
+
+    # A thread has its own cgroup namespace, and cannot return to the previous one without a file descriptor.
+    thread = threading.Thread(target=look, name="cgroup-root")
+    thread.start()
+    thread.join()
+    return found[0] if found else None
+
+
+def _is_below_root(cgroups: str) -> bool:
+    r"""Whether the cgroup of version 2 in /proc/PID/cgroup is below the root of the reader's namespace.
+
+    >>> [_is_below_root(f"1:cpu:/a\n0::{path}\n") for path in ("/kubelet/pod", "/", "/../pod")]
+    [True, False, False]
+    """
+    paths = (line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::"))
+    path = next(paths, "/")
+    return path != "/" and not path.startswith("/..")
+
+
+def _mounts_of_root(mountinfo: Path) -> Iterator[Path]:
+    """The mount points of cgroup v2 that show the root of the reader's cgroup namespace. Raises OSError."""
+    for line in mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        mount, _, source = line.partition(" - ")  # proc_pid_mountinfo(5)
+        fields = mount.split(" ")
+        if source.startswith("cgroup2 ") and fields[3] == "/":
+            yield Path(_unescaped(fields[4]))
 
 
 def cgroup_root_of_all() -> Path:

@@ -232,3 +232,83 @@ mounts.unmount(folder)
 """,
         tmp_path,
     )
+
+
+NODE_CONTAINER = """
+import ctypes, time
+node = folder  # a cgroup, which becomes the root of the node's cgroup namespace
+def join(cgroup): (cgroup / "cgroup.procs").write_text("0")
+join(node)
+assert ctypes.CDLL(None).unshare(0x02000000) == 0  # CLONE_NEWCGROUP
+for name in ("init.scope", "kubelet/pod/agent"):
+    (node / name).mkdir(parents=True)
+subprocess.run(["umount", "--recursive", "--lazy", "/sys/fs/cgroup"], check=True)
+subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)  # shows `node` as its root
+root = Path("/sys/fs/cgroup")
+init = os.fork()
+if not init:
+    join(root / "init.scope")
+    time.sleep(60)
+    os._exit(0)
+def in_a_pod(cgroup, check):
+    \"\"\"Run a check in a pod's cgroup, with a cgroup namespace and mounts of its own.\"\"\"
+    pid = os.fork()
+    if not pid:
+        try:
+            join(root / cgroup)
+            assert ctypes.CDLL(None).unshare(0x02000000 | 0x00020000) == 0  # and CLONE_NEWNS
+            subprocess.run(["umount", "--lazy", "/sys/fs/cgroup"], check=True)
+            subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
+            check()
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+try:
+    @@CHECKS@@
+finally:
+    os.kill(init, 9)
+    os.waitpid(init, 0)
+"""
+
+
+def in_a_node_container(checks: str, cgroup: Path) -> None:
+    """Run checks on a node that is a container with its own cgroup namespace, as in kind."""
+    lines = checks.strip().replace("\n", "\n    ")
+    try:
+        apart(NODE_CONTAINER.replace("@@CHECKS@@", lines), cgroup)
+    finally:
+        for name in ("init.scope", "kubelet/pod/agent", "kubelet/pod", "kubelet"):
+            (cgroup / name).rmdir()
+
+
+def test_on_a_node_that_is_a_container_the_root_of_its_namespace_is_found(cgroup: Path) -> None:
+    """Regression: --proxy-mode=ebpf ended, and auto used nftables, in kind without --cgroup-root."""
+    in_a_node_container(
+        f"""
+def check():
+    found = mounts.host_cgroup2_root(Path(f"/proc/{{init}}"))
+    assert found.stat().st_ino == {cgroup.stat().st_ino}, found
+    assert (found / "kubelet/pod/agent").is_dir()
+assert in_a_pod("kubelet/pod/agent", check)
+""",
+        cgroup,
+    )
+
+
+def test_the_cgroup_of_a_single_container_is_not_the_root_of_the_node(cgroup: Path) -> None:
+    """Without hostPID, init is the first process of the agent's own pod."""
+    in_a_node_container(
+        """
+def check():
+    try:
+        found = mounts.host_cgroup2_root(Path("/proc/self"))
+    except NotFound:
+        return
+    raise AssertionError(found)
+assert in_a_pod("kubelet/pod/agent", check)
+""",
+        cgroup,
+    )

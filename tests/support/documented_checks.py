@@ -33,7 +33,7 @@ RUN: Sequence[tuple[str, str]] = (
     (r"sysctl net\.ipv4\.conf\.all\.route_localnet", "iptables"),
     (r"for t in iptables ip6tables; do .*", "iptables"),
     (r"(?:ipvsadm|ipset) .*|ip addr show kube-ipvs0|sysctl net\.ipv4\.vs .*", "ipvs"),
-    (r"ebpfproxy (?:cleanup|compile|completion|doctor|dump|man|version)\b.*", "ebpf"),
+    (r"ebpfproxy (?:cleanup|compile|verify|completion|doctor|dump|man|version)\b.*", "ebpf"),
     (r"curl -s(?:i)? localhost:(?:10249|10256)/.*", "ebpf"),
     (r"(?:ls|readlink) /sys/fs/bpf/ebpfproxy/.*", "ebpf"),
     (r"bpftool (?:cgroup tree|net show) ?.*", "ebpf"),

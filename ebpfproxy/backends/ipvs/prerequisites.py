@@ -10,6 +10,7 @@ Sources: NewProxier() in pkg/proxy/ipvs/proxier.go; Documentation/networking/ipv
 
 from typing import NamedTuple
 
+from ebpfproxy.backends.difference import DIFFERENT, MISSING, Difference
 from ebpfproxy.backends.netfilter.sysctls import SETTING_CHANGED, SETTING_FAILED
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux import sysctl
@@ -96,6 +97,21 @@ def check_sysctls() -> None:
     ]
     if missing:
         raise Unsupported("; ".join(missing), _REMEDY)
+
+
+def differing_sysctls(strict_arp: bool) -> list[Difference]:
+    """Return the sysctls of `apply_sysctls` with another value. Sets nothing."""
+    found = []
+    for each in sysctls(strict_arp):
+        try:
+            value = sysctl.read(each.name)
+        except KernelError:
+            found.append(Difference(f"sysctl {each.name}", MISSING, each.without))
+            continue
+        if value != each.value:
+            detail = f"have {value}; want {each.value}: {each.without}"
+            found.append(Difference(f"sysctl {each.name}", DIFFERENT, detail))
+    return found
 
 
 def sysctls(strict_arp: bool) -> tuple[Sysctl, ...]:

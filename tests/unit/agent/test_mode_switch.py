@@ -46,10 +46,11 @@ class Node:
     def __init__(self) -> None:
         self.one, self.other, self.third = FakeMode("one"), FakeMode("other"), FakeMode("third")
         self.metrics = Metrics()
+        self.fallbacks: list[Mapping[str, str]] = []
 
     def start(self, *, synced: bool = True, config: Config = CONFIG) -> None:
         callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
-        self.switcher = ModeSwitcher(config, callbacks, self.metrics)
+        self.switcher = ModeSwitcher(config, callbacks, self.metrics, self.fallbacks.append)
         self.switcher.open()
         self.switcher.serving.reconciler.plan(
             STATE, frozenset({name("web")}), node_changed=True, host_changed=True
@@ -447,6 +448,18 @@ def test_if_every_mode_fails_the_error_names_each_reason(
     for reason in (REJECTED.message, "other: no such set", "third: no such table"):
         assert reason in caught.value.message
     assert caught.value.exit_code == 4
+
+
+def test_a_mode_that_auto_could_not_select_is_reported_until_it_serves(fresh: Node) -> None:
+    fresh.one.fails = KernelError("not here")
+    fresh.start(config=ANY)
+    assert fresh.fallbacks[-1] == {"one": "not here"}
+    assert fresh.metric("ebpfproxy_mode_fallback") == 1
+    fresh.one.fails = None
+    fresh.switcher.follow(CONFIG, lambda: STATE)
+    assert fresh.switcher.serving.name == "one"
+    assert fresh.fallbacks[-1] == {}
+    assert fresh.metric("ebpfproxy_mode_fallback") == 0
 
 
 def test_auto_takes_the_next_mode_if_one_cannot_be_prepared(fresh: Node) -> None:

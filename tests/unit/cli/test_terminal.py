@@ -64,13 +64,13 @@ def test_a_terminal_gets_colors() -> None:
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": "unknown"}])
-def test_no_color_and_dumb_terminals_get_plain_text(environment: Mapping[str, str]) -> None:
+def test_no_color_and_dumb_terminals_get_plain_text(environment: dict[str, str]) -> None:
     assert run(TABLE, **environment)[0] == "word\r\n"
 
 
 @pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}])
 def test_a_pipe_gets_plain_text_even_if_the_environment_asks_for_colors(
-    environment: Mapping[str, str],
+    environment: dict[str, str],
 ) -> None:
     assert run(TABLE, stdout_is_terminal=False, **environment) == ("", "word\n")
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.http.healthz import HealthServer, ProxierHealth, format_go_time
+from ebpfproxy.http.healthz import HealthPages, HealthServer, ProxierHealth, format_go_time
 from ebpfproxy.http.metrics import Metrics
+from ebpfproxy.http.readiness import Readiness
 from ebpfproxy.model.device import DeviceSide
 from tests.unit.http.http_client import Answer, ask
 
@@ -54,7 +55,8 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def server(clock: Clock, health: ProxierHealth, metrics: Metrics) -> Iterator[HealthServer]:
-    one = HealthServer(("127.0.0.1", 0), health, metrics, monotonic=clock.monotonic, wall=clock.wall)
+    pages = HealthPages(health, metrics, monotonic=clock.monotonic, wall=clock.wall)
+    one = HealthServer(("127.0.0.1", 0), pages)
     one.start()
     yield one
     one.stop()
@@ -219,14 +221,8 @@ def test_readyz_fails_while_packets_bypass_the_programs_and_names_the_device(
     clock: Clock, health: ProxierHealth, metrics: Metrics, side: DeviceSide, code: int
 ) -> None:
     health.updated(clock.monotonic())
-    server = HealthServer(
-        ("127.0.0.1", 0),
-        health,
-        metrics,
-        bypassed=lambda: (side,),
-        monotonic=clock.monotonic,
-        wall=clock.wall,
-    )
+    pages = HealthPages(health, metrics, bypassed=lambda: (side,), monotonic=clock.monotonic, wall=clock.wall)
+    server = HealthServer(("127.0.0.1", 0), pages)
     server.start()
     try:
         answer = ask(server.port, "/readyz")
@@ -266,3 +262,63 @@ def test_a_time_has_the_format_of_gos_time_string(
     nanoseconds: int, since_start: float, expected: str
 ) -> None:
     assert format_go_time(WALL + nanoseconds, since_start) == expected
+
+
+def verbose(
+    clock: Clock, health: ProxierHealth, readiness: Readiness, *sides: DeviceSide
+) -> tuple[int, list[str]]:
+    """The status and lines of /readyz?verbose."""
+    pages = HealthPages(
+        health,
+        Metrics(),
+        bypassed=lambda: sides,
+        readiness=readiness,
+        mode=lambda: "nftables",
+        monotonic=clock.monotonic,
+        wall=clock.wall,
+    )
+    server = HealthServer(("127.0.0.1", 0), pages)
+    server.start()
+    try:
+        answer = ask(server.port, "/readyz?verbose")
+    finally:
+        server.stop()
+    return answer.code, answer.body.decode().splitlines()
+
+
+def test_verbose_readyz_before_the_first_sync_names_what_is_missing(
+    clock: Clock, health: ProxierHealth
+) -> None:
+    code, lines = verbose(clock, health, Readiness())
+    assert code == 503
+    assert lines[0] == "[-]synced failed: no sync has succeeded since the start"
+    assert lines[-1] == "readyz check failed"
+
+
+def test_verbose_readyz_shows_a_fallback_and_the_last_verification_of_a_ready_agent(
+    clock: Clock, health: ProxierHealth
+) -> None:
+    readiness = Readiness()
+    readiness.fell_back({"ebpf": "no cgroup hooks"})
+    readiness.synced(rejected=2)
+    readiness.verified(clock.monotonic(), differences=3)
+    health.updated(clock.monotonic())
+    clock.passed += 7
+    code, lines = verbose(clock, health, readiness, BEHIND)
+    assert code == 200
+    assert lines == [
+        "[+]synced ok",
+        "[+]changes ok",
+        "[+]services ok: degraded: the kernel rejects 2 entries",
+        f"[+]attachments ok: {BEHIND.device} {BEHIND.side} runs after {', '.join(BEHIND.before)}",
+        "[+]mode ok: nftables, degraded: ebpf is unavailable: no cgroup hooks",
+        "[+]verification ok: 7 s ago, repaired 3 differences",
+        "readyz check passed",
+    ]
+
+
+def test_verbose_readyz_fails_while_packets_bypass_the_programs(clock: Clock, health: ProxierHealth) -> None:
+    health.updated(clock.monotonic())
+    code, lines = verbose(clock, health, Readiness(), DeviceSide("eth0", "egress", unreached=True))
+    assert code == 503
+    assert "[-]attachments failed: eth0 egress is not reached by packets" in lines

@@ -38,6 +38,10 @@ KUBE_PROXYS = {
 }
 OURS = {
     "ebpfproxy_info": "gauge",
+    "ebpfproxy_last_verification_differences": "gauge",
+    "ebpfproxy_last_verification_timestamp_seconds": "gauge",
+    "ebpfproxy_mode_fallback": "gauge",
+    "ebpfproxy_verifications_total": "counter",
     "ebpfproxy_build_info": "gauge",
     "ebpfproxy_services": "gauge",
     "ebpfproxy_endpoints": "gauge",

@@ -1,0 +1,1 @@
+"""Differences that are made in the kernel, which `ebpfproxy verify` must find."""
