@@ -26,6 +26,7 @@ COMMANDS = {
     "run": "Run the agent on this node.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
     "doctor": "Show which modes work on this machine, and what the others need.",
+    "support-bundle": "Write doctor, dump, versions and logs into one file, without secrets.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
     "demo": "Run pods, a Service and the agent in namespaces of this machine.",
     "compile": "Compile the BPF programs for a package or an image.",
@@ -39,6 +40,15 @@ ENDED = "Ended because of an error"
 error before the log format is known, for example an unknown flag, is printed as by the other commands."""
 
 _TRACE_FROM = 4
+
+
+def module_of(command: str) -> str:
+    """The module of a command in this package.
+
+    >>> module_of("support-bundle")
+    'support_bundle'
+    """
+    return command.replace("-", "_")
 
 
 class LazyGroup(click.Group):
@@ -59,7 +69,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"ebpfproxy.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"ebpfproxy.cli.{module_of(cmd_name)}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
