@@ -25,6 +25,7 @@ from ebpfproxy.errors import EXIT_CODES, INTERRUPTED, ConfigError, EbpfProxyErro
 COMMANDS = {
     "run": "Run the agent on this node.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
+    "verify": "Compare the kernel with the state of the cluster.",
     "doctor": "Show which modes work on this machine, and what the others need.",
     "support-bundle": "Write doctor, dump, versions and logs into one file, without secrets.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
