@@ -30,6 +30,8 @@ _ADDRESS = re.compile(
     r"(?:/\d{1,3})?(?![\w.]*\w:|\w)"
 )
 _KEPT = {Family.IPV4: 8, Family.IPV6: 16}
+_SPECIAL = ("127.", "0.", "169.", "255.", "fe80:", "::")
+"""Beginnings of addresses that stay. They are as long as the prefixes that stay in all addresses."""
 _PUBLIC_NAMES = frozenset(
     {"", "default", "kube-system", "kubernetes", "localhost", "ebpfproxy", "kube-proxy"}
 )
@@ -120,11 +122,10 @@ class Anonymizer:
         return Network(Address(replaced.to_bytes(16)), net.length)
 
     def _address(self, address: Address) -> Address:
-        """Keep loopback, unspecified and link-local addresses. Flip each bit of others depending on those
-        before it."""
+        """Keep loopback, unspecified and link-local addresses and all that begin as they do. Flip each bit of
+        others depending on those before it."""
         of = family(address)
-        text = format_address(address)
-        if text.startswith(("127.", "0.", "169.254.", "fe80:", "255.")) or text in ("::", "::1"):
+        if format_address(address).startswith(_SPECIAL):
             return address
         start = V4_BITS + _KEPT[of] if of is Family.IPV4 else _KEPT[of]
         bits = int.from_bytes(address)
