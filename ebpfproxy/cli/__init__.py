@@ -28,6 +28,7 @@ COMMANDS = {
     "dump": "Show the content of the BPF maps, in mode ebpf.",
     "verify": "Compare the kernel with the state of the cluster.",
     "doctor": "Show what this node lacks, and which other programs interfere.",
+    "support-bundle": "Write doctor, dump, versions and logs into one file, without secrets.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
     "demo": "Run pods, a Service and the agent in namespaces of this machine.",
     "compile": "Compile the BPF programs for a package or an image.",
@@ -48,6 +49,15 @@ COMPLETION_VARIABLE = "_EBPFPROXY_COMPLETE"
 """If this environment variable is set, click completes a command line instead of running a command."""
 
 
+def module_of(command: str) -> str:
+    """The module of a command in this package.
+
+    >>> module_of("support-bundle")
+    'support_bundle'
+    """
+    return command.replace("-", "_")
+
+
 class LazyGroup(click.Group):
     """A group that imports a command's file only when the command is used."""
 
@@ -66,7 +76,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"ebpfproxy.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"ebpfproxy.cli.{module_of(cmd_name)}").command
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

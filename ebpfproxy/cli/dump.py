@@ -1,100 +1,25 @@
 """``ebpfproxy dump``: shows the content of the BPF maps."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
+from ebpfproxy.cli import dump_sections, dump_watch
+from ebpfproxy.cli.dump_sections import SECTIONS, SUBJECTS, Filter
+from ebpfproxy.cli.dump_source import from_dump_option, open_view
 from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.pipe import ends_with_its_pipe
 from ebpfproxy.cli.rows import WRITERS, Row
 from ebpfproxy.cli.service_names import complete_service
-from ebpfproxy.config import FlagsCommand, options
-from ebpfproxy.errors import ConfigError
-from ebpfproxy.model.address import parse_address
+from ebpfproxy.config import Config, FlagsCommand, config_options
+from ebpfproxy.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
+    from ebpfproxy.backends.ebpf.inspect.saved import Header, SavedView
     from ebpfproxy.backends.ebpf.inspect.tables import View
-
-_ADDRESS_COLUMNS = (
-    *("internal", "external", "endpoint"),
-    *("client", "frontend", "masquerade"),
-    *("source", "destination", "new_source", "new_destination"),
-)
-"""Columns with addresses, with or without port, besides "address" and "port"."""
-
-
-class Filter(NamedTuple):
-    """The values of --service and --address: namespace/name with or without :port, and address and port.
-
-    Texts are "" and the port is None if not given.
-    """
-
-    service: str
-    address: str
-    port: int | None
-
-    def admits(self, row: Row) -> bool:
-        """Whether the row matches the filter."""
-        if self.service:
-            service = row["service"]
-            if service != self.service and service.partition(":")[0] != self.service:
-                return False
-        return not self.address or any(map(self._matches_address, _addresses(row)))
-
-    def _matches_address(self, text: str) -> bool:
-        """Whether an address in canonical text, with or without port, matches --address."""
-        host = f"[{self.address}]:" if ":" in self.address else f"{self.address}:"
-        if self.port is None:
-            return text == self.address or text.startswith(host)
-        return text in (self.address, f"{host}{self.port}")
-
-
-class _Part(NamedTuple):
-    """A section of the output. `by_service`, `by_address`: whether its rows can be filtered so."""
-
-    rows: Callable[["View"], Iterable[Any]]
-    by_service: bool = True
-    by_address: bool = True
-
-    def supports(self, row_filter: Filter) -> bool:
-        return (self.by_service or not row_filter.service) and (self.by_address or not row_filter.address)
-
-
-class _MapRow(NamedTuple):
-    """A map with its number of entries and its maximum."""
-
-    map: str
-    entries: int
-    room: int
-
-
-_PARTS = {
-    "services": _Part(lambda view: view.services()),
-    "endpoints": _Part(lambda view: view.endpoints()),
-    "affinity": _Part(lambda view: view.affinity()),
-    "sockets": _Part(lambda view: view.sockets()),
-    "conntrack": _Part(lambda view: view.conntrack()),
-    "nat": _Part(lambda view: view.nat()),
-    "devices": _Part(lambda view: view.devices(), by_service=False),
-    "counters": _Part(lambda view: view.counters(), by_service=False, by_address=False),
-    "traffic": _Part(lambda view: view.traffic(), by_address=False),
-    "maps": _Part(
-        lambda view: (_MapRow(name, *use) for name, use in view.usage().items()),
-        by_service=False,
-        by_address=False,
-    ),
-}
-_SUBJECTS = {
-    **{
-        name: (name,)
-        for name in ("services", "endpoints", "affinity", "sockets", "conntrack", "nat", "devices")
-    },
-    "counters": ("counters", "traffic"),
-    "all": tuple(_PARTS),
-}
-
 
 _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --ebpf-traffic-max=0"
 
@@ -105,20 +30,24 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     epilog=examples("""
     # Show all frontends and their endpoints.
     ebpfproxy dump
-    # Show the flows of one Service.
+    # Show the flows of one Service, and then their changes.
     ebpfproxy dump conntrack --service=default/web
+    ebpfproxy dump conntrack --service=default/web --watch
     # Find the Service of an address.
     ebpfproxy dump --address=10.96.0.10:80 -o yaml
+    # Save everything, and read it on any machine.
+    ebpfproxy dump all -o json > node1.json
+    ebpfproxy dump services --from-dump=node1.json
     """),
 )
-@click.argument("what", type=click.Choice(list(_SUBJECTS)), default="services", metavar="WHAT")
+@click.argument("what", type=click.Choice(list(SUBJECTS)), default="services", metavar="WHAT")
 @click.option(
     "-o",
     "--output",
     type=click.Choice(list(WRITERS)),
     default="table",
     show_default=True,
-    help="Output format.",
+    help="Output format. wide: a table that includes ids.",
 )
 @click.option(
     "--service",
@@ -134,71 +63,104 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     help="Show only entries with this address as client, frontend or endpoint. Write IPv6 with a port as "
     "[IP]:PORT. Empty: all addresses.",
 )
-@options("bpffs_root")
-def command(what: str, output: str, service: str, address: str, bpffs_root: Path) -> None:
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="After the entries, show their changes until an interrupt: + added, - removed, ~ changed. With "
+    "-o json, each line is an object.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.05),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch, the time between two readings.",
+)
+@from_dump_option
+@config_options
+@ends_with_its_pipe
+def command(
+    what: str,
+    output: str,
+    service: str,
+    address: str,
+    watch: bool,
+    interval: float,
+    from_dump: Path | None,
+    config: Config,
+) -> None:
     """Show the content of the BPF maps of mode ebpf. WHAT is one of:
 
     \b
     services   frontends and their endpoints; this is the default
     endpoints  endpoints, and the connections that can select them
+    ranges     source ranges of Services
     affinity   clients with session affinity
     sockets    sockets that were redirected to an endpoint
     conntrack  flows of the packet path
     nat        translation steps of these flows
     devices    devices of the packet path, and the programs on them
+    networks   networks of the node, and those that serve NodePorts
+    settings   settings of the programs
     counters   events in the programs, and traffic (by Service with --ebpf-traffic-max)
-    all        all of these, and the use of each map
+    maps       use of each map
+    all        all of these
 
-    Reads only the pinned maps, so it works with and without a running agent.
+    Reads only the pinned maps, so it works with and without a running agent. The column ORPHANED shows
+    entries whose Service, frontend, slot or endpoint is gone. Save a dump with
+    `ebpfproxy dump all -o json > FILE`, and read it anywhere with --from-dump=FILE.
     """
-    from ebpfproxy.backends.ebpf.inspect.tables import View
-
-    row_filter = Filter(service, *_parse_address_filter(address))
-    parts = [part for part in _SUBJECTS[what] if _PARTS[part].supports(row_filter)]
-    if not parts:
+    row_filter = Filter(service, *dump_sections.parse_address_filter(address))
+    names = [name for name in SUBJECTS[what] if SECTIONS[name].supports(row_filter)]
+    if not names:
         flag = "--service" if service else "--address"
         raise ConfigError(f"cannot filter {what} by {flag}", f"leave {flag} out")
-    with contextlib.closing(View(bpffs_root)) as view:
-        if "traffic" in parts and not view.counts_services:
+    if watch:
+        if from_dump or output == "yaml":
+            given = "--from-dump" if from_dump else "-o yaml"
+            raise ConfigError(f"cannot watch with {given}", f"leave {given} out, or --watch")
+        _watch(what, names, row_filter, output, interval, config)
+        return
+    with contextlib.closing(open_view(config.bpffs_root, from_dump)) as view:
+        if "traffic" in names and not view.counts_services:
             click.echo(_NOT_COUNTED, err=True)
-        WRITERS[output](((part, _rows(view, part, row_filter)) for part in parts), len(_SUBJECTS[what]) > 1)
+        header = _header(view, row_filter, config)._asdict() if what == "all" else None
+        sections = ((name, dump_sections.rows(view, name, row_filter)) for name in names)
+        WRITERS[output](sections, len(SUBJECTS[what]) > 1, header)
 
 
-def _rows(view: "View", part: str, row_filter: Filter) -> Iterator[Row]:
-    rows = (row._asdict() for row in _PARTS[part].rows(view))
-    return filter(row_filter.admits, rows) if row_filter.service or row_filter.address else rows
+def _watch(
+    what: str, names: list[str], row_filter: Filter, output: str, interval: float, config: Config
+) -> None:
+    """The maps are opened for each reading, because the agent may replace them. It may also remove them: then
+    the previous rows stay."""
+    found = False
+
+    def read() -> dict[str, list[Row]]:
+        nonlocal found
+        try:
+            with contextlib.closing(open_view(config.bpffs_root, None)) as view:
+                reading = {name: list(dump_sections.rows(view, name, row_filter)) for name in names}
+        except NotFound:
+            if not found:
+                raise
+            return {}
+        found = True
+        return reading
+
+    def show(reading: dump_watch.Reading) -> None:
+        sections: Iterable[tuple[str, Iterable[Row]]] = reading.items()
+        WRITERS[output](sections, len(SUBJECTS[what]) > 1, None)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        dump_watch.follow(read, interval, show, output)
 
 
-def _parse_address_filter(text: str) -> tuple[str, int | None]:
-    """Parse "10.0.0.1", "10.0.0.1:80", "fd00::1", "[fd00::1]" or "[fd00::1]:80"; the address is canonical.
+def _header(view: "View | SavedView", row_filter: Filter, config: Config) -> "Header":
+    from ebpfproxy.backends.ebpf.inspect.saved import SavedView, new_header
 
-    >>> [_parse_address_filter(text) for text in ("[fd00:0::1]", "[fd00::1]:80", "fd00::1:80")]
-    [('fd00::1', None), ('fd00::1', 80), ('fd00::1:80', None)]
-
-    Returns "" and None for the empty text. Raises ConfigError.
-    """
-    from ebpfproxy.model.address import format_address
-
-    if not text:
-        return "", None
-    head, colon, tail = text.rpartition(":")
-    if not colon or text.endswith("]") or (":" in head and not text.startswith("[")):
-        head, tail = text, ""
-    try:
-        port = int(tail) if tail else None
-        return format_address(parse_address(head.strip("[]"))), port
-    except ValueError:
-        raise ConfigError(
-            f"--address: {text!r} is not an address", "write 10.96.0.1, 10.96.0.1:443 or [fd00::1]:443"
-        ) from None
-
-
-def _addresses(row: Row) -> Iterator[str]:
-    """Yield every address in a row, with its port if it has one."""
-    if "port" in row:
-        address = row["address"]
-        yield f"[{address}]:{row['port']}" if ":" in address else f"{address}:{row['port']}"
-    for column in _ADDRESS_COLUMNS:
-        value = row.get(column, ())
-        for text in (value,) if isinstance(value, str) else value:
-            yield text.partition(" ")[0]
+    if isinstance(view, SavedView):
+        return view.header._replace(filters=[*view.header.filters, *row_filter.flags()])
+    return new_header(config.node_name, "ebpf", row_filter.flags())
