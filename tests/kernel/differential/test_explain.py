@@ -1,0 +1,181 @@
+"""What `ebpfproxy explain` predicts, compared with real connections through random histories of Services.
+
+The predictions come from the plan and the routes of the node, not from the kernel's Service tables. So a
+difference is an error of the explanation or of the mode.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from ebpfproxy.config.derived import plan_context
+from ebpfproxy.diagnose.cluster import Cluster
+from ebpfproxy.diagnose.explain.connection import explain
+from ebpfproxy.diagnose.explain.origin import Origin
+from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Verdict
+from ebpfproxy.diagnose.explain.situation import Situation, plan_situation
+from ebpfproxy.linux.netlink import routing
+from ebpfproxy.model.address import Address, format_address, parse_address
+from tests.kernel.clients import REFUSED, SILENT
+from tests.kernel.differential.dialers import Dial
+from tests.kernel.differential.expected import World, name_of
+from tests.kernel.differential.history import (
+    NOTHING,
+    Change,
+    Step,
+    advance,
+    histories,
+    history_of_differences,
+)
+from tests.kernel.differential.places import CLIENTS, OTHER_NODE, SERVERS
+from tests.kernel.differential.subject import Subject
+from tests.support.reference import SOURCES
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
+
+UNUSED_PORT = 81
+_MOST_OF_STEP = 40
+"""Connections in each step, so that there are many different states."""
+
+_VERDICTS = {
+    Verdict.REJECTED: frozenset({REFUSED}),
+    Verdict.DROPPED: frozenset({SILENT}),
+    Verdict.REJECTED_OR_DROPPED: frozenset({REFUSED, SILENT}),
+    Verdict.REACHES_NODE: frozenset({REFUSED}),  # no process of the node listens on these ports
+}
+_HOSTS = frozenset(parse_address(text) for text in OTHER_NODE)
+
+
+class Asked(NamedTuple):
+    """A connection, and what the explanation says about it."""
+
+    source: str
+    destination: Destination
+    explanation: Explanation
+
+    @property
+    def dial(self) -> Dial:
+        assert self.destination.protocol
+        address = format_address(self.destination.address)
+        return Dial(self.destination.protocol, address, self.destination.port)
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """All outcomes that the client may get."""
+        found = self.explanation
+        if found.verdict is Verdict.ROUTED:
+            return frozenset({REFUSED if self.destination.address in _HOSTS else SILENT})
+        if found.verdict is not Verdict.CONNECTS:
+            return _VERDICTS[found.verdict]
+        answers = set()
+        for each in found.endpoints:
+            if each.used and each.works:
+                answers |= {
+                    f"{name_of((each.address, each.port))} {format_address(seen)}" for seen in each.seen
+                }
+            elif each.used:
+                answers.add(SILENT)
+        return frozenset(answers)
+
+
+class Comparison:
+    """The connections of one subject, up to `most`. Each history begins where the previous one ended."""
+
+    def __init__(self, subject: Subject, most: int, of_step: int = _MOST_OF_STEP) -> None:
+        self.subject = subject
+        self.most = most
+        self.of_step = of_step
+        self.compared = 0
+        self._world = World(NOTHING)
+        self._random = random.Random(0)
+
+    def run(self, history: tuple[Step, ...]) -> None:
+        """Raises AssertionError with a line for each wrong outcome."""
+        for step in history:
+            if self.compared >= self.most:
+                return
+            change = advance(self._world.state, step)
+            self._world = World(change.state, self._world)
+            wrong = self.subject.submit(lambda change=change: list(self._step(change))).result()  # type: ignore[misc]
+            assert not wrong, "\n".join(["", *wrong[:20]])
+
+    def _step(self, change: Change) -> Iterator[str]:
+        """In the control thread, which is in the node's network namespace."""
+        self.subject.apply(change)
+        situation = situation_of(self.subject)
+        destinations = self._destinations()
+        self._random.shuffle(destinations)
+        asked: dict[str, list[Asked]] = {source: [] for source in SOURCES}
+        for source, destination in destinations[: min(self.of_step, self.most - self.compared)]:
+            explanation = explain(situation, origin_of(source, situation), destination)
+            asked[source].append(Asked(source, destination, explanation))
+        for source, some in asked.items():
+            self.subject.dialers[source].dial([[each.dial for each in some]])
+        for source, some in asked.items():
+            for each, outcome in zip(some, self.subject.dialers[source].result(), strict=True):
+                self.compared += 1
+                if outcome not in each.allowed:
+                    yield f"{source} to {each.destination}: {outcome}, not {sorted(each.allowed)}:"
+                    yield from (f"  {step.reason.value}: {step.text}" for step in each.explanation.steps)
+
+    def _destinations(self) -> list[tuple[str, Destination]]:
+        """The frontends, those of the previous step, and unused ports of their addresses."""
+        found = {
+            (case.source, Destination(case.address, port, case.protocol))
+            for case in self._world.cases
+            for port in (case.port, UNUSED_PORT)
+        }
+        return sorted(found)
+
+
+def situation_of(subject: Subject) -> Situation:
+    """The plan of the subject's state. Call it in the node's network namespace."""
+    context = plan_context(subject.config, subject.mode)
+    return plan_situation(Cluster(subject.state, ()), context, subject.mode, routes=routing.route_to)
+
+
+def origin_of(source: str, situation: Situation) -> Origin:
+    pair = CLIENTS[source]
+    addresses: tuple[Address, ...] = tuple(map(parse_address, (pair.v4, pair.v6)))
+    kind = ClientClass(source)
+    if kind is not ClientClass.POD:
+        return Origin(kind, source, () if kind is ClientClass.NODE else addresses)
+    route = situation.routes(addresses[0])
+    device = situation.device(route.ifindex) if route else None
+    assert device
+    return Origin(kind, SERVERS[0].name, addresses, device.name, device.ifindex)
+
+
+def test_explanations_agree_with_real_connections(
+    subject: Subject,
+    pytestconfig: pytest.Config,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """A few connections, always the same ones, or --explained of each subject. --junitxml=FILE records the
+    number."""
+    many: int = pytestconfig.getoption("--explained")
+    comparison = Comparison(subject, many)
+
+    @settings(
+        max_examples=10 + many // 20,
+        derandomize=True,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(histories())
+    def follow(history: tuple[Step, ...]) -> None:
+        comparison.run(history)
+
+    follow()
+    record_property(f"{subject.name} connections", comparison.compared)
+    assert comparison.compared == many
+
+
+def test_explanations_of_all_differences_between_modes_agree_with_real_connections(
+    subject: Subject,
+) -> None:
+    comparison = Comparison(subject, 1_000_000, of_step=1_000_000)
+    comparison.run(history_of_differences())
