@@ -23,6 +23,7 @@ from ebpfproxy.errors import ConfigError, EbpfProxyError, Rejected
 
 COMMANDS = {
     "run": "Run the agent on this node.",
+    "explain": "Show what this node does with a connection, and why.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
     "doctor": "Show which modes work on this machine, and what the others need.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",

@@ -1,4 +1,4 @@
-"""Why a new connection may use an endpoint, or may not: the rules of `endpoints.py` with a reason for each."""
+"""Why a new connection may or may not use an endpoint: the rules of `endpoints.py`, each with a reason."""
 
 import enum
 from collections.abc import Mapping

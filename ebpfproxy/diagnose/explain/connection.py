@@ -7,14 +7,16 @@ from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_la
 from ebpfproxy.diagnose.explain.echo import explain_echo
 from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, Found, Missing, find
 from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify
-from ebpfproxy.diagnose.explain.path import Path, Via, path
+from ebpfproxy.diagnose.explain.path import path
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import (
     Destination,
     EndpointResult,
     Explanation,
+    Path,
     Step,
     Verdict,
+    Via,
 )
 from ebpfproxy.diagnose.explain.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address
@@ -47,6 +49,8 @@ def explain(situation: Situation, origin: Origin, destination: Destination) -> E
         decision.why,
         tuple(_steps(case, client, decision)),
         decision.endpoints,
+        served=decision.served,
+        path=way,
     )
 
 

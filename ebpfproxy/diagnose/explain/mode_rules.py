@@ -7,9 +7,9 @@ The differences are those of kube-proxy's modes, or of the kernel mechanism
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, endpoint_results
 from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, NFTABLES
 from ebpfproxy.diagnose.explain.origin import EBPF
-from ebpfproxy.diagnose.explain.path import Via, reaches_itself
+from ebpfproxy.diagnose.explain.path import reaches_itself
 from ebpfproxy.diagnose.explain.reasons import Reason
-from ebpfproxy.diagnose.explain.result import ClientClass, Verdict
+from ebpfproxy.diagnose.explain.result import ClientClass, Verdict, Via
 from ebpfproxy.model.address import Protocol, family
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction
 

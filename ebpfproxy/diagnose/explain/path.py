@@ -1,32 +1,12 @@
 """The hook, program or chain that sees the connection first."""
 
-import enum
-from typing import NamedTuple
-
 from ebpfproxy.diagnose.explain.lookup import IPVS, is_ebpf
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
-from ebpfproxy.diagnose.explain.result import ClientClass, Destination
+from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
 from ebpfproxy.diagnose.explain.situation import Situation
 from ebpfproxy.model.address import Family, Protocol, family
 from ebpfproxy.plan.service_plan import FrontendPlan, SocketLb
-
-
-class Via(enum.Enum):
-    """What translates a connection: a socket hook, the packets' path, or nothing."""
-
-    SOCKET = "socket"
-    PACKET = "packet"
-    NOTHING = "nothing"
-
-
-class Path(NamedTuple):
-    """`place`: what sees the connection first. `exception`: why it is not a socket hook, in mode ebpf."""
-
-    via: Via
-    why: Reason
-    place: str
-    exception: Reason | None = None
 
 
 def path(

@@ -52,7 +52,7 @@ class Reason(enum.Enum):
     NOT_DETECTED_AS_POD = (
         "NotDetectedAsPod",
         Subject.CLIENT,
-        "the client is a pod, but neither its address nor its interface is that of pods (--detect-local-mode)",
+        "the client is a pod, but its address or interface is not that of pods (--detect-local-mode)",
     )
     NO_DETECTION = (
         "NoDetection",
@@ -294,7 +294,7 @@ class Reason(enum.Enum):
     HAIRPIN_LOST = (
         "HairpinLost",
         Subject.ENDPOINTS,
-        "unusable: mode ipvs does not masquerade a pod that reaches itself if its EndpointSlice names no node",
+        "unusable: mode ipvs does not masquerade a pod that reaches itself if its node is not named",
     )
     NO_ENDPOINTS = "NoEndpoints", Subject.ENDPOINTS, "the Service has no usable endpoint on any node"
     NONE_BY_POLICY = "NoneByPolicy", Subject.ENDPOINTS, "there are usable endpoints, but none on this node"

@@ -5,6 +5,7 @@ import enum
 from typing import NamedTuple
 
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
+from ebpfproxy.diagnose.explain.situation import Served
 from ebpfproxy.model.address import Address, Protocol, format_address, format_endpoint
 
 
@@ -50,6 +51,23 @@ class Destination(NamedTuple):
         return f"{format_endpoint(self.address, self.port)}/{self.protocol.name}"
 
 
+class Via(enum.Enum):
+    """What translates a connection: a socket hook, the packets' path, or nothing."""
+
+    SOCKET = "socket"
+    PACKET = "packet"
+    NOTHING = "nothing"
+
+
+class Path(NamedTuple):
+    """`place`: what sees the connection first. `exception`: why it is not a socket hook, in mode ebpf."""
+
+    via: Via
+    why: Reason
+    place: str
+    exception: Reason | None = None
+
+
 class Step(NamedTuple):
     """One step: what was found, and why. `details` are lines that belong to it."""
 
@@ -90,24 +108,31 @@ class EndpointResult(NamedTuple):
 class Explanation:
     """What happens to a connection from one client to one destination.
 
+    - `destination`: None for a Service that no proxy serves.
     - `service`: "namespace/name:port" of the ServicePort, "" if none has the destination.
     - `why`: the reason of the verdict.
     - `endpoints`: every endpoint of the Service, sorted by address and port. Empty if no Service is reached.
     - `disagreements`: lines, one for each difference between plan and kernel.
+    - `served`, `path`: the frontend and the path of the connection; None if no Service is reached.
+    - `is_other_service`: another Service has the frontend than the one that was asked for.
     """
 
-    destination: Destination
+    destination: Destination | None
     service: str
     verdict: Verdict
     why: Reason
     steps: tuple[Step, ...]
     endpoints: tuple[EndpointResult, ...] = ()
     disagreements: tuple[str, ...] = ()
+    served: Served | None = None
+    path: Path | None = None
+    is_other_service: bool = False
 
     @property
     def works(self) -> bool:
         """Whether the client gets an answer of an endpoint, whichever one is selected."""
-        used = [each for each in self.endpoints if each.used]
         if self.verdict is Verdict.ANSWERED:
             return True
-        return self.verdict is Verdict.CONNECTS and all(each.works for each in used)
+        used = [each for each in self.endpoints if each.used]
+        connects = self.verdict is Verdict.CONNECTS and not self.is_other_service
+        return connects and all(each.works for each in used)

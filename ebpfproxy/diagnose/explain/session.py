@@ -1,0 +1,157 @@
+"""Explains destinations with the sources that the command line names: API server or manifests, and kernel."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import NamedTuple
+
+from ebpfproxy.config import Config
+from ebpfproxy.config.derived import plan_context
+from ebpfproxy.diagnose.cluster import Cluster, read_cluster
+from ebpfproxy.diagnose.explain import host
+from ebpfproxy.diagnose.explain.connection import explain
+from ebpfproxy.diagnose.explain.destination import Request, Target, parse, targets
+from ebpfproxy.diagnose.explain.facts import Tables, with_facts, with_tables
+from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
+from ebpfproxy.diagnose.explain.reasons import Reason
+from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
+from ebpfproxy.diagnose.explain.rule_facts import RuleFacts
+from ebpfproxy.diagnose.explain.situation import Situation, no_routes, plan_situation
+from ebpfproxy.model.address import Network
+from ebpfproxy.model.node import Node
+from ebpfproxy.plan.node_ports import LOOPBACK
+
+Compare = Callable[[Explanation, Origin], Explanation]
+
+_UNSERVED = {
+    "ExternalName": Reason.EXTERNAL_NAME,
+    "headless": Reason.HEADLESS,
+    "no ClusterIP": Reason.NO_CLUSTER_IP,
+    "another proxy": Reason.OTHER_PROXY,
+}
+
+
+class Sources(NamedTuple):
+    """What the command line selects.
+
+    - `node`, `zone`: assumed ones, None for those of this machine. With any of them, the kernel is not read.
+    - `kernel`: whether this machine's kernel is read: its addresses, devices, routes and Service tables.
+    - `tables`: a saved dump to compare with instead of the maps in the kernel.
+    """
+
+    node: str | None = None
+    zone: str | None = None
+    kernel: bool = True
+    tables: Tables | None = None
+
+
+class Answer(NamedTuple):
+    """The explanations of all destinations of a request, and the client."""
+
+    origin: Origin
+    explanations: tuple[Explanation, ...]
+
+    @property
+    def works(self) -> bool:
+        """Whether each destination works and the kernel agrees with the plan. False without destinations."""
+        return bool(self.explanations) and all(
+            each.works and not each.disagreements for each in self.explanations
+        )
+
+
+class Session:
+    """Reads the cluster once, and explains any number of requests. A context manager, which closes the maps.
+
+    Raises EbpfProxyError if the cluster, the mode or the maps cannot be read.
+    """
+
+    def __init__(self, config: Config, sources: Sources) -> None:
+        if sources.node:
+            config = dataclasses.replace(config, hostname_override=sources.node)
+        self._is_live = sources.kernel and not sources.node
+        cluster = read_cluster(config)
+        if not self._is_live:
+            cluster = _without_machine(cluster)
+        if sources.zone is not None:
+            cluster = _with_zone(cluster, config.node_name, sources.zone)
+        mode = host.mode_in_force(config) if self._is_live else host.mode_without_kernel(config)
+        self.situation: Situation = plan_situation(
+            cluster,
+            plan_context(config, mode),
+            mode,
+            scheduler=config.ipvs_scheduler,
+            routes=host.route_to if self._is_live else no_routes,
+        )
+        self._opened = contextlib.ExitStack()
+        compares = self._is_live and sources.zone is None
+        self._compare = self._comparison(config, sources.tables, compares)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    def _comparison(self, config: Config, tables: Tables | None, compares: bool) -> Compare | None:
+        if tables is None and not compares:
+            return None
+        if tables is None and self.situation.mode == EBPF:
+            from ebpfproxy.backends.ebpf.inspect.tables import View
+
+            tables = self._opened.enter_context(contextlib.closing(View(config.bpffs_root)))
+        if tables is not None:
+            known = tables
+            return lambda each, origin: with_tables(each, self.situation, origin, known)
+        facts = RuleFacts(config, self.situation)
+        return lambda each, _: with_facts(each, facts.differences(each))
+
+    def answer(self, destination: str, client: str = "") -> Answer:
+        """Explain a destination for a client; the default is any pod of this node.
+
+        Raises ConfigError if one of the texts cannot be read, NotFound if there is no such Service.
+        """
+        origin = host.origin_of(client, self.situation, self._is_live) if client else ANY_POD
+        request = parse(destination)
+        found = targets(request, self.situation)
+        if not found:
+            return Answer(origin, (_unserved(request, self.situation),))
+        return Answer(origin, tuple(self._explained(origin, found)))
+
+    def _explained(self, origin: Origin, found: list[Target]) -> Iterator[Explanation]:
+        for destination, asked in found:
+            explanation = explain(self.situation, origin, destination)
+            if self._compare:
+                explanation = self._compare(explanation, origin)
+            if asked and explanation.service and explanation.service != str(asked):
+                text = f"{destination} belongs to {explanation.service}, not to {asked}"
+                steps = (Step(Reason.LOST_CLAIM, text), *explanation.steps)
+                explanation = dataclasses.replace(explanation, steps=steps, is_other_service=True)
+            yield explanation
+
+
+def _without_machine(cluster: Cluster) -> Cluster:
+    """Replace this machine's addresses and devices by the addresses of the Node object."""
+    node = cluster.state.node
+    addresses = (*node.addresses, *node.external_addresses) if node else ()
+    networks = frozenset((*LOOPBACK, *(Network(address, 128) for address in addresses)))
+    return cluster._replace(state=dataclasses.replace(cluster.state, local_networks=networks, devices=()))
+
+
+def _with_zone(cluster: Cluster, name: str, zone: str) -> Cluster:
+    node = dataclasses.replace(cluster.state.node or Node(name), zone=zone)
+    return cluster._replace(state=dataclasses.replace(cluster.state, node=node))
+
+
+def _unserved(request: Request, situation: Situation) -> Explanation:
+    """Explain a Service that no proxy serves, or that has no such port."""
+    assert request.service
+    unserved = situation.unserved.get(request.service)
+    why = _UNSERVED[unserved.value] if unserved else Reason.NO_PORT
+    steps = (
+        Step(why, f"{request.service}: {why.meaning}"),
+        Step(Reason.NO_SERVICE, Reason.NO_SERVICE.meaning),
+    )
+    return Explanation(None, str(request.service), Verdict.NO_SERVICE, why, steps)
