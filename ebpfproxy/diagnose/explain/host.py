@@ -14,8 +14,10 @@ from ebpfproxy.errors import ConfigError, KernelError, NotFound, Rejected
 from ebpfproxy.linux.netlink import links, routing
 from ebpfproxy.linux.netns import namespaces, netns
 from ebpfproxy.model.address import Address, contains, family, format_address, parse_address
-from ebpfproxy.model.device import PAIRS
+from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import Endpoint
+from ebpfproxy.plan.devices import roles
+from ebpfproxy.plan.service_plan import DeviceRole
 
 OFFLINE_MODE = "ebpf"
 """The mode without a machine: the one that `auto` prefers."""
@@ -109,13 +111,19 @@ def _of_address(address: Address, situation: Situation) -> Origin:
         return Origin(ClientClass.NODE, text, (address,))
     route = situation.routes(address)
     device = situation.device(route.ifindex) if route else None
-    is_pod_device = device is not None and (device.kind in PAIRS or device.kind in ("bridge", "tun"))
+    is_pod_device = device is not None and _leads_to_pods(device, situation)
     if not _is_pod_here(address, situation) and not (is_pod_device and _has_no_gateway(address)):
         return Origin(ClientClass.OUTSIDE, text, (address,))
     if device is None or not is_pod_device:
         return Origin(ClientClass.POD, text, (address,))
     is_guest = device.kind == "tun" or device.ifindex in situation.state.bypassing
     return Origin(ClientClass.POD, text, (address,), device.name, device.ifindex, bypasses_hooks=is_guest)
+
+
+def _leads_to_pods(device: Device, situation: Situation) -> bool:
+    """Whether it is the device of a pod or guest, or a bridge of such devices."""
+    role = roles(situation.state.devices, situation.state.node)[device.ifindex]
+    return role is DeviceRole.POD or (role is None and device.kind == "bridge")
 
 
 def _has_no_gateway(address: Address) -> bool:
