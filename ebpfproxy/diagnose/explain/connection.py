@@ -66,7 +66,7 @@ def _unserved(
         _client_step(origin, client),
         _path_step(way),
         Step(missing.why, _describe_missing(missing), tuple(map(describe_served, missing.nearest))),
-        Step(why, verdict.value),
+        Step(why, why.meaning),
     ]
     return Explanation(destination, "", verdict, why, tuple(steps))
 

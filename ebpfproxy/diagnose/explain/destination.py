@@ -144,7 +144,7 @@ def _matches(frontend: Frontend, request: Request) -> bool:
 def _of_service(name: NamespacedName, request: Request, situation: Situation) -> Iterator[Target]:
     """Yield every frontend that the Service claims, those that another Service has included."""
     if name not in situation.requested:
-        if name in situation.unserved:
+        if name in situation.unserved or situation.complaints_about(name):
             return
         raise _no_service(name, situation)
     for plan in situation.requested[name]:

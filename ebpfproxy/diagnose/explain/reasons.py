@@ -6,6 +6,7 @@ import enum
 class Subject(enum.Enum):
     """The subject of a step, in the order of the steps."""
 
+    NODE = "node"
     CLIENT = "client"
     PATH = "path"
     FRONTEND = "frontend"
@@ -32,34 +33,41 @@ class Reason(enum.Enum):
         made.subject, made.meaning = subject, meaning
         return made
 
+    # Node
+    NO_NODE_OBJECT = (
+        "NoNodeObject",
+        Subject.NODE,
+        "no Node object has this name, so zone and pod networks are unknown (--assume-node)",
+    )
+
     # Client
-    IS_NODE = "IsNode", Subject.CLIENT, "a process in the node's network namespace connects"
+    IS_NODE = "IsNode", Subject.CLIENT, "a process in the network namespace of the node"
     POD_BY_DEVICE = (
         "PodByDevice",
         Subject.CLIENT,
-        "mode ebpf: the client is a pod of this node, by its network namespace or device",
+        "a pod of this node, by its network namespace or device",
     )
     POD_BY_NETWORK = (
         "PodByNetwork",
         Subject.CLIENT,
-        "the client's address is in the network of pods (--detect-local-mode)",
+        "a pod: its address is in the network of pods (--detect-local-mode)",
     )
     POD_BY_INTERFACE = (
         "PodByInterface",
         Subject.CLIENT,
-        "the client's packets arrive at an interface of pods (--detect-local-mode)",
+        "a pod: its packets arrive at an interface of pods (--detect-local-mode)",
     )
     NOT_DETECTED_AS_POD = (
         "NotDetectedAsPod",
         Subject.CLIENT,
-        "the client is a pod, but its address or interface is not that of pods (--detect-local-mode)",
+        "a pod, but neither its address nor its interface is that of pods (--detect-local-mode)",
     )
     NO_DETECTION = (
         "NoDetection",
         Subject.CLIENT,
-        "this node cannot detect local traffic, so all clients except the node are treated alike",
+        "local traffic cannot be detected, so all clients except the node are treated alike",
     )
-    IS_OUTSIDE = "IsOutside", Subject.CLIENT, "the client is neither this node nor one of its pods"
+    IS_OUTSIDE = "IsOutside", Subject.CLIENT, "neither this node nor one of its pods"
 
     # Path
     CONNECT_HOOK = (
@@ -179,6 +187,12 @@ class Reason(enum.Enum):
         "EndpointAddress",
         Subject.FRONTEND,
         "the address is that of an endpoint: the connection uses no Service",
+    )
+    INVALID_OBJECT = "InvalidObject", Subject.FRONTEND, "the object of the Service cannot be served"
+    REJECTED_PART = (
+        "RejectedPart",
+        Subject.FRONTEND,
+        "parts of the Service's objects cannot be served; the rest is",
     )
     HEADLESS = "Headless", Subject.FRONTEND, "the Service is headless: clients get its endpoints from DNS"
     EXTERNAL_NAME = "ExternalName", Subject.FRONTEND, "the Service is an alias in DNS"
@@ -374,7 +388,6 @@ class Reason(enum.Enum):
     # Kernel
     AGREES = "Agrees", Subject.KERNEL, "the kernel has what the plan wants for this ServicePort"
     DISAGREES = "Disagrees", Subject.KERNEL, "the kernel has something else than the plan wants"
-    NOT_COMPARED = "NotCompared", Subject.KERNEL, "the kernel was not read"
 
     # Outcome
     CONNECTS = "Connects", Subject.OUTCOME, "the connection reaches one of the usable endpoints"

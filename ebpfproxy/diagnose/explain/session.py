@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple
 
+from ebpfproxy.api.event import Unserved
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster
@@ -20,15 +21,16 @@ from ebpfproxy.diagnose.explain.rule_facts import RuleFacts
 from ebpfproxy.diagnose.explain.situation import Situation, no_routes, plan_situation
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.node_ports import LOOPBACK
 
 Compare = Callable[[Explanation, Origin], Explanation]
 
 _UNSERVED = {
-    "ExternalName": Reason.EXTERNAL_NAME,
-    "headless": Reason.HEADLESS,
-    "no ClusterIP": Reason.NO_CLUSTER_IP,
-    "another proxy": Reason.OTHER_PROXY,
+    Unserved.EXTERNAL_NAME: Reason.EXTERNAL_NAME,
+    Unserved.HEADLESS: Reason.HEADLESS,
+    Unserved.NO_CLUSTER_IP: Reason.NO_CLUSTER_IP,
+    Unserved.OTHER_PROXY: Reason.OTHER_PROXY,
 }
 
 
@@ -122,7 +124,7 @@ class Session:
 
     def _explained(self, origin: Origin, found: list[Target]) -> Iterator[Explanation]:
         for destination, asked in found:
-            explanation = explain(self.situation, origin, destination)
+            explanation = self._with_objects(explain(self.situation, origin, destination))
             if self._compare:
                 explanation = self._compare(explanation, origin)
             if asked and explanation.service and explanation.service != str(asked):
@@ -130,6 +132,19 @@ class Session:
                 steps = (Step(Reason.LOST_CLAIM, text), *explanation.steps)
                 explanation = dataclasses.replace(explanation, steps=steps, is_other_service=True)
             yield explanation
+
+    def _with_objects(self, explanation: Explanation) -> Explanation:
+        """Add the steps about objects that are missing, or that cannot be served."""
+        first: list[Step] = []
+        if self.situation.state.node is None:
+            node = self.situation.context.node_name
+            first.append(Step(Reason.NO_NODE_OBJECT, f"{node}: {Reason.NO_NODE_OBJECT.meaning}"))
+        if explanation.served:
+            name = explanation.served.plan.name
+            complaints = self.situation.complaints_about(NamespacedName(name.namespace, name.name))
+            if complaints:
+                first.append(Step(Reason.REJECTED_PART, Reason.REJECTED_PART.meaning, complaints))
+        return dataclasses.replace(explanation, steps=(*first, *explanation.steps))
 
 
 def _without_machine(cluster: Cluster) -> Cluster:
@@ -149,9 +164,15 @@ def _unserved(request: Request, situation: Situation) -> Explanation:
     """Explain a Service that no proxy serves, or that has no such port."""
     assert request.service
     unserved = situation.unserved.get(request.service)
-    why = _UNSERVED[unserved.value] if unserved else Reason.NO_PORT
+    details: tuple[str, ...] = ()
+    if unserved:
+        why = _UNSERVED[unserved]
+    elif request.service in situation.requested:
+        why = Reason.NO_PORT
+    else:
+        why, details = Reason.INVALID_OBJECT, situation.complaints_about(request.service)
     steps = (
-        Step(why, f"{request.service}: {why.meaning}"),
+        Step(why, f"{request.service}: {why.meaning}", details),
         Step(Reason.NO_SERVICE, Reason.NO_SERVICE.meaning),
     )
     return Explanation(None, str(request.service), Verdict.NO_SERVICE, why, steps)

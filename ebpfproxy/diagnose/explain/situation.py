@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from ebpfproxy.api.event import Unserved
+from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
 from ebpfproxy.model.address import Address, Family, contains, network
 from ebpfproxy.model.cluster import ClusterState
@@ -98,6 +98,16 @@ class Situation:
             for plans in self.requested.values()
             for plan in plans
             if any(each.frontend == frontend for each in plan.frontends)
+        )
+
+    def complaints_about(self, service: NamespacedName) -> tuple[str, ...]:
+        """What cannot be served of a Service and its EndpointSlices, a line for each."""
+        slices = {str(each.name) for each in self.state.slices_of(service)}
+        return tuple(
+            f"{each.kind} {each.name}: {each.reason}"
+            for each in self.complaints
+            if (each.kind == SERVICE and each.name == str(service))
+            or (each.kind == ENDPOINT_SLICE and each.name in slices)
         )
 
     def is_local(self, address: Address) -> bool:

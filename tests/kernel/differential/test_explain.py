@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import Cluster
 from ebpfproxy.diagnose.explain.connection import explain
+from ebpfproxy.diagnose.explain.host import route_to
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Verdict
 from ebpfproxy.diagnose.explain.situation import Situation, plan_situation
-from ebpfproxy.linux.netlink import routing
 from ebpfproxy.model.address import Address, format_address, parse_address
 from tests.kernel.clients import REFUSED, SILENT
 from tests.kernel.differential.dialers import Dial
@@ -134,7 +134,7 @@ class Comparison:
 def situation_of(subject: Subject) -> Situation:
     """The plan of the subject's state. Call it in the node's network namespace."""
     context = plan_context(subject.config, subject.mode)
-    return plan_situation(Cluster(subject.state, ()), context, subject.mode, routes=routing.route_to)
+    return plan_situation(Cluster(subject.state, ()), context, subject.mode, routes=route_to)
 
 
 def origin_of(source: str, situation: Situation) -> Origin:

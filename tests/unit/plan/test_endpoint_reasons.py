@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.model.address import Family, Protocol, format_address
-from ebpfproxy.model.endpoint import Endpoint, Endpoints, EndpointPort, EndpointSlice
+from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.endpoint_reasons import EndpointReason, endpoint_reasons
 from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
@@ -15,7 +15,10 @@ from tests.support.strategies import endpoints
 
 LOCATION = NodeLocation(HERE, "zone-a")
 R = EndpointReason
-DEAD = {"ready": False, "serving": False}
+
+
+def dead(address: str, node: str = ELSEWHERE, *, terminating: bool = False) -> Endpoint:
+    return endpoint(address, node, ready=False, serving=False, terminating=terminating)
 
 
 def reasons(scope: Scope, *of: Endpoint) -> list[EndpointReason]:
@@ -28,7 +31,7 @@ def reasons(scope: Scope, *of: Endpoint) -> list[EndpointReason]:
 @pytest.mark.parametrize(
     ("of", "expected"),
     [
-        ([endpoint("10.1.0.1"), endpoint("10.1.0.2", **DEAD)], [R.READY, R.NOT_READY]),
+        ([endpoint("10.1.0.1"), dead("10.1.0.2")], [R.READY, R.NOT_READY]),
         (
             [endpoint("10.1.0.1", nodes=[HERE]), endpoint("10.1.0.2", nodes=[ELSEWHERE])],
             [R.READY_HINT_NODE, R.HINT_OTHER_NODE],
@@ -39,7 +42,7 @@ def reasons(scope: Scope, *of: Endpoint) -> list[EndpointReason]:
         ),
         ([endpoint("10.1.0.1"), draining("10.1.0.2")], [R.READY, R.TERMINATING]),
         (
-            [draining("10.1.0.1"), endpoint("10.1.0.2", terminating=True, **DEAD)],
+            [draining("10.1.0.1"), dead("10.1.0.2", terminating=True)],
             [R.ONLY_TERMINATING, R.NOT_SERVING],
         ),
         ([endpoint("10.1.0.1", ready=False)], [R.NOT_READY]),
@@ -63,8 +66,8 @@ def test_each_endpoint_of_policy_cluster_has_a_reason(
             [R.ONLY_TERMINATING_ON_NODE, R.NOT_LOCAL, R.NOT_LOCAL],
         ),
         ([endpoint("10.1.0.1", HERE), draining("10.1.0.2", HERE)], [R.READY_ON_NODE, R.TERMINATING]),
-        ([endpoint("10.1.0.1", **DEAD), endpoint("10.1.0.2", HERE, **DEAD)], [R.NOT_READY, R.NOT_READY]),
-        ([endpoint("10.1.0.1", terminating=True, **DEAD)], [R.NOT_SERVING]),
+        ([dead("10.1.0.1"), dead("10.1.0.2", HERE)], [R.NOT_READY, R.NOT_READY]),
+        ([dead("10.1.0.1", terminating=True)], [R.NOT_SERVING]),
     ],
 )
 def test_each_endpoint_of_policy_local_has_a_reason(
