@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ebpfproxy.config.option import Group, Option, declared_by
 from ebpfproxy.config.settings import Config
+from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 
 FOLDER = Path(__file__).parent
 PACKAGE = FOLDER.parent / "ebpfproxy"
@@ -107,6 +108,27 @@ def _imported_from(tree: ast.Module, name: str) -> Path:
     raise KeyError(name)
 
 
+REASONS = """# Reasons of explain
+
+This page is for readers of `ebpfproxy explain`, and for programs that read its JSON.
+It is generated from `ebpfproxy/diagnose/explain/reasons.py`; change the meanings there.
+
+A step has the name of its reason in brackets, and in the field `reason` of JSON. See [explain](explain.md).
+"""
+
+
+def reasons() -> str:
+    """The text of docs/explain-reasons.md: a table for each subject."""
+    tables = [_reason_table(subject) for subject in Subject]
+    return REASONS + "".join(tables)
+
+
+def _reason_table(subject: Subject) -> str:
+    rows = [f"\n## {subject.value.capitalize()}\n\n| reason | meaning |\n|---|---|\n"]
+    of_subject = (each for each in Reason if each.subject is subject)
+    return "".join([*rows, *(f"| `{each.value}` | {_escaped(each.meaning)} |\n" for each in of_subject)])
+
+
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
@@ -114,7 +136,11 @@ def _escaped(text: str) -> str:
 def files() -> dict[Path, str]:
     """The text of each generated file, by path."""
     images: dict[Path, str] = runpy.run_path(str(FOLDER / "images" / "paths.py"))["files"]()
-    pages = {"configuration.md": configuration(), "log-messages.md": log_messages()}
+    pages = {
+        "configuration.md": configuration(),
+        "log-messages.md": log_messages(),
+        "explain-reasons.md": reasons(),
+    }
     return {FOLDER / name: text for name, text in pages.items()} | images
 
 

@@ -40,6 +40,7 @@ _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a 
 )
 @click.option(
     "--kernel",
+    metavar="[BOOL]",
     cls=BooleanOption,
     help="Read this machine's kernel: its addresses, devices and routes, and compare the plan with the "
     "tables of Services. Default: true, but false with --manifests.",

@@ -1,4 +1,4 @@
-"""The rules of modes nftables, iptables and ipvs in the kernel, compared with those that the plan renders."""
+"""The rules of modes nftables and iptables in the kernel, compared with those that the plan renders."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ class RuleFacts:
         mode = next(each for each in MODES if each.name == situation.mode)
         backend = mode.prepare(config, Callbacks(lambda *_: None, lambda _: None)).backend
         self._render = backend.render
-        getattr(backend, "open_to_read", backend.open)()
+        backend.open()  # writes nothing in these modes
         try:
             actual = backend.read()
             desired = backend.render(situation.plans.values(), situation.node)

@@ -14,6 +14,7 @@ from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.destination import Request, Target, parse, targets
 from ebpfproxy.diagnose.explain.facts import Tables, with_facts, with_tables
+from ebpfproxy.diagnose.explain.lookup import IPVS
 from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
@@ -107,6 +108,8 @@ class Session:
         if tables is not None:
             known = tables
             return lambda each, origin: with_tables(each, self.situation, origin, known)
+        if self.situation.mode == IPVS:  # its backend sets sysctls when it is opened
+            return None
         facts = RuleFacts(config, self.situation)
         return lambda each, _: with_facts(each, facts.differences(each))
 
