@@ -110,7 +110,7 @@ def _imported_from(tree: ast.Module, name: str) -> Path:
 
 REASONS = """# Reasons of explain
 
-This page is for readers of `ebpfproxy explain`, and for programs that read its JSON.
+This page is for readers of the output of `explain`, and for programs that read its JSON.
 It is generated from `ebpfproxy/diagnose/explain/reasons.py`; change the meanings there.
 
 A step has the name of its reason in brackets, and in the field `reason` of JSON. See [explain](explain.md).
