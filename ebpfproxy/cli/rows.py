@@ -14,6 +14,7 @@ Sections = Iterable[tuple[str, Iterable[Row]]]
 _MAX_LIST_ITEMS = 4  # of a list in a table's cell; json and yaml have the complete list
 _MAX_TABLE_ROWS = 2000  # a longer table is streamed; the first rows determine its column widths
 _CHUNK = 1000
+_WIDE = ("id", "service_id", "endpoint_id", "internal_slots", "external_slots", "per_cpu")
 
 
 def _chunks(rows: Iterable[Row], size: int = _CHUNK) -> Iterator[list[Row]]:
@@ -22,10 +23,13 @@ def _chunks(rows: Iterable[Row], size: int = _CHUNK) -> Iterator[list[Row]]:
         yield chunk
 
 
-def _write_json(sections: Sections, titled: bool) -> None:
-    """Write a list of objects; if `titled`, an object with a list for each section."""
+def _write_json(sections: Sections, titled: bool, header: Row | None = None) -> None:
+    """Write a list of objects; if `titled`, an object with a list for each section, after the header."""
     inner = "  " if titled else ""
-    for number, (name, rows) in enumerate(sections):
+    if header:
+        text = json.dumps(header, indent=2).replace("\n", "\n  ")
+        click.echo(f'{{\n  "header": {text}', nl=False)
+    for number, (name, rows) in enumerate(sections, bool(header)):
         if titled:
             click.echo(f"{',' if number else '{'}\n  {json.dumps(name)}: ", nl=False)
         for piece in _json_list(rows, inner):
@@ -44,7 +48,7 @@ def _json_list(rows: Iterable[Row], inner: str) -> Iterator[str]:
     yield "[]" if before == "[" else f"\n{inner}]"
 
 
-def _write_yaml(sections: Sections, titled: bool) -> None:
+def _write_yaml(sections: Sections, titled: bool, header: Row | None = None) -> None:
     import yaml
 
     class Plain(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -53,6 +57,8 @@ def _write_yaml(sections: Sections, titled: bool) -> None:
         def ignore_aliases(self, data: object) -> bool:
             return True
 
+    if header:
+        click.echo(yaml.dump({"header": header}, Dumper=Plain, sort_keys=False), nl=False)
     for name, rows in sections:
         beginning: Any = []
         for chunk in _chunks(rows):
@@ -63,7 +69,7 @@ def _write_yaml(sections: Sections, titled: bool) -> None:
             click.echo(f"{name}: []" if titled else "[]")
 
 
-def _write_table(sections: Sections, titled: bool) -> None:
+def _write_table(sections: Sections, titled: bool, header: Row | None = None) -> None:
     from rich.console import Console
 
     # If it is piped, a table has a fixed width that wraps no line, so that grep finds complete rows.
@@ -116,7 +122,7 @@ def _stream(name: str, lines: list[Row], more: Iterator[Row], titled: bool) -> N
 
 def _line(row: Row) -> Row:
     """Convert a row for a table: join address and port, and shorten what json and yaml list separately."""
-    line = {key: value for key, value in row.items() if key not in ("id", "per_cpu")}
+    line = {key: value for key, value in row.items() if key not in _WIDE}
     if "port" in line:
         address = line["address"]
         line["address"] = f"[{address}]:{line['port']}" if ":" in address else f"{address}:{line['port']}"
@@ -156,9 +162,13 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-WRITERS: dict[str, Callable[[Sections, bool], None]] = {
+WRITERS: dict[str, Callable[[Sections, bool, Row | None], None]] = {
     "table": _write_table,
     "json": _write_json,
     "yaml": _write_yaml,
 }
-"""The writers by the value of --output. Their second argument: whether sections get their names as titles."""
+"""The writers by the value of --output.
+
+Their second argument: whether sections get their names as titles. Their third one: the header of titled json
+and yaml, None for none. A table has no header.
+"""

@@ -6,6 +6,7 @@ import json
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from socket import IPPROTO_TCP, IPPROTO_UDP, htons, if_nametoindex
 from typing import Any
 
@@ -15,10 +16,12 @@ from click.testing import CliRunner, Result
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.inspect.counters import Readings
+from ebpfproxy.backends.ebpf.inspect.saved import SavedView
 from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.cli.dump import command
+from ebpfproxy.cli.dump_sections import SECTIONS
 from ebpfproxy.errors import ConfigError, NotFound
 from ebpfproxy.linux.bpf import tc
 from ebpfproxy.linux.bpf.bpf import possible_cpus
@@ -116,8 +119,9 @@ def test_half_open_flows_are_shown_until_they_expire(
     assert (row.client, row.state, row.flags) == ("192.0.2.9:1001", state, [])
     assert row.left == pytest.approx(40 if protocol == IPPROTO_TCP else 10, abs=5)
     assert len(list(view.nat())) == 4
-    assert view.usage()["half_open_flows"] == (1, 8192)
-    assert view.usage()["flows"] == (0, 65536)
+    used = {row.map: row[1:] for row in view.maps()}
+    assert used["half_open_flows"] == (1, 8192)
+    assert used["flows"] == (0, 65536)
 
 
 def test_a_flow_without_its_reply_is_shown(maps: Maps, view: View) -> None:
@@ -327,15 +331,34 @@ def test_a_reading_after_close_raises_not_found(maps: Maps, made: BpfPlace) -> N
 def test_dump_all_has_every_part(maps: Maps, made: BpfPlace, output: str) -> None:
     write(maps, a_flow(1))
     text = dump(made, "all", "-o", output).output
-    parts = ["services", "endpoints", "affinity", "sockets", "conntrack", "nat"]
-    parts += ["devices", "counters", "traffic", "maps"]
+    parts = ["services", "endpoints", "ranges", "affinity", "sockets", "conntrack", "nat"]
+    parts += ["devices", "networks", "settings", "counters", "traffic", "maps"]
     if output == "table":
         assert [part for part in parts if f"\n{part}" not in f"\n{text}"] == []
     else:
         content = json.loads(text) if output == "json" else yaml.safe_load(text)
-        assert list(content) == parts
+        assert list(content) == ["header", *parts]
         assert (len(content["conntrack"]), len(content["nat"]), content["services"]) == (1, 2, [])
         assert {"map": "flows", "entries": 1, "room": 65536} in content["maps"]
+
+
+def test_a_saved_dump_shows_what_the_maps_show(
+    maps: Maps, view: View, made: BpfPlace, tmp_path: Path
+) -> None:
+    write(maps, *(a_flow(n, masquerade="10.0.0.1", family=family) for n in range(3) for family in (4, 6)))
+    maps["local_networks"].update(abi.NETWORK_KEY.pack(104, parse_address("127.0.0.0")), _U32.pack(3))
+    source = abi.SOURCE_RANGE_KEY.pack(32 + 120, SERVICE, parse_address("203.0.113.0"))
+    maps["source_ranges"].update(source, _U32.pack(1))
+    path = tmp_path / "dump.json"
+    path.write_text(dump(made, "all", "-o", "json").output)
+    saved = SavedView(path)
+    assert saved.ranges() == [("default/web:http", "203.0.113.0/24", SERVICE)]
+    assert ("127.0.0.0/8", True, True) in saved.networks()
+    for section in (each for each in SECTIONS if each != "conntrack"):  # it has ages
+        assert SECTIONS[section].rows(saved) == list(SECTIONS[section].rows(view))
+    shown = dump(made, "nat").output
+    assert dump(made, "nat", f"--from-dump={path}").output == shown
+    assert len({row.client for row in saved.conntrack()}) == 6
 
 
 def test_the_service_filter_is_rejected_for_tables_without_services(maps: Maps, made: BpfPlace) -> None:

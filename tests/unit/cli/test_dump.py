@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebpfproxy.cli.dump import Filter, _parse_address_filter
+from ebpfproxy.cli.dump_sections import Filter, parse_address_filter
 from ebpfproxy.errors import ConfigError
 
 
@@ -19,17 +19,17 @@ from ebpfproxy.errors import ConfigError
     ],
 )
 def test_an_address_filter_is_parsed_with_or_without_a_port(text: str, place: tuple[str, int | None]) -> None:
-    assert _parse_address_filter(text) == place
+    assert parse_address_filter(text) == place
 
 
 @pytest.mark.parametrize("text", ["web", "10.96.0", "10.96.0.1:http", "[fd00::1", ":80", "[]"])
 def test_an_invalid_address_filter_is_a_configuration_error(text: str) -> None:
     with pytest.raises(ConfigError, match="is not an address"):
-        _parse_address_filter(text)
+        parse_address_filter(text)
 
 
 def test_an_address_filter_without_a_port_admits_all_ports() -> None:
-    wanted = Filter("", *_parse_address_filter("[fd00::1]"))
+    wanted = Filter("", *parse_address_filter("[fd00::1]"))
     row = {"service": "default/web:http", "address": "fd00::1", "port": 80}
     assert wanted.admits(row)
     assert not wanted.admits(row | {"address": "fd00::2"})

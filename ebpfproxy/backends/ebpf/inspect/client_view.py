@@ -18,13 +18,15 @@ _U64 = struct.Struct("=Q")
 
 class AffinityRow(NamedTuple):
     """An affinity. `client` is an address, or "netns" and the cookie of a network namespace. Times in
-    seconds."""
+    seconds. `timeout` is 0 if no frontend has this service id."""
 
     service: str
     client: str
     endpoint: str
     age: float
     timeout: int
+    service_id: int
+    endpoint_id: int
 
 
 class SocketRow(NamedTuple):
@@ -36,10 +38,13 @@ class SocketRow(NamedTuple):
     cookie: int
     frontend: str
     endpoint: str
+    service_id: int
+    endpoint_id: int
 
 
 def affinity(maps: Maps, name: NameOf, endpoint_at: Callable[[int], str]) -> list[AffinityRow]:
-    """Affinities that are still in force, the most recently used first."""
+    """Affinities that are still in force, and those whose service id no frontend has. The most recently used
+    first."""
     timeouts = {}
     for _, value in maps["services"].items():
         _, _, id_, timeout, *_ = abi.SERVICE.unpack(value)
@@ -51,9 +56,9 @@ def affinity(maps: Maps, name: NameOf, endpoint_at: Callable[[int], str]) -> lis
         last_used, endpoint, _ = abi.AFFINITY.unpack(value)
         age = (now - last_used) / 1e9
         timeout = timeouts.get(service, 0)
-        if age < timeout:
+        if age < timeout or service not in timeouts:
             shown = _client(client, kind), endpoint_at(endpoint)
-            rows.append(AffinityRow(name(service), *shown, round(age, 3), timeout))
+            rows.append(AffinityRow(name(service), *shown, round(age, 3), timeout, service, endpoint))
     return sorted(rows, key=lambda row: row.age)
 
 
@@ -84,19 +89,19 @@ def _peers(maps: Maps) -> Iterator[tuple[int, Address, int, int, int, int, Addre
 
 
 def _connected(maps: Maps, name: NameOf) -> Iterator[SocketRow]:
-    for cookie, address, port, protocol, _, service, frontend, frontend_port, *_ in _peers(maps):
+    for cookie, address, port, protocol, _, service, frontend, frontend_port, _, id_, _ in _peers(maps):
         if cookie:
             endpoints = (frontend, frontend_port), (address, port)
-            yield _socket(name(service), "connected", cookie, protocol, *endpoints)
+            yield _socket(name(service), "connected", cookie, protocol, *endpoints, service, id_)
 
 
 def _unconnected(maps: Maps, name: NameOf) -> Iterator[SocketRow]:
     for key, value in maps["socket_flows"].items():
         cookie, address, port, protocol, direction, _ = abi.SOCKET_FLOW_KEY.unpack(key)
-        frontend, frontend_port, _, service, _ = abi.SOCKET_FLOW.unpack(value)
+        frontend, frontend_port, _, service, id_ = abi.SOCKET_FLOW.unpack(value)
         if direction == abi.TO_FRONTEND:
             endpoints = (frontend, frontend_port), (address, port)
-            yield _socket(name(service), "datagrams", cookie, protocol, *endpoints)
+            yield _socket(name(service), "datagrams", cookie, protocol, *endpoints, service, id_)
 
 
 def _socket(
@@ -106,6 +111,8 @@ def _socket(
     protocol: int,
     frontend: tuple[Address, int],
     endpoint: tuple[Address, int],
+    service_id: int,
+    endpoint_id: int,
 ) -> SocketRow:
     """A row. Ports in network order."""
     return SocketRow(
@@ -115,4 +122,6 @@ def _socket(
         cookie=cookie,
         frontend=format_endpoint(frontend[0], ntohs(frontend[1])),
         endpoint=format_endpoint(endpoint[0], ntohs(endpoint[1])),
+        service_id=service_id,
+        endpoint_id=endpoint_id,
     )

@@ -46,6 +46,8 @@ class FlowRow(NamedTuple):
     - `flags`: "node" (the client is this node itself), "redirect" (the flow skips this node's stack),
       "direct" (it belongs to no Service), "stale-socket".
 
+    `service_id` and `endpoint_id` are 0 for a direct flow.
+
     With "stale-socket" the client is a UDP socket that is still connected to a removed endpoint. `frontend`
     is that endpoint.
     """
@@ -60,6 +62,8 @@ class FlowRow(NamedTuple):
     age: float
     left: float
     flags: list[str]
+    service_id: int
+    endpoint_id: int
 
 
 def conntrack(maps: Maps, name: NameOf) -> Iterator[FlowRow]:
@@ -87,6 +91,8 @@ def _row(flow: Flow, timeouts: FlowTimeouts, now: int, name: NameOf) -> FlowRow:
         round(age, 1),
         round(max(0.0, left), 1),
         [word for bit, word in _WORDS.items() if flow.flags & bit],
+        flow.service_id,
+        flow.endpoint_id,
     )
 
 

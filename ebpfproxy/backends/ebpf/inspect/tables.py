@@ -16,13 +16,24 @@ from ebpfproxy.backends.ebpf.inspect import client_view, counters, device_view, 
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow, SocketRow
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.flow_view import FlowRow, TranslationRow
+from ebpfproxy.backends.ebpf.inspect.view import (
+    CounterRow,
+    EndpointRow,
+    MapRow,
+    NetworkRow,
+    RangeRow,
+    ServiceRow,
+    SettingRow,
+)
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import NotFound
 from ebpfproxy.model.address import (
     Address,
+    Network,
     format_address,
     format_endpoint,
+    format_network,
     is_unspecified,
     protocol_name,
 )
@@ -30,6 +41,7 @@ from ebpfproxy.model.counters import ServiceTraffic
 
 _U32 = struct.Struct("=I")
 _SLOT_STRIDE = 8
+_SERVICE_ID_BITS = 32  # of the length of a source range's key
 
 _USAGE = (
     *("services", "endpoints", "affinity", "socket_peers", "socket_flows", "source_ranges"),
@@ -43,48 +55,6 @@ _FLAGS = {
     abi.SERVICE_MASQUERADE_NODE: "masquerade-node",
     abi.SERVICE_MASQUERADE_OUTSIDE: "masquerade-outside",
 }
-
-
-class ServiceRow(NamedTuple):
-    """One frontend.
-
-    `internal` and `external` are the endpoints for clients on this node and for other clients, sorted.
-    `policy` is the traffic policy of these lists: "Cluster", "Local", or both as "Cluster/Local". `affinity`
-    is a timeout in seconds, 0 for none.
-    """
-
-    service: str
-    kind: str
-    protocol: str
-    address: str
-    port: int
-    internal: list[str]
-    external: list[str]
-    policy: str
-    affinity: int
-    flags: list[str]
-    id: int
-
-
-class EndpointRow(NamedTuple):
-    """One endpoint. `lists`: the lists ("cluster", "local") by which new connections use it. Empty:
-    draining."""
-
-    service: str
-    protocol: str
-    address: str
-    port: int
-    lists: list[str]
-    on_node: bool
-    id: int
-
-
-class CounterRow(NamedTuple):
-    """One counter. `value` is the sum over all CPUs."""
-
-    counter: str
-    value: int
-    per_cpu: list[int]
 
 
 class _Endpoint(NamedTuple):
@@ -143,6 +113,8 @@ class View:
                 *(["beyond-slots"] if self._is_beyond(internal) or self._is_beyond(external) else []),
             ],
             id=id_,
+            internal_slots=_slots(internal),
+            external_slots=_slots(external),
         )
         return key, row
 
@@ -187,6 +159,7 @@ class View:
                 ],
                 on_node=bool(endpoint.flags & abi.ENDPOINT_ON_NODE),
                 id=id_,
+                service_id=endpoint.service,
             )
             for id_, endpoint in rows
         ]
@@ -229,11 +202,38 @@ class View:
         """Whether the agent counts the traffic of some services separately."""
         return counters.counts_services(self._maps["traffic"])
 
-    def usage(self) -> dict[str, tuple[int, int]]:
-        """The number of entries in use and the capacity, by map.
+    def ranges(self) -> list[RangeRow]:
+        """Source ranges, sorted by service name and network."""
+        rows = []
+        for key, _ in self._maps["source_ranges"].items():
+            length, service, source = abi.SOURCE_RANGE_KEY.unpack(key)
+            net = Network(Address(source), length - _SERVICE_ID_BITS)
+            rows.append((self.name(service), net, service))
+        return [RangeRow(name, format_network(net), service) for name, net, service in sorted(rows)]
 
-        In arrays, entries in force count. Half-open flows that are over do not count.
-        """
+    def networks(self) -> list[NetworkRow]:
+        """Networks of the node, sorted by address and length."""
+        rows = []
+        for key, value in self._maps["local_networks"].items():
+            length, address = abi.NETWORK_KEY.unpack(key)
+            rows.append((Network(Address(address), length), _U32.unpack(value)[0]))
+        return [
+            NetworkRow(
+                format_network(net), bool(flags & abi.NETWORK_LOCAL), bool(flags & abi.NETWORK_NODE_PORTS)
+            )
+            for net, flags in sorted(rows)
+        ]
+
+    def settings(self) -> list[SettingRow]:
+        """The settings of the programs, in the order of abi.h's struct node."""
+        value = self._maps["node"].lookup(_U32.pack(0)) or bytes(abi.NODE.size)
+        return [
+            SettingRow(field.name, number)
+            for field, number in zip(abi.NODE.fields, abi.NODE.unpack(value), strict=True)
+        ]
+
+    def maps(self) -> list[MapRow]:
+        """The use of each map."""
         used = {name: self._count(name) for name in ("services", "affinity", "socket_flows")}
         timeouts = flow_view.read_timeouts(self._maps["node"])
         used["flows"], used["half_open_flows"] = pairs.count(self._maps, timeouts)
@@ -243,7 +243,7 @@ class View:
         room = {name: self._room(name) - (name == "endpoints") for name in used}
         room["half_open_flows"] *= abi.CONSTANTS["HALF_OPEN_ROW"]
         room["flows"] -= room["half_open_flows"]
-        return {name: (used[name], room[name]) for name in _USAGE}
+        return [MapRow(name, used[name], room[name]) for name in _USAGE]
 
     def _count(self, name: str) -> int:
         return sum(1 for _ in self._maps[name].items())
@@ -255,6 +255,11 @@ class View:
         """ "namespace/name:port", or ``?/ID`` for a service without a name."""
         known = self._names.get(service)
         return known.text if known else f"?/{service}"
+
+
+def _slots(packed: bytes) -> str:
+    first, count = abi.SLOT_RANGE.unpack(packed)
+    return f"{first}+{count}" if count else ""
 
 
 def _open(pins: Pins) -> Maps:
