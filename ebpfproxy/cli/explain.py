@@ -2,10 +2,12 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ebpfproxy.cli.dump_source import from_dump_option
 from ebpfproxy.config import Config, FlagsCommand, config_options
 from ebpfproxy.config.command import BooleanOption
 
@@ -45,6 +47,7 @@ _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a 
     help="Read this machine's kernel: its addresses, devices and routes, and compare the plan with the "
     "tables of Services. Default: true, but false with --manifests.",
 )
+@from_dump_option
 @click.option(
     "-o",
     "--output",
@@ -60,6 +63,7 @@ def command(
     assume_node: str,
     assume_zone: str | None,
     kernel: str | None,
+    from_dump: Path | None,
     output: str,
     config: Config,
 ) -> int:
@@ -81,10 +85,12 @@ def command(
     The exit code is 0 if the client gets an answer of an endpoint at each port, and 1 if not, or if the
     kernel differs from the plan.
     """
+    from ebpfproxy.backends.ebpf.inspect.saved import SavedView
     from ebpfproxy.diagnose.explain.session import Session, Sources
 
     is_kernel = config.manifests is None if kernel is None else kernel == "true"
-    sources = Sources(assume_node or None, assume_zone, is_kernel)
+    dump = SavedView(from_dump) if from_dump else None
+    sources = Sources(assume_node or None, assume_zone, is_kernel, dump)
     with Session(config, sources) as session:
         answer = session.answer(destination, client)
         if output == "json":

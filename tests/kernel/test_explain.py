@@ -143,6 +143,22 @@ def test_an_affinity_in_the_maps_is_shown(cluster: Cluster) -> None:
     assert getattr(cluster, answer).v4 in step["text"]
 
 
+@pytest.mark.backends("ebpf")
+def test_a_saved_dump_is_explained_and_compared_with_manifests(cluster: Cluster, tmp_path: Path) -> None:
+    web = cluster.service(sessionAffinity="ClientIP")
+    web.to(cluster.a, elsewhere(cluster.b), internalTrafficPolicy="Local")
+    saved = tmp_path / "dump.json"
+    saved.write_text(cluster.ebpfproxy("dump", "all", "-o=json").stdout)
+    done = cluster.ebpfproxy("explain", f"{web.v4}:80", f"--from-dump={saved}", "-o=json")
+    found = json.loads(done.stdout)
+    assert used(found) == [cluster.a.v4]
+    assert {"Listed", "NotListed"} >= {each["reason"] for each in found["explanations"][0]["endpoints"]}
+    compared = (f"--from-dump={saved}", "--kernel=false")
+    assert "Agrees" in reasons(explain(cluster, f"{web.v4}:80", *compared))
+    web.to(cluster.a, cluster.b)
+    assert "Disagrees" in reasons(explain(cluster, f"{web.v4}:80", *compared))
+
+
 def ask(pod: Pod, address: str) -> str:
     return pod.call(lambda: sockets.ask(Protocol.TCP, address, 80)).partition(" ")[0]
 

@@ -17,6 +17,7 @@ from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
     NoEndpointAction,
+    PlannedEndpoint,
     PolicyResult,
     Scope,
     ServicePortPlan,
@@ -111,6 +112,8 @@ def endpoint_results(case: Case, served: Served, policy: PolicyResult) -> tuple[
     The plan decides which ones are used; the reasons are of `plan.endpoint_reasons`, which has its rules.
     """
     plan, situation = served.plan, case.situation
+    if situation.is_from_tables:
+        return tuple(_listed(case, served, policy, each) for each in plan.endpoints)
     name = NamespacedName(plan.name.namespace, plan.name.name)
     slices = situation.state.slices_of(name)
     of_family = [each for each in slices if each.family is plan.family]
@@ -122,13 +125,27 @@ def endpoint_results(case: Case, served: Served, policy: PolicyResult) -> tuple[
         reason = reasons[address, port]
         found = _result(address, port, _ENDPOINT_REASONS[reason], state, reason.is_used)
         if reason.is_used:
-            endpoint = planned[address, port]
-            arguments = (case.origin, case.destination, served.frontend, policy, case.path, endpoint)
-            how = source(situation, *arguments)
-            found = found._replace(masqueraded=how.masqueraded, why_masquerade=how.why, seen=how.seen)
+            found = _with_source(found, case, served, policy, planned[address, port])
         results.append(found)
     results += _without_port(plan, merged.keys(), case, name)
     return tuple(results)
+
+
+def _listed(case: Case, served: Served, policy: PolicyResult, endpoint: PlannedEndpoint) -> EndpointResult:
+    """Return the result of an endpoint that is known from the kernel's lists only."""
+    used = endpoint.local if policy.scope is Scope.LOCAL else endpoint.cluster
+    node = case.situation.context.node_name if endpoint.on_node else ""
+    why = Reason.LISTED if used else Reason.NOT_LISTED
+    found = EndpointResult(endpoint.address, endpoint.port, why, used, node=node)
+    return _with_source(found, case, served, policy, endpoint) if used else found
+
+
+def _with_source(
+    found: EndpointResult, case: Case, served: Served, policy: PolicyResult, endpoint: PlannedEndpoint
+) -> EndpointResult:
+    arguments = (case.origin, case.destination, served.frontend, policy, case.path, endpoint)
+    how = source(case.situation, *arguments)
+    return found._replace(masqueraded=how.masqueraded, why_masquerade=how.why, seen=how.seen)
 
 
 def _result(address: Address, port: int, why: Reason, state: EndpointState, used: bool) -> EndpointResult:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
-from ebpfproxy.backends.ebpf.inspect.tables import ServiceRow
+from ebpfproxy.backends.ebpf.inspect.view import ServiceRow
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Via
@@ -39,17 +39,26 @@ def with_tables(
     """Compare the explanation with the maps: frontend, endpoints, affinity and programs at devices."""
     if explanation.destination is None or explanation.destination.is_echo:
         return explanation
+    explanation = with_affinity(explanation, origin, tables)
     rows = _rows(explanation, tables)
     differences = [
         *_frontend_differences(explanation, rows),
         *_device_differences(explanation, situation, origin, tables),
     ]
-    steps = list(explanation.steps)
-    affinity = _affinity_step(explanation, origin, tables)
-    if affinity:
-        position = next((n for n, step in enumerate(steps) if step.reason is Reason.SINGLE), len(steps) - 1)
-        steps.insert(position, affinity)
-    return with_facts(dataclasses.replace(explanation, steps=tuple(steps)), differences)
+    return with_facts(explanation, differences)
+
+
+def with_affinity(explanation: Explanation, origin: Origin, tables: Tables) -> Explanation:
+    """Add the endpoint that the client has by session affinity, if the Service has that."""
+    found = _affinity_step(explanation, origin, tables)
+    if found is None:
+        return explanation
+    steps: list[Step] = []
+    for step in explanation.steps:
+        steps.append(step)
+        if step.reason in (Reason.AFFINITY_BY_NETNS, Reason.AFFINITY_BY_ADDRESS):
+            steps.append(found)
+    return dataclasses.replace(explanation, steps=tuple(steps))
 
 
 def with_facts(explanation: Explanation, differences: Sequence[str]) -> Explanation:

@@ -310,6 +310,12 @@ class Reason(enum.Enum):
         Subject.ENDPOINTS,
         "unusable: mode ipvs does not masquerade a pod that reaches itself if its node is not named",
     )
+    LISTED = "Listed", Subject.ENDPOINTS, "used: in the kernel's list for this client"
+    NOT_LISTED = (
+        "NotListed",
+        Subject.ENDPOINTS,
+        "excluded: not in the kernel's list for this client; it drains, or the policy excludes it",
+    )
     NO_ENDPOINTS = "NoEndpoints", Subject.ENDPOINTS, "the Service has no usable endpoint on any node"
     NONE_BY_POLICY = "NoneByPolicy", Subject.ENDPOINTS, "there are usable endpoints, but none on this node"
     LAST_ENDPOINTS_KEPT = (

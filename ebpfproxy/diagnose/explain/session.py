@@ -7,13 +7,15 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ebpfproxy.api.event import Unserved
+from ebpfproxy.backends.ebpf.inspect.saved import SavedView
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.destination import Request, Target, parse, targets
-from ebpfproxy.diagnose.explain.facts import Tables, with_facts, with_tables
+from ebpfproxy.diagnose.explain.facts import Tables, with_affinity, with_facts, with_tables
+from ebpfproxy.diagnose.explain.from_tables import situation_of
 from ebpfproxy.diagnose.explain.lookup import IPVS
 from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -40,13 +42,14 @@ class Sources(NamedTuple):
 
     - `node`, `zone`: assumed ones, None for those of this machine. With any of them, the kernel is not read.
     - `kernel`: whether this machine's kernel is read: its addresses, devices, routes and Service tables.
-    - `tables`: a saved dump to compare with instead of the maps in the kernel.
+    - `dump`: a saved dump of mode ebpf. With --manifests it is compared instead of the maps in the kernel;
+      without, it is the only source.
     """
 
     node: str | None = None
     zone: str | None = None
     kernel: bool = True
-    tables: Tables | None = None
+    dump: SavedView | None = None
 
 
 class Answer(NamedTuple):
@@ -70,25 +73,35 @@ class Session:
     """
 
     def __init__(self, config: Config, sources: Sources) -> None:
-        if sources.node:
-            config = dataclasses.replace(config, hostname_override=sources.node)
-        self._is_live = sources.kernel and not sources.node
+        self._is_live = sources.kernel and not sources.node and sources.dump is None
+        self._opened = contextlib.ExitStack()
+        self._compare: Compare | None = None
+        dump = sources.dump
+        if dump is not None and config.manifests is None:
+            self.situation = situation_of(dump, dump.header.node)
+            self._compare = lambda each, origin: with_affinity(each, origin, dump)
+            return
+        dumped = dump.header.node if dump else ""
+        name = sources.node or config.hostname_override or dumped
+        config = dataclasses.replace(config, hostname_override=name)
+        self.situation = self._plan(config, sources)
+        if dump is not None or (self._is_live and sources.zone is None):
+            self._compare = self._comparison(config, dump)
+
+    def _plan(self, config: Config, sources: Sources) -> Situation:
         cluster = read_cluster(config)
         if not self._is_live:
             cluster = _without_machine(cluster)
         if sources.zone is not None:
             cluster = _with_zone(cluster, config.node_name, sources.zone)
         mode = host.mode_in_force(config) if self._is_live else host.mode_without_kernel(config)
-        self.situation: Situation = plan_situation(
+        return plan_situation(
             cluster,
             plan_context(config, mode),
             mode,
             scheduler=config.ipvs_scheduler,
             routes=host.route_to if self._is_live else no_routes,
         )
-        self._opened = contextlib.ExitStack()
-        compares = self._is_live and sources.zone is None
-        self._compare = self._comparison(config, sources.tables, compares)
 
     def __enter__(self) -> "Session":
         return self
@@ -98,9 +111,7 @@ class Session:
     ) -> None:
         self._opened.close()
 
-    def _comparison(self, config: Config, tables: Tables | None, compares: bool) -> Compare | None:
-        if tables is None and not compares:
-            return None
+    def _comparison(self, config: Config, tables: Tables | None) -> Compare | None:
         if tables is None and self.situation.mode == EBPF:
             from ebpfproxy.backends.ebpf.inspect.tables import View
 
@@ -139,7 +150,7 @@ class Session:
     def _with_objects(self, explanation: Explanation) -> Explanation:
         """Add the steps about objects that are missing, or that cannot be served."""
         first: list[Step] = []
-        if self.situation.state.node is None:
+        if self.situation.state.node is None and not self.situation.is_from_tables:
             node = self.situation.context.node_name
             first.append(Step(Reason.NO_NODE_OBJECT, f"{node}: {Reason.NO_NODE_OBJECT.meaning}"))
         if explanation.served:

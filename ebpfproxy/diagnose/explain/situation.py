@@ -57,6 +57,7 @@ class Situation:
     - `plans`: with the frontends that each ServicePort gets. `requested`: with all that it claims.
     - `scheduler`: --ipvs-scheduler.
     - `routes`: the node's routes.
+    - `is_from_tables`: the plans were read from the kernel or a dump; there are no EndpointSlices.
     """
 
     mode: str
@@ -69,6 +70,7 @@ class Situation:
     complaints: tuple[Complaint, ...] = ()
     scheduler: str = ""
     routes: Routes = no_routes
+    is_from_tables: bool = False
 
     @cached_property
     def frontends(self) -> Mapping[Frontend, Served]:
@@ -138,6 +140,8 @@ class Situation:
         from ebpfproxy.model.address import family
 
         found = [address for each in self.state.devices for address in each.addresses]
+        if self.is_from_tables:
+            found = [a for each in self.node.devices for a in (each.v4, each.v6) if a]
         if not found and self.state.node:
             found = [*self.state.node.addresses, *self.state.node.external_addresses]
         return (address for address in dict.fromkeys(found) if family(address) is ip_family)

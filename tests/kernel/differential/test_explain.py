@@ -1,9 +1,11 @@
 """What `ebpfproxy explain` predicts, compared with real connections through random histories of Services.
 
 The predictions come from the plan and the routes of the node, not from the kernel's Service tables. So a
-difference is an error of the explanation or of the mode.
+difference is an error of the explanation or of the mode. In mode ebpf, the explanation by the maps alone, as
+for a saved dump, must give the same endpoints.
 """
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -11,9 +13,11 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import Cluster
 from ebpfproxy.diagnose.explain.connection import explain
+from ebpfproxy.diagnose.explain.from_tables import situation_of as maps_situation
 from ebpfproxy.diagnose.explain.host import route_to
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Verdict
@@ -106,12 +110,17 @@ class Comparison:
         """In the control thread, which is in the node's network namespace."""
         self.subject.apply(change)
         situation = situation_of(self.subject)
+        maps = situation_of_maps(self.subject)
         destinations = self._destinations()
         self._random.shuffle(destinations)
         asked: dict[str, list[Asked]] = {source: [] for source in SOURCES}
         for source, destination in destinations[: min(self.of_step, self.most - self.compared)]:
             explanation = explain(situation, origin_of(source, situation), destination)
             asked[source].append(Asked(source, destination, explanation))
+            if maps:
+                by_maps = choices(explain(maps, origin_of(source, situation), destination))
+                if by_maps != choices(explanation):
+                    yield f"{source} to {destination}: {by_maps} by the maps, not {choices(explanation)}"
         for source, some in asked.items():
             self.subject.dialers[source].dial([[each.dial for each in some]])
         for source, some in asked.items():
@@ -135,6 +144,20 @@ def situation_of(subject: Subject) -> Situation:
     """The plan of the subject's state. Call it in the node's network namespace."""
     context = plan_context(subject.config, subject.mode)
     return plan_situation(Cluster(subject.state, ()), context, subject.mode, routes=route_to)
+
+
+def situation_of_maps(subject: Subject) -> Situation | None:
+    """What the maps of mode ebpf describe; None in other modes."""
+    if subject.mode != "ebpf":
+        return None
+    with contextlib.closing(View(subject.config.bpffs_root)) as view:
+        return maps_situation(view, subject.config.node_name)
+
+
+def choices(explanation: Explanation) -> tuple[str, list[str], str]:
+    """The verdict, the usable endpoints, and the Service."""
+    used = sorted(str(each) for each in explanation.endpoints if each.used)
+    return explanation.verdict.value, used, explanation.service
 
 
 def origin_of(source: str, situation: Situation) -> Origin:

@@ -7,7 +7,7 @@ import pytest
 
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
-from ebpfproxy.backends.ebpf.inspect.tables import ServiceRow
+from ebpfproxy.backends.ebpf.inspect.view import ServiceRow
 from ebpfproxy.diagnose.explain.facts import with_tables
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -32,7 +32,19 @@ WEB = service("web", affinity=600)
 SLICE = slice_of("web", endpoint(REMOTE_POD), endpoint(POD, HERE))
 ENDPOINTS = [f"{POD}:8080", f"{REMOTE_POD}:8080"]
 ROW = ServiceRow(
-    "default/web", "ClusterIP", "TCP", CLUSTER_IP, 80, ENDPOINTS, ENDPOINTS, "Cluster", 600, ["reject"], 1
+    "default/web",
+    "ClusterIP",
+    "TCP",
+    CLUSTER_IP,
+    80,
+    ENDPOINTS,
+    ENDPOINTS,
+    "Cluster",
+    600,
+    ["reject"],
+    1,
+    "",
+    "",
 )
 UPLINK = DeviceRow("eth0", 2, "net", "ethernet", [NODE], 5, 6, "none", [])
 
@@ -116,7 +128,7 @@ def test_node_ports_of_each_family_are_compared() -> None:
 
 
 def test_an_affinity_of_the_client_is_shown() -> None:
-    row_ = AffinityRow("default/web", f"netns {7}", ENDPOINTS[0], 3.0, 600)
+    row_ = AffinityRow("default/web", f"netns {7}", ENDPOINTS[0], 3.0, 600, 1, 1)
     known = compared(Tables([row()], [row_]), origin=A_POD._replace(cookie=7))
     (step,) = (step for step in known.steps if step.reason is Reason.AFFINITY_KNOWN)
     assert ENDPOINTS[0] in step.text
@@ -125,7 +137,7 @@ def test_an_affinity_of_the_client_is_shown() -> None:
 
 
 def test_the_affinity_of_a_client_outside_is_that_of_its_address() -> None:
-    row_ = AffinityRow("default/web", "198.51.100.1", ENDPOINTS[1], 3.0, 600)
+    row_ = AffinityRow("default/web", "198.51.100.1", ENDPOINTS[1], 3.0, 600, 1, 1)
     assert Reason.AFFINITY_KNOWN in reasons(compared(Tables([row()], [row_]), origin=A_CLIENT))
 
 

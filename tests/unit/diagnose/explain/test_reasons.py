@@ -442,6 +442,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
 }
 
 TESTED_ELSEWHERE = {
+    "test_from_tables.py": {Reason.LISTED, Reason.NOT_LISTED},
     "test_session.py": {
         Reason.HEADLESS,
         Reason.EXTERNAL_NAME,
