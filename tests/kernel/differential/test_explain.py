@@ -6,14 +6,17 @@ for a saved dump, must give the same endpoints.
 """
 
 import contextlib
+import os
 import random
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from ebpfproxy.backends.ebpf.inspect.tables import View
+from ebpfproxy.backends.selection import MODES
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import Cluster
 from ebpfproxy.diagnose.explain.connection import explain
@@ -34,7 +37,7 @@ from tests.kernel.differential.history import (
     histories,
     history_of_differences,
 )
-from tests.kernel.differential.places import CLIENTS, OTHER_NODE, SERVERS
+from tests.kernel.differential.places import ADDRESSES, CLIENTS, OTHER_NODE, SERVERS
 from tests.kernel.differential.subject import Subject
 from tests.support.reference import SOURCES
 
@@ -43,6 +46,33 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
 UNUSED_PORT = 81
 _MOST_OF_STEP = 40
 """Connections in each step, so that there are many different states."""
+
+_CIDRS = ",".join(ADDRESSES.all_pods)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ebpf-host": ("ebpf", {"socket_lb": "host", "iptables_localhost_nodeports": "false"}),
+    "ebpf-redirect": ("ebpf", {"ebpf_redirect": "true", "nodeport_addresses": ("primary",)}),
+    "nftables-all": (
+        "nftables",
+        {"detect_local_mode": "ClusterCIDR", "cluster_cidr": _CIDRS, "masquerade_all": "true"},
+    ),
+    "nftables-primary": (
+        "nftables",
+        {"detect_local_mode": "ClusterCIDR", "cluster_cidr": _CIDRS, "nodeport_addresses": ("primary",)},
+    ),
+    "iptables-undetected": (
+        "iptables",
+        {"detect_local_mode": "ClusterCIDR", "iptables_backend": "nft", "masquerade_all": "true"},
+    ),
+    "iptables-addresses": (
+        "iptables",
+        {
+            "iptables_backend": "legacy",
+            "iptables_localhost_nodeports": "false",
+            "nodeport_addresses": ("172.16.0.0/12", "fd00:172::/32"),
+        },
+    ),
+}
+"""Modes with options that the explanation depends on."""
 
 _VERDICTS = {
     Verdict.REJECTED: frozenset({REFUSED}),
@@ -180,6 +210,24 @@ def test_explanations_agree_with_real_connections(
     """A few connections, always the same ones, or --explained of each subject. --junitxml=FILE records the
     number."""
     many: int = pytestconfig.getoption("--explained")
+    record_property(f"{subject.name} connections", compare(subject, many))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_explanations_agree_with_real_connections_for_other_options(
+    variant: str, pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pytestconfig.getoption("--subjects"):
+        pytest.skip("--subjects excludes it")
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables"))
+    mode, texts = VARIANTS[variant]
+    processor = min(os.sched_getaffinity(0))
+    with Subject(variant, next(each for each in MODES if each.name == mode), texts, processor) as subject:
+        compare(subject, pytestconfig.getoption("--explained"))
+
+
+def compare(subject: Subject, many: int) -> int:
+    """Compare that many connections, and return the number. Raises AssertionError."""
     comparison = Comparison(subject, many)
 
     @settings(
@@ -193,8 +241,8 @@ def test_explanations_agree_with_real_connections(
         comparison.run(history)
 
     follow()
-    record_property(f"{subject.name} connections", comparison.compared)
     assert comparison.compared == many
+    return comparison.compared
 
 
 def test_explanations_of_all_differences_between_modes_agree_with_real_connections(
