@@ -30,6 +30,8 @@ _MISSING_VERDICTS = {
     Reason.OTHER_LOOPBACK: (Verdict.ROUTED, Reason.ROUTED),
 }
 
+_EXCLUDED = (Reason.LOOPBACK_EXCLUDED, Reason.ADDRESS_EXCLUDED)
+
 
 def explain(situation: Situation, origin: Origin, destination: Destination) -> Explanation:
     """Return what happens to a new connection of this client, and why. Pure."""
@@ -74,10 +76,10 @@ def _unserved(
 def _verdict_without_frontend(
     situation: Situation, destination: Destination, missing: Missing
 ) -> tuple[Verdict, Reason]:
-    if missing.why is Reason.LOOPBACK_EXCLUDED and situation.mode == IPTABLES:
+    if situation.mode == IPTABLES and missing.why in _EXCLUDED:
         (node_port,) = missing.nearest
-        if _is_dropped_outside(node_port):
-            return Verdict.DROPPED, Reason.LOOPBACK_DROPPED
+        if not _has_endpoints_outside(node_port):
+            return _without_endpoints(node_port)
     if missing.why in _MISSING_VERDICTS:
         return _MISSING_VERDICTS[missing.why]
     if situation.is_local(destination.address):
@@ -85,11 +87,16 @@ def _verdict_without_frontend(
     return Verdict.ROUTED, Reason.ROUTED
 
 
-def _is_dropped_outside(served: Served) -> bool:
+def _has_endpoints_outside(served: Served) -> bool:
     is_local = served.frontend.outside.scope is Scope.LOCAL
-    endpoints = served.plan.endpoints
-    has_any = any(each.local if is_local else each.cluster for each in endpoints)
-    return served.plan.no_endpoint_action is NoEndpointAction.DROP and not has_any
+    return any(each.local if is_local else each.cluster for each in served.plan.endpoints)
+
+
+def _without_endpoints(node_port: Served) -> tuple[Verdict, Reason]:
+    """The rule for a NodePort without endpoints matches all addresses of the node, as in kube-proxy."""
+    if node_port.plan.no_endpoint_action is NoEndpointAction.DROP:
+        return Verdict.DROPPED, Reason.NODE_PORT_DROPPED
+    return Verdict.REJECTED, Reason.NODE_PORT_REJECTED
 
 
 def _describe_missing(missing: Missing) -> str:

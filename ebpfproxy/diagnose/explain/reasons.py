@@ -427,10 +427,15 @@ class Reason(enum.Enum):
         Subject.OUTCOME,
         "mode iptables: rejected or dropped, depending on which of two rules is first",
     )
-    LOOPBACK_DROPPED = (
-        "LoopbackDropped",
+    NODE_PORT_DROPPED = (
+        "NodePortDropped",
         Subject.OUTCOME,
-        "mode iptables: policy Local drops packets to the NodePort on ::1, too",
+        "mode iptables: policy Local drops packets to the NodePort at each address of the node",
+    )
+    NODE_PORT_REJECTED = (
+        "NodePortRejected",
+        Subject.OUTCOME,
+        "mode iptables: without endpoints the NodePort is rejected at each address of the node",
     )
     REACHES_NODE = (
         "ReachesNode",

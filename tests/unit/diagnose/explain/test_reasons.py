@@ -404,7 +404,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
             A_CLIENT,
         ),
     ),
-    Reason.LOOPBACK_DROPPED: (
+    Reason.NODE_PORT_DROPPED: (
         DROPPED,
         lambda: explained(
             situation(
@@ -420,6 +420,13 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
             ),
             to("::1", 30080),
             THE_NODE,
+        ),
+    ),
+    Reason.NODE_PORT_REJECTED: (
+        REJECTED,
+        lambda: explained(
+            situation(NODE_PORT_WEB, mode="iptables", node_port_cidrs=networks(["10.0.0.0/8"])),
+            to(NODE, 30080),
         ),
     ),
     Reason.REACHES_NODE: (REACHES_NODE, lambda: explained(situation(WEB, READY), to(NODE, 22))),
