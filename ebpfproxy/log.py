@@ -111,6 +111,12 @@ def set_up(verbosity: int, style: str) -> None:
     logging.getLogger("ebpfproxy").setLevel(logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.INFO)
 
 
+def silence() -> None:
+    """Log nothing: for commands that print what they find."""
+    logging.getLogger("ebpfproxy").addHandler(logging.NullHandler())
+    logging.getLogger("ebpfproxy").propagate = False
+
+
 def is_set_up() -> bool:
     """Return whether `set_up` was called, so that standard error has log lines."""
     return any(handler.get_name() == _HANDLER for handler in logging.getLogger().handlers)

@@ -93,6 +93,16 @@ class Reconciler(Generic[K, E]):
         return len(self._claims.plans)
 
     @property
+    def desired(self) -> Mapping[K, E]:
+        """The desired entries of all plans and of the node. A live view."""
+        return self._desired
+
+    @property
+    def plans(self) -> Mapping[PlanKey, ServicePortPlan]:
+        """The desired plans. A live view."""
+        return self._claims.plans
+
+    @property
     def no_local(self) -> dict[Family, NoLocalEndpoints]:
         """The ServicePorts without local endpoints (`no_local_endpoints`), by family."""
         return {family: NoLocalEndpoints(*counts) for family, counts in self._no_local.items()}

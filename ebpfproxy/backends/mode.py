@@ -1,9 +1,10 @@
 """The interface of a mode: what the agent needs to serve in it, to clean it up and to switch modes."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from ebpfproxy.backends.difference import Difference
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Backend
 from ebpfproxy.config import Config
@@ -112,6 +113,67 @@ class Parts(NamedTuple):
     maintain: Callable[[], object] = lambda: None
 
 
+class Inspection(Protocol):
+    """A mode's state in the kernel, opened only to be read: no method changes the kernel.
+
+    - `context`: the options on which plans for the mode depend.
+    - `render` and `read`: as in `Backend`. Entries that must not differ are equal.
+    - `shown`: an entry in the form for readers.
+    - `bypassing`: as in `ClusterState`, as the mode recorded it in the kernel.
+    - `further`: the differences that no entry shows, as of the last `read`.
+    - `close` closes file descriptors.
+    """
+
+    context: PlanContext
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> Mapping[Any, Any]: ...
+
+    def read(self) -> Mapping[Any, Any]: ...
+
+    def shown(self, key: Any, entry: Any) -> Any: ...
+
+    def bypassing(self) -> frozenset[int]: ...
+
+    def further(self) -> list[Difference]: ...
+
+    def close(self) -> None: ...
+
+
+class BackendInspection:
+    """The `Inspection` of a mode whose backend reads the kernel without changing it once it is open."""
+
+    def __init__(
+        self,
+        backend: Backend[Any, Any],
+        context: PlanContext,
+        shown: Callable[[Any, Any], Any] = lambda key, entry: entry,
+        further: Callable[[], list[Difference]] = list,
+    ) -> None:
+        """`backend` is open."""
+        self.context = context
+        self._backend = backend
+        self._shown = shown
+        self._further = further
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> Mapping[Any, Any]:
+        return self._backend.render(plans, node)
+
+    def read(self) -> Mapping[Any, Any]:
+        return self._backend.read()
+
+    def shown(self, key: Any, entry: Any) -> Any:
+        return self._shown(key, entry)
+
+    def bypassing(self) -> frozenset[int]:
+        return frozenset()
+
+    def further(self) -> list[Difference]:
+        return self._further()
+
+    def close(self) -> None:
+        self._backend.close()
+
+
 class Mode(Protocol):
     """A kernel mechanism as the agent sees it.
 
@@ -120,6 +182,8 @@ class Mode(Protocol):
     - `try_out` does the checks that take too long for `probe`, up to some seconds. It also changes nothing
       that traffic could notice. Call it only if `probe` found the mode usable.
     - `prepare` returns the parts that serve. Raises KernelError.
+    - `inspect` opens what the mode has in the kernel, without changing it. Raises KernelError, for example
+      NotFound if the mode never served here and leaves nothing to compare.
     - `remove` removes everything that this mode ever left, including kube-proxy's objects, and returns one
       line for each. With `dry_run` it only returns the lines. Connections that depend on the mode end. Raises
       KernelError.
@@ -145,6 +209,8 @@ class Mode(Protocol):
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts: ...
 
+    def inspect(self, config: Config) -> Inspection: ...
+
     def remove(self, config: Config, dry_run: bool = False) -> list[str]: ...
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]: ...
@@ -168,6 +234,9 @@ class DeferredMode:
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         return self._mode().prepare(config, callbacks)
+
+    def inspect(self, config: Config) -> Inspection:
+        return self._mode().inspect(config)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return self._mode().remove(config, dry_run)

@@ -25,6 +25,7 @@ COMMANDS = {
     "run": "Run the agent on this node.",
     "explain": "Show what this node does with a connection, and why.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
+    "verify": "Compare the kernel with the state of the cluster.",
     "doctor": "Show which modes work on this machine, and what the others need.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
     "demo": "Run pods, a Service and the agent in namespaces of this machine.",

@@ -162,11 +162,16 @@ def choose(folder: Path, owned: Collection[int] | None = None) -> Attachments:
 
 
 def _name(placed: Placed) -> str:
+    return program_name(placed.program_id, "tcx program")
+
+
+def program_name(program_id: int, kind: str = "program") -> str:
+    """The name of any program of this machine, for readers. `kind`: how it is attached."""
     try:
-        program = Program.by_id(placed.program_id)
+        program = Program.by_id(program_id)
     except KernelError:  # it was unloaded meanwhile, or CAP_SYS_ADMIN is missing
-        return f"tcx program {placed.program_id}"
+        return f"{kind} {program_id}"
     try:
-        return f"{program.called or 'unnamed'} (tcx program {placed.program_id})"
+        return f"{program.called or 'unnamed'} ({kind} {program_id})"
     finally:
         program.close()

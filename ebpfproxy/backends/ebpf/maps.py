@@ -83,15 +83,15 @@ def shapes(sizes: MapSizes) -> dict[str, MapShape]:
 class Maps:
     """All maps, open. Close with `close`."""
 
-    def __init__(self, directory: Path) -> None:
-        """Open the maps that are pinned in `directory`, of any size.
+    def __init__(self, directory: Path, kind: type[Map] = Map) -> None:
+        """Open the maps that are pinned in `directory`, of any size, as objects of this kind.
 
         Raises NotFound if one is missing, AbiMismatch if a key or value has another layout.
         """
         self._maps: dict[str, Map] = {}
         try:
             for name, shape in shapes(MapSizes()).items():
-                opened = self._maps[name] = Map.pinned(directory / name)
+                opened = self._maps[name] = kind.pinned(directory / name)
                 _check(directory / name, opened, shape)
         except BaseException:
             self.close()
@@ -121,6 +121,6 @@ def _check(path: Path, opened: Map, shape: MapShape) -> None:
         raise AbiMismatch(f"{path} has the layout of another version", hint)
 
 
-def is_complete(directory: Path) -> bool:
-    """Whether all maps are pinned in this directory."""
-    return all((directory / name).exists() for name in shapes(MapSizes()))
+def missing(directory: Path) -> list[str]:
+    """The maps that are not pinned in this directory, sorted."""
+    return sorted(name for name in shapes(MapSizes()) if not (directory / name).exists())

@@ -11,7 +11,7 @@ from ebpfproxy.backends.ebpf.drain import Drain
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
 from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.mode import Callbacks, Parts
+from ebpfproxy.backends.mode import Callbacks, Inspection, Parts
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.errors import EbpfProxyError, KernelError, ProgramRejected
@@ -59,6 +59,12 @@ class EbpfMode:
             is_notified=backend.is_notified,
             maintain=backend.maintain,
         )
+
+    def inspect(self, config: Config) -> Inspection:
+        from ebpfproxy.backends.ebpf.inspect.inspection import EbpfInspection
+
+        root = config.cgroup_root or mounts.cgroup_root_of_all()
+        return EbpfInspection(ebpf_settings(config, root), plan_context(config, self.name))
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(config.bpffs_root, _cgroup_root(config), dry_run)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.entries import ATTACHED, OUTDATED
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, ON_DEMAND, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS, Hook
-from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes, is_complete, shapes
+from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes, missing, shapes
 from ebpfproxy.backends.ebpf.migration import map_pins
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
@@ -75,33 +75,25 @@ def has_object_file() -> bool:
     return compiler.is_compiled(sources(), COMPILED_SIZES.defines())
 
 
-class Programs:
-    """The loaded and pinned programs of one source with its settings, and their attachments to one cgroup."""
+class PinnedPrograms:
+    """The pinned programs of one folder, and their state at the hooks of one cgroup. Changes nothing."""
 
-    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, previous: Path | None = None) -> None:
-        """Load them, unless a previous run left them pinned. Raises KernelError.
-
-        `previous`: the folder of the programs whose maps of Services are copied, by default the one in force.
-        With it, they are always loaded, since pins of an interrupted run contain a previous state.
-        """
-        self.hooks = available_hooks()
+    def __init__(self, pins: Pins, cgroup_root: Path, directory: Path, hooks: Collection[Hook]) -> None:
+        """Call `open` before other methods. `hooks`: those that the kernel has."""
+        self.hooks = tuple(hooks)
+        self.directory = directory
+        self.maps = directory / "maps"
         self._pins = pins
         self._cgroup = cgroup_root
-        self._numbers = sizes.numbers() | features.numbers(features.present())
         self._specs = specs(self.hooks)
-        code = compiler.code(sources())
-        self.directory = pins.programs(code + str(sizes) + str(self._numbers) + str(self._specs))
-        self.maps = self.directory / "maps"
         self._names = {spec.name for spec in self._specs}.difference(ON_DEMAND)
-        if previous or not self.is_pinned():
-            file = object_file()
-            links = self._provide_maps(sizes, previous or pins.in_force())
-            at_once = [spec for spec in self._specs if spec.name in self._names]
-            load_and_pin(file, at_once, self._numbers, links, self.directory, TAIL_CALLS)
-            log.info(LOADED, programs=len(at_once), folder=self.directory.name)
-        self._names.update(name for name in ON_DEMAND if (self.directory / name).exists())
         self._programs: dict[str, Program] = {}
         self._ids: dict[str, int] = {}
+        self._links: bool | None = None
+
+    def open(self) -> None:
+        """Open all programs. Raises KernelError."""
+        self._names.update(name for name in ON_DEMAND if (self.directory / name).exists())
         try:
             for name in self._names:
                 self._programs[name] = Program.pinned(self.directory / name)
@@ -109,51 +101,25 @@ class Programs:
         except KernelError:
             self.close()
             raise
-        self._links: bool | None = None
 
     def classifier(self, name: str) -> Program:
-        """The program with this name of CLASSIFIERS. Those of ON_DEMAND are loaded at the first call.
-
-        Raises KernelError.
-        """
+        """The program with this name of CLASSIFIERS. Raises NotFound if it is not pinned."""
         if name not in self._programs:
-            (spec,) = (spec for spec in self._specs if spec.name == name)
-            load_further(object_file(), spec, self._numbers, self.maps, self.directory)
-            self._programs[name] = Program.pinned(self.directory / name)
-            self._ids[name] = self._programs[name].id
-            self._names.add(name)
-            log.info(LOADED, programs=1, folder=self.directory.name, name=name)
+            raise NotFound(f"the program {name} is not loaded")
         return self._programs[name]
 
     def classifier_ids(self) -> dict[str, int]:
         """The ids of the classifiers that are loaded, by name."""
         return {name: self._ids[name] for name in CLASSIFIERS if name in self._ids}
 
-    def is_pinned(self) -> bool:
-        """Whether all pins that `__init__` created or found still exist."""
-        pinned = ((self.directory / name).exists() for name in self._names)
-        return is_complete(self.maps) and all(pinned)
+    def hook_ids(self) -> dict[Hook, int]:
+        """The id of the program of each hook."""
+        return {hook: self._ids[hook.name] for hook in self.hooks}
 
-    def _provide_maps(self, sizes: MapSizes, in_force: Path | None) -> Path:
-        """Provide the maps, and a folder of links to them, to which the loader adds the programs.
-
-        If a pin of a map in force is missing, all maps are created again. Otherwise the attached programs
-        would continue to use the unpinned map, while this agent writes to a new one.
-        """
-        partial = self.directory.with_name(f"{self.directory.name}_partial")
-        try:
-            previous = self._pins.maps_of(in_force)
-            if in_force and not all(pin.exists() for pin in previous.values()):
-                for folder in (in_force / "maps", self._pins.maps):
-                    shutil.rmtree(folder, ignore_errors=True)
-                previous = {}
-            for path in (self.directory, partial):
-                shutil.rmtree(path, ignore_errors=True)
-            self._pins.remove_unlinked_maps()
-            map_pins.provide(self._pins, partial / "maps", shapes(sizes), previous)
-        except OSError as failure:
-            raise Rejected(f"cannot pin maps in {self._pins.root}: {failure.strerror}") from failure
-        return partial / "maps"
+    def missing_pins(self) -> list[str]:
+        """The names of programs and maps that are not pinned."""
+        missing_maps = missing(self.maps)
+        return sorted(name for name in self._names if not (self.directory / name).exists()) + missing_maps
 
     def hook_states(self) -> dict[str, str]:
         """The state by hook name: ATTACHED or OUTDATED. Hooks without any program of the agent are left out.
@@ -191,6 +157,72 @@ class Programs:
             return link.cgroup_id == self._cgroup.stat().st_ino
         finally:
             link.close()
+
+    def close(self) -> None:
+        for program in self._programs.values():
+            program.close()
+
+
+class Programs(PinnedPrograms):
+    """The loaded and pinned programs of one source with its settings, and their attachments to one cgroup."""
+
+    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, previous: Path | None = None) -> None:
+        """Load them, unless a previous run left them pinned. Raises KernelError.
+
+        `previous`: the folder of the programs whose maps of Services are copied, by default the one in force.
+        With it, they are always loaded, since pins of an interrupted run contain a previous state.
+        """
+        hooks = available_hooks()
+        self._numbers = sizes.numbers() | features.numbers(features.present())
+        code = compiler.code(sources())
+        directory = pins.programs(code + str(sizes) + str(self._numbers) + str(specs(hooks)))
+        super().__init__(pins, cgroup_root, directory, hooks)
+        if previous or not self.is_pinned():
+            file = object_file()
+            links = self._provide_maps(sizes, previous or pins.in_force())
+            at_once = [spec for spec in self._specs if spec.name in self._names]
+            load_and_pin(file, at_once, self._numbers, links, self.directory, TAIL_CALLS)
+            log.info(LOADED, programs=len(at_once), folder=self.directory.name)
+        self.open()
+
+    def classifier(self, name: str) -> Program:
+        """The program with this name of CLASSIFIERS. Those of ON_DEMAND are loaded at the first call.
+
+        Raises KernelError.
+        """
+        if name not in self._programs:
+            (spec,) = (spec for spec in self._specs if spec.name == name)
+            load_further(object_file(), spec, self._numbers, self.maps, self.directory)
+            self._programs[name] = Program.pinned(self.directory / name)
+            self._ids[name] = self._programs[name].id
+            self._names.add(name)
+            log.info(LOADED, programs=1, folder=self.directory.name, name=name)
+        return self._programs[name]
+
+    def is_pinned(self) -> bool:
+        """Whether all pins that `__init__` created or found still exist."""
+        return not self.missing_pins()
+
+    def _provide_maps(self, sizes: MapSizes, in_force: Path | None) -> Path:
+        """Provide the maps, and a folder of links to them, to which the loader adds the programs.
+
+        If a pin of a map in force is missing, all maps are created again. Otherwise the attached programs
+        would continue to use the unpinned map, while this agent writes to a new one.
+        """
+        partial = self.directory.with_name(f"{self.directory.name}_partial")
+        try:
+            previous = self._pins.maps_of(in_force)
+            if in_force and not all(pin.exists() for pin in previous.values()):
+                for folder in (in_force / "maps", self._pins.maps):
+                    shutil.rmtree(folder, ignore_errors=True)
+                previous = {}
+            for path in (self.directory, partial):
+                shutil.rmtree(path, ignore_errors=True)
+            self._pins.remove_unlinked_maps()
+            map_pins.provide(self._pins, partial / "maps", shapes(sizes), previous)
+        except OSError as failure:
+            raise Rejected(f"cannot pin maps in {self._pins.root}: {failure.strerror}") from failure
+        return partial / "maps"
 
     def attach(self, names: Iterable[str]) -> Mapping[str, KernelError]:
         """Attach these hooks' programs, in the order of SOCKET_HOOKS. Returns the failures by hook name."""
@@ -257,10 +289,6 @@ class Programs:
         self._pins.set_current(self.directory)
         for path in self._pins.remove_others(self.directory):
             log.info(REPLACED, what=path.relative_to(self._pins.root))
-
-    def close(self) -> None:
-        for program in self._programs.values():
-            program.close()
 
 
 def first_needed(failed: Mapping[str, KernelError]) -> KernelError | None:

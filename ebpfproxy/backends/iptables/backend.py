@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from ebpfproxy.backends.interface import HOUR, Delta
 from ebpfproxy.backends.iptables import cleanup
@@ -15,6 +15,7 @@ from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Entry, Key
 from ebpfproxy.backends.xtables.families import TwoFamilies
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.xtables.iptables import Iptables
 from ebpfproxy.model.counters import IptablesCounts
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 
@@ -38,7 +39,13 @@ class IptablesBackend:
 
     def open(self) -> None:
         """See `TwoFamilies.open`."""
-        tools = self._families.open(self._wanted)
+        self._set_up(self._families.open(self._wanted))
+
+    def open_to_read(self) -> None:
+        """Like `open`, but only for `render` and `read`. Nothing is written."""
+        self._set_up(self._families.open_to_read(self._wanted))
+
+    def _set_up(self, tools: Sequence[Iptables]) -> None:
         liberal = self._settings.tcp_be_liberal
         with contextlib.suppress(KernelError):
             liberal = liberal or sysctl.read(_TCP_BE_LIBERAL) != "0"

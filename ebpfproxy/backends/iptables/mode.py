@@ -8,7 +8,7 @@ from ebpfproxy.backends.iptables import cleanup, probes
 from ebpfproxy.backends.iptables.backend import IptablesBackend
 from ebpfproxy.backends.iptables.node_rules import LOOPBACK_GUARD
 from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.mode import Callbacks, Parts
+from ebpfproxy.backends.mode import BackendInspection, Callbacks, Inspection, Parts
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
 from ebpfproxy.backends.xtables import names
@@ -37,6 +37,11 @@ class IptablesMode:
         sync_hooks = NetfilterHooks(settings, callbacks, frontends, LOOPBACK_GUARD)
         context = plan_context(config, self.name)
         return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
+
+    def inspect(self, config: Config) -> Inspection:
+        backend = IptablesBackend(iptables_settings(config), config.iptables_backend)
+        backend.open_to_read()
+        return BackendInspection(backend, plan_context(config, self.name))
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)

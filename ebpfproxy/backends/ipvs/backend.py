@@ -28,6 +28,7 @@ from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.ipvs.ipvs import Timeouts
 from ebpfproxy.linux.netlink import dummy, local_addresses
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
+from ebpfproxy.linux.xtables.iptables import Iptables
 from ebpfproxy.log import Logger
 from ebpfproxy.model.counters import IptablesCounts
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
@@ -69,7 +70,13 @@ class IpvsBackend:
         ipvs.available()
         prerequisites.apply_sysctls(self._settings.strict_arp)
         self._set_timeouts()
-        tools = self._families.open(self._wanted)
+        self._set_up(self._families.open(self._wanted))
+
+    def open_to_read(self) -> None:
+        """Like `open`, but only for `render` and `read`. Nothing is written, and no module is loaded."""
+        self._set_up(self._families.open_to_read(self._wanted))
+
+    def _set_up(self, tools: Iterable[Iptables]) -> None:
         self._random_fully = all(tool.has_random_fully() for tool in tools)
         self._reset()
 
@@ -104,7 +111,8 @@ class IpvsBackend:
         return entries
 
     def read(self) -> dict[Key, Entry]:
-        self._generation.reading()
+        if not self._families.is_for_reading:
+            self._generation.reading()
         served = self._families.served
         in_sets = self._sets.read(served)
         owned = ownership(

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.ipvs import cleanup, probes
+from ebpfproxy.backends.ipvs import cleanup, prerequisites, probes
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.backends.ipvs.entries import Key, Server
 from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER, IpvsSettings
-from ebpfproxy.backends.mode import Callbacks, Parts
+from ebpfproxy.backends.mode import BackendInspection, Callbacks, Inspection, Parts
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
 from ebpfproxy.config import Config
@@ -35,6 +35,15 @@ class IpvsMode:
         sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
         context = plan_context(config, self.name)
         return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
+
+    def inspect(self, config: Config) -> Inspection:
+        settings = ipvs_settings(config)
+        backend = IpvsBackend(settings, config.iptables_backend)
+        backend.open_to_read()
+        context = plan_context(config, self.name)
+        return BackendInspection(
+            backend, context, further=lambda: prerequisites.differing_sysctls(settings.strict_arp)
+        )
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(config.ipvs_exclude_cidrs, dry_run)

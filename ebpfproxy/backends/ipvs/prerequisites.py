@@ -10,6 +10,7 @@ Sources: NewProxier() in pkg/proxy/ipvs/proxier.go; Documentation/networking/ipv
 
 from typing import NamedTuple
 
+from ebpfproxy.backends.difference import DIFFERENT, MISSING, Difference
 from ebpfproxy.backends.netfilter.sysctls import SETTING_CHANGED, SETTING_FAILED
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux import sysctl
@@ -98,13 +99,32 @@ def check_sysctls() -> None:
         raise Unsupported("; ".join(missing), _REMEDY)
 
 
+def differing_sysctls(strict_arp: bool) -> list[Difference]:
+    """Return the sysctls of `apply_sysctls` with another value. Sets nothing."""
+    found = []
+    for each in _needed(strict_arp):
+        try:
+            value = sysctl.read(each.name)
+        except KernelError:
+            found.append(Difference(f"sysctl {each.name}", MISSING, each.without))
+            continue
+        if value != each.value:
+            detail = f"have {value}; want {each.value}: {each.without}"
+            found.append(Difference(f"sysctl {each.name}", DIFFERENT, detail))
+    return found
+
+
+def _needed(strict_arp: bool) -> tuple[Sysctl, ...]:
+    return (*_ALWAYS, *(_STRICT_ARP if strict_arp else ()))
+
+
 def apply_sysctls(strict_arp: bool) -> None:
     """Set the sysctls that differ, in the calling thread's network namespace. IPVS must be loaded.
 
     Raises Unsupported with all needed sysctls that cannot be set. Log a warning for each other failure.
     """
     missing = []
-    for each in (*_ALWAYS, *(_STRICT_ARP if strict_arp else ())):
+    for each in _needed(strict_arp):
         try:
             if sysctl.ensure(each.name, each.value):
                 log.info(SETTING_CHANGED, name=each.name, value=each.value)

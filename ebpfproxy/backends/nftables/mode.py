@@ -1,14 +1,16 @@
 """The definition of mode nftables."""
 
 from collections.abc import Callable, Iterable, Iterator
+from ipaddress import ip_address
+from typing import Any
 
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.mode import Callbacks, Parts
+from ebpfproxy.backends.mode import BackendInspection, Callbacks, Inspection, Parts
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
 from ebpfproxy.backends.nftables import cleanup, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
-from ebpfproxy.backends.nftables.entries import Element, Key
+from ebpfproxy.backends.nftables.entries import Element, Endpoints, Key, endpoint_bytes
 from ebpfproxy.backends.nftables.node_objects import (
     NO_ENDPOINT_NODE_PORTS,
     NO_ENDPOINT_SERVICES,
@@ -40,6 +42,11 @@ class NftablesMode:
         context = plan_context(config, self.name)
         return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
 
+    def inspect(self, config: Config) -> Inspection:
+        backend = NftablesBackend(nftables_settings(config))
+        backend.open()
+        return BackendInspection(backend, plan_context(config, self.name), shown)
+
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)
 
@@ -49,6 +56,30 @@ class NftablesMode:
 
 def nftables_settings(config: Config) -> NftablesSettings:
     return NftablesSettings(masquerade_bit=config.iptables_masquerade_bit)
+
+
+_IPV4 = 4  # bytes of an address
+
+
+def shown(key: Key, entry: Any) -> Any:
+    """Return an entry for readers: a list of endpoints as texts.
+
+    >>> from ebpfproxy.model.address import Family
+    >>> shown(Endpoints(Family.IPV4, bytes(8)), bytes([10, 0, 0, 1, 0, 80, 0, 0]) + bytes(8))
+    ('10.0.0.1:80', '')
+    """
+    if not isinstance(key, Endpoints):
+        return entry
+    size = endpoint_bytes(key.family)
+    return tuple(_endpoint_text(entry[at : at + size]) for at in range(0, len(entry), size))
+
+
+def _endpoint_text(packed: bytes) -> str:
+    """Address and port, "" for a place without an element."""
+    if not any(packed):
+        return ""
+    address, port = packed[:-4], int.from_bytes(packed[-4:-2], "big")
+    return f"{ip_address(address)}:{port}" if len(address) == _IPV4 else f"[{ip_address(address)}]:{port}"
 
 
 _WITH_ADDRESS = {SERVICE_IPS, NO_ENDPOINT_SERVICES}

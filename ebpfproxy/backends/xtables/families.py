@@ -12,7 +12,7 @@ from ebpfproxy.backends.xtables.layout import Layout
 from ebpfproxy.backends.xtables.legacy_edits import LegacyEdits
 from ebpfproxy.backends.xtables.rejections import Rejections
 from ebpfproxy.backends.xtables.tables import Tables
-from ebpfproxy.errors import KernelError, Unsupported
+from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend
 from ebpfproxy.linux.xtables.nft_changes import Changes
@@ -56,6 +56,8 @@ class TwoFamilies:
         self._edits: LegacyEdits | None = None
         self._generation = Generation(self._observe)
         self._other_backend_clean = False
+        self.is_for_reading = False
+        """Whether it was opened by `open_to_read`."""
 
     @property
     def served(self) -> tuple[Family, ...]:
@@ -72,6 +74,7 @@ class TwoFamilies:
         """
         self.close()
         self._tool_backend = tool_backends.choose(wanted)
+        self.is_for_reading = False
         tools = [tool for tool in map(self._find_tool, Family) if tool]
         if not tools:
             raise Unsupported(
@@ -87,9 +90,28 @@ class TwoFamilies:
         log.info(SELECTED_BACKEND, backend=self._tool_backend, version=tools[0].version)
         return tools
 
+    def open_to_read(self, wanted: str) -> list[Iptables]:
+        """Like `open`, but only `served` and `read` may be used, and nothing is written.
+
+        A family is served if its tool is installed and, with iptables-legacy, if its tables exist.
+        """
+        self.close()
+        self._tool_backend = tool_backends.choose(wanted)
+        self.is_for_reading = True
+        tools = [tool for tool in tool_backends.installed()[self._tool_backend] if _has_tables(tool)]
+        if not tools:
+            raise NotFound(
+                f"no tables of the iptables backend {self._tool_backend}",
+                "check --proxy-mode and --iptables-backend, and that the command runs in the agent's network "
+                "namespace",
+            )
+        self._tables = {tool.family: Tables(tool, self._layout) for tool in tools}
+        return tools
+
     def read(self) -> dict[Key, Entry]:
         """Return the entries of all served families. Raises KernelError."""
-        self._generation.reading()
+        if not self.is_for_reading:
+            self._generation.reading()
         found: dict[Key, Entry] = {}
         for tables in self._tables.values():
             found.update(tables.read())
@@ -160,6 +182,10 @@ class TwoFamilies:
 
     def _is_own_chain(self, table: str, chain: str) -> bool:
         return self._layout.chain_key(Family.IPV4, table, chain) is not None
+
+
+def _has_tables(tool: Iptables) -> bool:
+    return tool.tool_backend is ToolBackend.NFT or NAT in legacy.tables(tool.family)
 
 
 def _of_family(delta: Delta[Key, Entry], family: Family) -> Delta[Key, Entry]:

@@ -327,10 +327,14 @@ class Map(_Object):
 
     def mapped(self) -> mmap.mmap:
         """The memory of an array with BPF_F_MMAPABLE (5.5, fc9702273e2e). Values are 8-byte aligned."""
+        return self.mapped_with(mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def mapped_with(self, protection: int) -> mmap.mmap:
+        """Like `mapped`, with this protection (mmap.PROT_*)."""
         size = (self.shape.value_size + 7) // 8 * 8 * self.shape.max_entries
         pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
         try:
-            return mmap.mmap(self.fd, pages)
+            return mmap.mmap(self.fd, pages, prot=protection)
         except OSError as failure:
             raise error(failure.errno or 0, f"cannot map {self.name} into memory") from failure
 

@@ -93,6 +93,12 @@ def ensure_pair() -> int:
     return device.ifindex
 
 
+def find_pair() -> int:
+    """The ifindex of DEVICE, 0 if the pair does not exist. Changes nothing. Raises Rejected."""
+    pair = _pair()
+    return pair[0].ifindex if pair else 0
+
+
 def remove_pair() -> bool:
     """Delete the pair, or the part of it that exists; return whether anything existed. Raises Rejected."""
     had_device = _remove(DEVICE)

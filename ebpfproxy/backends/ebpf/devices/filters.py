@@ -86,6 +86,11 @@ class DeviceTable:
         self._names = {key.ifindex: key.name for key in found}
         return found
 
+    def observe(self) -> dict[DeviceKey, DeviceEntry]:
+        """Like `read`, but pins of devices that no longer exist stay."""
+        present = links.names()
+        return self._found(present, present.keys())
+
     @property
     def uses_filters(self) -> bool:
         """Whether programs are attached as tc filters. The kernel sends notifications for these."""

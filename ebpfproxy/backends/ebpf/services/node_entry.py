@@ -21,6 +21,7 @@ NODE_NOT_REPAIRED = "Failed to restore the node's entry, retrying"
 """The map `node` or the reinjection veth pair could not be written or created."""
 
 _KEY = struct.pack("=I", 0)
+_FIELDS = tuple(field.name for field in abi.NODE.fields)
 _ICMP = {"net/ipv4/icmp_msgs_per_sec": 1000, "net/ipv4/icmp_msgs_burst": 50}
 """Sysctls that limit ICMP errors, and the kernel's original defaults (4cdf507d5452, 3.18). The defaults apply
 in a network namespace without these sysctls."""
@@ -68,6 +69,21 @@ class NodeEntry:
         """Whether the map has the entry. Raises KernelError."""
         with self._lock:
             return self._map.lookup(_KEY) == self._wanted()
+
+    def difference(self) -> str:
+        """What differs from the entry of an agent that has settled, "" if nothing. Changes nothing.
+
+        Only for an object that never wrote. It does not compare `icmp_*`: the agent reads these sysctls only
+        when it writes. Raises KernelError.
+        """
+        self._kept_flags = self._kept_reinjection = 0
+        self._reinjection = reinjection.find_pair() if self._has_reinjection else 0
+        have = dict(
+            zip(_FIELDS, abi.NODE.unpack(self._map.lookup(_KEY) or bytes(abi.NODE.size)), strict=True)
+        )
+        want = dict(zip(_FIELDS, abi.NODE.unpack(self._wanted()), strict=True))
+        names = (name for name in _FIELDS if have[name] != want[name] and not name.startswith("icmp_"))
+        return "; ".join(f"{name}: have {have[name]}; want {want[name]}" for name in names)
 
     def repair(self) -> None:
         """Like `write`. If the veth pair cannot be created, that is logged, and the entry is written anyway.

@@ -7,6 +7,7 @@ belongs to no Service, and a program can skip the lookup in a hash map.
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from mmap import mmap
 from socket import IPPROTO_SCTP, IPPROTO_TCP, IPPROTO_UDP, ntohs
 
 from ebpfproxy.backends.ebpf import abi
@@ -50,9 +51,7 @@ class ServicePorts:
     def read(self, services: Iterable[bytes]) -> None:
         """Bring the map in sync with these keys of `services`. No required bit is cleared meanwhile."""
         self._uses = Counter(_bits(services))
-        self._written = array("Q", bytes(8 * _WORDS))
-        for bit in self._uses:
-            self._written[bit // _BITS] |= 1 << (bit % _BITS)
+        self._written = _words(self._uses)
         for number, word in enumerate(self._written):
             if self._words[number] != word:
                 self._words[number] = word
@@ -81,6 +80,24 @@ class ServicePorts:
         number, mask = bit // _BITS, 1 << (bit % _BITS)
         word = self._written[number]
         self._words[number] = self._written[number] = word | mask if present else word & ~mask
+
+
+def wrong_ports(memory: mmap, services: Iterable[bytes]) -> int:
+    """The number of ports whose bit in `memory`, the mapped map, is not that of these keys of `services`."""
+    words = memoryview(memory).cast("Q")
+    try:
+        wanted = enumerate(_words(_bits(services)))
+        return sum((words[number] ^ word).bit_count() for number, word in wanted)
+    finally:
+        words.release()
+
+
+def _words(bits: Iterable[int]) -> "array[int]":
+    """The words of the map in which these bits are set."""
+    words = array("Q", bytes(8 * _WORDS))
+    for bit in bits:
+        words[bit // _BITS] |= 1 << (bit % _BITS)
+    return words
 
 
 def _bits(services: Iterable[bytes]) -> Iterable[int]:

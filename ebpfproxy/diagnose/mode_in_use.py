@@ -1,0 +1,34 @@
+"""Finds the mode that serves on this node."""
+
+import contextlib
+import http.client
+
+from ebpfproxy.backends.mode import Mode
+from ebpfproxy.backends.selection import AUTO, MODES, choose
+from ebpfproxy.config import Config
+
+_PATIENCE = 2.0  # seconds
+
+
+def mode_in_use(config: Config) -> Mode:
+    """The configured mode. For `auto`: the mode that the running agent reports, else the one that `auto`
+    selects.
+
+    Raises Unsupported if no agent answers and no mode works on this machine.
+    """
+    wanted = _reported(config) if config.proxy_mode == AUTO else config.proxy_mode
+    found = next((mode for mode in MODES if mode.name == wanted), None)
+    return found or choose(config).mode
+
+
+def _reported(config: Config) -> str:
+    """What the agent's metrics server answers at /proxyMode, "" if it does not answer."""
+    if config.metrics_listen is None:
+        return ""
+    host, port = config.metrics_listen
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    connection = http.client.HTTPConnection(host, port, timeout=_PATIENCE)
+    with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
+        connection.request("GET", "/proxyMode")
+        return connection.getresponse().read().decode(errors="replace").strip()
+    return ""
