@@ -18,8 +18,9 @@ from collections.abc import Sequence
 import click
 
 from ebpfproxy import __version__, log
+from ebpfproxy.cli.epilog import exit_codes
 from ebpfproxy.config.command import unknown_flag
-from ebpfproxy.errors import ConfigError, EbpfProxyError, Rejected
+from ebpfproxy.errors import EXIT_CODES, INTERRUPTED, ConfigError, EbpfProxyError, Rejected
 
 COMMANDS = {
     "run": "Run the agent on this node.",
@@ -39,7 +40,6 @@ ENDED = "Ended because of an error"
 """The command `run` ends with an exit code that is not 0. `error` is the reason, and `hint` the remedy. An
 error before the log format is known, for example an unknown flag, is printed as by the other commands."""
 
-_INTERRUPTED = 130
 _TRACE_FROM = 4
 
 
@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="ebpfproxy COMMAND --help shows the flags of a command.",
+    epilog=f"ebpfproxy COMMAND --help shows the flags of a command.\n\n{exit_codes(EXIT_CODES)}",
 )
 @click.version_option(__version__, message="ebpfproxy %(version)s")
 def group() -> None:
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = group.main(words, prog_name="ebpfproxy", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (click.Abort, KeyboardInterrupt):
-        return _INTERRUPTED
+        return INTERRUPTED
     except Exception as error:
         return _report(error, _wants_trace(words))
 

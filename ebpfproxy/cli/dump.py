@@ -1,17 +1,20 @@
 """``ebpfproxy dump``: shows the content of the BPF maps."""
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ebpfproxy.cli import dump_sections
+from ebpfproxy.cli import dump_sections, dump_watch
 from ebpfproxy.cli.dump_sections import SECTIONS, SUBJECTS, Filter
 from ebpfproxy.cli.dump_source import from_dump_option, open_view
-from ebpfproxy.cli.rows import WRITERS
+from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.pipe import ends_with_its_pipe
+from ebpfproxy.cli.rows import WRITERS, Row
 from ebpfproxy.config import Config, FlagsCommand, config_options
-from ebpfproxy.errors import ConfigError
+from ebpfproxy.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from ebpfproxy.backends.ebpf.inspect.saved import Header, SavedView
@@ -20,7 +23,22 @@ if TYPE_CHECKING:
 _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --ebpf-traffic-max=0"
 
 
-@click.command("dump", cls=FlagsCommand)
+@click.command(
+    "dump",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Show all frontends and their endpoints.
+    ebpfproxy dump
+    # Show the flows of one Service, and then their changes.
+    ebpfproxy dump conntrack --service=default/web
+    ebpfproxy dump conntrack --service=default/web --watch
+    # Find the Service of an address.
+    ebpfproxy dump --address=10.96.0.10:80 -o yaml
+    # Save everything, and read it on any machine.
+    ebpfproxy dump all -o json > node1.json
+    ebpfproxy dump services --from-dump=node1.json
+    """),
+)
 @click.argument("what", type=click.Choice(list(SUBJECTS)), default="services", metavar="WHAT")
 @click.option(
     "-o",
@@ -28,7 +46,7 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     type=click.Choice(list(WRITERS)),
     default="table",
     show_default=True,
-    help="Output format.",
+    help="Output format. wide: a table that includes ids.",
 )
 @click.option(
     "--service",
@@ -43,10 +61,33 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     help="Show only entries with this address as client, frontend or endpoint. Write IPv6 with a port as "
     "[IP]:PORT. Empty: all addresses.",
 )
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="After the entries, show their changes until an interrupt: + added, - removed, ~ changed. With "
+    "-o json, each line is an object.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.05),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch, the time between two readings.",
+)
 @from_dump_option
 @config_options
+@ends_with_its_pipe
 def command(
-    what: str, output: str, service: str, address: str, from_dump: Path | None, config: Config
+    what: str,
+    output: str,
+    service: str,
+    address: str,
+    watch: bool,
+    interval: float,
+    from_dump: Path | None,
+    config: Config,
 ) -> None:
     """Show the content of the BPF maps of mode ebpf. WHAT is one of:
 
@@ -65,20 +106,54 @@ def command(
     maps       use of each map
     all        all of these
 
-    Reads only the pinned maps, so it works with and without a running agent. Save a dump with
-    `ebpfproxy dump all -o json > FILE`, and read it anywhere with --from-dump FILE.
+    Reads only the pinned maps, so it works with and without a running agent. The column ORPHANED shows
+    entries whose Service, frontend, slot or endpoint is gone. Save a dump with
+    `ebpfproxy dump all -o json > FILE`, and read it anywhere with --from-dump=FILE.
     """
     row_filter = Filter(service, *dump_sections.parse_address_filter(address))
     names = [name for name in SUBJECTS[what] if SECTIONS[name].supports(row_filter)]
     if not names:
         flag = "--service" if service else "--address"
         raise ConfigError(f"cannot filter {what} by {flag}", f"leave {flag} out")
+    if watch:
+        if from_dump or output == "yaml":
+            given = "--from-dump" if from_dump else "-o yaml"
+            raise ConfigError(f"cannot watch with {given}", f"leave {given} out, or --watch")
+        _watch(what, names, row_filter, output, interval, config)
+        return
     with contextlib.closing(open_view(config.bpffs_root, from_dump)) as view:
         if "traffic" in names and not view.counts_services:
             click.echo(_NOT_COUNTED, err=True)
         header = _header(view, row_filter, config)._asdict() if what == "all" else None
         sections = ((name, dump_sections.rows(view, name, row_filter)) for name in names)
         WRITERS[output](sections, len(SUBJECTS[what]) > 1, header)
+
+
+def _watch(
+    what: str, names: list[str], row_filter: Filter, output: str, interval: float, config: Config
+) -> None:
+    """The maps are opened for each reading, because the agent may replace them. It may also remove them: then
+    the previous rows stay."""
+    found = False
+
+    def read() -> dict[str, list[Row]]:
+        nonlocal found
+        try:
+            with contextlib.closing(open_view(config.bpffs_root, None)) as view:
+                reading = {name: list(dump_sections.rows(view, name, row_filter)) for name in names}
+        except NotFound:
+            if not found:
+                raise
+            return {}
+        found = True
+        return reading
+
+    def show(reading: dump_watch.Reading) -> None:
+        sections: Iterable[tuple[str, Iterable[Row]]] = reading.items()
+        WRITERS[output](sections, len(SUBJECTS[what]) > 1, None)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        dump_watch.follow(read, interval, show, output)
 
 
 def _header(view: "View | SavedView", row_filter: Filter, config: Config) -> "Header":

@@ -2,11 +2,12 @@
 
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
+
+from ebpfproxy.cli.terminal import console
 
 Row = dict[str, Any]
 Sections = Iterable[tuple[str, Iterable[Row]]]
@@ -14,7 +15,9 @@ Sections = Iterable[tuple[str, Iterable[Row]]]
 _MAX_LIST_ITEMS = 4  # of a list in a table's cell; json and yaml have the complete list
 _MAX_TABLE_ROWS = 2000  # a longer table is streamed; the first rows determine its column widths
 _CHUNK = 1000
-_WIDE = ("id", "service_id", "endpoint_id", "internal_slots", "external_slots", "per_cpu")
+_IDS = ("id", "service_id", "endpoint_id", "internal_slots", "external_slots", "ifindex", "cookie", "per_cpu")
+_STYLES = {"orphaned": "yellow", "drifted": "red"}
+"""The style of a column on terminals."""
 
 
 def _chunks(rows: Iterable[Row], size: int = _CHUNK) -> Iterator[list[Row]]:
@@ -70,17 +73,23 @@ def _write_yaml(sections: Sections, titled: bool, header: Row | None = None) -> 
 
 
 def _write_table(sections: Sections, titled: bool, header: Row | None = None) -> None:
-    from rich.console import Console
+    _write_lines(sections, titled, narrow)
 
+
+def _write_wide(sections: Sections, titled: bool, header: Row | None = None) -> None:
+    _write_lines(sections, titled, wide)
+
+
+def _write_lines(sections: Sections, titled: bool, line_of: Callable[[Row], Row]) -> None:
     # If it is piped, a table has a fixed width that wraps no line, so that grep finds complete rows.
-    console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+    output = console(piped_width=400)
     for name, rows in sections:
-        remaining = map(_line, rows)
+        remaining = map(line_of, rows)
         lines = list(itertools.islice(remaining, _MAX_TABLE_ROWS))
         if not lines:
-            console.print(f"{name}: none")
+            output.print(f"{name}: none")
         elif len(lines) < _MAX_TABLE_ROWS:
-            console.print(_table(name, lines, titled))
+            output.print(_table(name, lines, titled))
         else:
             _stream(name, lines, remaining, titled)
 
@@ -101,7 +110,8 @@ def _table(name: str, lines: list[Row], titled: bool) -> Any:
         justify = "right" if _is_number(lines[0][column]) else "left"
         table.add_column(_heading(column), justify=justify, overflow="fold")  # type: ignore[arg-type]
     for line in lines:
-        table.add_row(*(Text(_cell(line[column])) for column in _columns(lines)))  # [fd00::1] is not markup
+        # [fd00::1] is not markup.
+        table.add_row(*(Text(_cell(line[column]), _STYLES.get(column, "")) for column in _columns(lines)))
     return table
 
 
@@ -120,13 +130,19 @@ def _stream(name: str, lines: list[Row], more: Iterator[Row], titled: bool) -> N
     click.echo()
 
 
-def _line(row: Row) -> Row:
-    """Convert a row for a table: join address and port, and shorten what json and yaml list separately."""
-    line = {key: value for key, value in row.items() if key not in _WIDE}
+def wide(row: Row) -> Row:
+    """Convert a row for a table: join address and port."""
+    line = dict(row)
     if "port" in line:
         address = line["address"]
         line["address"] = f"[{address}]:{line['port']}" if ":" in address else f"{address}:{line['port']}"
         del line["port"]
+    return line
+
+
+def narrow(row: Row) -> Row:
+    """Convert a row for a table: leave ids out, and shorten what json and yaml list separately."""
+    line = {key: value for key, value in wide(row).items() if key not in _IDS}
     if "internal" in line:
         external = line.pop("external")
         line = {("endpoints" if key == "internal" else key): value for key, value in line.items()}
@@ -156,7 +172,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, list):
-        text = ", ".join(value[:_MAX_LIST_ITEMS])
+        text = ", ".join(map(str, value[:_MAX_LIST_ITEMS]))
         further = len(value) - _MAX_LIST_ITEMS
         return text + (f" and {further} more" if further > 0 else "")
     return str(value)
@@ -164,6 +180,7 @@ def _cell(value: Any) -> str:
 
 WRITERS: dict[str, Callable[[Sections, bool, Row | None], None]] = {
     "table": _write_table,
+    "wide": _write_wide,
     "json": _write_json,
     "yaml": _write_yaml,
 }

@@ -1,4 +1,4 @@
-"""Runs commands of the documents on a node of a lab, and compares the results that the documents show.
+"""Runs commands of the documents and of the help on a node of a lab, and compares the results that the documents show.
 
 The node has the Services of `objects`, an agent in the mode of the command, and open connections.
 tests/unit/test_documented_commands.py checks the other commands.
@@ -86,7 +86,8 @@ class Node:
         cluster.write("documented", *objects(cluster))
         roots = f"--bpffs-root=/sys/fs/bpf/ebpfproxy --cgroup-root={cluster.lab.cgroup}"
         install(
-            folder, f'case $1 in dump|version) set -- "$@";; *) set -- "$@" {roots};; esac; {PROGRAM} "$@"'
+            folder,
+            f'case $1 in compile|completion|dump|man|version) set -- "$@";; *) set -- "$@" {roots};; esac; {PROGRAM} "$@"',
         )
 
     def close(self) -> None:

@@ -161,7 +161,7 @@ _CLIENT, _FRONTEND, _ENDPOINT = "192.0.2.9:1001", "10.96.0.1:80", "10.244.1.3:80
 
 
 def translations(view: View) -> list[tuple[str, ...]]:
-    return sorted(row[2:] for row in view.nat())
+    return sorted(row[2:7] for row in view.nat())
 
 
 def test_the_translations_of_a_flow_are_shown(maps: Maps, view: View) -> None:
@@ -250,8 +250,8 @@ def test_devices_are_shown_as_the_map_and_the_kernel_have_them(maps: Maps, view:
     pod = parse_address("10.0.0.1"), parse_address("fd00::1"), abi.DEVICE_POD | abi.DEVICE_LAYER3, 0
     maps["devices"].update(_U32.pack(999_999), abi.DEVICE.pack(*pod))
     assert [tuple(row) for row in view.devices()] == [
-        ("lo", loopback, "net", "ethernet", [], 0, 0, "none", []),
-        ("?", 999_999, "pod", "ip", ["10.0.0.1", "fd00::1"], 0, 0, "none", []),
+        ("lo", loopback, "net", "ethernet", [], 0, 0, "none", [], ""),
+        ("?", 999_999, "pod", "ip", ["10.0.0.1", "fd00::1"], 0, 0, "none", [], "no such device"),
     ]
 
 
@@ -267,7 +267,7 @@ def test_a_device_with_a_filter_on_one_side_shows_its_program_and_the_clsact_own
             tc.attach(ifindex, tc.Side.EGRESS, program)
             maps["devices"].update(_U32.pack(ifindex), abi.DEVICE.pack(*none, flags, 0))
             (row,) = view.devices()
-            assert tuple(row) == ("n0", ifindex, "net", "ethernet", [], 0, program.id, clsact, [])
+            assert tuple(row) == ("n0", ifindex, "net", "ethernet", [], 0, program.id, clsact, [], "")
 
 
 def count_traffic(maps: Maps, *numbers: int) -> None:
@@ -352,7 +352,7 @@ def test_a_saved_dump_shows_what_the_maps_show(
     path = tmp_path / "dump.json"
     path.write_text(dump(made, "all", "-o", "json").output)
     saved = SavedView(path)
-    assert saved.ranges() == [("default/web:http", "203.0.113.0/24", SERVICE)]
+    assert saved.ranges() == [("default/web:http", "203.0.113.0/24", SERVICE, "")]
     assert ("127.0.0.0/8", True, True) in saved.networks()
     for section in (each for each in SECTIONS if each != "conntrack"):  # it has ages
         assert SECTIONS[section].rows(saved) == list(SECTIONS[section].rows(view))

@@ -1,4 +1,4 @@
-"""Finds the commands that the documents show, and the results that they show for them."""
+"""Finds the commands that the documents and the help show, and the results that they show for them."""
 
 import functools
 import itertools
@@ -7,6 +7,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import click
+
+from ebpfproxy.cli import group
+from ebpfproxy.cli.epilog import examples_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -65,10 +70,29 @@ class _Block(NamedTuple):
 
 @functools.cache
 def commands() -> tuple[Command, ...]:
-    """All of them, in the order of the pages."""
+    """All of them, in the order of the pages, then those of the help."""
+    pages = ((str(page.relative_to(ROOT)), page.read_text()) for page in PAGES)
+    return (*(command for name, text in pages for command in in_page(name, text)), *in_help())
+
+
+@functools.cache
+def in_help() -> tuple[Command, ...]:
+    """The examples in the help of the commands. The page is the command that shows the help."""
     return tuple(
-        command for page in PAGES for command in in_page(str(page.relative_to(ROOT)), page.read_text())
+        Command(f"{name} --help", line, text)
+        for name, command in commands_below("ebpfproxy", group)
+        for line, text in _block_commands(_Block("sh", 1, examples_of(command), ""))
     )
+
+
+def commands_below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """Each command with its complete name, including the groups, in the order of the help."""
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for word in command.list_commands(context):
+            if (below := command.get_command(context, word)) and not below.hidden:
+                yield from commands_below(f"{name} {word}", below)
 
 
 def in_page(page: str, text: str) -> Iterator[Command]:

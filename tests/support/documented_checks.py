@@ -1,4 +1,4 @@
-"""Decides for each command of the documents whether it is run, checked without a cluster, or exempt.
+"""Decides for each command of the documents and of the help whether it is run, checked without a cluster, or exempt.
 
 `outcome_of` fails for a command that is none of these. Then do one of the following:
 
@@ -29,7 +29,7 @@ RUN: Sequence[tuple[str, str]] = (
     (r"sysctl net\.ipv4\.conf\.all\.route_localnet", "iptables"),
     (r"for t in iptables ip6tables; do .*", "iptables"),
     (r"(?:ipvsadm|ipset) .*|ip addr show kube-ipvs0|sysctl net\.ipv4\.vs .*", "ipvs"),
-    (r"ebpfproxy (?:dump|doctor|cleanup|version)\b.*", "ebpf"),
+    (r"ebpfproxy (?:cleanup|compile|completion|doctor|dump|man|version)\b.*", "ebpf"),
     (r"curl -s(?:i)? localhost:(?:10249|10256)/.*", "ebpf"),
     (r"(?:ls|readlink) /sys/fs/bpf/ebpfproxy/.*", "ebpf"),
     (r"bpftool (?:cgroup tree|net show) ?.*", "ebpf"),
@@ -125,8 +125,9 @@ def _ebpfproxy(words: Sequence[str]) -> None:
 
 
 def _filled_in(word: str) -> str:
-    """A number in place of N."""
-    return re.sub(r"(^|=)N$", r"\g<1>4", word)
+    """A number in place of N, and the DaemonSet's configuration file in place of that of a node."""
+    text = word.replace("/etc/ebpfproxy/config.conf", str(ROOT / "deploy/base/config.conf"))
+    return re.sub(r"(^|=)N$", r"\g<1>4", text)
 
 
 def _kubectl(words: Sequence[str]) -> None:

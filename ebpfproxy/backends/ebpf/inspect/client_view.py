@@ -13,12 +13,20 @@ from ebpfproxy.model.address import Address, format_address, format_endpoint, pr
 NameOf = Callable[[int], str]
 """The name of a service, by its id."""
 
+LostOf = Callable[[int, int, bytes, int], str]
+"""What an entry lacks, "" for nothing.
+
+Arguments: its service id, its endpoint id or NO_ENDPOINT, and the address and port (in network order) of the
+endpoint. Without an address, only ids are compared.
+"""
+
 _U64 = struct.Struct("=Q")
 
 
 class AffinityRow(NamedTuple):
     """An affinity. `client` is an address, or "netns" and the cookie of a network namespace. Times in
-    seconds. `timeout` is 0 if no frontend has this service id."""
+    seconds. `timeout` is 0 if no frontend has this service id. `orphaned`: the Service or the endpoint is
+    gone."""
 
     service: str
     client: str
@@ -27,10 +35,15 @@ class AffinityRow(NamedTuple):
     timeout: int
     service_id: int
     endpoint_id: int
+    orphaned: str = ""
 
 
 class SocketRow(NamedTuple):
-    """A socket and its endpoint. `kind`: "connected", or "datagrams" for an unconnected UDP socket."""
+    """A socket and its endpoint.
+
+    `kind`: "connected", or "datagrams" for an unconnected UDP socket. The endpoint of a socket that waits for
+    one is its frontend. `orphaned`: the Service or the endpoint is gone.
+    """
 
     service: str
     kind: str
@@ -40,9 +53,10 @@ class SocketRow(NamedTuple):
     endpoint: str
     service_id: int
     endpoint_id: int
+    orphaned: str = ""
 
 
-def affinity(maps: Maps, name: NameOf, endpoint_at: Callable[[int], str]) -> list[AffinityRow]:
+def affinity(maps: Maps, name: NameOf, endpoint_at: Callable[[int], str], lost: LostOf) -> list[AffinityRow]:
     """Affinities that are still in force, and those whose service id no frontend has. The most recently used
     first."""
     timeouts = {}
@@ -58,7 +72,9 @@ def affinity(maps: Maps, name: NameOf, endpoint_at: Callable[[int], str]) -> lis
         timeout = timeouts.get(service, 0)
         if age < timeout or service not in timeouts:
             shown = _client(client, kind), endpoint_at(endpoint)
-            rows.append(AffinityRow(name(service), *shown, round(age, 3), timeout, service, endpoint))
+            ids = service, endpoint
+            orphaned = lost(service, endpoint, b"", 0)
+            rows.append(AffinityRow(name(service), *shown, round(age, 3), timeout, *ids, orphaned))
     return sorted(rows, key=lambda row: row.age)
 
 
@@ -68,9 +84,12 @@ def _client(client: bytes, kind: int) -> str:
     return format_address(Address(client))
 
 
-def sockets(maps: Maps, name: NameOf) -> list[SocketRow]:
+def sockets(maps: Maps, name: NameOf, lost: LostOf) -> list[SocketRow]:
     """Connected sockets, then unconnected ones, sorted by service, cookie and frontend address."""
-    rows = [*_connected(maps, name), *_unconnected(maps, name)]
+    rows = [
+        _socket(each, name, lost(each.service, each.id, *each.endpoint))
+        for each in (*_connected(maps), *_unconnected(maps))
+    ]
     return sorted(rows, key=lambda row: (row.kind, row.service, row.cookie, row.frontend, row.endpoint))
 
 
@@ -88,40 +107,45 @@ def _peers(maps: Maps) -> Iterator[tuple[int, Address, int, int, int, int, Addre
         memory.close()
 
 
-def _connected(maps: Maps, name: NameOf) -> Iterator[SocketRow]:
+class _Socket(NamedTuple):
+    """Ports are in network order."""
+
+    kind: str
+    cookie: int
+    protocol: int
+    frontend: tuple[Address, int]
+    endpoint: tuple[Address, int]
+    service: int
+    id: int
+
+
+def _connected(maps: Maps) -> Iterator[_Socket]:
     for cookie, address, port, protocol, _, service, frontend, frontend_port, _, id_, _ in _peers(maps):
         if cookie:
-            endpoints = (frontend, frontend_port), (address, port)
-            yield _socket(name(service), "connected", cookie, protocol, *endpoints, service, id_)
+            yield _Socket(
+                "connected", cookie, protocol, (frontend, frontend_port), (address, port), service, id_
+            )
 
 
-def _unconnected(maps: Maps, name: NameOf) -> Iterator[SocketRow]:
+def _unconnected(maps: Maps) -> Iterator[_Socket]:
     for key, value in maps["socket_flows"].items():
         cookie, address, port, protocol, direction, _ = abi.SOCKET_FLOW_KEY.unpack(key)
         frontend, frontend_port, _, service, id_ = abi.SOCKET_FLOW.unpack(value)
         if direction == abi.TO_FRONTEND:
-            endpoints = (frontend, frontend_port), (address, port)
-            yield _socket(name(service), "datagrams", cookie, protocol, *endpoints, service, id_)
+            yield _Socket(
+                "datagrams", cookie, protocol, (frontend, frontend_port), (address, port), service, id_
+            )
 
 
-def _socket(
-    service: str,
-    kind: str,
-    cookie: int,
-    protocol: int,
-    frontend: tuple[Address, int],
-    endpoint: tuple[Address, int],
-    service_id: int,
-    endpoint_id: int,
-) -> SocketRow:
-    """A row. Ports in network order."""
+def _socket(found: _Socket, name: NameOf, orphaned: str) -> SocketRow:
     return SocketRow(
-        service=service,
-        kind=kind,
-        protocol=protocol_name(protocol),
-        cookie=cookie,
-        frontend=format_endpoint(frontend[0], ntohs(frontend[1])),
-        endpoint=format_endpoint(endpoint[0], ntohs(endpoint[1])),
-        service_id=service_id,
-        endpoint_id=endpoint_id,
+        service=name(found.service),
+        kind=found.kind,
+        protocol=protocol_name(found.protocol),
+        cookie=found.cookie,
+        frontend=format_endpoint(found.frontend[0], ntohs(found.frontend[1])),
+        endpoint=format_endpoint(found.endpoint[0], ntohs(found.endpoint[1])),
+        service_id=found.service,
+        endpoint_id=found.id,
+        orphaned=orphaned,
     )

@@ -33,13 +33,14 @@ _OTHER = ServiceName(OTHER, 0, 0)
 
 
 def service_names(names: Map) -> dict[int, ServiceName]:
-    """By service id. Invalid text, which another program may have written, is decoded with replacements."""
-    found = {}
-    for key, value in names.items():
-        text, protocol, family = abi.SERVICE_NAME.unpack(value)
-        readable = text.partition(b"\0")[0].decode(errors="replace")
-        found[_U32.unpack(key)[0]] = ServiceName(readable, protocol, family)
-    return found
+    """By service id."""
+    return {_U32.unpack(key)[0]: service_name(value) for key, value in names.items()}
+
+
+def service_name(value: bytes) -> ServiceName:
+    """Invalid text, which another program may have written, is decoded with replacements."""
+    text, protocol, family = abi.SERVICE_NAME.unpack(value)
+    return ServiceName(text.partition(b"\0")[0].decode(errors="replace"), protocol, family)
 
 
 def events(counters: Map) -> dict[str, tuple[int, ...]]:

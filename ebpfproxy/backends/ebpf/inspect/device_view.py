@@ -12,6 +12,7 @@ from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.linux.bpf import tc
 from ebpfproxy.model.address import Address, format_address, is_unspecified
 
+_UNKNOWN = "?"
 _IFINDEX = struct.Struct("=I")
 
 
@@ -25,6 +26,7 @@ class DeviceRow(NamedTuple):
     - `ingress`, `egress`: the ids of the agent's programs, 0 for none.
     - `clsact`: "own" if the agent made it, "other" if another program did, "none" if there is none.
     - `before`: programs that run before the agent's, each with its side.
+    - `orphaned`: there is no such device.
     """
 
     device: str
@@ -36,6 +38,7 @@ class DeviceRow(NamedTuple):
     egress: int
     clsact: str
     before: list[str]
+    orphaned: str = ""
 
 
 def devices(maps: Maps, links: Path) -> list[DeviceRow]:
@@ -52,9 +55,10 @@ def devices(maps: Maps, links: Path) -> list[DeviceRow]:
 def _device(ifindex: int, value: bytes, attached: Attachments) -> DeviceRow:
     v4, v6, flags, _ = abi.DEVICE.unpack(value)
     running = {side: attached.running(ifindex, place) for side, place in SIDES.items()}
+    name = _name(ifindex)
     ids = {side: found.program_id if found else 0 for side, found in running.items()}
     return DeviceRow(
-        device=_name(ifindex),
+        device=name,
         ifindex=ifindex,
         role="pod" if flags & abi.DEVICE_POD else "net",
         link="ip" if flags & abi.DEVICE_LAYER3 else "ethernet",
@@ -62,7 +66,8 @@ def _device(ifindex: int, value: bytes, attached: Attachments) -> DeviceRow:
         ingress=ids[INGRESS],
         egress=ids[EGRESS],
         clsact=_clsact(ifindex, flags),
-        before=[f"{side}: {name}" for side, found in running.items() if found for name in found.before],
+        before=[f"{side}: {other}" for side, found in running.items() if found for other in found.before],
+        orphaned="no such device" if name == _UNKNOWN else "",
     )
 
 
@@ -76,4 +81,4 @@ def _name(ifindex: int) -> str:
     try:
         return if_indextoname(ifindex)
     except OSError:
-        return "?"
+        return _UNKNOWN

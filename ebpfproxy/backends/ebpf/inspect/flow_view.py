@@ -4,19 +4,17 @@ import dataclasses
 import functools
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from socket import ntohs
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.flows.pairs import Pair, pairs
 from ebpfproxy.backends.ebpf.flows.state import UNIT, Flow, FlowTimeouts, state, timeout
+from ebpfproxy.backends.ebpf.inspect.client_view import LostOf, NameOf
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, format_address, is_unspecified, protocol_name
-
-NameOf = Callable[[int], str]
-"""The name of a service, by its id."""
 
 _NS = 1_000_000_000
 _U32 = struct.Struct("=I")
@@ -46,7 +44,7 @@ class FlowRow(NamedTuple):
     - `flags`: "node" (the client is this node itself), "redirect" (the flow skips this node's stack),
       "direct" (it belongs to no Service), "stale-socket".
 
-    `service_id` and `endpoint_id` are 0 for a direct flow.
+    `service_id` and `endpoint_id` are 0 for a direct flow. `orphaned`: the Service or the endpoint is gone.
 
     With "stale-socket" the client is a UDP socket that is still connected to a removed endpoint. `frontend`
     is that endpoint.
@@ -64,19 +62,20 @@ class FlowRow(NamedTuple):
     flags: list[str]
     service_id: int
     endpoint_id: int
+    orphaned: str = ""
 
 
-def conntrack(maps: Maps, name: NameOf) -> Iterator[FlowRow]:
+def conntrack(maps: Maps, name: NameOf, lost: LostOf) -> Iterator[FlowRow]:
     """Each flow once, sorted by client and frontend. Half-open flows are included."""
     timeouts = read_timeouts(maps["node"])
     found = pairs(maps, timeouts)
     now = time.monotonic_ns()
     for key, flow, _, reply, _ in found:
         if flow:
-            yield _row(Flow.unpack(key, flow, reply), timeouts, now, name)
+            yield _row(Flow.unpack(key, flow, reply), timeouts, now, name, lost)
 
 
-def _row(flow: Flow, timeouts: FlowTimeouts, now: int, name: NameOf) -> FlowRow:
+def _row(flow: Flow, timeouts: FlowTimeouts, now: int, name: NameOf, lost: LostOf) -> FlowRow:
     seen = flow.client_seen if flow.half_open else max(flow.client_seen, flow.endpoint_seen or 0)
     age = max(0, now - seen * UNIT) / _NS
     left = timeout(flow.protocol, flow.flags, timeouts, flow.half_open) - age
@@ -93,6 +92,7 @@ def _row(flow: Flow, timeouts: FlowTimeouts, now: int, name: NameOf) -> FlowRow:
         [word for bit, word in _WORDS.items() if flow.flags & bit],
         flow.service_id,
         flow.endpoint_id,
+        lost(flow.service_id, flow.endpoint_id, flow.endpoint, flow.endpoint_port) if flow.service_id else "",
     )
 
 
@@ -117,7 +117,7 @@ def _host(address: bytes) -> str:
 
 
 class TranslationRow(NamedTuple):
-    """A translation step at one side of a device.
+    """A translation step at one side of a device. `orphaned`: the Service or the endpoint is gone.
 
     A packet from `source` to `destination` becomes one from `new_source` to `new_destination`. An unknown
     address is "*". A masqueraded flow that passes the node's stack has two steps in each direction, other
@@ -131,19 +131,24 @@ class TranslationRow(NamedTuple):
     destination: str
     new_source: str
     new_destination: str
+    orphaned: str = ""
 
 
 _Step = tuple[str, str, str, str, str]  # the columns of a row from `side` on
 
 
-def nat(maps: Maps, name: NameOf) -> Iterator[TranslationRow]:
+def nat(maps: Maps, name: NameOf, lost: LostOf) -> Iterator[TranslationRow]:
     """Each translation step, sorted by client and frontend."""
     for pair in pairs(maps, read_timeouts(maps["node"])):
         flow = _flow(pair)
-        service = name(flow.service_id) if flow.service_id else ""
+        service, orphaned = "", ""
+        if flow.service_id:
+            service = name(flow.service_id)
+            known = flow.endpoint_id if pair.flow else abi.NO_ENDPOINT  # a reply entry has no endpoint id
+            orphaned = lost(flow.service_id, known, flow.endpoint, flow.endpoint_port)
         steps = [*(_to_endpoint(flow) if pair.flow else ()), *(_to_client(flow) if pair.reply else ())]
         for step in steps:
-            yield TranslationRow(service, protocol_name(flow.protocol), *step)
+            yield TranslationRow._make((service, protocol_name(flow.protocol), *step, orphaned))
 
 
 def _flow(pair: Pair) -> Flow:

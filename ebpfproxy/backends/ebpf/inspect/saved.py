@@ -64,7 +64,7 @@ def new_header(node: str, mode: str, filters: Sequence[str] = ()) -> Header:
 
 
 class SavedView:
-    """The rows of a saved dump. All sections are `DumpView`'s.
+    """The rows of a saved dump, as a `DumpView`.
 
     Raises ConfigError if the file cannot be read, or is not a complete saved dump. A method raises it if the
     file does not have that section, because a filter left it out.

@@ -14,6 +14,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.flows import pairs
 from ebpfproxy.backends.ebpf.inspect import client_view, counters, device_view, flow_view
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow, SocketRow
+from ebpfproxy.backends.ebpf.inspect.counters import ServiceName
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.flow_view import FlowRow, TranslationRow
 from ebpfproxy.backends.ebpf.inspect.view import (
@@ -41,6 +42,11 @@ from ebpfproxy.model.counters import ServiceTraffic
 
 _U32 = struct.Struct("=I")
 _SLOT_STRIDE = 8
+
+SERVICE_GONE, ENDPOINT_GONE = "service removed", "endpoint removed"
+NO_FRONTEND, IN_NO_SLOT = "no frontend", "in no slot"
+"""Values of the column `orphaned`."""
+
 _SERVICE_ID_BITS = 32  # of the length of a source range's key
 
 _USAGE = (
@@ -79,7 +85,8 @@ class View:
         self._links = pins.devices
         self._slots = self._maps["slots"].mapped()
         self._endpoints = self._maps["endpoints"].mapped()
-        self._names = counters.service_names(self._maps["service_names"])
+        names = counters.service_names(self._maps["service_names"])
+        self._names: dict[int, ServiceName | None] = dict(names)
 
     def close(self) -> None:
         self._slots.close()
@@ -115,17 +122,19 @@ class View:
             id=id_,
             internal_slots=_slots(internal),
             external_slots=_slots(external),
+            orphaned=self._nameless(id_),
         )
         return key, row
 
     def _endpoints_in(self, packed: bytes) -> list[str]:
         """The endpoints of a range. A range that another program wrote may exceed the array: then only its
         existing part is read."""
-        first, count = abi.SLOT_RANGE.unpack(packed)
-        slots = range(first, min(first + count, self._room("slots")))
-        ids = [_U32.unpack_from(self._slots, slot * _SLOT_STRIDE)[0] for slot in slots]
-        found = [self._endpoint(id_) for id_ in ids]
+        found = [self._endpoint(id_) for id_ in self._ids_in(*abi.SLOT_RANGE.unpack(packed))]
         return [str(e) if e.flags & abi.ENDPOINT_LISTED else f"{e} (not listed)" for e in sorted(found)]
+
+    def _ids_in(self, first: int, count: int) -> list[int]:
+        slots = range(first, min(first + count, self._room("slots")))
+        return [_U32.unpack_from(self._slots, slot * _SLOT_STRIDE)[0] for slot in slots]
 
     def _is_beyond(self, packed: bytes) -> bool:
         first, count = abi.SLOT_RANGE.unpack(packed)
@@ -140,6 +149,7 @@ class View:
     def endpoints(self) -> list[EndpointRow]:
         """Sorted by service name, then address and port."""
         rows = []
+        in_slots, scopes = self._slot_uses()
         size = abi.ENDPOINT.size
         room = self._maps["endpoints"].shape.max_entries * size
         for id_, (_, _, flags, _) in enumerate(abi.ENDPOINT.iter_unpack(self._endpoints[:room])):
@@ -160,29 +170,44 @@ class View:
                 on_node=bool(endpoint.flags & abi.ENDPOINT_ON_NODE),
                 id=id_,
                 service_id=endpoint.service,
+                orphaned=_unused(endpoint, id_ in in_slots, scopes.get(endpoint.service)),
             )
             for id_, endpoint in rows
         ]
 
+    def _slot_uses(self) -> tuple[set[int], dict[int, int]]:
+        """The endpoint ids in the slots of all frontends, and by service id the endpoint flags of the lists
+        that its frontends use."""
+        ranges: set[tuple[int, int]] = set()
+        scopes: dict[int, int] = {}
+        for _, value in self._maps["services"].items():
+            internal, external, id_, _, flags, *_ = abi.SERVICE.unpack(value)
+            ranges |= {abi.SLOT_RANGE.unpack(internal), abi.SLOT_RANGE.unpack(external)}
+            local = bool(flags & abi.SERVICE_INTERNAL_LOCAL), bool(flags & abi.SERVICE_EXTERNAL_LOCAL)
+            scopes[id_] = scopes.get(id_, 0)
+            for is_local in local:
+                scopes[id_] |= abi.ENDPOINT_LOCAL if is_local else abi.ENDPOINT_CLUSTER
+        return {id_ for span in ranges for id_ in self._ids_in(*span)}, scopes
+
     def _protocol(self, service: int) -> str:
-        known = self._names.get(service)
+        known = self._named(service)
         return protocol_name(known.protocol) if known else "?"
 
     def affinity(self) -> list[AffinityRow]:
         """Affinities that are still in force, the most recently used first."""
-        return client_view.affinity(self._maps, self.name, lambda id_: str(self._endpoint(id_)))
+        return client_view.affinity(self._maps, self.name, lambda id_: str(self._endpoint(id_)), self._lost)
 
     def sockets(self) -> list[SocketRow]:
         """Connected sockets, then unconnected ones, sorted by service, cookie and frontend address."""
-        return client_view.sockets(self._maps, self.name)
+        return client_view.sockets(self._maps, self.name, self._lost)
 
     def conntrack(self) -> Iterator[FlowRow]:
         """The packet path's flows, sorted by client and frontend."""
-        return flow_view.conntrack(self._maps, self.name)
+        return flow_view.conntrack(self._maps, self.name, self._lost)
 
     def nat(self) -> Iterator[TranslationRow]:
         """How the packet path translates packets, sorted by client and frontend."""
-        return flow_view.nat(self._maps, self.name)
+        return flow_view.nat(self._maps, self.name, self._lost)
 
     def devices(self) -> list[DeviceRow]:
         """The devices of the packet path, by ifindex."""
@@ -195,7 +220,8 @@ class View:
 
     def traffic(self) -> list[ServiceTraffic]:
         """The packet path's traffic, sorted by service."""
-        return sorted(counters.traffic(self._maps["traffic"], self._names))
+        names = {id_: name for id_, name in self._names.items() if name}
+        return sorted(counters.traffic(self._maps["traffic"], names))
 
     @property
     def counts_services(self) -> bool:
@@ -209,7 +235,10 @@ class View:
             length, service, source = abi.SOURCE_RANGE_KEY.unpack(key)
             net = Network(Address(source), length - _SERVICE_ID_BITS)
             rows.append((self.name(service), net, service))
-        return [RangeRow(name, format_network(net), service) for name, net, service in sorted(rows)]
+        return [
+            RangeRow(name, format_network(net), service, self._nameless(service))
+            for name, net, service in sorted(rows)
+        ]
 
     def networks(self) -> list[NetworkRow]:
         """Networks of the node, sorted by address and length."""
@@ -253,8 +282,34 @@ class View:
 
     def name(self, service: int) -> str:
         """ "namespace/name:port", or ``?/ID`` for a service without a name."""
-        known = self._names.get(service)
+        known = self._named(service)
         return known.text if known else f"?/{service}"
+
+    def _named(self, service: int) -> ServiceName | None:
+        if service not in self._names:  # it may have been added since
+            value = self._maps["service_names"].lookup(_U32.pack(service))
+            self._names[service] = counters.service_name(value) if value else None
+        return self._names[service]
+
+    def _nameless(self, service: int) -> str:
+        return "" if self._named(service) else SERVICE_GONE
+
+    def _lost(self, service: int, endpoint: int, address: bytes, port: int) -> str:
+        """See `client_view.LostOf`. Both maps are read now, so that what was added since is known."""
+        if not self._named(service):
+            return SERVICE_GONE
+        if endpoint == abi.NO_ENDPOINT:
+            return ""
+        found = self._endpoint(endpoint)
+        is_same = found.service == service and (not address or found[:2] == (address, ntohs(port)))
+        return "" if is_same and found.flags & abi.ENDPOINT_LISTED else ENDPOINT_GONE
+
+
+def _unused(endpoint: _Endpoint, in_slots: bool, scopes: int | None) -> str:
+    """`scopes`: the flags of the lists that the frontends of its Service use, None without a frontend."""
+    if scopes is None:
+        return NO_FRONTEND
+    return IN_NO_SLOT if endpoint.flags & scopes and not in_slots else ""
 
 
 def _slots(packed: bytes) -> str:

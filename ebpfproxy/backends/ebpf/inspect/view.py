@@ -1,4 +1,8 @@
-"""`DumpView`: the rows that describe the maps, from the kernel (tables.py) or from a file (saved.py)."""
+"""`DumpView`: the rows that describe the maps, from the kernel (tables.py) or from a file (saved.py).
+
+An entry is orphaned if something that it refers to, or that would use it, is gone. The column `orphaned` says
+what. It is "" for all other entries.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -15,7 +19,7 @@ class ServiceRow(NamedTuple):
     `internal` and `external` are the endpoints for clients on this node and for other clients, sorted.
     `policy` is the traffic policy of these lists: "Cluster", "Local", or both as "Cluster/Local". `affinity`
     is a timeout in seconds, 0 for none. `internal_slots` and `external_slots` are the ranges of the lists in
-    the map `slots`, as "FIRST+COUNT", "" for an empty list.
+    the map `slots`, as "FIRST+COUNT", "" for an empty list. `orphaned`: the service id has no name.
     """
 
     service: str
@@ -31,11 +35,15 @@ class ServiceRow(NamedTuple):
     id: int
     internal_slots: str
     external_slots: str
+    orphaned: str = ""
 
 
 class EndpointRow(NamedTuple):
-    """One endpoint. `lists`: the lists ("cluster", "local") by which new connections use it. Empty:
-    draining."""
+    """One endpoint.
+
+    `lists`: the lists ("cluster", "local") by which new connections use it. Empty: draining. `orphaned`: no
+    frontend has its service id, or no slot of these frontends has it although it is in their list.
+    """
 
     service: str
     protocol: str
@@ -45,14 +53,17 @@ class EndpointRow(NamedTuple):
     on_node: bool
     id: int
     service_id: int
+    orphaned: str = ""
 
 
 class RangeRow(NamedTuple):
-    """A network whose clients the restricted frontends of a Service admit."""
+    """A network whose clients the restricted frontends of a Service admit. `orphaned`: the service id has no
+    name."""
 
     service: str
     network: str
     service_id: int
+    orphaned: str = ""
 
 
 class NetworkRow(NamedTuple):
