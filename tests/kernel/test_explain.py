@@ -12,13 +12,11 @@ import pytest
 
 from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
+from tests.kernel import clients
 from tests.kernel.cluster import Cluster, elsewhere
 from tests.kernel.conftest import MODES
 
 pytestmark = pytest.mark.kernel
-
-COMPARED = ("ebpf", "nftables", "iptables")
-"""The modes whose tables are compared with the plan."""
 
 
 def explain(cluster: Cluster, *arguments: str, manifests: Path | None = None) -> dict[str, Any]:
@@ -56,11 +54,10 @@ def test_the_kernel_agrees_with_the_plan_in_the_mode_of_the_agent(cluster: Clust
     assert found["mode"] == cluster.mode
     assert found["works"], found
     assert found["code"] == 0
-    assert ("Agrees" in reasons(found)) is (cluster.mode in COMPARED)
+    assert "Agrees" in reasons(found)
     assert "Disagrees" not in reasons(found)
 
 
-@pytest.mark.backends(*COMPARED)
 def test_a_difference_between_kernel_and_plan_is_named_and_ends_with_exit_code_1(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -77,7 +74,6 @@ def test_a_difference_between_kernel_and_plan_is_named_and_ends_with_exit_code_1
     assert cluster.mode != "ebpf" or any(cluster.b.v4 in line for line in explanation["disagreements"])
 
 
-@pytest.mark.backends(*COMPARED)
 def test_a_frontend_that_only_the_kernel_has_is_named(cluster: Cluster, tmp_path: Path) -> None:
     web = cluster.service()
     web.to(cluster.a)
@@ -138,9 +134,34 @@ def test_an_affinity_in_the_maps_is_shown(cluster: Cluster) -> None:
     before = explain(cluster, f"{web.v4}:80", f"--from={cluster.p.netns}")
     assert "AffinityUnknown" in reasons(before)
     answer = ask(cluster.p, web.v4)
-    after = explain(cluster, f"{web.v4}:80", f"--from={cluster.p.netns}")
-    (step,) = (s for s in after["explanations"][0]["steps"] if s["reason"] == "AffinityKnown")
-    assert getattr(cluster, answer).v4 in step["text"]
+    for client in (cluster.p.netns, cluster.p.v4):
+        after = explain(cluster, f"{web.v4}:80", f"--from={client}")
+        (step,) = (s for s in after["explanations"][0]["steps"] if s["reason"] == "AffinityKnown")
+        assert getattr(cluster, answer).v4 in step["text"]
+
+
+@pytest.mark.backends("ebpf")
+def test_a_hook_that_is_not_attached_is_named(cluster: Cluster) -> None:
+    """With the flags of another agent, which has the same pins: --cgroup-root has none of its hooks."""
+    web = cluster.service()
+    web.to(cluster.a)
+    found = explain(cluster, f"{web.v4}:80", f"--cgroup-root={cluster.lab.cgroup.parent}")
+    assert any(line.startswith("connect4: ") for line in found["explanations"][0]["disagreements"])
+
+
+def test_pings_of_a_cluster_ip_get_the_answer_that_is_explained(cluster: Cluster) -> None:
+    web = cluster.service()
+    web.to(cluster.a)
+    for pod in (cluster.p, cluster.node):
+        found = explain(cluster, f"{web.v4}/icmp", f"--from={pod.v4}")
+        assert found["works"] is is_answered(pod, web.v4)
+
+
+def is_answered(pod: Pod, address: str) -> bool:
+    try:
+        return clients.ping(pod, address) == address
+    except PermissionError:  # the node's own packet is rejected where it is sent
+        return False
 
 
 @pytest.mark.backends("ebpf")

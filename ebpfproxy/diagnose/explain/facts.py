@@ -34,9 +34,16 @@ _KINDS = {
 
 
 def with_tables(
-    explanation: Explanation, situation: Situation, origin: Origin, tables: Tables
+    explanation: Explanation,
+    situation: Situation,
+    origin: Origin,
+    tables: Tables,
+    further: Sequence[str] = (),
 ) -> Explanation:
-    """Compare the explanation with the maps: frontend, endpoints, affinity and programs at devices."""
+    """Compare the explanation with the maps: frontend, endpoints, affinity and programs at devices.
+
+    `further`: other differences.
+    """
     if explanation.destination is None or explanation.destination.is_echo:
         return explanation
     explanation = with_affinity(explanation, origin, tables)
@@ -44,6 +51,7 @@ def with_tables(
     differences = [
         *_frontend_differences(explanation, rows),
         *_device_differences(explanation, situation, origin, tables),
+        *further,
     ]
     return with_facts(explanation, differences)
 

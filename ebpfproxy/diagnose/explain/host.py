@@ -1,11 +1,11 @@
-"""What this machine knows: the mode in force, and the client that an address, process or namespace is."""
+"""What this machine knows: routes, and the client that an address, process or namespace is."""
 
-import http.client
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ebpfproxy.backends.selection import AUTO, MODES
+from ebpfproxy.backends.selection import AUTO
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.explain.origin import ANY_POD, ANYONE_OUTSIDE, THE_NODE, Origin
 from ebpfproxy.diagnose.explain.result import ClientClass
@@ -22,11 +22,9 @@ from ebpfproxy.plan.service_plan import DeviceRole
 OFFLINE_MODE = "ebpf"
 """The mode without a machine: the one that `auto` prefers."""
 
-_SECONDS = 2.0
 _WORDS = {"node": THE_NODE, "pod": ANY_POD, "outside": ANYONE_OUTSIDE}
 _HINT = "give an address, a process id, a network namespace, node, pod or outside"
 _OWN = "/proc/thread-self/ns/net"
-_HOST_PID = "/proc/1/ns/net"
 
 
 def route_to(address: Address) -> Route | None:
@@ -37,48 +35,9 @@ def route_to(address: Address) -> Route | None:
         return None
 
 
-def mode_in_force(config: Config) -> str:
-    """Return the mode that --proxy-mode names, that the running agent reports, or that has objects here.
-
-    Raises Rejected if none can be found.
-    """
-    if config.proxy_mode != AUTO:
-        return config.proxy_mode
-    names = [mode.name for mode in MODES]
-    reported = _reported(config)
-    if reported in names:
-        return reported
-    for mode in MODES:
-        try:
-            if mode.remove(config, dry_run=True):
-                return mode.name
-        except (KernelError, OSError):
-            continue
-    raise Rejected(
-        "cannot find the mode: no agent answers, and no mode has objects on this node",
-        "give --proxy-mode, or run it in the agent's pod",
-    )
-
-
 def mode_without_kernel(config: Config) -> str:
     """Return the mode that --proxy-mode names, else the one that `auto` prefers."""
     return config.proxy_mode if config.proxy_mode != AUTO else OFFLINE_MODE
-
-
-def _reported(config: Config) -> str:
-    """Return the answer of the running agent to /proxyMode, "" without one."""
-    listen = config.metrics_listen
-    if listen is None:
-        return ""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen[0], listen[0])
-    connection = http.client.HTTPConnection(host, listen[1], timeout=_SECONDS)
-    try:
-        connection.request("GET", "/proxyMode")
-        return connection.getresponse().read(64).decode("ascii", "replace").strip()
-    except (OSError, http.client.HTTPException):
-        return ""
-    finally:
-        connection.close()
 
 
 def origin_of(text: str, situation: Situation, live: bool) -> Origin:
@@ -90,9 +49,13 @@ def origin_of(text: str, situation: Situation, live: bool) -> Origin:
     if text in _WORDS:
         return _with_own_cookie(_WORDS[text]) if live and text == "node" else _WORDS[text]
     try:
-        return _of_address(parse_address(text), situation)
+        address = parse_address(text)
     except ValueError:
         pass
+    else:
+        origin = _of_address(address, situation)
+        is_pod = origin.kind is ClientClass.POD
+        return origin._replace(cookie=_cookie_of_pod(address)) if live and is_pod else origin
     if not live:
         raise ConfigError(f"--from: {text!r} is not known without this machine's kernel", _HINT)
     return _of_namespace(_namespace(text), text, situation)
@@ -118,6 +81,25 @@ def _of_address(address: Address, situation: Situation) -> Origin:
         return Origin(ClientClass.POD, text, (address,))
     is_guest = device.kind == "tun" or device.ifindex in situation.state.bypassing
     return Origin(ClientClass.POD, text, (address,), device.name, device.ifindex, bypasses_hooks=is_guest)
+
+
+def _cookie_of_pod(address: Address) -> int:
+    """Return the cookie of the network namespace with this address; 0 if it is not found or unreadable.
+
+    The node's own namespace does not count.
+    """
+    own = namespaces.identity_of(_OWN)
+    with (
+        contextlib.suppress(KernelError, OSError),
+        contextlib.closing(namespaces.opened_network_namespaces()) as found,
+    ):
+        for descriptor in found:
+            if namespaces.identity_of_descriptor(descriptor) == own:
+                continue
+            with namespaces.in_namespace(descriptor):
+                if any(address in each.addresses for each in links.read()):
+                    return netns.cookie()
+    return 0
 
 
 def _leads_to_pods(device: Device, situation: Situation) -> bool:

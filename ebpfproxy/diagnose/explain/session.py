@@ -2,32 +2,37 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple
 
 from ebpfproxy.api.event import Unserved
 from ebpfproxy.backends.ebpf.inspect.saved import SavedView
+from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.config import Config
-from ebpfproxy.config.derived import plan_context
+from ebpfproxy.config.derived import least_interval, plan_context
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.destination import Request, Target, parse, targets
-from ebpfproxy.diagnose.explain.facts import Tables, with_affinity, with_facts, with_tables
+from ebpfproxy.diagnose.explain.facts import with_affinity, with_facts, with_tables
 from ebpfproxy.diagnose.explain.from_tables import situation_of
-from ebpfproxy.diagnose.explain.lookup import IPVS
+from ebpfproxy.diagnose.explain.kernel_facts import KernelFacts
 from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
-from ebpfproxy.diagnose.explain.rule_facts import RuleFacts
 from ebpfproxy.diagnose.explain.situation import Situation, no_routes, plan_situation
+from ebpfproxy.diagnose.mode_in_use import mode_in_use
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.node_ports import LOOPBACK
 
 Compare = Callable[[Explanation, Origin], Explanation]
+
+_SETTLED = 1.0
+"""Seconds for a sync, besides the shortest interval between two syncs."""
 
 _UNSERVED = {
     Unserved.EXTERNAL_NAME: Reason.EXTERNAL_NAME,
@@ -66,42 +71,27 @@ class Answer(NamedTuple):
         )
 
 
-class Session:
-    """Reads the cluster once, and explains any number of requests. A context manager, which closes the maps.
+class _Knowledge(NamedTuple):
+    """What was read at one time. `compare` adds facts to an explanation; None if there are none."""
 
-    Raises EbpfProxyError if the cluster, the mode or the maps cannot be read.
+    situation: Situation
+    compare: Compare | None
+
+
+class Session:
+    """Reads the cluster and the kernel, and explains any number of requests. A context manager.
+
+    Raises EbpfProxyError if the cluster, the mode or the kernel cannot be read.
     """
 
     def __init__(self, config: Config, sources: Sources) -> None:
+        dumped = sources.dump.header.node if sources.dump else ""
+        name = sources.node or config.hostname_override or dumped
+        self._config = dataclasses.replace(config, hostname_override=name)
+        self._sources = sources
         self._is_live = sources.kernel and not sources.node and sources.dump is None
         self._opened = contextlib.ExitStack()
-        self._compare: Compare | None = None
-        dump = sources.dump
-        if dump is not None and config.manifests is None:
-            self.situation = situation_of(dump, dump.header.node)
-            self._compare = lambda each, origin: with_affinity(each, origin, dump)
-            return
-        dumped = dump.header.node if dump else ""
-        name = sources.node or config.hostname_override or dumped
-        config = dataclasses.replace(config, hostname_override=name)
-        self.situation = self._plan(config, sources)
-        if dump is not None or (self._is_live and sources.zone is None):
-            self._compare = self._comparison(config, dump)
-
-    def _plan(self, config: Config, sources: Sources) -> Situation:
-        cluster = read_cluster(config)
-        if not self._is_live:
-            cluster = _without_machine(cluster)
-        if sources.zone is not None:
-            cluster = _with_zone(cluster, config.node_name, sources.zone)
-        mode = host.mode_in_force(config) if self._is_live else host.mode_without_kernel(config)
-        return plan_situation(
-            cluster,
-            plan_context(config, mode),
-            mode,
-            scheduler=config.ipvs_scheduler,
-            routes=host.route_to if self._is_live else no_routes,
-        )
+        self._known = self._read()
 
     def __enter__(self) -> "Session":
         return self
@@ -111,24 +101,74 @@ class Session:
     ) -> None:
         self._opened.close()
 
-    def _comparison(self, config: Config, tables: Tables | None) -> Compare | None:
-        if tables is None and self.situation.mode == EBPF:
-            from ebpfproxy.backends.ebpf.inspect.tables import View
+    @property
+    def situation(self) -> Situation:
+        """The plans, as of the last reading."""
+        return self._known.situation
 
-            tables = self._opened.enter_context(contextlib.closing(View(config.bpffs_root)))
-        if tables is not None:
-            known = tables
-            return lambda each, origin: with_tables(each, self.situation, origin, known)
-        if self.situation.mode == IPVS:  # its backend sets sysctls when it is opened
-            return None
-        facts = RuleFacts(config, self.situation)
-        return lambda each, _: with_facts(each, facts.differences(each))
+    def _read(self) -> _Knowledge:
+        self._opened.close()
+        if self._is_live:
+            return self._of_machine()
+        dump = self._sources.dump
+        if dump is not None and self._config.manifests is None:
+            return _Knowledge(
+                situation_of(dump, dump.header.node), lambda each, origin: with_affinity(each, origin, dump)
+            )
+        situation = self._plan(host.mode_without_kernel(self._config))
+        if dump is None:
+            return _Knowledge(situation, None)
+        return _Knowledge(situation, lambda each, origin: with_tables(each, situation, origin, dump))
+
+    def _of_machine(self) -> _Knowledge:
+        mode = mode_in_use(self._config)
+        if self._sources.zone is not None:
+            return _Knowledge(self._plan(mode.name), None)
+        with contextlib.closing(mode.inspect(self._config)) as inspection:
+            situation = self._plan(mode.name, inspection.bypassing())
+            facts = KernelFacts(inspection, situation)
+        if mode.name != EBPF:
+            return _Knowledge(situation, lambda each, _: with_facts(each, facts.differences(each)))
+        view = self._opened.enter_context(contextlib.closing(View(self._config.bpffs_root)))
+
+        def compare(each: Explanation, origin: Origin) -> Explanation:
+            return with_tables(each, situation, origin, view, facts.differences(each))
+
+        return _Knowledge(situation, compare)
+
+    def _plan(self, mode: str, bypassing: frozenset[int] = frozenset()) -> Situation:
+        config, zone = self._config, self._sources.zone
+        cluster = read_cluster(config)
+        if self._is_live:
+            cluster = cluster._replace(state=dataclasses.replace(cluster.state, bypassing=bypassing))
+        else:
+            cluster = _without_machine(cluster)
+        if zone is not None:
+            cluster = _with_zone(cluster, config.node_name, zone)
+        return plan_situation(
+            cluster,
+            plan_context(config, mode),
+            mode,
+            scheduler=config.ipvs_scheduler,
+            routes=host.route_to if self._is_live else no_routes,
+        )
 
     def answer(self, destination: str, client: str = "") -> Answer:
         """Explain a destination for a client; the default is any pod of this node.
 
+        The cluster and the kernel change meanwhile. So after a difference, both are read again when the agent
+        had time for a sync, and only that result counts.
+
         Raises ConfigError if one of the texts cannot be read, NotFound if there is no such Service.
         """
+        found = self._answer(destination, client)
+        if self._is_live and any(each.disagreements for each in found.explanations):
+            time.sleep(least_interval(self._config, self.situation.mode) + _SETTLED)
+            self._known = self._read()
+            found = self._answer(destination, client)
+        return found
+
+    def _answer(self, destination: str, client: str) -> Answer:
         origin = host.origin_of(client, self.situation, self._is_live) if client else ANY_POD
         request = parse(destination)
         found = targets(request, self.situation)
@@ -139,8 +179,8 @@ class Session:
     def _explained(self, origin: Origin, found: list[Target]) -> Iterator[Explanation]:
         for destination, asked in found:
             explanation = self._with_objects(explain(self.situation, origin, destination))
-            if self._compare:
-                explanation = self._compare(explanation, origin)
+            if self._known.compare:
+                explanation = self._known.compare(explanation, origin)
             if asked and explanation.service and explanation.service != str(asked):
                 text = f"{destination} belongs to {explanation.service}, not to {asked}"
                 steps = (Step(Reason.LOST_CLAIM, text), *explanation.steps)

@@ -27,6 +27,7 @@ from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanat
 from ebpfproxy.diagnose.explain.situation import Situation, plan_situation
 from ebpfproxy.model.address import Address, format_address, parse_address
 from tests.kernel.clients import REFUSED, SILENT
+from tests.kernel.differential.conftest import SUBJECTS
 from tests.kernel.differential.dialers import Dial
 from tests.kernel.differential.expected import World, name_of
 from tests.kernel.differential.history import (
@@ -39,6 +40,7 @@ from tests.kernel.differential.history import (
 )
 from tests.kernel.differential.places import ADDRESSES, CLIENTS, OTHER_NODE, SERVERS
 from tests.kernel.differential.subject import Subject
+from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.support.reference import SOURCES
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
@@ -71,8 +73,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "nodeport_addresses": ("172.16.0.0/12", "fd00:172::/32"),
         },
     ),
+    "ipvs-primary": ("ipvs", {"iptables_backend": "legacy", "nodeport_addresses": ("primary",)}),
 }
 """Modes with options that the explanation depends on."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "variant" in metafunc.fixturenames:
+        named = metafunc.config.getoption("--subjects")
+        modes = {SUBJECTS[each][0] for each in (named.split(",") if named else SUBJECTS)}
+        metafunc.parametrize("variant", [name for name, (mode, _) in VARIANTS.items() if mode in modes])
+
 
 _VERDICTS = {
     Verdict.REJECTED: frozenset({REFUSED}),
@@ -213,14 +224,13 @@ def test_explanations_agree_with_real_connections(
     record_property(f"{subject.name} connections", compare(subject, many))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_explanations_agree_with_real_connections_for_other_options(
     variant: str, pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if pytestconfig.getoption("--subjects"):
-        pytest.skip("--subjects excludes it")
-    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables"))
+    """With --subjects, those of the same modes."""
     mode, texts = VARIANTS[variant]
+    skip_without_ipvs(mode)
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables"))
     processor = min(os.sched_getaffinity(0))
     with Subject(variant, next(each for each in MODES if each.name == mode), texts, processor) as subject:
         compare(subject, pytestconfig.getoption("--explained"))
