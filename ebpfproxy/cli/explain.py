@@ -1,13 +1,15 @@
 """``ebpfproxy explain``: what this node does with a connection, step by step, and why."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ebpfproxy.cli.dump_source import from_dump_option
+from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.pipe import ends_with_its_pipe
+from ebpfproxy.cli.terminal import console
 from ebpfproxy.config import Config, FlagsCommand, config_options
 from ebpfproxy.config.command import BooleanOption
 
@@ -19,7 +21,22 @@ _DOES_NOT_WORK = 1
 _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a step stays one line
 
 
-@click.command("explain", cls=FlagsCommand)
+@click.command(
+    "explain",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Explain each port of an address, for any pod of this node.
+    ebpfproxy explain 10.96.0.10
+    # Explain one port of a Service for a pod.
+    ebpfproxy explain prod/web:https --from=10.244.1.7
+    # Explain a NodePort for clients outside.
+    ebpfproxy explain 192.0.2.10:30080 --from=outside
+    # Check manifests in CI: exit code 1 if a port does not work.
+    ebpfproxy explain prod/web --manifests=rendered/ --assume-node=worker-1
+    # Explain a saved dump on another machine.
+    ebpfproxy explain 10.96.0.10:443 --from-dump=node1.json -o json
+    """),
+)
 @click.argument("destination", metavar="DESTINATION[:PORT][/PROTOCOL]")
 @click.option(
     "--from",
@@ -57,6 +74,7 @@ _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a 
     help="Output format.",
 )
 @config_options
+@ends_with_its_pipe
 def command(
     destination: str,
     client: str,
@@ -71,13 +89,6 @@ def command(
 
     DESTINATION is an address, or a Service: web, prod/web:https, web.prod.svc. Without a port, every port
     is explained. PROTOCOL is tcp, udp, sctp or icmp.
-
-    \b
-    ebpfproxy explain 10.96.0.10:443
-    ebpfproxy explain web:http --from=10.244.1.7
-    ebpfproxy explain 192.0.2.10:30080 --from=outside
-    ebpfproxy explain prod/web --manifests=deploy/ --assume-node=worker-1
-    ebpfproxy explain 10.96.0.10 -o json
 
     Run it with the agent's flags, as root, in the agent's namespaces or pod. With --manifests it needs
     neither root nor an agent. Changes nothing.
@@ -157,15 +168,12 @@ def _endpoint_json(endpoint: "EndpointResult") -> dict[str, Any]:
 
 def _show_trees(answer: "Answer", session: "Session") -> None:
     """Print a tree for each destination. Long steps wrap on a terminal, so that nothing is cut off."""
-    from rich.console import Console
-
-    is_terminal = sys.stdout.isatty()
-    console = Console(file=sys.stdout, highlight=False, width=None if is_terminal else _UNLIMITED_WIDTH)
+    shown = console(piped_width=_UNLIMITED_WIDTH)
     for explanation in answer.explanations:
-        with console.capture() as output:
-            console.print(_tree(explanation, session))
+        with shown.capture() as output:
+            shown.print(_tree(explanation, session))
         for line in output.get().splitlines():
-            click.echo(line.rstrip())
+            click.echo(line.rstrip(), color=True)
 
 
 def _tree(explanation: "Explanation", session: "Session") -> Any:
