@@ -145,6 +145,10 @@ floods: $(STAMP)  ## floods of 400 000 SYNs and datagrams, in all modes, with ta
 differential: $(STAMP)  ## 500 new random histories of Services through all backends side by side: half an hour
 	$(PYTHON) -m pytest -q --timeout=0 --histories=500 --log-level=ERROR tests/kernel/differential
 
+.PHONY: explained
+explained: $(STAMP)  ## 1000 random connections in each mode, as ebpfproxy explain predicts them: two minutes
+	$(PYTHON) -m pytest -q --timeout=0 --explained=1000 tests/kernel/differential/test_explain.py
+
 .PHONY: faults
 faults: $(STAMP)  ## 10 000 failing calls into the kernel and 500 kills, and 2500 faults of the API server: ten minutes
 	@seed=$${SEED:-$$(date +%s)}; echo "repeat with: make faults SEED=$$seed"; \

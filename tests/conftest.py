@@ -93,6 +93,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the backends, as named by SUBJECTS in tests/kernel/differential; default: all",
     )
     parser.addoption(
+        "--explained",
+        type=int,
+        default=60,
+        metavar="N",
+        help="number of random connections that explain predicts, of each backend (make explained: 1000)",
+    )
+    parser.addoption(
         "--faults",
         type=int,
         default=60,

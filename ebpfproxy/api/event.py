@@ -3,6 +3,7 @@
 Each event carries the complete new state of its object, because objects arrive in no guaranteed order.
 """
 
+import enum
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Network
@@ -15,16 +16,26 @@ SERVICE, ENDPOINT_SLICE, NODE = "Service", "EndpointSlice", "Node"
 ADDRESSES, DEVICES = "addresses", "devices"
 
 
+class Unserved(enum.Enum):
+    """Why no service proxy serves a Service."""
+
+    EXTERNAL_NAME = "ExternalName"
+    HEADLESS = "headless"
+    NO_CLUSTER_IP = "no ClusterIP"
+    OTHER_PROXY = "another proxy"
+
+
 class ServiceChanged(NamedTuple):
     """A Service was added, changed or deleted.
 
-    `service` is None if the Service was deleted or if no proxy serves it (headless, ExternalName).
+    `service` is None if the Service was deleted or if no proxy serves it; then `unserved` is the reason.
     `complaints` describe the parts of the object that were left out, one line each; the rest is served.
     """
 
     name: NamespacedName
     service: Service | None
     complaints: tuple[str, ...] = ()
+    unserved: Unserved | None = None
 
 
 class SliceChanged(NamedTuple):

@@ -21,6 +21,7 @@ from ebpfproxy.api.event import (
     NodeChanged,
     ServiceChanged,
     SliceChanged,
+    Unserved,
 )
 from ebpfproxy.api.parts import FAMILIES, JUNK, NAME, Complaints, shorten, usable_name
 from ebpfproxy.errors import InvalidObject, SourceError
@@ -235,9 +236,8 @@ def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[E
 
 def _service(decoded: fields.Service) -> ServiceChanged:
     name, spec, complaints = usable_name(decoded.metadata), decoded.spec, Complaints()
-    skipped = spec.type == "ExternalName" or spec.cluster_ip in (None, "", "None")
-    if skipped or _of_another_proxy(decoded.metadata):
-        return ServiceChanged(name, None)
+    if unserved := _unserved(decoded):
+        return ServiceChanged(name, None, unserved=unserved)
     kind = parts.choice(ServiceType, spec.type, ServiceType.CLUSTER_IP, "type", complaints)
     service = Service(
         name=name,
@@ -255,6 +255,17 @@ def _service(decoded: fields.Service) -> ServiceChanged:
         ),
     )
     return ServiceChanged(name, service, complaints.reported())
+
+
+def _unserved(decoded: fields.Service) -> Unserved | None:
+    spec = decoded.spec
+    if spec.type == "ExternalName":
+        return Unserved.EXTERNAL_NAME
+    if spec.cluster_ip == "None":
+        return Unserved.HEADLESS
+    if not spec.cluster_ip:
+        return Unserved.NO_CLUSTER_IP
+    return Unserved.OTHER_PROXY if _of_another_proxy(decoded.metadata) else None
 
 
 def _slice(decoded: fields.EndpointSlice) -> SliceChanged:

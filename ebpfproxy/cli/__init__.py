@@ -25,6 +25,7 @@ from ebpfproxy.errors import EXIT_CODES, INTERRUPTED, ConfigError, EbpfProxyErro
 
 COMMANDS = {
     "run": "Run the agent on this node.",
+    "explain": "Show what this node does with a connection, and why.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
     "verify": "Compare the kernel with the state of the cluster.",
     "doctor": "Show what this node lacks, and which other programs interfere.",

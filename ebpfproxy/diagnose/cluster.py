@@ -3,16 +3,28 @@
 import dataclasses
 import queue
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ebpfproxy.agent.inbox import Died, Inbox, Received
 from ebpfproxy.agent.sources import Sources
-from ebpfproxy.api.event import ENDPOINT_SLICE, NODE, SERVICE, Event, Invalid, ServiceChanged, SliceChanged
+from ebpfproxy.api.event import (
+    ENDPOINT_SLICE,
+    NODE,
+    SERVICE,
+    Event,
+    Invalid,
+    ServiceChanged,
+    SliceChanged,
+    Unserved,
+)
 from ebpfproxy.api.tracker import Tracker
 from ebpfproxy.config import Config
 from ebpfproxy.errors import EbpfProxyError, Rejected
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.service import NamespacedName
 
 NODE_SECONDS = 3.0
 """How long a Node object is awaited after everything else is known. Without it, zone and pod CIDRs are
@@ -31,11 +43,13 @@ class Complaint(NamedTuple):
 class Cluster(NamedTuple):
     """The state of the cluster, and the objects that cannot be served, in the order in which they came.
 
-    `state.node` is None if the Node object cannot be read.
+    `state.node` is None if the Node object cannot be read. `unserved` are the Services that no service proxy
+    serves, and why.
     """
 
     state: ClusterState
     complaints: tuple[Complaint, ...]
+    unserved: Mapping[NamespacedName, Unserved] = MappingProxyType({})
 
 
 def read_cluster(config: Config, timeout: float = 30.0) -> Cluster:
@@ -56,6 +70,7 @@ def read_cluster(config: Config, timeout: float = 30.0) -> Cluster:
 def _fold(inbox: Inbox, deadline: float) -> Cluster:
     tracker = Tracker(time.time())
     complaints: dict[Complaint, None] = {}
+    unserved: dict[NamespacedName, Unserved] = {}
     has_all_but_node = False
     while not tracker.synced:
         if tracker.lacking == {NODE} and not has_all_but_node:
@@ -75,11 +90,15 @@ def _fold(inbox: Inbox, deadline: float) -> Cluster:
             case Received(_, event):
                 tracker.fold(event)
                 complaints |= dict.fromkeys(_complaints(event))
+                if isinstance(event, ServiceChanged):
+                    unserved.pop(event.name, None)
+                    if event.unserved:
+                        unserved[event.name] = event.unserved
             case Died(source, error):
                 if isinstance(error, EbpfProxyError):
                     raise error
                 raise Rejected(f"cannot read the cluster: {source}: {error}") from error
-    return Cluster(tracker.drain().state, tuple(complaints))
+    return Cluster(tracker.drain().state, tuple(complaints), unserved)
 
 
 def _complaints(event: Event) -> list[Complaint]:

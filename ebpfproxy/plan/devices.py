@@ -88,6 +88,12 @@ def uplinks(devices: Collection[Device]) -> tuple[Device, ...]:
     return tuple(each for each in ordered if each.up and host.role_of(each) is DeviceRole.UPLINK)
 
 
+def roles(devices: Collection[Device], node: Node | None) -> dict[int, DeviceRole | None]:
+    """Return the role of each device by ifindex, None for a device that gets no programs."""
+    host = _Host(devices, node)
+    return {each.ifindex: host.role_of(each) for each in devices}
+
+
 def needs_packets_of_pods(plan: ServicePortPlan) -> bool:
     """Return whether pods reach the frontends of `plan` correctly only if their devices have programs.
 

@@ -18,6 +18,7 @@ later (KEP-2433 for zones, KEP-3015 for nodes) and terminating endpoints (KEP-16
 """
 
 import dataclasses
+import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -41,6 +42,14 @@ class NodeLocation(NamedTuple):
 
     node: str
     zone: str
+
+
+class Hint(enum.Enum):
+    """The topology hints that apply to a set of ready endpoints."""
+
+    NONE = "none"
+    NODE = "node"
+    ZONE = "zone"
 
 
 class UsedScopes(NamedTuple):
@@ -84,16 +93,16 @@ def plan_endpoints(
     """
     candidates = sorted(endpoints.items())
     ready = [each for each in candidates if each[1].ready]
-    nearest = _nearest(ready, location) if uses.cluster else []
-    if not uses.local and len(nearest) == len(candidates):
+    near = nearest(ready, location)[0] if uses.cluster else []
+    if not uses.local and len(near) == len(candidates):
         rows = b"".join(
             row(*target, cluster=True, local=False, on_node=_is_on_node(endpoint, location))
             for target, endpoint in candidates
         )
         return PlannedEndpoints.packed(rows), bool(rows)
-    terminating = [each for each in candidates if _is_serving_terminating(each[1])]
-    cluster = {target for target, _ in nearest or terminating} if uses.cluster else set()
-    local = _local(ready, location) or _local(terminating, location) if uses.local else set()
+    terminating = [each for each in candidates if is_serving_terminating(each[1])]
+    cluster = {target for target, _ in near or terminating} if uses.cluster else set()
+    local = targets_here(ready, location) or targets_here(terminating, location) if uses.local else set()
     has_any = bool(cluster) or (uses.local and bool(ready or terminating))
     return _planned(candidates, cluster, local, location), has_any
 
@@ -143,8 +152,10 @@ def _planned(
     return PlannedEndpoints.packed(b"".join(rows))
 
 
-def _nearest(ready: list[Candidate], location: NodeLocation) -> list[Candidate]:
+def nearest(ready: list[Candidate], location: NodeLocation) -> tuple[list[Candidate], Hint]:
     """Return the endpoints with a hint for this node; else those with a hint for its zone; else all.
+
+    Also return which hints selected them.
 
     Hints of a kind apply only if every ready endpoint has one and at least one is for this node or zone. A
     missing hint may mean that the EndpointSlice controller has not processed all endpoints yet.
@@ -152,19 +163,21 @@ def _nearest(ready: list[Candidate], location: NodeLocation) -> list[Candidate]:
     if all(endpoint.nodes for _, endpoint in ready):
         hinted = [each for each in ready if location.node in each[1].nodes]
         if hinted:
-            return hinted
+            return hinted, Hint.NODE
     if location.zone and all(endpoint.zones for _, endpoint in ready):
         hinted = [each for each in ready if location.zone in each[1].zones]
         if hinted:
-            return hinted
-    return ready
+            return hinted, Hint.ZONE
+    return ready, Hint.NONE
 
 
-def _is_serving_terminating(endpoint: EndpointState) -> bool:
+def is_serving_terminating(endpoint: EndpointState) -> bool:
+    """Return whether the endpoint is used if no endpoint is ready."""
     return endpoint.serving and endpoint.terminating
 
 
-def _local(candidates: list[Candidate], location: NodeLocation) -> set[EndpointAddress]:
+def targets_here(candidates: list[Candidate], location: NodeLocation) -> set[EndpointAddress]:
+    """Return those that run on this node."""
     return {target for target, endpoint in candidates if endpoint.node == location.node}
 
 

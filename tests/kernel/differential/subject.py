@@ -14,6 +14,7 @@ from ebpfproxy.config import Config
 from ebpfproxy.lab import Lab, Netns, Pod, PodNetwork
 from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.linux.netns import netns
+from ebpfproxy.model.cluster import ClusterState
 from tests.kernel.cluster import SERVICE_NETWORKS
 from tests.kernel.differential.dialers import Dialer, serve
 from tests.kernel.differential.history import Change
@@ -52,6 +53,17 @@ class Subject:
         self._texts = texts
         self._lab = Lab(f"diff-{name}", NUMBER, PodNetwork.ROUTED)
         self._bypassing: set[int] = set()
+        self.state = ClusterState({}, {})
+
+    @property
+    def mode(self) -> str:
+        """The name of the mode."""
+        return self._mode.name
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the backend."""
+        return self._config
 
     def __enter__(self) -> "Subject":
         self._lab.__enter__()
@@ -121,7 +133,7 @@ class Subject:
 
     def _open(self) -> None:
         lab = self._lab
-        config = Config.parse(
+        self._config = Config.parse(
             {
                 "hostname_override": lab.node_name,
                 "cgroup_root": str(lab.cgroup),
@@ -134,12 +146,12 @@ class Subject:
             }
         )
         callbacks = Callbacks(lambda *_: None, self._bypassing.update)
-        self._serving = ActiveMode(self._mode, config, callbacks)
+        self._serving = ActiveMode(self._mode, self._config, callbacks)
         self._serving.open()
         self._networks, self._devices = local_addresses.read(), links.read()
 
     def apply(self, change: Change) -> None:
-        """Apply the change completely. Raises KernelError."""
+        """Apply the change completely; `state` is then the complete state. Raises KernelError."""
         state = dataclasses.replace(
             change.state,
             local_networks=self._networks,
@@ -151,6 +163,7 @@ class Subject:
         )
         done = self._serving.sync(verify=False)
         assert not done.rejected, done
+        self.state = state
 
 
 def _enter(ns: Netns) -> None:

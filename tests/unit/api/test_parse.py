@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebpfproxy.api.event import Invalid, NodeChanged, ServiceChanged, SliceChanged
+from ebpfproxy.api.event import Invalid, NodeChanged, ServiceChanged, SliceChanged, Unserved
 from ebpfproxy.api.parse import (
     UNNAMED,
     object_head,
@@ -118,12 +118,17 @@ def test_a_service_with_all_fields_is_parsed_completely() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [{"clusterIP": None}, {"clusterIP": ""}, {"clusterIP": "None"}, {"type": "ExternalName"}],
+    ("spec", "unserved"),
+    [
+        ({"clusterIP": None}, Unserved.NO_CLUSTER_IP),
+        ({"clusterIP": ""}, Unserved.NO_CLUSTER_IP),
+        ({"clusterIP": "None"}, Unserved.HEADLESS),
+        ({"type": "ExternalName"}, Unserved.EXTERNAL_NAME),
+    ],
     ids=["null", "empty", "headless", "ExternalName"],
 )
-def test_a_service_without_a_cluster_ip_is_not_served(spec: dict[str, Any]) -> None:
-    assert changed_service(spec) == ServiceChanged(WEB, None)
+def test_a_service_without_a_cluster_ip_is_not_served(spec: dict[str, Any], unserved: Unserved) -> None:
+    assert changed_service(spec) == ServiceChanged(WEB, None, unserved=unserved)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +138,8 @@ def test_a_service_without_a_cluster_ip_is_not_served(spec: dict[str, Any]) -> N
 def test_objects_of_another_proxy_are_not_served_for_any_value_of_the_label(
     label: str, value: str | None
 ) -> None:
-    assert changed_service(labels={label: value}) == ServiceChanged(WEB, None)
+    expected = ServiceChanged(WEB, None, unserved=Unserved.OTHER_PROXY)
+    assert changed_service(labels={label: value}) == expected
     raw = slice_object("web", [{"addresses": ["10.1.0.1"]}])
     raw["metadata"]["labels"][label] = value
     assert parse_slice(as_json(raw)) == SliceChanged(NamespacedName("default", "web-1"), None)
@@ -624,7 +630,8 @@ def test_lists_in_manifests_yield_their_items_and_other_nodes_yield_nothing() ->
     objects = [service_object("web"), slice_object("web"), node_object("here"), node_object("there"), inner]
     events = parse_manifest_object(as_json({"kind": "List", "apiVersion": "v1", "items": objects}), "here")
     assert [type(event) for event in events] == [ServiceChanged, SliceChanged, NodeChanged, ServiceChanged]
-    assert events[3] == ServiceChanged(NamespacedName("default", "a"), None)
+    name = NamespacedName("default", "a")
+    assert events[3] == ServiceChanged(name, None, unserved=Unserved.NO_CLUSTER_IP)
 
 
 def test_an_object_without_a_namespace_is_in_default() -> None:

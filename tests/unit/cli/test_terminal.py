@@ -6,7 +6,6 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest

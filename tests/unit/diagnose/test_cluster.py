@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.agent.inbox import Received
-from ebpfproxy.api.event import ADDRESSES, DEVICES, ENDPOINT_SLICE, SERVICE, Synced
+from ebpfproxy.api.event import ADDRESSES, DEVICES, ENDPOINT_SLICE, SERVICE, Synced, Unserved
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose import cluster
 from ebpfproxy.diagnose.cluster import read_cluster
@@ -40,6 +40,11 @@ def test_an_object_that_cannot_be_served_is_reported(tmp_path: Path) -> None:
     manifests.write(tmp_path / "all.yaml", web)
     (complaint,) = read_cluster(config(tmp_path)).complaints
     assert (complaint.kind, complaint.name) == (SERVICE, "default/web")
+
+
+def test_a_service_that_no_proxy_serves_is_reported_with_the_reason(tmp_path: Path) -> None:
+    manifests.write(tmp_path / "all.yaml", manifests.service("web", ["None"], [manifests.port(80)]))
+    assert read_cluster(config(tmp_path)).unserved == {NamespacedName("default", "web"): Unserved.HEADLESS}
 
 
 def test_without_a_node_object_the_state_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,212 @@
+"""The explanation of one connection: all steps in their order."""
+
+from collections.abc import Iterator
+
+from ebpfproxy.diagnose.explain import mode_rules
+from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last
+from ebpfproxy.diagnose.explain.echo import explain_echo
+from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, Found, Missing, find
+from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify
+from ebpfproxy.diagnose.explain.path import path
+from ebpfproxy.diagnose.explain.reasons import Reason
+from ebpfproxy.diagnose.explain.result import (
+    Destination,
+    EndpointResult,
+    Explanation,
+    Path,
+    Step,
+    Verdict,
+    Via,
+)
+from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.model.address import Family, family, format_address
+from ebpfproxy.plan.service_plan import NoEndpointAction, Scope
+
+_MISSING_VERDICTS = {
+    Reason.UNUSED_PORT_REJECTED: (Verdict.REJECTED, Reason.REJECTED_UNUSED_PORT),
+    Reason.UNUSED_PORT_ON_NODE: (Verdict.REJECTED, Reason.REJECTED_UNUSED_PORT),
+    Reason.HEALTH_CHECK_NODE_PORT: (Verdict.ANSWERED, Reason.HEALTH_CHECK_ANSWERED),
+    Reason.LOOPBACK_EXCLUDED: (Verdict.REACHES_NODE, Reason.REACHES_NODE),
+    Reason.OTHER_LOOPBACK: (Verdict.ROUTED, Reason.ROUTED),
+}
+
+_EXCLUDED = (Reason.LOOPBACK_EXCLUDED, Reason.ADDRESS_EXCLUDED)
+
+
+def explain(situation: Situation, origin: Origin, destination: Destination) -> Explanation:
+    """Return what happens to a new connection of this client, and why. Pure."""
+    if destination.is_echo:
+        return explain_echo(situation, origin, destination)
+    client = classify(origin, situation, family(destination.address))
+    found = find(situation, destination, origin)
+    if isinstance(found, Missing):
+        return _unserved(situation, origin, destination, client, found)
+    way = path(situation, origin, destination, found.served.frontend)
+    case = Case(situation, origin, destination, found, client.client, way)
+    decision = mode_rules.apply(case, decide(case, found.served, client.client))
+    return Explanation(
+        destination,
+        str(decision.served.plan.name),
+        decision.verdict,
+        decision.why,
+        tuple(_steps(case, client, decision)),
+        decision.endpoints,
+        served=decision.served,
+        path=way,
+    )
+
+
+# --- Without a frontend ---
+
+
+def _unserved(
+    situation: Situation, origin: Origin, destination: Destination, client: Classified, missing: Missing
+) -> Explanation:
+    verdict, why = _verdict_without_frontend(situation, destination, missing)
+    way = path(situation, origin, destination)
+    steps = [
+        _client_step(origin, client),
+        _path_step(way),
+        Step(missing.why, _describe_missing(missing), tuple(map(describe_served, missing.nearest))),
+        Step(why, why.meaning),
+    ]
+    return Explanation(destination, "", verdict, why, tuple(steps))
+
+
+def _verdict_without_frontend(
+    situation: Situation, destination: Destination, missing: Missing
+) -> tuple[Verdict, Reason]:
+    if situation.mode == IPTABLES and missing.why in _EXCLUDED:
+        (node_port,) = missing.nearest
+        if not _has_endpoints_outside(node_port):
+            return _without_endpoints(node_port)
+    if missing.why in _MISSING_VERDICTS:
+        return _MISSING_VERDICTS[missing.why]
+    if situation.is_local(destination.address):
+        return Verdict.REACHES_NODE, Reason.REACHES_NODE
+    return Verdict.ROUTED, Reason.ROUTED
+
+
+def _has_endpoints_outside(served: Served) -> bool:
+    is_local = served.frontend.outside.scope is Scope.LOCAL
+    return any(each.local if is_local else each.cluster for each in served.plan.endpoints)
+
+
+def _without_endpoints(node_port: Served) -> tuple[Verdict, Reason]:
+    """The rule for a NodePort without endpoints matches all addresses of the node, as in kube-proxy."""
+    if node_port.plan.no_endpoint_action is NoEndpointAction.DROP:
+        return Verdict.DROPPED, Reason.NODE_PORT_DROPPED
+    return Verdict.REJECTED, Reason.NODE_PORT_REJECTED
+
+
+def _describe_missing(missing: Missing) -> str:
+    text = missing.why.meaning
+    if missing.service:
+        text += f" ({missing.service})"
+    return text
+
+
+# --- Steps ---
+
+
+def _steps(case: Case, client: Classified, decision: Decision) -> Iterator[Step]:
+    frontend = decision.served.frontend
+    yield _client_step(case.origin, client)
+    yield _path_step(case.path)
+    yield from _frontend_steps(case, decision)
+    ranges = tuple(map(str, frontend.source_ranges)) if frontend.restricted else ()
+    yield Step(decision.ranges, decision.ranges.meaning, ranges)
+    yield Step(decision.policy_reason, decision.policy_reason.meaning)
+    yield _endpoints_step(decision)
+    if decision.verdict is Verdict.CONNECTS:
+        yield from _selection_steps(case, decision)
+        yield from _source_steps(decision.endpoints)
+        peer = f"{Reason.PEER_IS_FRONTEND.meaning}: {case.destination}"
+        yield Step(Reason.PEER_IS_FRONTEND, peer)
+    if keeps_last(decision.served.plan) and not decision.has_endpoints:
+        yield Step(Reason.LAST_ENDPOINTS_KEPT, Reason.LAST_ENDPOINTS_KEPT.meaning)
+    yield Step(decision.why, decision.why.meaning)
+
+
+def _client_step(origin: Origin, client: Classified) -> Step:
+    return Step(client.why, f"{origin}: {client.why.meaning}")
+
+
+def _path_step(way: Path) -> Step:
+    details = (way.exception.meaning,) if way.exception else ()
+    return Step(way.why, f"{way.place}: {way.why.meaning}", details)
+
+
+def _frontend_steps(case: Case, decision: Decision) -> Iterator[Step]:
+    found: Found = case.found
+    yield Step(found.why, f"{describe_served(found.served)}: {found.why.meaning}")
+    claims = case.situation.claims_of(found.served.frontend.frontend)
+    losers = [str(name) for name in claims if name != found.plan.name]
+    if losers:
+        yield Step(Reason.WON_CLAIM, Reason.WON_CLAIM.meaning, tuple(f"rejected: {name}" for name in losers))
+    if decision.served is not found.served:
+        text = f"{describe_served(decision.served)}: {Reason.NODE_PORT_INSTEAD.meaning}"
+        yield Step(Reason.NODE_PORT_INSTEAD, text)
+
+
+def _endpoints_step(decision: Decision) -> Step:
+    used = sum(each.used for each in decision.endpoints)
+    text = f"{used} of {len(decision.endpoints)} usable"
+    if used:
+        why = next(each.reason for each in decision.endpoints if each.used)
+    elif decision.served.plan.no_endpoint_action is NoEndpointAction.DROP:
+        why = Reason.NONE_BY_POLICY
+    else:
+        why = Reason.NO_ENDPOINTS
+    if not used:
+        text += f": {why.meaning}"
+    return Step(why, text, tuple(_endpoint_lines(decision.endpoints)))
+
+
+def _endpoint_lines(endpoints: tuple[EndpointResult, ...]) -> Iterator[str]:
+    for each in endpoints:
+        place = f" on {each.node}" if each.node else ""
+        zones = f", hint {', '.join(each.zones)}" if each.zones else ""
+        yield f"{each}{place}: {each.reason.meaning}{zones}"
+
+
+def _selection_steps(case: Case, decision: Decision) -> Iterator[Step]:
+    timeout = decision.served.plan.affinity_timeout
+    if not timeout:
+        yield Step(Reason.NO_AFFINITY, Reason.NO_AFFINITY.meaning)
+    else:
+        is_socket = case.path.via is Via.SOCKET
+        why = Reason.AFFINITY_BY_NETNS if is_socket else Reason.AFFINITY_BY_ADDRESS
+        yield Step(why, f"{why.meaning}, for {timeout} s after its last connection")
+    if sum(each.used for each in decision.endpoints) == 1:
+        yield Step(Reason.SINGLE, Reason.SINGLE.meaning)
+    elif case.situation.mode == IPVS:
+        yield Step(Reason.SCHEDULER, f"{Reason.SCHEDULER.meaning}: {case.situation.scheduler or 'rr'}")
+    else:
+        yield Step(Reason.RANDOM, Reason.RANDOM.meaning)
+
+
+def _source_steps(endpoints: tuple[EndpointResult, ...]) -> Iterator[Step]:
+    """Yield a step for each reason of masquerading, and how its endpoints see the client."""
+    by_reason: dict[Reason, list[EndpointResult]] = {}
+    for each in endpoints:
+        if each.used and each.why_masquerade:
+            by_reason.setdefault(each.why_masquerade, []).append(each)
+    for why, of in by_reason.items():
+        is_for_all = len(by_reason) == 1
+        yield Step(why, why.meaning, () if is_for_all else tuple(map(str, of)))
+        seen = dict.fromkeys(address for each in of for address in each.seen)
+        sees = Reason.SEES_NODE if of[0].masqueraded else Reason.SEES_CLIENT
+        shown = " or ".join(map(format_address, seen)) or "unknown without a known client or device"
+        yield Step(sees, f"{sees.meaning}: {shown}")
+
+
+def describe_served(served: Served) -> str:
+    """Return for example "default/web:http ClusterIP 10.96.0.10:80/TCP"."""
+    frontend = served.frontend
+    if frontend.kind.value == "NodePort":
+        suffix = "" if served.plan.family is Family.IPV4 else " (IPv6)"
+        return (
+            f"{served.plan.name} NodePort {frontend.frontend.port}/{frontend.frontend.protocol.name}{suffix}"
+        )
+    return f"{served.plan.name} {frontend.kind.value} {frontend.frontend}"

@@ -1,0 +1,171 @@
+"""What happens to a connection to a frontend: source ranges, policy, endpoints and the verdict."""
+
+from typing import NamedTuple
+
+from ebpfproxy.diagnose.explain.addresses import source
+from ebpfproxy.diagnose.explain.lookup import Found
+from ebpfproxy.diagnose.explain.origin import Origin
+from ebpfproxy.diagnose.explain.reasons import Reason
+from ebpfproxy.diagnose.explain.result import ClientClass, Destination, EndpointResult, Path, Verdict
+from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.model.address import Address, contains, family
+from ebpfproxy.model.endpoint import EndpointState
+from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.endpoint_reasons import EndpointReason, endpoint_reasons
+from ebpfproxy.plan.endpoints import API_SERVER, merge_slices
+from ebpfproxy.plan.service_plan import (
+    FrontendKind,
+    FrontendPlan,
+    NoEndpointAction,
+    PlannedEndpoint,
+    PolicyResult,
+    Scope,
+    ServicePortPlan,
+)
+
+_ENDPOINT_REASONS = {each: Reason[each.name] for each in EndpointReason}
+
+
+class Case(NamedTuple):
+    """A connection to a frontend. `client`: the class that the plan has a result for."""
+
+    situation: Situation
+    origin: Origin
+    destination: Destination
+    found: Found
+    client: ClientClass
+    path: Path
+
+
+class Decision(NamedTuple):
+    """`ranges` and `policy_reason` are the reasons of these steps. `served` may be another frontend than the
+    one that was found."""
+
+    served: Served
+    verdict: Verdict
+    why: Reason
+    ranges: Reason
+    policy: PolicyResult
+    policy_reason: Reason
+    endpoints: tuple[EndpointResult, ...]
+
+    @property
+    def has_endpoints(self) -> bool:
+        return any(each.used for each in self.endpoints)
+
+    @property
+    def excludes_client(self) -> bool:
+        """Whether source ranges exclude the client."""
+        return self.ranges in (Reason.NOT_IN_RANGES, Reason.RANGES_UNKNOWN_CLIENT)
+
+
+def decide(case: Case, served: Served, client: ClientClass) -> Decision:
+    """Return the decision by the rules that all modes share, for a client of this class."""
+    plan, frontend = served
+    policy: PolicyResult = getattr(frontend, client.value)
+    ranges = _ranges(frontend, case.origin)
+    endpoints = endpoint_results(case, served, policy)
+    decision = Decision(
+        served,
+        Verdict.CONNECTS,
+        Reason.CONNECTS,
+        ranges,
+        policy,
+        _policy_reason(frontend, policy, client),
+        endpoints,
+    )
+    if decision.excludes_client:
+        return decision._replace(verdict=Verdict.DROPPED, why=Reason.DROPPED_BY_RANGES)
+    if decision.has_endpoints:
+        return decision
+    if plan.no_endpoint_action is NoEndpointAction.DROP:
+        return decision._replace(verdict=Verdict.DROPPED, why=Reason.DROPPED_BY_POLICY)
+    return decision._replace(verdict=Verdict.REJECTED, why=Reason.REJECTED_NO_ENDPOINTS)
+
+
+def _ranges(frontend: FrontendPlan, origin: Origin) -> Reason:
+    if not frontend.restricted:
+        return Reason.UNRESTRICTED
+    if origin.kind is ClientClass.NODE:
+        return Reason.NODE_IN_RANGES if frontend.node_admitted else Reason.NOT_IN_RANGES
+    address = origin.address(family(frontend.frontend.address))
+    if address is None:
+        return Reason.RANGES_UNKNOWN_CLIENT
+    is_admitted = any(contains(net, address) for net in frontend.source_ranges)
+    return Reason.IN_RANGES if is_admitted else Reason.NOT_IN_RANGES
+
+
+def _policy_reason(frontend: FrontendPlan, policy: PolicyResult, client: ClientClass) -> Reason:
+    is_local = policy.scope is Scope.LOCAL
+    if frontend.kind is FrontendKind.CLUSTER_IP:
+        return Reason.INTERNAL_LOCAL if is_local else Reason.INTERNAL_CLUSTER
+    if is_local:
+        return Reason.EXTERNAL_LOCAL
+    if frontend.outside.scope is Scope.LOCAL and client is not ClientClass.OUTSIDE:
+        return Reason.EXTERNAL_LOCAL_INSIDE
+    return Reason.EXTERNAL_CLUSTER
+
+
+def endpoint_results(case: Case, served: Served, policy: PolicyResult) -> tuple[EndpointResult, ...]:
+    """Return every endpoint of the Service, used or excluded, sorted by address and port.
+
+    The plan decides which ones are used; the reasons are of `plan.endpoint_reasons`, which has its rules.
+    """
+    plan, situation = served.plan, case.situation
+    if situation.is_from_tables:
+        return tuple(_listed(case, served, policy, each) for each in plan.endpoints)
+    name = NamespacedName(plan.name.namespace, plan.name.name)
+    slices = situation.state.slices_of(name)
+    of_family = [each for each in slices if each.family is plan.family]
+    merged = merge_slices(of_family, plan.name.port, plan.name.protocol, situation.location)
+    reasons = endpoint_reasons(merged, policy.scope, situation.location)
+    planned = {(each.address, each.port): each for each in plan.endpoints}
+    results = []
+    for (address, port), state in sorted(merged.items()):
+        reason = reasons[address, port]
+        found = _result(address, port, _ENDPOINT_REASONS[reason], state, reason.is_used)
+        if reason.is_used:
+            found = _with_source(found, case, served, policy, planned[address, port])
+        results.append(found)
+    results += _without_port(plan, merged.keys(), case, name)
+    return tuple(results)
+
+
+def _listed(case: Case, served: Served, policy: PolicyResult, endpoint: PlannedEndpoint) -> EndpointResult:
+    """Return the result of an endpoint that is known from the kernel's lists only."""
+    used = endpoint.local if policy.scope is Scope.LOCAL else endpoint.cluster
+    node = case.situation.context.node_name if endpoint.on_node else ""
+    why = Reason.LISTED if used else Reason.NOT_LISTED
+    found = EndpointResult(endpoint.address, endpoint.port, why, used, node=node)
+    return _with_source(found, case, served, policy, endpoint) if used else found
+
+
+def _with_source(
+    found: EndpointResult, case: Case, served: Served, policy: PolicyResult, endpoint: PlannedEndpoint
+) -> EndpointResult:
+    arguments = (case.origin, case.destination, served.frontend, policy, case.path, endpoint)
+    how = source(case.situation, *arguments)
+    return found._replace(masqueraded=how.masqueraded, why_masquerade=how.why, seen=how.seen)
+
+
+def _result(address: Address, port: int, why: Reason, state: EndpointState, used: bool) -> EndpointResult:
+    return EndpointResult(address, port, why, used, node=state.node, zones=tuple(sorted(state.zones)))
+
+
+def _without_port(
+    plan: ServicePortPlan, known: "object", case: Case, name: NamespacedName
+) -> list[EndpointResult]:
+    """Return the endpoints whose EndpointSlices lack the port, or have addresses of the other family."""
+    found: dict[Address, EndpointResult] = {}
+    with_port = {address for address, _ in known}  # type: ignore[attr-defined]
+    for piece in case.situation.state.slices_of(name):
+        why = Reason.PORT_MISSING if piece.family is plan.family else Reason.OTHER_FAMILY
+        for address, state in piece.endpoints.states_by_address():
+            if address not in with_port:
+                found.setdefault(address, _result(address, 0, why, state, False))
+    return [found[address] for address in sorted(found)]
+
+
+def keeps_last(plan: ServicePortPlan) -> bool:
+    """Whether a running agent keeps the last endpoints of this Service if the API server lists none."""
+    return NamespacedName(plan.name.namespace, plan.name.name) == API_SERVER

@@ -1,0 +1,162 @@
+"""The frontend that a connection reaches; or why there is none, and the nearest ones."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ebpfproxy.diagnose.explain.origin import EBPF, Origin
+from ebpfproxy.diagnose.explain.reasons import Reason
+from ebpfproxy.diagnose.explain.result import ClientClass, Destination
+from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.model.address import Family, Protocol, family, is_loopback, unspecified
+from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.health_check_node_port import needs_health_check
+from ebpfproxy.plan.service_plan import Frontend, FrontendKind, ServicePortPlan
+
+IPTABLES, IPVS, NFTABLES = "iptables", "ipvs", "nftables"
+
+MOST_CANDIDATES = 5
+
+_REASONS = {
+    FrontendKind.CLUSTER_IP: Reason.CLUSTER_IP,
+    FrontendKind.EXTERNAL_IP: Reason.EXTERNAL_IP,
+    FrontendKind.LOAD_BALANCER: Reason.LOAD_BALANCER_IP,
+    FrontendKind.NODE_PORT: Reason.NODE_PORT,
+}
+
+
+class Found(NamedTuple):
+    """A frontend of the destination. `node_port`: the NodePort that would have it otherwise."""
+
+    served: Served
+    why: Reason
+    node_port: Served | None = None
+
+    @property
+    def plan(self) -> ServicePortPlan:
+        return self.served.plan
+
+
+class Missing(NamedTuple):
+    """No frontend. `nearest`: similar ones, the best first.
+
+    `service`: of the health check node port, of the endpoint or of the NodePort.
+    """
+
+    why: Reason
+    nearest: tuple[Served, ...] = ()
+    service: str = ""
+
+
+def find(situation: Situation, destination: Destination, origin: Origin) -> Found | Missing:
+    """Return the frontend of the destination: one of its address before a NodePort.
+
+    The destination has a port and a protocol.
+    """
+    assert destination.protocol
+    exact = situation.frontends.get(Frontend(destination.address, destination.port, destination.protocol))
+    any_address = unspecified(family(destination.address))
+    node_port = situation.frontends.get(Frontend(any_address, destination.port, destination.protocol))
+    obstacle = _obstacle(situation, destination, origin) if node_port else None
+    usable = node_port if not obstacle else None
+    if exact:
+        return Found(exact, _REASONS[exact.frontend.kind], usable)
+    if usable:
+        return Found(usable, Reason.NODE_PORT)
+    return _missing(situation, destination, node_port, obstacle)
+
+
+def _obstacle(situation: Situation, destination: Destination, origin: Origin) -> Reason | None:
+    """Return why NodePorts are not served at the address of the destination; None if they are."""
+    address = destination.address
+    if is_loopback(address):
+        if origin.kind is not ClientClass.NODE:
+            return Reason.OTHER_LOOPBACK
+        is_v6 = family(address) is Family.IPV6
+        if situation.mode in (NFTABLES, IPVS) or (situation.mode == IPTABLES and is_v6):
+            return Reason.LOOPBACK_EXCLUDED
+    if situation.accepts_node_ports(address):
+        return None
+    if is_loopback(address):
+        return Reason.LOOPBACK_EXCLUDED
+    return Reason.ADDRESS_EXCLUDED if situation.is_local(address) else Reason.NOT_THIS_NODE
+
+
+def _missing(
+    situation: Situation, destination: Destination, node_port: Served | None, obstacle: Reason | None
+) -> Missing:
+    of_address = situation.addresses.get(destination.address, ())
+    if node_port and obstacle:
+        return Missing(obstacle, (node_port,), str(node_port.plan.name))
+    if of_address:
+        kinds = {each.frontend.kind for each in of_address}
+        why = Reason.PORT_NOT_SERVED
+        if situation.mode == NFTABLES and FrontendKind.CLUSTER_IP in kinds:
+            why = Reason.UNUSED_PORT_REJECTED
+        elif situation.mode == IPVS and not situation.is_local(destination.address):
+            why = Reason.UNUSED_PORT_ON_NODE
+        nearest = sorted(of_address, key=lambda each: _distance(each, destination))
+        return Missing(why, tuple(nearest[:MOST_CANDIDATES]))
+    if destination.protocol is Protocol.TCP and situation.is_local(destination.address):
+        for name in _checked_at(situation, destination.port):
+            return Missing(Reason.HEALTH_CHECK_NODE_PORT, service=str(name))
+    for plan in _with_endpoint(situation, destination):
+        return Missing(Reason.ENDPOINT_ADDRESS, service=str(plan.name))
+    return Missing(Reason.NO_FRONTEND, tuple(_similar(situation, destination)))
+
+
+def _distance(served: Served, destination: Destination) -> tuple[bool, bool, int, int]:
+    """Sort by port, then protocol, then the difference of the ports."""
+    frontend = served.frontend.frontend
+    return (
+        frontend.port != destination.port,
+        frontend.protocol is not destination.protocol,
+        abs(frontend.port - destination.port),
+        frontend.port,
+    )
+
+
+def _similar(situation: Situation, destination: Destination) -> Iterator[Served]:
+    """Yield frontends with the same port whose address begins alike, or NodePorts of another protocol."""
+    of_family = family(destination.address)
+    same_port = [
+        served
+        for served in situation.frontends.values()
+        if served.frontend.frontend.port == destination.port
+        and family(served.frontend.frontend.address) is of_family
+    ]
+    number = int.from_bytes(destination.address)
+    same_port.sort(
+        key=lambda each: (
+            (int.from_bytes(each.frontend.frontend.address) ^ number).bit_length(),
+            each.frontend.frontend,
+        )
+    )
+    yield from same_port[:MOST_CANDIDATES]
+
+
+def _checked_at(situation: Situation, port: int) -> Iterator[NamespacedName]:
+    """Yield the Services whose health check node port this is."""
+    for service in situation.state.services.values():
+        if needs_health_check(service) and service.health_check_node_port == port:
+            yield service.name
+
+
+def _with_endpoint(situation: Situation, destination: Destination) -> Iterator[ServicePortPlan]:
+    """Yield the plans with an endpoint at this address, the same port first."""
+    plans = [
+        plan
+        for plan in situation.plans.values()
+        if any(each.address == destination.address for each in plan.endpoints)
+    ]
+    plans.sort(
+        key=lambda plan: (
+            not any((e.address, e.port) == (destination.address, destination.port) for e in plan.endpoints),
+            plan.name,
+        )
+    )
+    yield from plans
+
+
+def is_ebpf(situation: Situation) -> bool:
+    """Whether the mode has a socket path."""
+    return situation.mode == EBPF

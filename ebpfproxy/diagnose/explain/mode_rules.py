@@ -1,0 +1,132 @@
+"""Where a mode does something else than the rules that all modes share.
+
+The differences are those of kube-proxy's modes, or of the kernel mechanism
+(docs/dataplanes/README.md#where-do-the-modes-differ).
+"""
+
+from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, endpoint_results
+from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, NFTABLES
+from ebpfproxy.diagnose.explain.origin import EBPF
+from ebpfproxy.diagnose.explain.path import reaches_itself
+from ebpfproxy.diagnose.explain.reasons import Reason
+from ebpfproxy.diagnose.explain.result import ClientClass, Verdict, Via
+from ebpfproxy.model.address import Protocol, family
+from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction
+
+_EXTERNAL = (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER)
+
+
+def apply(case: Case, decision: Decision) -> Decision:
+    """Return the decision as the mode of the case makes it."""
+    return _BY_MODE[case.situation.mode](case, decision)
+
+
+def _ebpf(case: Case, decision: Decision) -> Decision:
+    is_dropped = decision.verdict is Verdict.DROPPED
+    passes_nothing = case.path.via is Via.NOTHING or is_dropped
+    if (
+        case.origin.kind is ClientClass.NODE
+        and passes_nothing
+        and reaches_itself(case.situation, case.destination)
+    ):
+        return decision._replace(verdict=Verdict.REACHES_NODE, why=Reason.REACHES_NODE)
+    if case.destination.protocol is not Protocol.SCTP or decision.verdict is not Verdict.CONNECTS:
+        return decision
+    endpoints = tuple(
+        each._replace(works=False, reason=Reason.PORT_UNEQUAL)
+        if each.used and each.port != decision.served.frontend.frontend.port
+        else each
+        for each in decision.endpoints
+    )
+    if any(each.used and each.works for each in endpoints):
+        return decision._replace(endpoints=endpoints)
+    return decision._replace(endpoints=endpoints, verdict=Verdict.DROPPED, why=Reason.DROPPED_PORT_UNEQUAL)
+
+
+def _nftables(case: Case, decision: Decision) -> Decision:
+    instead = _node_port_instead(case)
+    if instead is None or (decision.has_endpoints and not decision.excludes_client):
+        return decision
+    if decision.verdict is Verdict.REJECTED and instead.has_endpoints:
+        return instead
+    # NodePorts are looked up first at input, so the NodePort decides between rejecting and dropping.
+    if not instead.has_endpoints and not decision.excludes_client:
+        return decision._replace(verdict=instead.verdict, why=instead.why)
+    return decision
+
+
+def _iptables(case: Case, decision: Decision) -> Decision:
+    excluded = decision.excludes_client
+    if (
+        decision.served.frontend.restricted
+        and not decision.has_endpoints
+        and decision.served.plan.no_endpoint_action is NoEndpointAction.REJECT
+    ):
+        decision = decision._replace(
+            verdict=Verdict.REJECTED,
+            why=Reason.REJECTED_NO_ENDPOINTS,
+            ranges=Reason.RANGES_WITHOUT_ENDPOINTS,
+        )
+    is_own = case.situation.is_local(case.destination.address)
+    if (
+        case.origin.kind is ClientClass.NODE
+        and decision.verdict is Verdict.REJECTED
+        and not is_own
+        and decision.served.frontend.kind in _EXTERNAL
+    ):
+        return decision._replace(verdict=Verdict.ROUTED, why=Reason.EXTERNAL_NOT_REJECTED)
+    instead = _node_port_instead(case)
+    if instead is None or decision.verdict is Verdict.CONNECTS:
+        return decision
+    if instead.has_endpoints:
+        return instead
+    if instead.verdict is not decision.verdict and not excluded:
+        return decision._replace(verdict=Verdict.REJECTED_OR_DROPPED, why=Reason.REJECTED_OR_DROPPED)
+    return decision
+
+
+def _node_port_instead(case: Case) -> Decision | None:
+    """Return the decision for the NodePort with the same number; None if there is none."""
+    node_port = case.found.node_port
+    if node_port is None or case.found.served.frontend.kind is FrontendKind.NODE_PORT:
+        return None
+    return decide(case, node_port, case.client)
+
+
+def _ipvs(case: Case, decision: Decision) -> Decision:
+    if case.client is not ClientClass.OUTSIDE and decision.verdict is Verdict.CONNECTS:
+        decision = _with_one_list(case, decision)
+    client = case.origin.address(family(case.destination.address))
+    if case.origin.kind is ClientClass.NODE or client is None or decision.policy.masquerade:
+        return decision
+    if any(
+        each.address == client and each.node == case.situation.context.node_name
+        for each in decision.endpoints
+    ):
+        return decision
+    endpoints = tuple(
+        each._replace(works=False, reason=Reason.HAIRPIN_LOST)
+        if each.used and each.address == client
+        else each
+        for each in decision.endpoints
+    )
+    return decision._replace(endpoints=endpoints)
+
+
+def _with_one_list(case: Case, decision: Decision) -> Decision:
+    """Give the client the list of clients outside, if that is not empty."""
+    outside = decision.policy._replace(scope=decision.served.frontend.outside.scope)
+    listed = endpoint_results(case, decision.served, outside)
+    if outside == decision.policy or not any(each.used for each in listed):
+        return decision
+    used = {(each.address, each.port) for each in decision.endpoints if each.used}
+    endpoints = tuple(
+        each._replace(reason=Reason.ONE_LIST_EXCLUDED)
+        if not each.used and (each.address, each.port) in used
+        else each
+        for each in listed
+    )
+    return decision._replace(endpoints=endpoints, policy_reason=Reason.IPVS_ONE_LIST)
+
+
+_BY_MODE = {EBPF: _ebpf, NFTABLES: _nftables, IPTABLES: _iptables, IPVS: _ipvs}

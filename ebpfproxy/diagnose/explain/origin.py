@@ -1,0 +1,83 @@
+"""Who connects: a pod of this node, the node itself, or a client outside, and how the plan classifies it."""
+
+from typing import NamedTuple
+
+from ebpfproxy.diagnose.explain.reasons import Reason
+from ebpfproxy.diagnose.explain.result import ClientClass
+from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.model.address import Address, Family, contains, family, format_address
+from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic
+
+EBPF = "ebpf"
+
+
+class Origin(NamedTuple):
+    """A client.
+
+    - `kind`: where it is.
+    - `addresses`: its own, at most one of each family is used. Empty: unknown, for example any pod.
+    - `interface`: the node's device that leads to a pod, "" if unknown; `ifindex` is 0 then.
+    - `cookie`: of the pod's network namespace, 0 if unknown.
+    - `bypasses_hooks`: the node does not see its sockets.
+    """
+
+    kind: ClientClass
+    name: str
+    addresses: tuple[Address, ...] = ()
+    interface: str = ""
+    ifindex: int = 0
+    cookie: int = 0
+    bypasses_hooks: bool = False
+
+    def address(self, ip_family: Family) -> Address | None:
+        """Its first address of a family, None if it is unknown."""
+        return next((each for each in self.addresses if family(each) is ip_family), None)
+
+    def __str__(self) -> str:
+        known = ", ".join(map(format_address, self.addresses))
+        return self.name + (f" ({known})" if known and known != self.name else "")
+
+
+ANY_POD = Origin(ClientClass.POD, "a pod of this node")
+THE_NODE = Origin(ClientClass.NODE, "this node")
+ANYONE_OUTSIDE = Origin(ClientClass.OUTSIDE, "a client outside")
+
+
+class Classified(NamedTuple):
+    """The class of a client in a plan, and why."""
+
+    client: ClientClass
+    why: Reason
+
+
+def classify(origin: Origin, situation: Situation, ip_family: Family) -> Classified:
+    """Return the class of the client as the mode recognizes it (plan/local_traffic.py).
+
+    A pod without a known address or interface is taken for one that is recognized.
+    """
+    if origin.kind is ClientClass.NODE:
+        return Classified(ClientClass.NODE, Reason.IS_NODE)
+    if situation.context.detect_local is DetectLocal.DEVICES:
+        if origin.kind is ClientClass.POD:
+            return Classified(ClientClass.POD, Reason.POD_BY_DEVICE)
+        return Classified(ClientClass.OUTSIDE, Reason.IS_OUTSIDE)
+    traffic = situation.node.local_traffic.get(ip_family)
+    if traffic is None:
+        return Classified(ClientClass.OUTSIDE, Reason.NO_DETECTION)
+    by = Reason.POD_BY_NETWORK if traffic.network else Reason.POD_BY_INTERFACE
+    if _is_detected(origin, traffic, ip_family):
+        return Classified(ClientClass.POD, by)
+    is_pod = origin.kind is ClientClass.POD
+    return Classified(ClientClass.OUTSIDE, Reason.NOT_DETECTED_AS_POD if is_pod else Reason.IS_OUTSIDE)
+
+
+def _is_detected(origin: Origin, traffic: LocalTraffic, ip_family: Family) -> bool:
+    is_pod = origin.kind is ClientClass.POD
+    if traffic.network:
+        address = origin.address(ip_family)
+        return contains(traffic.network, address) if address else is_pod
+    if not origin.interface:
+        return is_pod
+    if traffic.prefix:
+        return origin.interface.startswith(traffic.interface)
+    return origin.interface == traffic.interface

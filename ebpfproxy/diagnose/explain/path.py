@@ -1,0 +1,84 @@
+"""The hook, program or chain that sees the connection first."""
+
+from ebpfproxy.diagnose.explain.lookup import IPVS, is_ebpf
+from ebpfproxy.diagnose.explain.origin import Origin
+from ebpfproxy.diagnose.explain.reasons import Reason
+from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
+from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.model.address import Family, Protocol, family
+from ebpfproxy.plan.service_plan import FrontendPlan, SocketLb
+
+
+def path(
+    situation: Situation, origin: Origin, destination: Destination, frontend: FrontendPlan | None = None
+) -> Path:
+    """Return the path of a connection. Without a `frontend`, the path that would look for one."""
+    if not is_ebpf(situation):
+        return _netfilter(situation, origin, destination)
+    exception = _socket_exception(situation, origin, destination, frontend)
+    if exception is None and origin.kind is not ClientClass.OUTSIDE:
+        return _socket(destination)
+    if origin.kind is ClientClass.OUTSIDE:
+        return Path(Via.PACKET, Reason.INGRESS_OF_UPLINK, _devices(situation, origin))
+    if origin.kind is ClientClass.POD:
+        place = f"ingress of {origin.interface or 'the device of the pod'}"
+        return Path(Via.PACKET, Reason.INGRESS_OF_POD, place, exception)
+    if reaches_itself(situation, destination):
+        return Path(Via.NOTHING, Reason.NO_DEVICE_PASSED, "no program", exception)
+    return Path(Via.PACKET, Reason.EGRESS_OF_DEVICE, _output(situation, destination), exception)
+
+
+def reaches_itself(situation: Situation, destination: Destination) -> bool:
+    """Whether packets of the node to the destination pass no device with a program, in mode ebpf."""
+    return situation.is_local(destination.address) and situation.context.socket_lb is not SocketLb.OFF
+
+
+def _socket_exception(
+    situation: Situation, origin: Origin, destination: Destination, frontend: FrontendPlan | None
+) -> Reason | None:
+    is_pod, is_node = origin.kind is ClientClass.POD, origin.kind is ClientClass.NODE
+    socket_lb = situation.context.socket_lb
+    if socket_lb is SocketLb.OFF or (is_pod and socket_lb is SocketLb.HOST):
+        return Reason.SOCKET_LB_OFF
+    if destination.protocol is Protocol.SCTP:
+        return Reason.SCTP_NEEDS_PACKETS
+    if is_pod and origin.bypasses_hooks:
+        return Reason.POD_BYPASSES_HOOKS
+    if frontend and frontend.restricted and not (is_node and frontend.node_admitted):
+        return Reason.RANGES_NEED_PACKETS
+    return None
+
+
+def _socket(destination: Destination) -> Path:
+    number = 4 if family(destination.address) is Family.IPV4 else 6
+    if destination.protocol is Protocol.UDP:
+        return Path(Via.SOCKET, Reason.SENDMSG_HOOK, f"hooks connect{number} and sendmsg{number}")
+    return Path(Via.SOCKET, Reason.CONNECT_HOOK, f"hook connect{number}")
+
+
+def _netfilter(situation: Situation, origin: Origin, destination: Destination) -> Path:
+    is_node = origin.kind is ClientClass.NODE
+    if situation.mode == IPVS:
+        place = "output" if is_node else "input"
+        return Path(Via.PACKET, Reason.VIRTUAL_SERVER, f"IPVS, at {place}")
+    table = {Family.IPV4: "ip", Family.IPV6: "ip6"}[family(destination.address)]
+    if situation.mode == "nftables":
+        chain = "nat-output" if is_node else "nat-prerouting"
+        place = f"table {table} kube-proxy, chain {chain}"
+    else:
+        tool = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}[family(destination.address)]
+        place = f"{tool}, table nat, chain {'OUTPUT' if is_node else 'PREROUTING'}, KUBE-SERVICES"
+    return Path(Via.PACKET, Reason.NAT_OUTPUT if is_node else Reason.NAT_PREROUTING, place)
+
+
+def _devices(situation: Situation, origin: Origin) -> str:
+    names = [each.name for each in situation.node.devices if each.role.value in ("uplink", "tunnel")]
+    if origin.interface:
+        names = [origin.interface]
+    return f"ingress of {', '.join(names) or 'the uplink'}"
+
+
+def _output(situation: Situation, destination: Destination) -> str:
+    route = situation.routes(destination.address)
+    device = situation.device(route.ifindex) if route else None
+    return f"egress of {device.name if device else 'the device that the packet leaves by'}"

@@ -1,0 +1,458 @@
+"""Every reason that `explain` gives, defined once. docs/explain.md has the table of them."""
+
+import enum
+
+
+class Subject(enum.Enum):
+    """The subject of a step, in the order of the steps."""
+
+    NODE = "node"
+    CLIENT = "client"
+    PATH = "path"
+    FRONTEND = "frontend"
+    SOURCE_RANGES = "source ranges"
+    POLICY = "policy"
+    ENDPOINTS = "endpoints"
+    AFFINITY = "affinity"
+    ALGORITHM = "algorithm"
+    MASQUERADE = "masquerade"
+    ADDRESSES = "addresses"
+    KERNEL = "kernel"
+    OUTCOME = "outcome"
+
+
+class Reason(enum.Enum):
+    """A reason: its value is the name in JSON, `meaning` is one line, `subject` is the kind of its step."""
+
+    subject: Subject
+    meaning: str
+
+    def __new__(cls, name: str, subject: Subject, meaning: str) -> "Reason":
+        made = object.__new__(cls)
+        made._value_ = name
+        made.subject, made.meaning = subject, meaning
+        return made
+
+    # Node
+    NO_NODE_OBJECT = (
+        "NoNodeObject",
+        Subject.NODE,
+        "no Node object has this name, so zone and pod networks are unknown (--assume-node)",
+    )
+
+    # Client
+    IS_NODE = "IsNode", Subject.CLIENT, "a process in the network namespace of the node"
+    POD_BY_DEVICE = (
+        "PodByDevice",
+        Subject.CLIENT,
+        "a pod of this node, by its network namespace or device",
+    )
+    POD_BY_NETWORK = (
+        "PodByNetwork",
+        Subject.CLIENT,
+        "a pod: its address is in the network of pods (--detect-local-mode)",
+    )
+    POD_BY_INTERFACE = (
+        "PodByInterface",
+        Subject.CLIENT,
+        "a pod: its packets arrive at an interface of pods (--detect-local-mode)",
+    )
+    NOT_DETECTED_AS_POD = (
+        "NotDetectedAsPod",
+        Subject.CLIENT,
+        "a pod, but neither its address nor its interface is that of pods (--detect-local-mode)",
+    )
+    NO_DETECTION = (
+        "NoDetection",
+        Subject.CLIENT,
+        "local traffic cannot be detected, so all clients except the node are treated alike",
+    )
+    IS_OUTSIDE = "IsOutside", Subject.CLIENT, "neither this node nor one of its pods"
+
+    # Path
+    CONNECT_HOOK = (
+        "ConnectHook",
+        Subject.PATH,
+        "the connect() hook of the cgroup rewrites the socket's address",
+    )
+    SENDMSG_HOOK = (
+        "SendmsgHook",
+        Subject.PATH,
+        "the connect() or sendmsg() hook rewrites the address of a UDP socket",
+    )
+    INGRESS_OF_POD = (
+        "IngressOfPod",
+        Subject.PATH,
+        "the ingress program at the pod's device translates packets",
+    )
+    INGRESS_OF_UPLINK = (
+        "IngressOfUplink",
+        Subject.PATH,
+        "the ingress program at an uplink or tunnel translates packets",
+    )
+    EGRESS_OF_DEVICE = (
+        "EgressOfDevice",
+        Subject.PATH,
+        "the egress program at the device that the node's packet leaves by translates it",
+    )
+    RANGES_NEED_PACKETS = (
+        "RangesNeedPackets",
+        Subject.PATH,
+        "source ranges apply, and a socket may have no source address yet: the packet path decides",
+    )
+    SCTP_NEEDS_PACKETS = "SctpNeedsPackets", Subject.PATH, "SCTP sockets run no hook: the packet path decides"
+    SOCKET_LB_OFF = "SocketLbOff", Subject.PATH, "--socket-lb excludes this client's sockets"
+    POD_BYPASSES_HOOKS = (
+        "PodBypassesHooks",
+        Subject.PATH,
+        "the node does not see this pod's sockets, for example of a VM",
+    )
+    NO_DEVICE_PASSED = (
+        "NoDevicePassed",
+        Subject.PATH,
+        "the node's packets to itself pass no device with a program, so nothing translates them",
+    )
+    NAT_PREROUTING = "NatPrerouting", Subject.PATH, "the rules at prerouting translate packets that arrive"
+    NAT_OUTPUT = "NatOutput", Subject.PATH, "the rules at output translate packets of the node itself"
+    VIRTUAL_SERVER = (
+        "VirtualServer",
+        Subject.PATH,
+        "the node has the address, and IPVS takes packets at input",
+    )
+
+    # Frontend
+    CLUSTER_IP = "ClusterIP", Subject.FRONTEND, "the address is a ClusterIP of the Service"
+    EXTERNAL_IP = "ExternalIP", Subject.FRONTEND, "the address is in externalIPs of the Service"
+    LOAD_BALANCER_IP = (
+        "LoadBalancerIP",
+        Subject.FRONTEND,
+        "the address is in status.loadBalancer of the Service",
+    )
+    NODE_PORT = (
+        "NodePort",
+        Subject.FRONTEND,
+        "the port is a NodePort, and this address of the node accepts those",
+    )
+    WON_CLAIM = (
+        "WonClaim",
+        Subject.FRONTEND,
+        "several Services claim the frontend; the kind, then the name decides",
+    )
+    NODE_PORT_INSTEAD = (
+        "NodePortInstead",
+        Subject.FRONTEND,
+        "the frontend of this address has no endpoint, and the NodePort with the same number is used",
+    )
+    PORT_NOT_SERVED = (
+        "PortNotServed",
+        Subject.FRONTEND,
+        "a Service has the address, but no port with this number and protocol",
+    )
+    UNUSED_PORT_REJECTED = (
+        "UnusedPortRejected",
+        Subject.FRONTEND,
+        "mode nftables rejects unused ports of a ClusterIP, as kube-proxy does",
+    )
+    UNUSED_PORT_ON_NODE = (
+        "UnusedPortOnNode",
+        Subject.FRONTEND,
+        "mode ipvs: the node has the address, and rejects ports that no Service has",
+    )
+    ADDRESS_EXCLUDED = (
+        "AddressExcluded",
+        Subject.FRONTEND,
+        "the port is a NodePort, but --nodeport-addresses excludes this address",
+    )
+    LOOPBACK_EXCLUDED = (
+        "LoopbackExcluded",
+        Subject.FRONTEND,
+        "the port is a NodePort, but NodePorts do not answer on loopback in this mode or by a flag",
+    )
+    OTHER_LOOPBACK = (
+        "OtherLoopback",
+        Subject.FRONTEND,
+        "the loopback address is the client's own, not that of the node",
+    )
+    NOT_THIS_NODE = (
+        "NotThisNode",
+        Subject.FRONTEND,
+        "the port is a NodePort, but the address is not of this node",
+    )
+    HEALTH_CHECK_NODE_PORT = (
+        "HealthCheckNodePort",
+        Subject.FRONTEND,
+        "the agent answers health checks of a load balancer at this port",
+    )
+    ENDPOINT_ADDRESS = (
+        "EndpointAddress",
+        Subject.FRONTEND,
+        "the address is that of an endpoint: the connection uses no Service",
+    )
+    INVALID_OBJECT = "InvalidObject", Subject.FRONTEND, "the object of the Service cannot be served"
+    REJECTED_PART = (
+        "RejectedPart",
+        Subject.FRONTEND,
+        "parts of the Service's objects cannot be served; the rest is",
+    )
+    HEADLESS = "Headless", Subject.FRONTEND, "the Service is headless: clients get its endpoints from DNS"
+    EXTERNAL_NAME = "ExternalName", Subject.FRONTEND, "the Service is an alias in DNS"
+    NO_CLUSTER_IP = "NoClusterIP", Subject.FRONTEND, "the Service has no ClusterIP yet"
+    OTHER_PROXY = "OtherProxy", Subject.FRONTEND, "a label assigns the Service to another proxy"
+    NO_PORT = "NoPort", Subject.FRONTEND, "the Service has no such port, or no ClusterIP of a family"
+    LOST_CLAIM = "LostClaim", Subject.FRONTEND, "another Service has this frontend"
+    ECHO_REQUEST = (
+        "EchoRequest",
+        Subject.FRONTEND,
+        "an echo request (ping) has no port, and reaches no endpoint",
+    )
+    NO_FRONTEND = "NoFrontend", Subject.FRONTEND, "no Service has this address and port"
+
+    # Source ranges
+    UNRESTRICTED = "Unrestricted", Subject.SOURCE_RANGES, "no source ranges apply to this frontend"
+    IN_RANGES = "InRanges", Subject.SOURCE_RANGES, "loadBalancerSourceRanges contains the client"
+    NODE_IN_RANGES = (
+        "NodeInRanges",
+        Subject.SOURCE_RANGES,
+        "loadBalancerSourceRanges contains an address of the node",
+    )
+    NOT_IN_RANGES = (
+        "NotInRanges",
+        Subject.SOURCE_RANGES,
+        "loadBalancerSourceRanges does not contain the client: its packets are dropped",
+    )
+    RANGES_UNKNOWN_CLIENT = (
+        "RangesUnknownClient",
+        Subject.SOURCE_RANGES,
+        "the client has no known address, so it is treated as if it were in no range",
+    )
+    RANGES_WITHOUT_ENDPOINTS = (
+        "RangesWithoutEndpoints",
+        Subject.SOURCE_RANGES,
+        "mode iptables: without any endpoint source ranges do not apply",
+    )
+
+    # Policy
+    INTERNAL_CLUSTER = (
+        "InternalCluster",
+        Subject.POLICY,
+        "internalTrafficPolicy Cluster: endpoints on all nodes",
+    )
+    INTERNAL_LOCAL = (
+        "InternalLocal",
+        Subject.POLICY,
+        "internalTrafficPolicy Local: endpoints on this node only",
+    )
+    EXTERNAL_CLUSTER = (
+        "ExternalCluster",
+        Subject.POLICY,
+        "externalTrafficPolicy Cluster: endpoints on all nodes",
+    )
+    EXTERNAL_LOCAL = (
+        "ExternalLocal",
+        Subject.POLICY,
+        "externalTrafficPolicy Local and a client outside: endpoints on this node only",
+    )
+    EXTERNAL_LOCAL_INSIDE = (
+        "ExternalLocalInside",
+        Subject.POLICY,
+        "externalTrafficPolicy Local, but the client is a pod or the node: endpoints on all nodes",
+    )
+    IPVS_ONE_LIST = (
+        "IpvsOneList",
+        Subject.POLICY,
+        "mode ipvs has one list for all clients: policy Local applies to pods and the node, too",
+    )
+
+    # Endpoints
+    READY = "Ready", Subject.ENDPOINTS, "used: ready"
+    READY_HINT_NODE = "ReadyHintNode", Subject.ENDPOINTS, "used: ready, and a hint assigns it to this node"
+    READY_HINT_ZONE = (
+        "ReadyHintZone",
+        Subject.ENDPOINTS,
+        "used: ready, and a hint assigns it to this node's zone",
+    )
+    READY_ON_NODE = "ReadyOnNode", Subject.ENDPOINTS, "used: ready, and on this node"
+    ONLY_TERMINATING = (
+        "OnlyTerminating",
+        Subject.ENDPOINTS,
+        "used: terminating but serving, and no endpoint is ready",
+    )
+    ONLY_TERMINATING_ON_NODE = (
+        "OnlyTerminatingOnNode",
+        Subject.ENDPOINTS,
+        "used: terminating but serving, and none on this node is ready",
+    )
+    NOT_READY = "NotReady", Subject.ENDPOINTS, "excluded: not ready"
+    NOT_SERVING = "NotServing", Subject.ENDPOINTS, "excluded: terminating, and no longer serving"
+    TERMINATING = "Terminating", Subject.ENDPOINTS, "excluded: terminating, and others are ready"
+    HINT_OTHER_NODE = "HintOtherNode", Subject.ENDPOINTS, "excluded: a hint assigns it to another node"
+    HINT_OTHER_ZONE = "HintOtherZone", Subject.ENDPOINTS, "excluded: a hint assigns it to another zone"
+    NOT_LOCAL = "NotLocal", Subject.ENDPOINTS, "excluded: on another node, and the policy is Local"
+    NODE_UNKNOWN = "NodeUnknown", Subject.ENDPOINTS, "excluded: its EndpointSlice names no node"
+    PORT_MISSING = (
+        "PortMissing",
+        Subject.ENDPOINTS,
+        "excluded: its EndpointSlice has no port with this name and protocol",
+    )
+    OTHER_FAMILY = "OtherFamily", Subject.ENDPOINTS, "excluded: it has an address of the other family"
+    ONE_LIST_EXCLUDED = (
+        "OneListExcluded",
+        Subject.ENDPOINTS,
+        "excluded: mode ipvs has one list for all clients, with only those on this node",
+    )
+    PORT_UNEQUAL = (
+        "PortUnequal",
+        Subject.ENDPOINTS,
+        "unusable: mode ebpf drops SCTP packets whose endpoint has another port",
+    )
+    HAIRPIN_LOST = (
+        "HairpinLost",
+        Subject.ENDPOINTS,
+        "unusable: mode ipvs does not masquerade a pod that reaches itself if its node is not named",
+    )
+    LISTED = "Listed", Subject.ENDPOINTS, "used: in the kernel's list for this client"
+    NOT_LISTED = (
+        "NotListed",
+        Subject.ENDPOINTS,
+        "excluded: not in the kernel's list for this client; it drains, or the policy excludes it",
+    )
+    NO_ENDPOINTS = "NoEndpoints", Subject.ENDPOINTS, "the Service has no usable endpoint on any node"
+    NONE_BY_POLICY = "NoneByPolicy", Subject.ENDPOINTS, "there are usable endpoints, but none on this node"
+    LAST_ENDPOINTS_KEPT = (
+        "LastEndpointsKept",
+        Subject.ENDPOINTS,
+        "default/kubernetes keeps its last endpoints while the API server lists none",
+    )
+
+    # Affinity
+    NO_AFFINITY = "NoAffinity", Subject.AFFINITY, "sessionAffinity is None"
+    AFFINITY_BY_NETNS = (
+        "AffinityByNetns",
+        Subject.AFFINITY,
+        "ClientIP; the network namespace identifies the client of a socket",
+    )
+    AFFINITY_BY_ADDRESS = (
+        "AffinityByAddress",
+        Subject.AFFINITY,
+        "ClientIP; the source address identifies the client",
+    )
+    AFFINITY_KNOWN = (
+        "AffinityKnown",
+        Subject.AFFINITY,
+        "the client has an endpoint by affinity, which it gets again",
+    )
+    AFFINITY_UNKNOWN = "AffinityUnknown", Subject.AFFINITY, "the client has no endpoint by affinity yet"
+
+    # Algorithm
+    RANDOM = "Random", Subject.ALGORITHM, "each usable endpoint has the same probability"
+    SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
+    SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
+
+    # Masquerade
+    POLICY_MASQUERADES = (
+        "PolicyMasquerades",
+        Subject.MASQUERADE,
+        "masqueraded: the reply of an endpoint might not return through this node",
+    )
+    MASQUERADE_ALL = "MasqueradeAll", Subject.MASQUERADE, "masqueraded: --masquerade-all"
+    HAIRPIN = "Hairpin", Subject.MASQUERADE, "masqueraded: the endpoint is the client itself"
+    POLICY_KEEPS = (
+        "PolicyKeeps",
+        Subject.MASQUERADE,
+        "not masqueraded: the traffic policy keeps the client's address",
+    )
+    SOCKET_IS_REWRITTEN = (
+        "SocketIsRewritten",
+        Subject.MASQUERADE,
+        "not masqueraded: the socket connects to the endpoint itself",
+    )
+    REPLY_PASSES_NODE = (
+        "ReplyPassesNode",
+        Subject.MASQUERADE,
+        "not masqueraded: the endpoint is on this node, so its reply passes the node anyway",
+    )
+    ENDPOINT_IS_NODE = (
+        "EndpointIsNode",
+        Subject.MASQUERADE,
+        "not masqueraded: the endpoint has an address of this node, so the packet leaves by no device",
+    )
+    NO_PROGRAM_AT_DEVICE = (
+        "NoProgramAtDevice",
+        Subject.MASQUERADE,
+        "not masqueraded: the device that leads to the endpoint has no program",
+    )
+
+    # Addresses
+    SEES_CLIENT = "SeesClient", Subject.ADDRESSES, "the server sees the client's own address"
+    SEES_NODE = "SeesNode", Subject.ADDRESSES, "the server sees an address of this node"
+    PEER_IS_FRONTEND = (
+        "PeerIsFrontend",
+        Subject.ADDRESSES,
+        "the client sees the frontend address as its peer",
+    )
+
+    # Kernel
+    AGREES = "Agrees", Subject.KERNEL, "the kernel has what the plan wants for this ServicePort"
+    DISAGREES = "Disagrees", Subject.KERNEL, "the kernel has something else than the plan wants"
+
+    # Outcome
+    CONNECTS = "Connects", Subject.OUTCOME, "the connection reaches one of the usable endpoints"
+    REJECTED_NO_ENDPOINTS = (
+        "RejectedNoEndpoints",
+        Subject.OUTCOME,
+        "the connection is rejected: no node has a usable endpoint",
+    )
+    DROPPED_BY_POLICY = (
+        "DroppedByPolicy",
+        Subject.OUTCOME,
+        "packets are dropped: only the traffic policy excludes the endpoints",
+    )
+    DROPPED_BY_RANGES = (
+        "DroppedByRanges",
+        Subject.OUTCOME,
+        "packets are dropped: source ranges exclude the client",
+    )
+    DROPPED_PORT_UNEQUAL = (
+        "DroppedPortUnequal",
+        Subject.OUTCOME,
+        "packets are dropped: the SCTP checksum covers the port",
+    )
+    REJECTED_UNUSED_PORT = (
+        "RejectedUnusedPort",
+        Subject.OUTCOME,
+        "the connection is rejected: no Service has the port",
+    )
+    REJECTED_OR_DROPPED = (
+        "RejectedOrDropped",
+        Subject.OUTCOME,
+        "mode iptables: rejected or dropped, depending on which of two rules is first",
+    )
+    NODE_PORT_DROPPED = (
+        "NodePortDropped",
+        Subject.OUTCOME,
+        "mode iptables: policy Local drops packets to the NodePort at each address of the node",
+    )
+    NODE_PORT_REJECTED = (
+        "NodePortRejected",
+        Subject.OUTCOME,
+        "mode iptables: without endpoints the NodePort is rejected at each address of the node",
+    )
+    REACHES_NODE = (
+        "ReachesNode",
+        Subject.OUTCOME,
+        "no Service: a process of the node that listens there answers, otherwise it is refused",
+    )
+    ROUTED = "Routed", Subject.OUTCOME, "no Service: the packet is routed like any other"
+    EXTERNAL_NOT_REJECTED = (
+        "ExternalNotRejected",
+        Subject.OUTCOME,
+        "mode iptables: no rule rejects the node's packets to an external address: they are routed",
+    )
+    ECHO_ANSWERED = "EchoAnswered", Subject.OUTCOME, "the node answers the echo request"
+    ECHO_NOT_ANSWERED = "EchoNotAnswered", Subject.OUTCOME, "nothing answers the echo request"
+    HEALTH_CHECK_ANSWERED = (
+        "HealthCheckAnswered",
+        Subject.OUTCOME,
+        "the agent answers: 200 if this node has a ready endpoint, else 503",
+    )
+    NO_SERVICE = "NoService", Subject.OUTCOME, "no service proxy serves the Service"

@@ -1,0 +1,176 @@
+"""The plans of all Services at one moment, as an agent makes them, and the frontends by address."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
+from ebpfproxy.diagnose.cluster import Cluster, Complaint
+from ebpfproxy.model.address import Address, Family, contains, network
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.device import Device
+from ebpfproxy.model.service import NamespacedName, ServicePortName
+from ebpfproxy.plan.claims import Claims
+from ebpfproxy.plan.counts import ClusterSize
+from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.endpoints import NodeLocation
+from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.node_plan import plan_node
+from ebpfproxy.plan.service_plan import (
+    DevicePlan,
+    Frontend,
+    FrontendPlan,
+    NodePlan,
+    PlanContext,
+    PlanKey,
+    ServicePortPlan,
+)
+
+
+class Route(NamedTuple):
+    """The node's route to an address: the device, 0 for none, and the source address that it selects."""
+
+    ifindex: int
+    source: Address | None
+
+
+Routes = Callable[[Address], Route | None]
+"""The node's route to an address; None if it is unknown."""
+
+
+def no_routes(_: Address) -> None:
+    """No route is known, for example with manifests only."""
+
+
+class Served(NamedTuple):
+    """A frontend, and the plan of the ServicePort that claims it."""
+
+    plan: ServicePortPlan
+    frontend: FrontendPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """Everything that the plan knows, in one mode.
+
+    - `plans`: with the frontends that each ServicePort gets. `requested`: with all that it claims.
+    - `scheduler`: --ipvs-scheduler.
+    - `routes`: the node's routes.
+    - `is_from_tables`: the plans were read from the kernel or a dump; there are no EndpointSlices.
+    """
+
+    mode: str
+    state: ClusterState
+    context: PlanContext
+    node: NodePlan
+    plans: Mapping[PlanKey, ServicePortPlan]
+    requested: Mapping[NamespacedName, tuple[ServicePortPlan, ...]]
+    unserved: Mapping[NamespacedName, Unserved] = dataclasses.field(default_factory=dict)
+    complaints: tuple[Complaint, ...] = ()
+    scheduler: str = ""
+    routes: Routes = no_routes
+    is_from_tables: bool = False
+
+    @cached_property
+    def frontends(self) -> Mapping[Frontend, Served]:
+        """The ServicePort of each frontend, after conflicts of claims."""
+        return {
+            frontend.frontend: Served(plan, frontend)
+            for plan in self.plans.values()
+            for frontend in plan.frontends
+        }
+
+    @cached_property
+    def addresses(self) -> Mapping[Address, tuple[Served, ...]]:
+        """The frontends of each address, NodePorts excluded."""
+        found: dict[Address, list[Served]] = {}
+        for served in self.frontends.values():
+            found.setdefault(served.frontend.frontend.address, []).append(served)
+        return {address: tuple(of) for address, of in found.items()}
+
+    @property
+    def location(self) -> NodeLocation:
+        return NodeLocation(self.context.node_name, self.state.node.zone if self.state.node else "")
+
+    def claims_of(self, frontend: Frontend) -> list[ServicePortName]:
+        """The names of all ServicePorts that claim a frontend, sorted."""
+        return sorted(
+            plan.name
+            for plans in self.requested.values()
+            for plan in plans
+            if any(each.frontend == frontend for each in plan.frontends)
+        )
+
+    def complaints_about(self, service: NamespacedName) -> tuple[str, ...]:
+        """What cannot be served of a Service and its EndpointSlices, a line for each."""
+        slices = {str(each.name) for each in self.state.slices_of(service)}
+        return tuple(
+            f"{each.kind} {each.name}: {each.reason}"
+            for each in self.complaints
+            if (each.kind == SERVICE and each.name == str(service))
+            or (each.kind == ENDPOINT_SLICE and each.name in slices)
+        )
+
+    def is_local(self, address: Address) -> bool:
+        """Whether the node delivers packets to this address to itself."""
+        return self._is_in(self._local_lengths, self.state.local_networks, address)
+
+    def accepts_node_ports(self, address: Address) -> bool:
+        """Whether NodePorts are served at this address."""
+        return any(contains(net, address) for net in self.node.node_port_networks)
+
+    @cached_property
+    def _local_lengths(self) -> tuple[int, ...]:
+        return tuple({net.length for net in self.state.local_networks})
+
+    @staticmethod
+    def _is_in(lengths: Iterable[int], networks: frozenset[object], address: Address) -> bool:
+        return any(network(address, length) in networks for length in lengths)
+
+    def device(self, ifindex: int) -> Device | None:
+        return next((each for each in self.state.devices if each.ifindex == ifindex), None)
+
+    def device_plan(self, ifindex: int) -> DevicePlan | None:
+        """The plan of a device, None if it gets no programs."""
+        return next((each for each in self.node.devices if each.ifindex == ifindex), None)
+
+    def own_addresses(self, ip_family: Family) -> Iterator[Address]:
+        """The addresses of the node's devices, else those of its Node object."""
+        from ebpfproxy.model.address import family
+
+        found = [address for each in self.state.devices for address in each.addresses]
+        if self.is_from_tables:
+            found = [a for each in self.node.devices for a in (each.v4, each.v6) if a]
+        if not found and self.state.node:
+            found = [*self.state.node.addresses, *self.state.node.external_addresses]
+        return (address for address in dict.fromkeys(found) if family(address) is ip_family)
+
+
+def plan_situation(
+    cluster: Cluster, context: PlanContext, mode: str, *, scheduler: str = "", routes: Routes = no_routes
+) -> Situation:
+    """Plan all Services and the node, as `agent.reconciler` does. The order of Services does not matter."""
+    state = cluster.state
+    size = ClusterSize()
+    for name, service in state.services.items():
+        size.update(name, service, state.slices_of(name))
+    claims = Claims()
+    requested: dict[NamespacedName, tuple[ServicePortPlan, ...]] = {}
+    for name, service in state.services.items():
+        plans = plan_service(service, state.slices_of(name), state.node, context, size.large)
+        requested[name] = plans
+        claims.update(name, plans)
+    pods = any(map(needs_packets_of_pods, claims.plans.values()))
+    return Situation(
+        mode,
+        state,
+        context,
+        plan_node(state, context, pods),
+        claims.plans,
+        requested,
+        cluster.unserved,
+        cluster.complaints,
+        scheduler,
+        routes,
+    )

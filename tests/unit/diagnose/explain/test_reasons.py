@@ -1,0 +1,506 @@
+"""Every reason, each with a connection that has it, and what happens to that connection."""
+
+from collections.abc import Callable
+
+import pytest
+
+from ebpfproxy.diagnose.explain.reasons import Reason, Subject
+from ebpfproxy.diagnose.explain.result import Explanation, Verdict
+from ebpfproxy.model.address import Protocol, parse_address
+from ebpfproxy.model.service import ServiceType, TrafficPolicy
+from ebpfproxy.plan.endpoints import API_SERVER
+from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
+from tests.support.build import HERE, draining, endpoint, networks, port, service, slice_of
+from tests.unit.diagnose.explain.scene import (
+    A_CLIENT,
+    A_POD,
+    CLUSTER_IP,
+    NODE,
+    OTHER_POD,
+    OUTSIDE,
+    POD,
+    REMOTE_POD,
+    THE_NODE,
+    explained,
+    ping,
+    reasons,
+    situation,
+    slice_with,
+    to,
+)
+
+CONNECTS, REJECTED, DROPPED = Verdict.CONNECTS, Verdict.REJECTED, Verdict.DROPPED
+ROUTED, REACHES_NODE, ANSWERED = Verdict.ROUTED, Verdict.REACHES_NODE, Verdict.ANSWERED
+LOCAL = TrafficPolicy.LOCAL
+BALANCER, EXTERNAL = "203.0.113.1", "203.0.113.2"
+
+WEB = service()
+READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
+NODE_PORT_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT)
+LOCAL_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
+INTERNAL_LOCAL = service("web", internal_policy=LOCAL)
+RANGED = service("web", balancer=[BALANCER], ranges=["198.51.100.0/24"], type_=ServiceType.LOAD_BALANCER)
+REMOTE = slice_of("web", endpoint(REMOTE_POD))
+DEAD = endpoint(REMOTE_POD, ready=False, serving=False)
+OWN_EXTERNAL = service("web", port(30080), external=[NODE], type_=ServiceType.LOAD_BALANCER)
+OTHERS_NODE_PORT = service("zoo", port(80, node_port=30080), ips=["10.96.0.11"], type_=ServiceType.NODE_PORT)
+CHECKED = service(
+    "web",
+    balancer=[BALANCER],
+    type_=ServiceType.LOAD_BALANCER,
+    external_policy=LOCAL,
+    health_check=32000,
+)
+SCTP = service("web", port(80, protocol=Protocol.SCTP))
+UDP = service("web", port(80, protocol=Protocol.UDP))
+
+CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
+    # Client
+    Reason.IS_NODE: (CONNECTS, lambda: explained(situation(WEB, READY), origin=THE_NODE)),
+    Reason.POD_BY_DEVICE: (CONNECTS, lambda: explained(situation(WEB, READY), origin=A_POD)),
+    Reason.POD_BY_NETWORK: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY, mode="nftables"), origin=A_POD),
+    ),
+    Reason.POD_BY_INTERFACE: (
+        CONNECTS,
+        lambda: explained(
+            situation(
+                WEB,
+                READY,
+                mode="nftables",
+                detect_local=DetectLocal.INTERFACE_NAME_PREFIX,
+                pod_interface="veth",
+            ),
+            origin=A_POD,
+        ),
+    ),
+    Reason.NOT_DETECTED_AS_POD: (
+        CONNECTS,
+        lambda: explained(
+            situation(
+                WEB,
+                READY,
+                mode="nftables",
+                detect_local=DetectLocal.BRIDGE_INTERFACE,
+                pod_interface="cni0",
+            ),
+            origin=A_POD,
+        ),
+    ),
+    Reason.NO_DETECTION: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY, mode="nftables", cluster_cidrs=()), origin=A_POD),
+    ),
+    Reason.IS_OUTSIDE: (CONNECTS, lambda: explained(situation(WEB, READY), origin=A_CLIENT)),
+    # Path
+    Reason.CONNECT_HOOK: (CONNECTS, lambda: explained(situation(WEB, READY), origin=A_POD)),
+    Reason.SENDMSG_HOOK: (
+        CONNECTS,
+        lambda: explained(
+            situation(UDP, slice_with(Protocol.UDP, 53, endpoint(POD))), to(protocol=Protocol.UDP)
+        ),
+    ),
+    Reason.INGRESS_OF_POD: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY, socket_lb=SocketLb.OFF), origin=A_POD),
+    ),
+    Reason.INGRESS_OF_UPLINK: (CONNECTS, lambda: explained(situation(WEB, READY), origin=A_CLIENT)),
+    Reason.EGRESS_OF_DEVICE: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY, socket_lb=SocketLb.OFF), origin=THE_NODE),
+    ),
+    Reason.RANGES_NEED_PACKETS: (
+        DROPPED,
+        lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD),
+    ),
+    Reason.SCTP_NEEDS_PACKETS: (
+        CONNECTS,
+        lambda: explained(
+            situation(SCTP, slice_with(Protocol.SCTP, 80, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
+        ),
+    ),
+    Reason.SOCKET_LB_OFF: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY, socket_lb=SocketLb.HOST), origin=A_POD),
+    ),
+    Reason.POD_BYPASSES_HOOKS: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY), origin=A_POD._replace(bypasses_hooks=True)),
+    ),
+    Reason.NO_DEVICE_PASSED: (
+        REACHES_NODE,
+        lambda: explained(
+            situation(
+                service("web", balancer=[NODE], ranges=["198.51.100.0/24"], type_=ServiceType.LOAD_BALANCER),
+                READY,
+            ),
+            to(NODE),
+            THE_NODE,
+        ),
+    ),
+    Reason.NAT_PREROUTING: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY, mode="iptables"), origin=A_POD),
+    ),
+    Reason.NAT_OUTPUT: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY, mode="nftables"), origin=THE_NODE),
+    ),
+    Reason.VIRTUAL_SERVER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"), origin=A_POD)),
+    # Frontend
+    Reason.CLUSTER_IP: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.EXTERNAL_IP: (
+        CONNECTS,
+        lambda: explained(situation(service("web", external=[EXTERNAL]), READY), to(EXTERNAL)),
+    ),
+    Reason.LOAD_BALANCER_IP: (
+        CONNECTS,
+        lambda: explained(
+            situation(service("web", balancer=[BALANCER], type_=ServiceType.LOAD_BALANCER), READY),
+            to(BALANCER),
+        ),
+    ),
+    Reason.NODE_PORT: (CONNECTS, lambda: explained(situation(NODE_PORT_WEB, READY), to(NODE, 30080))),
+    Reason.WON_CLAIM: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY, service("zoo", ips=["10.96.0.11"], external=[CLUSTER_IP]))),
+    ),
+    Reason.NODE_PORT_INSTEAD: (
+        CONNECTS,
+        lambda: explained(
+            situation(OWN_EXTERNAL, OTHERS_NODE_PORT, slice_of("zoo", endpoint(REMOTE_POD)), mode="nftables"),
+            to(NODE, 30080),
+            A_CLIENT,
+        ),
+    ),
+    Reason.PORT_NOT_SERVED: (ROUTED, lambda: explained(situation(WEB, READY), to(port=81))),
+    Reason.UNUSED_PORT_REJECTED: (
+        REJECTED,
+        lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
+    ),
+    Reason.UNUSED_PORT_ON_NODE: (
+        REJECTED,
+        lambda: explained(situation(WEB, READY, mode="ipvs"), to(port=81)),
+    ),
+    Reason.ADDRESS_EXCLUDED: (
+        REACHES_NODE,
+        lambda: explained(
+            situation(NODE_PORT_WEB, READY, node_port_cidrs=networks(["10.0.0.0/8"])), to(NODE, 30080)
+        ),
+    ),
+    Reason.LOOPBACK_EXCLUDED: (
+        REACHES_NODE,
+        lambda: explained(situation(NODE_PORT_WEB, READY, mode="nftables"), to("127.0.0.1", 30080), THE_NODE),
+    ),
+    Reason.OTHER_LOOPBACK: (
+        ROUTED,
+        lambda: explained(situation(NODE_PORT_WEB, READY), to("127.0.0.1", 30080), A_POD),
+    ),
+    Reason.NOT_THIS_NODE: (
+        ROUTED,
+        lambda: explained(situation(NODE_PORT_WEB, READY), to("192.0.2.11", 30080)),
+    ),
+    Reason.HEALTH_CHECK_NODE_PORT: (
+        ANSWERED,
+        lambda: explained(situation(CHECKED, READY), to(NODE, 32000)),
+    ),
+    Reason.ENDPOINT_ADDRESS: (ROUTED, lambda: explained(situation(WEB, READY), to(REMOTE_POD, 8080))),
+    Reason.ECHO_REQUEST: (ANSWERED, lambda: explained(situation(WEB, READY), ping(CLUSTER_IP))),
+    Reason.NO_FRONTEND: (ROUTED, lambda: explained(situation(WEB, READY), to("10.97.0.1"))),
+    # Source ranges
+    Reason.UNRESTRICTED: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.IN_RANGES: (CONNECTS, lambda: explained(situation(RANGED, READY), to(BALANCER), A_CLIENT)),
+    Reason.NODE_IN_RANGES: (
+        CONNECTS,
+        lambda: explained(
+            situation(
+                service("web", balancer=[BALANCER], ranges=["192.0.2.0/24"], type_=ServiceType.LOAD_BALANCER),
+                READY,
+            ),
+            to(BALANCER),
+            THE_NODE,
+        ),
+    ),
+    Reason.NOT_IN_RANGES: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD)),
+    Reason.RANGES_UNKNOWN_CLIENT: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER))),
+    Reason.RANGES_WITHOUT_ENDPOINTS: (
+        REJECTED,
+        lambda: explained(situation(RANGED, mode="iptables"), to(BALANCER), A_POD),
+    ),
+    # Policy
+    Reason.INTERNAL_CLUSTER: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.INTERNAL_LOCAL: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
+    Reason.EXTERNAL_CLUSTER: (
+        CONNECTS,
+        lambda: explained(situation(NODE_PORT_WEB, READY), to(NODE, 30080), A_CLIENT),
+    ),
+    Reason.EXTERNAL_LOCAL: (
+        CONNECTS,
+        lambda: explained(situation(LOCAL_WEB, READY), to(NODE, 30080), A_CLIENT),
+    ),
+    Reason.EXTERNAL_LOCAL_INSIDE: (
+        CONNECTS,
+        lambda: explained(situation(LOCAL_WEB, READY), to(NODE, 30080), A_POD),
+    ),
+    Reason.IPVS_ONE_LIST: (
+        CONNECTS,
+        lambda: explained(situation(LOCAL_WEB, READY, mode="ipvs"), to(NODE, 30080), A_POD),
+    ),
+    # Endpoints
+    Reason.READY: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.READY_HINT_NODE: (
+        CONNECTS,
+        lambda: explained(
+            situation(WEB, slice_of("web", endpoint(POD, nodes=[HERE]), endpoint(REMOTE_POD, nodes=["x"])))
+        ),
+    ),
+    Reason.READY_HINT_ZONE: (
+        CONNECTS,
+        lambda: explained(situation(WEB, slice_of("web", endpoint(POD, zones=["a"])), zone="a")),
+    ),
+    Reason.READY_ON_NODE: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
+    Reason.ONLY_TERMINATING: (
+        CONNECTS,
+        lambda: explained(situation(WEB, slice_of("web", draining(REMOTE_POD)))),
+    ),
+    Reason.ONLY_TERMINATING_ON_NODE: (
+        CONNECTS,
+        lambda: explained(situation(INTERNAL_LOCAL, slice_of("web", draining(POD, HERE)))),
+    ),
+    Reason.NOT_READY: (REJECTED, lambda: explained(situation(WEB, slice_of("web", DEAD)))),
+    Reason.NOT_SERVING: (
+        REJECTED,
+        lambda: explained(situation(WEB, slice_of("web", DEAD._replace(terminating=True)))),
+    ),
+    Reason.TERMINATING: (
+        CONNECTS,
+        lambda: explained(situation(WEB, slice_of("web", endpoint(POD), draining(REMOTE_POD)))),
+    ),
+    Reason.HINT_OTHER_NODE: (
+        CONNECTS,
+        lambda: explained(
+            situation(WEB, slice_of("web", endpoint(POD, nodes=[HERE]), endpoint(REMOTE_POD, nodes=["x"])))
+        ),
+    ),
+    Reason.HINT_OTHER_ZONE: (
+        CONNECTS,
+        lambda: explained(
+            situation(
+                WEB,
+                slice_of("web", endpoint(POD, zones=["a"]), endpoint(REMOTE_POD, zones=["b"])),
+                zone="a",
+            )
+        ),
+    ),
+    Reason.NOT_LOCAL: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
+    Reason.NODE_UNKNOWN: (
+        DROPPED,
+        lambda: explained(situation(INTERNAL_LOCAL, slice_of("web", endpoint(REMOTE_POD, "")))),
+    ),
+    Reason.PORT_MISSING: (
+        REJECTED,
+        lambda: explained(situation(WEB, slice_with(Protocol.UDP, 80, endpoint(POD)))),
+    ),
+    Reason.OTHER_FAMILY: (
+        REJECTED,
+        lambda: explained(situation(WEB, slice_of("web", endpoint("fd01::1")))),
+    ),
+    Reason.ONE_LIST_EXCLUDED: (
+        CONNECTS,
+        lambda: explained(situation(LOCAL_WEB, READY, mode="ipvs"), to(NODE, 30080), A_POD),
+    ),
+    Reason.PORT_UNEQUAL: (
+        DROPPED,
+        lambda: explained(
+            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
+        ),
+    ),
+    Reason.HAIRPIN_LOST: (
+        CONNECTS,
+        lambda: explained(situation(WEB, slice_of("web", endpoint(POD, "")), mode="ipvs"), origin=A_POD),
+    ),
+    Reason.NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
+    Reason.NONE_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
+    Reason.LAST_ENDPOINTS_KEPT: (REJECTED, lambda: explained(situation(service(str(API_SERVER))))),
+    # Affinity
+    Reason.NO_AFFINITY: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.AFFINITY_BY_NETNS: (
+        CONNECTS,
+        lambda: explained(situation(service("web", affinity=600), READY), origin=A_POD),
+    ),
+    Reason.AFFINITY_BY_ADDRESS: (
+        CONNECTS,
+        lambda: explained(situation(service("web", affinity=600), READY), origin=A_CLIENT),
+    ),
+    # Algorithm
+    Reason.RANDOM: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.SCHEDULER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"))),
+    Reason.SINGLE: (CONNECTS, lambda: explained(situation(WEB, REMOTE))),
+    # Masquerade
+    Reason.POLICY_MASQUERADES: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_CLIENT)),
+    Reason.MASQUERADE_ALL: (
+        CONNECTS,
+        lambda: explained(situation(WEB, REMOTE, mode="nftables", masquerade_all=True), origin=A_POD),
+    ),
+    Reason.HAIRPIN: (
+        CONNECTS,
+        lambda: explained(
+            situation(WEB, slice_of("web", endpoint(POD, HERE)), mode="nftables"), origin=A_POD
+        ),
+    ),
+    Reason.POLICY_KEEPS: (
+        CONNECTS,
+        lambda: explained(situation(WEB, REMOTE, mode="nftables"), origin=A_POD),
+    ),
+    Reason.SOCKET_IS_REWRITTEN: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_POD)),
+    Reason.REPLY_PASSES_NODE: (
+        CONNECTS,
+        lambda: explained(situation(WEB, slice_of("web", endpoint(POD, HERE))), origin=A_CLIENT),
+    ),
+    Reason.ENDPOINT_IS_NODE: (
+        CONNECTS,
+        lambda: explained(situation(WEB, slice_of("web", endpoint(NODE, HERE))), origin=A_CLIENT),
+    ),
+    Reason.NO_PROGRAM_AT_DEVICE: (
+        CONNECTS,
+        lambda: explained(situation(WEB, slice_of("web", endpoint(OTHER_POD, ""))), origin=A_CLIENT),
+    ),
+    # Addresses
+    Reason.SEES_CLIENT: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_POD)),
+    Reason.SEES_NODE: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_CLIENT)),
+    Reason.PEER_IS_FRONTEND: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    # Outcome
+    Reason.CONNECTS: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.REJECTED_NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
+    Reason.DROPPED_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
+    Reason.DROPPED_BY_RANGES: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD)),
+    Reason.DROPPED_PORT_UNEQUAL: (
+        DROPPED,
+        lambda: explained(
+            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
+        ),
+    ),
+    Reason.REJECTED_UNUSED_PORT: (
+        REJECTED,
+        lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
+    ),
+    Reason.REJECTED_OR_DROPPED: (
+        Verdict.REJECTED_OR_DROPPED,
+        lambda: explained(
+            situation(
+                OWN_EXTERNAL,
+                service(
+                    "zoo",
+                    port(80, node_port=30080),
+                    ips=["10.96.0.11"],
+                    type_=ServiceType.NODE_PORT,
+                    external_policy=LOCAL,
+                ),
+                slice_of("zoo", endpoint(REMOTE_POD)),
+                mode="iptables",
+            ),
+            to(NODE, 30080),
+            A_CLIENT,
+        ),
+    ),
+    Reason.NODE_PORT_DROPPED: (
+        DROPPED,
+        lambda: explained(
+            situation(
+                service(
+                    "web",
+                    port(80, node_port=30080),
+                    ips=["fd00::10"],
+                    type_=ServiceType.NODE_PORT,
+                    external_policy=LOCAL,
+                ),
+                slice_of("web", endpoint("fd01::1")),
+                mode="iptables",
+            ),
+            to("::1", 30080),
+            THE_NODE,
+        ),
+    ),
+    Reason.NODE_PORT_REJECTED: (
+        REJECTED,
+        lambda: explained(
+            situation(NODE_PORT_WEB, mode="iptables", node_port_cidrs=networks(["10.0.0.0/8"])),
+            to(NODE, 30080),
+        ),
+    ),
+    Reason.REACHES_NODE: (REACHES_NODE, lambda: explained(situation(WEB, READY), to(NODE, 22))),
+    Reason.ROUTED: (ROUTED, lambda: explained(situation(WEB, READY), to(OUTSIDE, 443))),
+    Reason.EXTERNAL_NOT_REJECTED: (
+        ROUTED,
+        lambda: explained(
+            situation(service("web", external=[EXTERNAL]), mode="iptables"), to(EXTERNAL), THE_NODE
+        ),
+    ),
+    Reason.ECHO_ANSWERED: (ANSWERED, lambda: explained(situation(WEB, READY), ping(CLUSTER_IP))),
+    Reason.ECHO_NOT_ANSWERED: (
+        DROPPED,
+        lambda: explained(situation(INTERNAL_LOCAL, REMOTE), ping(CLUSTER_IP)),
+    ),
+    Reason.HEALTH_CHECK_ANSWERED: (
+        ANSWERED,
+        lambda: explained(situation(CHECKED, READY), to(NODE, 32000)),
+    ),
+}
+
+TESTED_ELSEWHERE = {
+    "test_from_tables.py": {Reason.LISTED, Reason.NOT_LISTED},
+    "test_session.py": {
+        Reason.HEADLESS,
+        Reason.EXTERNAL_NAME,
+        Reason.NO_CLUSTER_IP,
+        Reason.OTHER_PROXY,
+        Reason.NO_PORT,
+        Reason.LOST_CLAIM,
+        Reason.NO_NODE_OBJECT,
+        Reason.INVALID_OBJECT,
+        Reason.REJECTED_PART,
+        Reason.NO_SERVICE,
+    },
+    "test_facts.py": {
+        Reason.AFFINITY_KNOWN,
+        Reason.AFFINITY_UNKNOWN,
+        Reason.AGREES,
+        Reason.DISAGREES,
+    },
+}
+
+
+@pytest.mark.parametrize("reason", CASES, ids=lambda reason: reason.value)
+def test_a_connection_has_the_reason_and_the_verdict(reason: Reason) -> None:
+    verdict, explanation = CASES[reason]
+    found = explanation()
+    assert reason in reasons(found)
+    assert found.verdict is verdict
+    assert found.steps[-1].reason is found.why
+    assert found.steps[-1].subject is Subject.OUTCOME
+
+
+def test_every_reason_has_a_test() -> None:
+    elsewhere = {reason for some in TESTED_ELSEWHERE.values() for reason in some}
+    assert not elsewhere & CASES.keys()
+    assert elsewhere | CASES.keys() == set(Reason)
+
+
+def test_names_and_meanings_differ_and_fit_in_a_line() -> None:
+    assert len({reason.value for reason in Reason}) == len(Reason)
+    assert len({reason.meaning for reason in Reason}) == len(Reason)
+    assert all("\n" not in reason.meaning and len(reason.meaning) <= 110 for reason in Reason)
+
+
+def test_the_addresses_that_the_server_sees() -> None:
+    """The pod itself by a socket; eth0's address for a client outside; veth7's for a hairpin connection."""
+    remote = situation(WEB, REMOTE)
+    seen = {
+        origin.kind.value: explained(remote, origin=origin).endpoints[0].seen
+        for origin in (A_POD, THE_NODE, A_CLIENT)
+    }
+    node = (parse_address(NODE),)
+    assert seen == {"pod": (parse_address(POD),), "node": node, "outside": node}
+    itself = situation(WEB, slice_of("web", endpoint(POD, HERE)), mode="nftables")
+    assert explained(itself, origin=A_POD).endpoints[0].seen == (parse_address("10.1.0.1"),)
