@@ -100,20 +100,20 @@ def test_a_connection_from_outside(cluster: Cluster) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
     outside = cluster.lab.outside
     with watching(cluster, web) as watched:
-        assert outcome(outside, TCP, web.v4, 80) == "a"
+        assert outcome(outside, TCP, cluster.node.v4, web.node_port) == "a"
         event = watched.await_one(event="new", path="packet")
     assert event.client.startswith(f"{outside.v4}:")
-    assert (event.frontend, event.endpoint) == (f"{web.v4}:80", f"{cluster.a.v4}:8080")
+    assert (event.frontend, event.endpoint) == (f"{cluster.node.v4}:{web.node_port}", f"{cluster.a.v4}:8080")
 
 
 def test_rejected_connections(cluster: Cluster) -> None:
-    web = cluster.service().to()
+    web = cluster.service(node_port=True).to()
     with watching(cluster, web) as watched:
         assert outcome(cluster.p, TCP, web.v4, 80) == REFUSED
         socket_event = watched.await_one(event="rejected", path="socket")
-        assert outcome(cluster.lab.outside, TCP, web.v4, 80) == REFUSED
+        assert outcome(cluster.lab.outside, TCP, cluster.node.v4, web.node_port) == REFUSED
         packet_event = watched.await_one(event="rejected", path="packet")
-        assert outcome(cluster.lab.outside, UDP, web.v4, 53) == REFUSED
+        assert outcome(cluster.lab.outside, UDP, cluster.node.v4, web.node_port) == REFUSED
         watched.await_one(event="rejected", path="packet", protocol="UDP")
     assert {(each.reason, each.endpoint) for each in (socket_event, packet_event)} == {("no-endpoints", "")}
 
@@ -139,19 +139,21 @@ def test_a_connection_outside_the_source_ranges(cluster: Cluster) -> None:
 
 def test_a_reset_of_an_established_flow(cluster: Cluster) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
-    with watching(cluster, web) as watched, connected(cluster.lab.outside, TCP, web.v4, 80) as sock:
+    with watching(cluster, web) as watched, connected(
+        cluster.lab.outside, TCP, cluster.node.v4, web.node_port
+    ) as sock:
         assert converse(sock) == "a"
         sock.setsockopt(1, 13, struct.pack("ii", 1, 0))  # SO_LINGER: close() sends a reset
         sock.close()
         event = watched.await_one(event="reset")
     assert (event.reason, event.endpoint) == ("by-client", f"{cluster.a.v4}:8080")
-    assert event.frontend == f"{web.v4}:80"
+    assert event.frontend == f"{cluster.node.v4}:{web.node_port}"
 
 
 def test_a_reset_of_an_endpoint_without_a_listener(cluster: Cluster) -> None:
     web = cluster.service(node_port=True).to(cluster.q)
     with watching(cluster, web) as watched:
-        assert outcome(cluster.lab.outside, TCP, web.v4, 80) == REFUSED
+        assert outcome(cluster.lab.outside, TCP, cluster.node.v4, web.node_port) == REFUSED
         event = watched.await_one(event="reset")
     assert (event.reason, event.endpoint) == ("by-endpoint", f"{cluster.q.v4}:8080")
 
@@ -160,9 +162,10 @@ def test_a_reset_of_an_endpoint_without_a_listener(cluster: Cluster) -> None:
 def test_session_affinity(cluster: Cluster, path: str) -> None:
     web = cluster.service(node_port=True).to(cluster.a, cluster.b, **STICKY)
     client: Netns = cluster.p if path == "socket" else cluster.lab.outside
+    to = (web.v4, 80) if path == "socket" else (cluster.node.v4, web.node_port)
     with watching(cluster, web) as watched:
         for _ in range(3):
-            outcome(client, TCP, web.v4, 80)
+            outcome(client, TCP, *to)
         eventually(lambda: len(watched.events()) == 3, "three events")
     assert [(each.path, each.affinity) for each in watched.found] == [
         (path, "set"),
@@ -182,12 +185,12 @@ def test_a_reconnected_socket(cluster: Cluster) -> None:
 
 
 def test_filters(cluster: Cluster) -> None:
-    web, other = cluster.service().to(cluster.a), cluster.service().to(cluster.b)
+    web, other = cluster.service(node_port=True).to(cluster.a), cluster.service().to(cluster.b)
     with watching(cluster, web, client=cluster.p.v4, kinds=("new",)) as watched:
         outcome(cluster.p, TCP, other.v4, 80)
         outcome(cluster.q, TCP, web.v4, 80)
         outcome(cluster.node, TCP, web.v4, 80)
-        outcome(cluster.lab.outside, TCP, web.v4, 80)
+        outcome(cluster.lab.outside, TCP, cluster.node.v4, web.node_port)
         outcome(cluster.p, TCP, web.v4, 80)
         outcome(cluster.p, UDP, web.v4, 53)
         watched.await_one(service=f"default/{web.name}:udp")
