@@ -3,12 +3,13 @@
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from ebpfproxy.bench import churn, connect, flows, nodeport, overhead, packet, report, sync
+from ebpfproxy.bench import churn, connect, flows, monitor, nodeport, overhead, packet, report, sync
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.cli import bench_options as options
@@ -302,6 +303,34 @@ def churn_command(
     )
     _show("churn", results, output)
     _fail_where_any(results, (*churn.FAILURES, *churn.LEAKS))
+
+
+@_bench("monitor", "Cost of `ebpfproxy monitor` for a new connection", minutes=1)
+@options.services("1000")
+@options.endpoints
+@options.samples(100_000)
+@options.rounds(20)
+@click.option(
+    "--other",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="Another checkout, whose programs are measured, too.",
+)
+@options.output
+def monitor_command(
+    services: list[int], endpoints: int, samples: int, rounds: int, other: Path | None, output: str
+) -> None:
+    """Measure a new connection to a Service in mode ebpf while nothing reads events, and while monitor does.
+
+    \b
+    connect_us  time of connect() alone
+    per_s       connections per second of the only client
+
+    Rows: other (programs of --other), unused, rate-1000 (monitor with its default rate), rate-0 (monitor
+    without a limit).
+    """
+    sizes = [monitor.Size(count, endpoints, samples, rounds) for count in services]
+    results = [result for size in sizes for result in monitor.run(size, other, _progress)]
+    _show("monitor", results, output)
 
 
 def _progress(text: str) -> None:
