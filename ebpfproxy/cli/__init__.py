@@ -24,6 +24,7 @@ from ebpfproxy.errors import ConfigError, EbpfProxyError, Rejected
 COMMANDS = {
     "run": "Run the agent on this node.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
+    "top": "Show the Services with the most new connections, in mode ebpf.",
     "monitor": "Show new connections as they happen, in mode ebpf.",
     "doctor": "Show which modes work on this machine, and what the others need.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
