@@ -27,12 +27,14 @@ _PATIENCE = 30.0
 
 
 class Size(NamedTuple):
-    """The extent of a run. `samples` is the number of connections for each row in all rounds together."""
+    """The extent of a run. `samples` is the number of connections for each row in all rounds together.
+    `readers`: whether rows with a reader are measured."""
 
     services: int
     endpoints: int
     samples: int
     rounds: int
+    readers: bool
 
 
 def run(size: Size, other: Path | None, progress: Progress) -> Iterator[Result]:
@@ -40,7 +42,7 @@ def run(size: Size, other: Path | None, progress: Progress) -> Iterator[Result]:
 
     Metrics: connect_us, and per_s, the connections per second of a turn. Raises EbpfProxyError.
     """
-    names = [*([OTHER] if other else []), UNUSED, *_READERS]
+    names = [*([OTHER] if other else []), UNUSED, *(_READERS if size.readers else ())]
     samples = Samples(names, size.services)
     with contextlib.ExitStack() as labs:
         here = labs.enter_context(_side(2, size, None, progress))

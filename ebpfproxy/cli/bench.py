@@ -315,9 +315,16 @@ def churn_command(
     type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
     help="Another checkout, whose programs are measured, too.",
 )
+@click.option("--readers/--no-readers", default=True, help="Measure while monitor runs, too.", show_default=True)
 @options.output
 def monitor_command(
-    services: list[int], endpoints: int, samples: int, rounds: int, other: Path | None, output: str
+    services: list[int],
+    endpoints: int,
+    samples: int,
+    rounds: int,
+    other: Path | None,
+    readers: bool,
+    output: str,
 ) -> None:
     """Measure a new connection to a Service in mode ebpf while nothing reads events, and while monitor does.
 
@@ -328,7 +335,7 @@ def monitor_command(
     Rows: other (programs of --other), unused, rate-1000 (monitor with its default rate), rate-0 (monitor
     without a limit).
     """
-    sizes = [monitor.Size(count, endpoints, samples, rounds) for count in services]
+    sizes = [monitor.Size(count, endpoints, samples, rounds, readers) for count in services]
     results = [result for size in sizes for result in monitor.run(size, other, _progress)]
     _show("monitor", results, output)
 

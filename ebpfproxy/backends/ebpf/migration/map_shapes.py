@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.linux.bpf import ring_buffer
 
 SERVICE_MAPS = (
     "service_names",
@@ -38,7 +39,6 @@ _TYPES = {  # enum bpf_map_type
     "array_of_maps": 12,
     "hash_of_maps": 13,
 }
-_RING = 27  # BPF_MAP_TYPE_RINGBUF
 _FLAGS = {"0": 0, "BPF_F_NO_PREALLOC": 1, "BPF_F_MMAPABLE": 1 << 10}
 _SCALARS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8}
 _ANY_PINNED = re.compile(r'\bPINNED\("|\bPINNED_RING\(struct')
@@ -110,7 +110,7 @@ def _declared(text: str, of: abi.Abi, defines: Mapping[str, str]) -> Iterator[tu
     for record, name, size in rings:  # the kernel knows only its size in bytes
         size_in_bytes = int(defines.get(size, of.constants.get(size, size)))
         layout = _digest(_describe(record, of)[1], *_ids(record, record, of))
-        yield name, MapShape(name, _RING, "", 0, 0, size_in_bytes, 0, layout, _digest(str(size_in_bytes)))
+        yield name, MapShape(name, ring_buffer.TYPE, "", 0, 0, size_in_bytes, 0, layout, _digest(str(size_in_bytes)))
 
 
 def _describe(type_: str, of: abi.Abi) -> tuple[int, str]:
