@@ -476,8 +476,8 @@ struct event {
  */
 #define MONITOR_SERVICES 8
 struct monitor {
-	__u64 until;   /* bpf_ktime_get_ns(); 0: no process reads events */
-	__u64 window;  /* the time at which `recorded` began, in units of 2^30 ns */
+	__u64 until;	/* bpf_ktime_get_ns(); 0: no process reads events */
+	__u64 window;	/* the time at which `recorded` began, in units of 2^30 ns */
 	__u64 recorded; /* events in this window */
 	__u64 rate;	/* the most events in a window */
 	__u64 limited;	/* events that exceeded the rate */

@@ -11,9 +11,8 @@
  * the frontend rejects because it has no endpoint: egress rejects the packet. A UDP socket that
  * waits for an endpoint sends such packets.
  */
-static __always_inline enum admission admit_bypassing_packet(struct __sk_buff *skb,
-							     const struct packet *packet,
-							     struct scratch *scratch)
+static __always_inline enum admission
+admit_bypassing_packet(struct __sk_buff *skb, const struct packet *packet, struct scratch *scratch)
 {
 	struct service_key destination = {.address = packet->tuple.destination,
 					  .port = packet->tuple.destination_port,

@@ -21,7 +21,8 @@
 		void (*ringbuf_submit)(void *, u64);                                               \
 		u32 max_entries;                                                                   \
 	};                                                                                         \
-	__attribute__((section("maps/ringbuf"))) struct name##_table_t name = {.max_entries = (bytes)}
+	__attribute__((section("maps/ringbuf"))) struct name##_table_t name = {.max_entries =      \
+										   (bytes)}
 
 /* Preallocated: replacing an entry cannot fail for lack of memory. */
 PINNED("hash", struct service_key, struct service, services, SERVICES_MAX, 0);

@@ -38,7 +38,7 @@ struct scratch {
 	struct reply reply;
 	struct flow_key flow_key;
 	struct flow_key reply_key;
-	u32 now; /* the time of the lookup, in the unit of flow.last_seen */
+	u32 now;		    /* the time of the lookup, in the unit of flow.last_seen */
 	struct happening happening; /* what packet_event() records */
 	/* Progress of find_port(). */
 	struct port_search search;

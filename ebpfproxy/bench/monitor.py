@@ -46,7 +46,7 @@ def run(size: Size, other: Path | None, progress: Progress) -> Iterator[Result]:
     samples = Samples(names, size.services)
     with contextlib.ExitStack() as labs:
         here = labs.enter_context(_side(2, size, None, progress))
-        sides = {name: here for name in names}
+        sides = dict.fromkeys(names, here)
         if other:
             sides[OTHER] = labs.enter_context(_side(1, size, other, progress))
         for turn in range(size.rounds):

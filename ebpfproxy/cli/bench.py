@@ -315,7 +315,9 @@ def churn_command(
     type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
     help="Another checkout, whose programs are measured, too.",
 )
-@click.option("--readers/--no-readers", default=True, help="Measure while monitor runs, too.", show_default=True)
+@click.option(
+    "--readers/--no-readers", default=True, help="Measure while monitor runs, too.", show_default=True
+)
 @options.output
 def monitor_command(
     services: list[int],

@@ -90,9 +90,11 @@ def command(
 
     kinds = {"new" if verdict == "affinity" else verdict for verdict in verdicts}
     kinds |= {"reconnected"} if "affinity" in verdicts else set()
-    with _ending(), needs_ebpf(), contextlib.closing(
-        EventReader(bpffs_root, service, kinds, rate, parse_client(client))
-    ) as reader:
+    with (
+        _ending(),
+        needs_ebpf(),
+        contextlib.closing(EventReader(bpffs_root, service, kinds, rate, parse_client(client))) as reader,
+    ):
         _follow(reader, _Output(output == "json", frozenset(verdicts), count), seconds)
     return 0
 
@@ -134,7 +136,9 @@ def parse_client(text: str) -> str:
     try:
         return format_address(parse_address(text))
     except ValueError:
-        raise ConfigError(f"--from: {text!r} is not an address", 'write 10.244.1.7, fd00::1 or "node"') from None
+        raise ConfigError(
+            f"--from: {text!r} is not an address", 'write 10.244.1.7, fd00::1 or "node"'
+        ) from None
 
 
 def _follow(reader: "EventReader", shown: "_Output", seconds: float | None) -> None:
@@ -166,14 +170,16 @@ class _Output:
         self._shown_lost: tuple[int, int] = (0, 0)
 
     def event(self, event: "Event") -> None:
-        if self._verdicts and event.event not in self._verdicts:
-            if "affinity" not in self._verdicts or not event.affinity:
-                return
+        if self._verdicts and not self._is_wanted(event):
+            return
         self._lines.append(self._format(event))
         if self._left is not None:
             self._left -= 1
             if not self._left:
                 raise _Enough
+
+    def _is_wanted(self, event: "Event") -> bool:
+        return event.event in self._verdicts or ("affinity" in self._verdicts and bool(event.affinity))
 
     def lost(self, lost: "Lost") -> None:
         """Show the lost events, if there are more than before."""
@@ -183,7 +189,9 @@ class _Output:
         if self._json:
             self._lines.append(_encoded({"event": "lost", **lost._asdict()}))
         else:
-            self._lines.append(f"# events lost so far: {lost.rate} over the rate, {lost.buffer} for lack of room")
+            self._lines.append(
+                f"# events lost so far: {lost.rate} over the rate, {lost.buffer} for lack of room"
+            )
 
     def flush(self) -> None:
         if self._lines:

@@ -61,7 +61,11 @@ class TopView(App[None]):
         self._status(sum(found.lost))
 
     def _status(self, lost: int = 0) -> None:
-        parts = [f"every {self._interval:g} s", "paused" if self._paused else "", f"{lost} lost" if lost else ""]
+        parts = [
+            f"every {self._interval:g} s",
+            "paused" if self._paused else "",
+            f"{lost} lost" if lost else "",
+        ]
         self.query_one("#status", Static).update(", ".join(filter(None, parts)))
 
     def _fill(self, name: str, rows: Iterable[Any], cells: Callable[[Any], Row]) -> None:

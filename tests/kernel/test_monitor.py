@@ -139,9 +139,10 @@ def test_a_connection_outside_the_source_ranges(cluster: Cluster) -> None:
 
 def test_a_reset_of_an_established_flow(cluster: Cluster) -> None:
     web = cluster.service(node_port=True).to(cluster.a)
-    with watching(cluster, web) as watched, connected(
-        cluster.lab.outside, TCP, cluster.node.v4, web.node_port
-    ) as sock:
+    with (
+        watching(cluster, web) as watched,
+        connected(cluster.lab.outside, TCP, cluster.node.v4, web.node_port) as sock,
+    ):
         assert converse(sock) == "a"
         sock.setsockopt(1, 13, struct.pack("ii", 1, 0))  # SO_LINGER: close() sends a reset
         sock.close()
@@ -309,7 +310,8 @@ def test_the_command_ends_at_an_interrupt(cluster: Cluster) -> None:
 def test_the_command_ends_with_the_reader_of_its_output(cluster: Cluster) -> None:
     web = cluster.service().to(cluster.a)
     process = started(cluster)
-    assert process.stdout and process.stderr
+    assert process.stdout
+    assert process.stderr
     process.stdout.close()
     outcome(cluster.p, TCP, web.v4, 80)
     assert process.wait(timeout=30) == 0

@@ -42,7 +42,8 @@ def test_bytes_of_the_packet_path_are_shown_if_they_are_counted(restartable: Clu
         assert outcome(restartable.lab.outside, TCP, restartable.node.v4, web.node_port) == "a"
         (row,) = rates.take().services
     assert row.service == f"default/{web.name}:tcp"
-    assert row.bytes and row.connections
+    assert row.bytes
+    assert row.connections
 
 
 def run_top(cluster: Cluster, *flags: str) -> "subprocess.Popen[str]":

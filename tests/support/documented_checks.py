@@ -46,7 +46,7 @@ EXEMPT: Mapping[str, str] = {
     r"buildah .*": "takes minutes and a network: make test-image",
     r"kubeadm .*": "needs machines of a cluster",
     r"modprobe .*|echo ip_vs .*|grep net-pf-16.*": "needs the node's modules",
-    r"ebpfproxy (?:monitor|top)\b.*": "need connections meanwhile: tests/kernel/test_monitor.py and test_top.py",
+    r"ebpfproxy (?:monitor|top)\b.*": "run until they are interrupted: tests/kernel/test_monitor.py",
     r"pip uninstall bcc|pip install .*|apt-get install .*": "changes the machine",
     r"git commit .*": "changes the repository: tests/unit/test_contributing.py",
     r"ip link show ebpfproxy0": "needs a start with --socket-lb=off: tests/kernel/test_reinjection.py",

@@ -15,7 +15,6 @@ import mmap
 import struct
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from ebpfproxy.linux.bpf.bpf import Map, error
 
@@ -28,17 +27,13 @@ _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
 
 
-class Memory(Protocol):
-    """What `Records` needs of the consumer's page, and of the producer's page with the data."""
-
-    def __getitem__(self, part: slice, /) -> bytes: ...
-    def __setitem__(self, part: slice, value: bytes, /) -> None: ...
-
-
 class Records:
-    """The records in the memory of a ring buffer with `size` bytes of data. `page` is the size of a page."""
+    """The records of a ring buffer with `size` bytes of data. `page` is the size of a page.
 
-    def __init__(self, consumer: Memory, producer: Memory, size: int, page: int) -> None:
+    `consumer` is the first page, `producer` all others.
+    """
+
+    def __init__(self, consumer: mmap.mmap, producer: mmap.mmap, size: int, page: int) -> None:
         self._consumer, self._producer = consumer, producer
         self._mask, self._page = size - 1, page
         self._lock = threading.Lock()
@@ -82,7 +77,7 @@ class Records:
             pass
 
     @staticmethod
-    def _position(memory: Memory) -> int:
+    def _position(memory: mmap.mmap) -> int:
         return int(_U64.unpack(memory[0:8])[0])
 
 

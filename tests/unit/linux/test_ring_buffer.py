@@ -1,5 +1,6 @@
 """Reading the memory of a ring buffer, which the test writes as the kernel does."""
 
+import mmap
 import struct
 
 import pytest
@@ -14,7 +15,7 @@ class Ring:
     """The memory of a ring buffer of SIZE bytes, and its producers."""
 
     def __init__(self) -> None:
-        self.consumer, self.producer = bytearray(PAGE), bytearray(PAGE + 2 * SIZE)
+        self.consumer, self.producer = mmap.mmap(-1, PAGE), mmap.mmap(-1, 2 * PAGE)
         self.records = Records(self.consumer, self.producer, SIZE, PAGE)
 
     def put(self, data: bytes, bits: int = 0) -> int:
@@ -36,13 +37,13 @@ class Ring:
             struct.pack_into("=I", self.producer, base + at % SIZE, word & ~BUSY)
 
     @staticmethod
-    def position(memory: bytearray) -> int:
+    def position(memory: mmap.mmap) -> int:
         return int(struct.unpack_from("=Q", memory)[0])
 
     def read(self) -> list[bytes]:
         found: list[bytes] = []
         assert self.records.read(found.append) == len(found)
-        return [bytes(each) for each in found]
+        return found
 
 
 @pytest.fixture

@@ -38,9 +38,10 @@ class ClientNames:
             return
         self._read_at = now
         # Without CAP_SYS_ADMIN, or before Linux 5.14, the cookies are shown.
-        with contextlib.suppress(KernelError), contextlib.closing(
-            namespaces.opened_network_namespaces()
-        ) as opened:
+        with (
+            contextlib.suppress(KernelError),
+            contextlib.closing(namespaces.opened_network_namespaces()) as opened,
+        ):
             for descriptor in opened:
                 with namespaces.in_namespace(descriptor):
                     self._add(netns.cookie(), _addresses())
@@ -57,6 +58,8 @@ def _addresses() -> list[Address]:
     found = [
         each.address
         for each in local_addresses.read()
-        if each.length == _LENGTH and not is_loopback(each.address) and not each.address.startswith(_LINK_LOCAL)
+        if each.length == _LENGTH
+        and not is_loopback(each.address)
+        and not each.address.startswith(_LINK_LOCAL)
     ]
     return sorted(found, key=lambda address: (":" in format_address(address), address))

@@ -51,7 +51,9 @@ _REASONS = {
     "port_unequal": "sctp-port-unequal",
 }
 _FIELD = {field.name: at for at, field in enumerate(abi.EVENT.fields)}
-_NETNS, _CLIENT, _SERVICE, _FLAGS = (_FIELD[name] for name in ("netns_cookie", "client", "service_id", "flags"))
+_NETNS, _CLIENT, _SERVICE, _FLAGS = (
+    _FIELD[name] for name in ("netns_cookie", "client", "service_id", "flags")
+)
 _NO_LIMIT = (1 << 64) - 1
 _SERVICES: int = abi.CONSTANTS["MONITOR_SERVICES"]
 _WINDOW = (1 << 30) / 1e9  # seconds
@@ -196,7 +198,9 @@ class EventReader:
 
     def _receive(self, record: bytes, receive: Callable[[Event], None]) -> None:
         fields = abi.EVENT.unpack(record)
-        if not self._is_wanted(self._name(fields[_SERVICE])):  # one with many ports is not filtered in the kernel
+        if not self._is_wanted(
+            self._name(fields[_SERVICE])
+        ):  # one with many ports is not filtered in the kernel
             return
         if not self._client or self._is_client(fields):
             receive(self._event(fields))
@@ -233,7 +237,11 @@ class EventReader:
         known = self._names.get(service)
         if known is None:
             value = self._maps["service_names"].lookup(_U32.pack(service))
-            text = abi.SERVICE_NAME.unpack(value)[0].partition(b"\0")[0].decode(errors="replace") if value else ""
+            text = (
+                abi.SERVICE_NAME.unpack(value)[0].partition(b"\0")[0].decode(errors="replace")
+                if value
+                else ""
+            )
             known = self._names[service] = ServiceName(text or f"?/{service}", 0, 0)
         return known.text
 

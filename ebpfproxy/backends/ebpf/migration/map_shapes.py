@@ -110,7 +110,10 @@ def _declared(text: str, of: abi.Abi, defines: Mapping[str, str]) -> Iterator[tu
     for record, name, size in rings:  # the kernel knows only its size in bytes
         size_in_bytes = int(defines.get(size, of.constants.get(size, size)))
         layout = _digest(_describe(record, of)[1], *_ids(record, record, of))
-        yield name, MapShape(name, ring_buffer.TYPE, "", 0, 0, size_in_bytes, 0, layout, _digest(str(size_in_bytes)))
+        yield (
+            name,
+            MapShape(name, ring_buffer.TYPE, "", 0, 0, size_in_bytes, 0, layout, _digest(str(size_in_bytes))),
+        )
 
 
 def _describe(type_: str, of: abi.Abi) -> tuple[int, str]:
