@@ -13,6 +13,7 @@ from ebpfproxy.bench import churn, connect, flows, monitor, nodeport, overhead, 
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.cli import bench_options as options
+from ebpfproxy.errors import ConfigError
 
 _PIPED = 170
 """Characters in the longest line of a table, for output that no terminal wraps."""
@@ -312,7 +313,7 @@ def churn_command(
 @options.rounds(20)
 @click.option(
     "--other",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    type=click.Path(resolve_path=True, path_type=Path),
     help="Another checkout, whose programs are measured, too.",
 )
 @click.option(
@@ -337,6 +338,10 @@ def monitor_command(
     Rows: other (programs of --other), unused, rate-1000 (monitor with its default rate), rate-0 (monitor
     without a limit).
     """
+    if other and not (other / "ebpfproxy").is_dir():
+        raise ConfigError(
+            f"--other: {other} is no checkout of ebpfproxy", "name a folder that has ebpfproxy/ and bpf/"
+        )
     sizes = [monitor.Size(count, endpoints, samples, rounds, readers) for count in services]
     results = [result for size in sizes for result in monitor.run(size, other, _progress)]
     _show("monitor", results, output)

@@ -317,3 +317,13 @@ def test_the_command_ends_with_the_reader_of_its_output(cluster: Cluster) -> Non
     assert process.wait(timeout=30) == 0
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_without_mode_ebpf_the_command_names_the_remedy(cluster: Cluster) -> None:
+    """The folder has no maps, as in the other modes."""
+    empty = cluster.lab.folder
+    command = [sys.executable, "-m", "ebpfproxy", "monitor", f"--bpffs-root={empty}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 4
+    assert "events need mode ebpf" in done.stderr
+    assert "--proxy-mode=ebpf" in done.stderr
