@@ -1,6 +1,6 @@
 """The options that benchmarks share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -41,6 +41,16 @@ def _different_names(_context: click.Context, _parameter: click.Parameter, text:
     if len(set(names)) < len(names):
         raise click.BadParameter("each mode can be named only once")
     return names
+
+
+def _complete_words(known: Sequence[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return the completion of the last of several words that are separated by commas."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [before + comma + word for word in known if word.startswith(last)]
+
+    return complete
 
 
 def _clients(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
@@ -91,6 +101,7 @@ compared = click.option(
     "--modes",
     "modes",
     callback=_different_names,
+    shell_complete=_complete_words(modes.NAMES),
     default=modes.EBPF,
     show_default=True,
     metavar="MODE[,MODE...]",
@@ -100,6 +111,7 @@ in_sequence = click.option(
     "--modes",
     "modes",
     callback=_names,
+    shell_complete=_complete_words(modes.NAMES),
     default=modes.EBPF,
     show_default=True,
     metavar="MODE[,MODE...]",
@@ -110,6 +122,7 @@ clients = click.option(
     "--from",
     "clients",
     callback=_clients,
+    shell_complete=_complete_words(churn.CLIENTS),
     default=",".join(churn.CLIENTS[:2]),
     show_default=True,
     metavar="CLIENT[,CLIENT...]",

@@ -1,10 +1,11 @@
 """``ebpfproxy doctor``: which modes work on this machine, and what the others need."""
 
-import sys
 from collections.abc import Iterable
 
 import click
 
+from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.terminal import console, progress
 from ebpfproxy.config import Config, FlagsCommand, config_options
 
 _INCOMPLETE = 1
@@ -12,7 +13,16 @@ _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a 
 _ANY_MODE = "any"
 
 
-@click.command("doctor", cls=FlagsCommand)
+@click.command(
+    "doctor",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Find the mode that auto selects, and what the others need.
+    ebpfproxy doctor
+    # Check one mode with the agent's flags.
+    ebpfproxy doctor --proxy-mode=iptables --iptables-backend=nft
+    """),
+)
 @config_options
 def command(config: Config) -> int:
     """Show which modes work on this machine, what the others need, and which one auto would select.
@@ -27,8 +37,8 @@ def command(config: Config) -> int:
     from ebpfproxy.backends import uplink_checks
     from ebpfproxy.backends.selection import AUTO, MODES, best, examine
 
-    _show_progress("probing the requirements of each mode and loading the BPF programs: about 5 s")
-    findings = {mode.name: examine(mode, config) for mode in MODES}
+    with progress("probing the requirements of each mode and loading the BPF programs: about 5 s"):
+        findings = {mode.name: examine(mode, config) for mode in MODES}
     selected = config.proxy_mode if config.proxy_mode != AUTO else best(findings)
     _show(
         (name, each.feature, _state(each.present, each.needed), str(each.missing), each.remedy)
@@ -41,19 +51,12 @@ def command(config: Config) -> int:
     return 0 if complete else _INCOMPLETE
 
 
-def _show_progress(activity: str) -> None:
-    """Print to standard error if it is a terminal."""
-    if sys.stderr.isatty():
-        click.echo(f"{activity} ...", err=True)
-
-
 def _state(present: bool, needed: bool) -> str:
     return "yes" if present else "NO" if needed else "no"
 
 
 def _show(rows: Iterable[tuple[str, str, str, str, str]]) -> None:
     """Print a table. Long cells wrap on a terminal, so that nothing is cut off."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_edge=False)
@@ -64,11 +67,11 @@ def _show(rows: Iterable[tuple[str, str, str, str, str]]) -> None:
         explanation = missing + (f"; {remedy}" if remedy else "")
         table.add_row(mode if mode != previous else "", feature, state, explanation)
         previous = mode
-    if sys.stdout.isatty():
-        Console(file=sys.stdout, highlight=False).print(table)
+    output = console(piped_width=_UNLIMITED_WIDTH)
+    if output.is_terminal:
+        output.print(table)
         return
-    console = Console(highlight=False, width=_UNLIMITED_WIDTH)
-    with console.capture() as output:
-        console.print(table)
-    for line in output.get().splitlines():
+    with output.capture() as captured:
+        output.print(table)
+    for line in captured.get().splitlines():
         click.echo(line.rstrip())

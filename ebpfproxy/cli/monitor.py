@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.service_names import complete_service
 from ebpfproxy.config import FlagsCommand, options
 from ebpfproxy.errors import ConfigError, NotFound
 
@@ -28,14 +30,20 @@ class _Enough(Exception):
 @click.command(
     "monitor",
     cls=FlagsCommand,
-    epilog="""\b
-Examples:
-  ebpfproxy monitor
-  ebpfproxy monitor --service=default/web --verdict=rejected --verdict=dropped
-  ebpfproxy monitor --from=10.244.1.7 -o json --count=10
-""",
+    epilog=examples("""
+    # Show the connections to a Service that fail, until Ctrl-C.
+    ebpfproxy monitor --service=default/web --verdict=rejected --verdict=dropped
+    # Show ten connections of a pod as JSON lines.
+    ebpfproxy monitor --from=10.244.1.7 -o json --count=10
+    """),
 )
-@click.option("--service", metavar="NS/NAME[:PORT]", default="", help="Only events of this Service.")
+@click.option(
+    "--service",
+    metavar="NS/NAME[:PORT]",
+    default="",
+    shell_complete=complete_service,
+    help="Only events of this Service.",
+)
 @click.option(
     "--from",
     "client",

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.monitor import needs_ebpf
 from ebpfproxy.cli.rows import WRITERS, Row
+from ebpfproxy.cli.service_names import complete_service
 from ebpfproxy.config import FlagsCommand, options
 from ebpfproxy.errors import ConfigError
 
@@ -22,12 +24,12 @@ _POLL_SECONDS = 0.05
 @click.command(
     "top",
     cls=FlagsCommand,
-    epilog="""\b
-Examples:
-  ebpfproxy top
-  ebpfproxy top --once --interval=10
-  ebpfproxy top --once --service=default/web -o json
-""",
+    epilog=examples("""
+    # Show the Services with the most connections, until q.
+    ebpfproxy top
+    # Print the rates of the next ten seconds.
+    ebpfproxy top --once --interval=10
+    """),
 )
 @click.option("--once", is_flag=True, help="Print one sample and end. It needs no terminal.")
 @click.option(
@@ -38,7 +40,13 @@ Examples:
     metavar="SECONDS",
     help="The duration of a sample.",
 )
-@click.option("--service", metavar="NS/NAME[:PORT]", default="", help="Only this Service.")
+@click.option(
+    "--service",
+    metavar="NS/NAME[:PORT]",
+    default="",
+    shell_complete=complete_service,
+    help="Only this Service.",
+)
 @click.option(
     "-o",
     "--output",
