@@ -372,7 +372,15 @@ def churn_command(
     _fail_where_any(results, (*churn.FAILURES, *churn.LEAKS))
 
 
-@_bench("monitor", "Cost of `ebpfproxy monitor` for a new connection", minutes=1)
+@_bench(
+    "monitor",
+    "Cost of ebpfproxy monitor for a new connection",
+    minutes=1,
+    example="""
+    # Measure with and without a reader of events.
+    ebpfproxy bench monitor --services=100
+    """,
+)
 @options.services("1000")
 @options.endpoints
 @options.samples(100_000)
