@@ -28,7 +28,7 @@ COMMANDS = {
     "dump": "Show the content of the BPF maps, in mode ebpf.",
     "top": "Show the Services with the most new connections, in mode ebpf.",
     "monitor": "Show new connections as they happen, in mode ebpf.",
-    "doctor": "Show which modes work on this machine, and what the others need.",
+    "doctor": "Show what this node lacks, and which other programs interfere.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
     "demo": "Run pods, a Service and the agent in namespaces of this machine.",
     "compile": "Compile the BPF programs for a package or an image.",
