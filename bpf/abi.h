@@ -435,6 +435,58 @@ enum counter {
 	COUNTERS = 26,
 };
 
+enum event_kind {
+	EVENT_NEW = 1,	       /* a connection or flow was redirected to an endpoint */
+	EVENT_REJECTED = 2,    /* the client gets an error */
+	EVENT_DROPPED = 3,     /* the client gets no reply */
+	EVENT_RESET = 4,       /* packet path: a segment with RST ended a flow */
+	EVENT_RECONNECTED = 5, /* a UDP socket connected to the same frontend again */
+};
+
+enum event_flag {
+	EVENT_SOCKET_PATH = 1,	 /* `client` is unspecified, `netns_cookie` is set */
+	EVENT_AFFINITY_USED = 2, /* session affinity selected the endpoint */
+	EVENT_AFFINITY_SET = 4,	 /* the client has a new session affinity */
+	EVENT_BY_ENDPOINT = 8,	 /* the endpoint sent the reset; if not set: the client */
+};
+
+/* A record of `events`. Addresses and ports that are not known are zero. */
+struct event {
+	__u64 time;	    /* bpf_ktime_get_ns() */
+	__u64 netns_cookie; /* socket path: the client's network namespace */
+	struct address client;
+	struct address frontend;
+	struct address endpoint;
+	__be16 client_port;
+	__be16 frontend_port;
+	__be16 endpoint_port;
+	__u8 protocol;
+	__u8 kind; /* enum event_kind */
+	__u32 service_id;
+	__u16 flags; /* enum event_flag */
+	__u8 reason; /* enum counter: the counter of the event, which names the reason */
+	__u8 pad;
+};
+
+/* The size of `events` in bytes: a power of two, and a multiple of each page size. */
+#define EVENTS_SIZE 524288
+
+/* The only entry of `monitor`: which events are recorded. Only a process that reads them writes it.
+ * The programs clear `until` after it has passed, and count lost events.
+ */
+#define MONITOR_SERVICES 8
+struct monitor {
+	__u64 until;	/* bpf_ktime_get_ns(); 0: no process reads events */
+	__u64 window;	/* the time at which `recorded` began, in units of 2^30 ns */
+	__u64 recorded; /* events in this window */
+	__u64 rate;	/* the most events in a window */
+	__u64 limited;	/* events that exceeded the rate */
+	__u64 lost;	/* events for which the ring buffer had no room */
+	__u32 kinds;	/* a bit for each kind of event that is recorded */
+	__u32 pad;
+	__u32 services[MONITOR_SERVICES]; /* record only events of these ids; all 0: all */
+};
+
 /* Stands in an object file for a number that the loader knows: sizes of maps, and 0 or 1 for each
  * helper that the kernel may lack. The values are 0x5eed0001 and following, which no other constant
  * of the programs has.

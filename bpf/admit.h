@@ -130,20 +130,26 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 	}
 	if (!service_find(frontend, class == NODE, &service))
 		return NO_FLOW;
+	scratch->happening.service_id = service.id;
+	scratch->happening.flags = 0;
+	scratch->flow_key = scratch->tuple;
 	if (service.kind == KIND_NODE_PORT && class != NODE &&
 	    is_for_connected_socket(skb, packet, &scratch->sockets))
 		return NO_FLOW;
 	if (service.flags & SERVICE_RESTRICTED &&
 	    !(class == NODE && service.flags & SERVICE_NODE_ADMITTED) &&
 	    !source_admitted(&service, &tuple->source, &scratch->source)) {
-		count(COUNTER_SOURCE_REFUSED);
+		count_drop(scratch, COUNTER_SOURCE_REFUSED);
 		return DROPPED;
 	}
 	range = class == OUTSIDE ? service.external : service.internal;
 	if (!range.count) {
 		bool reject = service.flags & SERVICE_REJECT;
 
-		count(reject ? COUNTER_PACKET_REJECTED : COUNTER_PACKET_DROPPED);
+		u32 counter = reject ? COUNTER_PACKET_REJECTED : COUNTER_PACKET_DROPPED;
+
+		count(counter);
+		report(scratch, reject ? EVENT_REJECTED : EVENT_DROPPED, (u8)counter);
 		return reject ? REJECTED : DROPPED;
 	}
 	local = class == OUTSIDE ? SERVICE_EXTERNAL_LOCAL : SERVICE_INTERNAL_LOCAL;
@@ -151,13 +157,14 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 	client->client = tuple->source;
 	client->client_kind = CLIENT_ADDRESS;
 	client->service_id = service.id;
-	endpoint = endpoint_choose(&service, &range, usable, client, &id);
+	endpoint =
+	    endpoint_choose(&service, &range, usable, client, &id, &scratch->happening.flags);
 	if (!endpoint) {
-		count(COUNTER_INCONSISTENT);
+		count_drop(scratch, COUNTER_INCONSISTENT);
 		return DROPPED;
 	}
 	if (tuple->protocol == IPPROTO_SCTP && endpoint->port != frontend->port) {
-		count(COUNTER_PORT_UNEQUAL);
+		count_drop(scratch, COUNTER_PORT_UNEQUAL);
 		return DROPPED;
 	}
 	__builtin_memset(flow, 0, sizeof(*flow));

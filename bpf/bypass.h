@@ -11,8 +11,8 @@
  * the frontend rejects because it has no endpoint: egress rejects the packet. A UDP socket that
  * waits for an endpoint sends such packets.
  */
-static __always_inline enum admission admit_bypassing_packet(struct __sk_buff *skb,
-							     const struct packet *packet)
+static __always_inline enum admission
+admit_bypassing_packet(struct __sk_buff *skb, const struct packet *packet, struct scratch *scratch)
 {
 	struct service_key destination = {.address = packet->tuple.destination,
 					  .port = packet->tuple.destination_port,
@@ -30,6 +30,10 @@ static __always_inline enum admission admit_bypassing_packet(struct __sk_buff *s
 	if (!service->internal.count && service->flags & SERVICE_REJECT &&
 	    !(service->flags & SERVICE_RESTRICTED)) {
 		count(COUNTER_PACKET_REJECTED);
+		scratch->happening.service_id = service->id;
+		scratch->happening.flags = 0;
+		scratch->flow_key = scratch->tuple;
+		report(scratch, EVENT_REJECTED, COUNTER_PACKET_REJECTED);
 		return REJECTED;
 	}
 	count(COUNTER_BYPASSED);

@@ -139,8 +139,10 @@ static __always_inline enum masquerade_result masquerade_first(struct __sk_buff 
 
 	if (!flow || !reply)
 		return MASQUERADE_FLOW_ENDED;
-	if (!choose_masquerade(copy, skb->ifindex))
+	if (!choose_masquerade(scratch, skb->ifindex)) {
+		scratch->happening.service_id = copy->service_id;
 		return MASQUERADE_NO_ADDRESS;
+	}
 	if (port_is_in_use(skb, &copy->endpoint, copy->endpoint_port, &copy->masquerade,
 			   copy->reply_port, scratch->reply_key.protocol, scratch)) {
 		replies.delete(&scratch->reply_key);
@@ -312,7 +314,7 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 	if (admission == NO_FLOW && !skb->ingress_ifindex && is_bound_to_frontend(skb, packet)) {
 		direct_flow(packet, &scratch->flow);
 		*outgoing = OUT_DIRECT;
-		return choose_masquerade(&scratch->flow, skb->ifindex) ? OPENS : DROPPED;
+		return choose_masquerade(scratch, skb->ifindex) ? OPENS : DROPPED;
 	}
 	/* At an address of this node no socket listens on this port, and the stack rejects the
 	 * packet.
@@ -320,7 +322,7 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 	if (admission == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
 		return NO_FLOW;
 	if (admission == NO_FLOW && skb->ingress_ifindex)
-		return admit_bypassing_packet(skb, packet);
+		return admit_bypassing_packet(skb, packet, scratch);
 	return admission;
 }
 
@@ -415,10 +417,10 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 	if (outgoing == OUT_HOST_ORIGINATED && flow->flags & FLOW_MASQUERADE) {
 		device = route_to_endpoint(skb, packet, flow, &scratch->next_hop);
 		if (!device) {
-			count(COUNTER_NO_ROUTE);
+			count_drop(scratch, COUNTER_NO_ROUTE);
 			return DROP;
 		}
-		if (opens && !choose_masquerade(flow, device))
+		if (opens && !choose_masquerade(scratch, device))
 			return DROP;
 	}
 	if (opens && !flow_open(skb, packet, 0, scratch))
@@ -434,6 +436,7 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	struct packet *packet;
 	enum outgoing outgoing;
 	bool is_error = false;
+	int action;
 
 	if (mark_get(skb) == MARK_DONE || !scratch)
 		return PASS_ON;
@@ -455,10 +458,14 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	default:
 		return PASS_ON;
 	}
+	happening_reset(scratch);
 	outgoing = look_up_outgoing(skb, packet, is_error, scratch);
 	if (is_error)
 		return icmp_egress(skb, packet, outgoing, scratch);
 	if (outgoing == OUT_REPLY)
-		return restore_frontend(skb, packet, scratch);
-	return egress_to_endpoint(skb, packet, outgoing, scratch);
+		action = restore_frontend(skb, packet, scratch);
+	else
+		action = egress_to_endpoint(skb, packet, outgoing, scratch);
+	packet_event(scratch);
+	return action;
 }

@@ -32,6 +32,8 @@ static __always_inline void client_sent(struct flow *flow, const struct packet *
 
 			flow->flags |= ended;
 			reply->flags |= ended;
+			if (ended & FLOW_RESET)
+				report_reset(scratch, flow->service_id, 0);
 		}
 	}
 	record_sequence(flow, packet, false);
@@ -54,6 +56,8 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 
 			reply->flags |= ended;
 			flow->flags |= ended;
+			if (ended & FLOW_RESET)
+				report_reset(scratch, reply->service_id, EVENT_BY_ENDPOINT);
 		}
 	}
 	record_sequence(reply, packet, false);
@@ -74,6 +78,8 @@ static __always_inline void endpoint_answered(struct reply *reply, const struct 
 		u16 ended = resets ? FLOW_RESET : 0;
 
 		reply->last_seen = scratch->now;
+		if (resets && !(reply->flags & FLOW_RESET))
+			report_reset(scratch, reply->service_id, EVENT_BY_ENDPOINT);
 		reply->flags |= ended;
 		if (flow) {
 			flow->last_seen = scratch->now;

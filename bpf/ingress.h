@@ -243,7 +243,7 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 	}
 	device = stack_bypass_device(skb, packet, flow->flags, &packet->tuple.source,
 				     &flow->endpoint, &scratch->next_hop);
-	if (device && flow->flags & FLOW_MASQUERADE && !choose_masquerade(flow, device))
+	if (device && flow->flags & FLOW_MASQUERADE && !choose_masquerade(scratch, device))
 		return DROP;
 	count(COUNTER_PACKET_NEW);
 	scratch->flow_key = packet->tuple;
@@ -259,6 +259,7 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	struct packet *packet;
 	enum incoming incoming;
 	bool is_error = false;
+	int action;
 
 	if (mark_get(skb)) /* set at another device that the packet left by before */
 		mark_word(skb) = MARK_NONE;
@@ -281,16 +282,22 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	default:
 		return PASS_ON;
 	}
+	happening_reset(scratch);
 	incoming = look_up_incoming(skb, packet, is_error, scratch);
 	if (is_error)
 		return icmp_ingress(skb, packet, incoming, scratch);
 	if (incoming == IN_FROM_ENDPOINT)
-		return translate_reply(skb, packet, scratch);
-	if (incoming == IN_FROM_POD)
-		return redirect_pod_reply(skb, packet, scratch);
-	if (incoming == IN_FROM_CLIENT)
-		return to_endpoint(skb, packet, scratch);
-	return is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;
+		action = translate_reply(skb, packet, scratch);
+	else if (incoming == IN_FROM_POD)
+		action = redirect_pod_reply(skb, packet, scratch);
+	else if (incoming == IN_FROM_CLIENT)
+		action = to_endpoint(skb, packet, scratch);
+	else if (is_first(packet))
+		action = open_incoming(skb, packet, scratch);
+	else
+		return PASS_ON;
+	packet_event(scratch);
+	return action;
 }
 
 /* Whether a packet on a device without Ethernet starts with something other than its IP header. Up

@@ -12,6 +12,18 @@
 /* A map that the agent pins. */
 #define PINNED(type, key, value, name, size, flags) BPF_F_TABLE(type, key, value, name, size, flags)
 
+/* A ring buffer that the agent pins. bcc's BPF_RINGBUF_OUTPUT has no type for its records. */
+#define PINNED_RING(record, name, bytes)                                                           \
+	struct name##_table_t {                                                                    \
+		int key;                                                                           \
+		u32 leaf;                                                                          \
+		void *(*ringbuf_reserve)(u64);                                                     \
+		void (*ringbuf_submit)(void *, u64);                                               \
+		u32 max_entries;                                                                   \
+	};                                                                                         \
+	__attribute__((section("maps/ringbuf"))) struct name##_table_t name = {.max_entries =      \
+										   (bytes)}
+
 /* Preallocated: replacing an entry cannot fail for lack of memory. */
 PINNED("hash", struct service_key, struct service, services, SERVICES_MAX, 0);
 PINNED("hash", u32, struct service_name, service_names, SERVICES_MAX, BPF_F_NO_PREALLOC);
@@ -73,6 +85,10 @@ PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
 PINNED("percpu_array", u32, u64, counters, COUNTERS, 0);
 PINNED("percpu_array", u32, u64, device_packets, DEVICE_PACKETS, 0);
 PINNED("percpu_array", u32, struct traffic, traffic, TRAFFIC_MAX + 1, 0);
+
+/* Events for `ebpfproxy monitor`, and whether they are recorded (docs/decisions/0031). */
+PINNED_RING(struct event, events, EVENTS_SIZE);
+PINNED("array", u32, struct monitor, monitor, 1, BPF_F_MMAPABLE);
 
 static __always_inline void count(u32 counter)
 {

@@ -184,7 +184,7 @@ static __always_inline bool is_exhausted(struct scratch *scratch)
 
 static __always_inline void record_exhausted(struct scratch *scratch)
 {
-	count(COUNTER_PORTS_EXHAUSTED);
+	count_drop(scratch, COUNTER_PORTS_EXHAUSTED);
 	scratch->key = scratch->reply_key;
 	scratch->key.destination_port = 0;
 	exhausted_ports.update(&scratch->key, &scratch->now);
@@ -225,7 +225,7 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 	if (!failed)
 		return true;
 	if (failed != EEXIST_NEGATIVE) {
-		count(COUNTER_FLOWS_FULL);
+		count_drop(scratch, COUNTER_FLOWS_FULL);
 		return false;
 	}
 	if (protocol != IPPROTO_SCTP && !is_exhausted(scratch)) {
@@ -250,9 +250,10 @@ static __always_inline bool flow_write(struct scratch *scratch)
 	if (flow->reply_port != client->source_port)
 		count(COUNTER_PORT_CHANGED);
 	if (RETRY(put_flow(&scratch->flow_key, flow))) {
-		count(COUNTER_FLOWS_FULL);
+		count_drop(scratch, COUNTER_FLOWS_FULL);
 		return false;
 	}
+	report(scratch, EVENT_NEW, COUNTER_PACKET_NEW);
 	port_set_use(client->protocol, client->destination_port, PORT_OF_FRONTEND);
 	port_set_use(client->protocol, flow->endpoint_port, PORT_OF_ENDPOINT);
 	return true;
@@ -337,7 +338,7 @@ static __always_inline int continue_search(struct __sk_buff *skb, struct scratch
 				   ? bpf_redirect(skb->ifindex, scratch->search.redirect_to)
 				   : DROP;
 		if (failed != EEXIST_NEGATIVE) {
-			count(COUNTER_FLOWS_FULL);
+			count_drop(scratch, COUNTER_FLOWS_FULL);
 			return DROP;
 		}
 	}
@@ -356,17 +357,18 @@ static __always_inline const struct address *address_of_device(const struct devi
 	return address_is_v4(like) ? &device->v4 : &device->v6;
 }
 
-/* Sets the masquerade address of a flow to the address of the output device `ifindex`. Returns
- * false if the device has no address; this is counted.
+/* Sets the masquerade address of `scratch->flow` to the address of the output device `ifindex`.
+ * Returns false if the device has no address; this is counted.
  */
-static __always_inline bool choose_masquerade(struct flow *flow, u32 ifindex)
+static __always_inline bool choose_masquerade(struct scratch *scratch, u32 ifindex)
 {
 	struct device *device = devices.lookup(&ifindex);
+	struct flow *flow = &scratch->flow;
 
 	if (device)
 		flow->masquerade = *address_of_device(device, &flow->endpoint);
 	if (!device || address_is_unspecified(&flow->masquerade)) {
-		count(COUNTER_NO_ADDRESS);
+		count_drop(scratch, COUNTER_NO_ADDRESS);
 		return false;
 	}
 	return true;

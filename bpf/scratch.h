@@ -38,7 +38,8 @@ struct scratch {
 	struct reply reply;
 	struct flow_key flow_key;
 	struct flow_key reply_key;
-	u32 now; /* the time of the lookup, in the unit of flow.last_seen */
+	u32 now;		    /* the time of the lookup, in the unit of flow.last_seen */
+	struct happening happening; /* what packet_event() records */
 	/* Progress of find_port(). */
 	struct port_search search;
 	struct flow_key to;	  /* the tuple of the packet after translation */
@@ -60,4 +61,67 @@ static __always_inline struct scratch *scratch_get(void)
 	WORD_KEY(zero, 0);
 
 	return scratches.lookup(zero);
+}
+
+/* Reports what happened to the first packet of the client in `scratch->flow_key`. */
+static __always_inline void report(struct scratch *scratch, u8 kind, u8 reason)
+{
+	scratch->happening.kind = kind;
+	scratch->happening.reason = reason;
+}
+
+/* Drops the first packet of a client: counts the reason and reports it. */
+static __always_inline void count_drop(struct scratch *scratch, u32 counter)
+{
+	count(counter);
+	report(scratch, EVENT_DROPPED, (u8)counter);
+}
+
+/* Reports that a segment with RST has ended the flow of `scratch->flow_key`. */
+static __always_inline void report_reset(struct scratch *scratch, u32 service_id, u16 flags)
+{
+	scratch->happening.kind = EVENT_RESET;
+	scratch->happening.reason = 0;
+	scratch->happening.flags = flags;
+	scratch->happening.service_id = service_id;
+}
+
+/* Clears what happened to the previous packet of this CPU. */
+static __always_inline void happening_reset(struct scratch *scratch)
+{
+	scratch->happening.kind = 0;
+	scratch->happening.service_id = 0;
+}
+
+/* Records what happened to the packet, if anything. Connections that belong to no Service are no
+ * events.
+ */
+static __always_inline void packet_event(struct scratch *scratch)
+{
+	const struct happening *what = &scratch->happening;
+	const struct flow_key *client = &scratch->flow_key;
+	struct event *event;
+
+	if (!what->kind || !what->service_id)
+		return;
+	event = event_begin(what);
+	if (!event)
+		return;
+	if (what->kind == EVENT_NEW) {
+		event->endpoint = scratch->flow.endpoint;
+		event->endpoint_port = scratch->flow.endpoint_port;
+	} else if (what->kind == EVENT_RESET) {
+		event->endpoint = scratch->reply_key.source;
+		event->endpoint_port = scratch->reply_key.source_port;
+	} else {
+		__builtin_memset(&event->endpoint, 0, sizeof(event->endpoint));
+		event->endpoint_port = 0;
+	}
+	event->netns_cookie = 0;
+	event->client = client->source;
+	event->client_port = client->source_port;
+	event->frontend = client->destination;
+	event->frontend_port = client->destination_port;
+	event->protocol = client->protocol;
+	events.ringbuf_submit(event, NO_WAKEUP);
 }

@@ -6,6 +6,7 @@
 
 #include "maps.h"
 #include "addr.h"
+#include "event.h"
 
 #define NSEC_PER_SEC 1000000000ULL
 
@@ -144,11 +145,12 @@ static __always_inline struct endpoint *endpoint_random(const struct service *se
 
 /* Selects the endpoint for a new connection of `client`. With session affinity this is the client's
  * previous endpoint, if the timeout has not passed and the endpoint has one of `flags`. Otherwise
- * it is a random endpoint of `range`.
+ * it is a random endpoint of `range`. `uses` gets the flags of an event that describe this.
  */
 static __always_inline struct endpoint *endpoint_choose(const struct service *service,
 							const struct slot_range *range, u16 flags,
-							struct affinity_key *client, u32 *id)
+							struct affinity_key *client, u32 *id,
+							u16 *uses)
 {
 	struct affinity fresh = {};
 	struct affinity *known;
@@ -166,6 +168,7 @@ static __always_inline struct endpoint *endpoint_choose(const struct service *se
 		endpoint = endpoint_of(service, *id, flags);
 		if (endpoint) {
 			known->last_used = fresh.last_used;
+			*uses |= EVENT_AFFINITY_USED;
 			return endpoint;
 		}
 	}
@@ -173,6 +176,7 @@ static __always_inline struct endpoint *endpoint_choose(const struct service *se
 	if (endpoint) {
 		fresh.endpoint = *id;
 		affinity.update(client, &fresh);
+		*uses |= EVENT_AFFINITY_SET;
 	}
 	return endpoint;
 }

@@ -105,16 +105,55 @@ static __always_inline enum socket_owner socket_owner(u64 netns_cookie)
 /* Returns PASS (drop) or REFUSED if the Service has no endpoint for this client. Returns TRANSLATED
  * if the caller can select an endpoint.
  */
-static __always_inline enum verdict socket_admit(const struct service *service)
+static __always_inline enum verdict socket_admit(const struct service *service,
+						 struct happening *what)
 {
 	if (service->internal.count)
 		return TRANSLATED;
 	if (!(service->flags & SERVICE_REJECT)) {
 		count(COUNTER_DROPPED);
+		what->kind = EVENT_DROPPED;
+		what->reason = COUNTER_DROPPED;
 		return PASS;
 	}
 	count(COUNTER_REJECTED);
+	what->kind = EVENT_REJECTED;
+	what->reason = COUNTER_REJECTED;
 	return REFUSED;
+}
+
+/* Counts that the maps contradict each other. The connection is rejected. */
+static __always_inline void socket_inconsistent(struct happening *what)
+{
+	count(COUNTER_INCONSISTENT);
+	what->kind = EVENT_REJECTED;
+	what->reason = COUNTER_INCONSISTENT;
+}
+
+/* Records what happened to a socket. `endpoint` is only used if one was selected. */
+static __always_inline void socket_event(const struct happening *what, u64 netns_cookie,
+					 const struct service_key *frontend,
+					 const struct service_key *endpoint)
+{
+	struct event *event = what->kind ? event_begin(what) : NULL;
+
+	if (!event)
+		return;
+	event->netns_cookie = netns_cookie;
+	event->flags |= EVENT_SOCKET_PATH;
+	__builtin_memset(&event->client, 0, sizeof(event->client));
+	event->client_port = 0;
+	event->frontend = frontend->address;
+	event->frontend_port = frontend->port;
+	event->protocol = frontend->protocol;
+	if (what->kind == EVENT_NEW || what->kind == EVENT_RECONNECTED) {
+		event->endpoint = endpoint->address;
+		event->endpoint_port = endpoint->port;
+	} else {
+		__builtin_memset(&event->endpoint, 0, sizeof(event->endpoint));
+		event->endpoint_port = 0;
+	}
+	events.ringbuf_submit(event, NO_WAKEUP);
 }
 
 static __always_inline u16 usable_flags(const struct service *service)
@@ -126,13 +165,14 @@ static __always_inline u16 usable_flags(const struct service *service)
  * affinity identifies the client by its network namespace.
  */
 static __always_inline struct endpoint *socket_choose(const struct service *service,
-						      u64 netns_cookie, u32 *id)
+						      u64 netns_cookie, u32 *id, u16 *uses)
 {
 	struct affinity_key client = {.service_id = service->id, .client_kind = CLIENT_NETNS};
 
 	client.client.word[0] = (u32)netns_cookie;
 	client.client.word[1] = (u32)(netns_cookie >> 32);
-	return endpoint_choose(service, &service->internal, usable_flags(service), &client, id);
+	return endpoint_choose(service, &service->internal, usable_flags(service), &client, id,
+			       uses);
 }
 
 static __always_inline void redirect(struct service_key *peer, const struct endpoint *endpoint)
@@ -164,17 +204,20 @@ static __always_inline bool is_left_to_packet_path(const struct service *service
 
 /* A UDP socket reconnects to another endpoint of the same frontend. Its receive queue may still
  * hold datagrams from the previous endpoint. recvmsg() must report the frontend as their source.
+ * Returns whether the socket was connected to this frontend, or waited for its first endpoint.
  */
-static __always_inline void keep_previous_endpoint(u64 cookie, const struct service_key *frontend)
+static __always_inline bool keep_previous_endpoint(u64 cookie, const struct service_key *frontend)
 {
 	struct socket_peer *entry = peer_find(cookie);
 	struct socket_flow flow = {};
 	struct service_key previous = {};
 	struct socket_flow_key reverse_key;
 
-	if (!entry || entry->endpoint == NO_ENDPOINT || entry->frontend_port != frontend->port ||
+	if (!entry || entry->frontend_port != frontend->port ||
 	    !address_equal(&entry->frontend_address, &frontend->address))
-		return;
+		return false;
+	if (entry->endpoint == NO_ENDPOINT)
+		return true;
 	previous.address = entry->endpoint_address;
 	previous.port = entry->endpoint_port;
 	previous.protocol = entry->protocol;
@@ -185,6 +228,7 @@ static __always_inline void keep_previous_endpoint(u64 cookie, const struct serv
 	socket_flow_key_set(&reverse_key, cookie, &previous, TO_FRONTEND);
 	if (socket_flows.update(&reverse_key, &flow))
 		count(COUNTER_PEERS_FULL);
+	return true;
 }
 
 /* A UDP socket connects to an address that is not a frontend. If the address was a frontend at the
@@ -228,12 +272,14 @@ static __always_inline enum verdict connect_without_endpoint(const struct servic
 	return PASS;
 }
 
-/* Handles connect(). If it returns TRANSLATED, `destination` is the endpoint's address. */
-static __always_inline enum verdict socket_connect(struct service_key *destination,
-						   u64 netns_cookie, u64 cookie)
+/* Selects the endpoint for a connected socket. If it returns TRANSLATED, `to` is the endpoint's
+ * address.
+ */
+static __always_inline enum verdict socket_connect_to(const struct service_key *destination,
+						      struct service_key *to, u64 netns_cookie,
+						      u64 cookie, struct happening *what)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
-	struct service_key peer = *destination;
 	struct service service;
 	struct endpoint *endpoint;
 	enum verdict verdict;
@@ -248,31 +294,50 @@ static __always_inline enum verdict socket_connect(struct service_key *destinati
 		peer_remove(cookie);
 		return PASS;
 	}
-	verdict = socket_admit(&service);
+	what->service_id = service.id;
+	verdict = socket_admit(&service, what);
 	if (verdict != TRANSLATED)
 		return connect_without_endpoint(destination, &service, cookie, verdict);
-	endpoint = socket_choose(&service, netns_cookie, &id);
+	endpoint = socket_choose(&service, netns_cookie, &id, &what->flags);
 	if (!endpoint) {
-		count(COUNTER_INCONSISTENT);
+		socket_inconsistent(what);
 		return connect_without_endpoint(destination, &service, cookie, REFUSED);
 	}
-	redirect(&peer, endpoint);
-	if (destination->protocol == IPPROTO_UDP)
-		keep_previous_endpoint(cookie, destination);
-	peer_write(cookie, destination, &peer, service.id, id);
-	*destination = peer;
+	*to = *destination;
+	redirect(to, endpoint);
+	what->kind = EVENT_NEW;
+	what->reason = COUNTER_CONNECT;
+	if (destination->protocol == IPPROTO_UDP && keep_previous_endpoint(cookie, destination))
+		what->kind = EVENT_RECONNECTED;
+	peer_write(cookie, destination, to, service.id, id);
 	count(COUNTER_CONNECT);
 	return TRANSLATED;
 }
 
-/* Handles sendmsg() of a UDP socket. The socket keeps its endpoint for this frontend while that
- * endpoint is usable.
+/* Handles connect(). If it returns TRANSLATED, `destination` is the endpoint's address. */
+static __always_inline enum verdict socket_connect(struct service_key *destination,
+						   u64 netns_cookie, u64 cookie)
+{
+	struct happening what = {};
+	struct service_key to = {};
+	enum verdict verdict = socket_connect_to(destination, &to, netns_cookie, cookie, &what);
+
+	socket_event(&what, netns_cookie, destination, &to);
+	if (verdict == TRANSLATED)
+		*destination = to;
+	return verdict;
+}
+
+/* Selects the endpoint for a datagram. The socket keeps its endpoint for this frontend while that
+ * endpoint is usable. If it returns TRANSLATED, `to` is the endpoint's address.
  *
  * `connected`: the socket has a peer. Connected sockets reach this hook, too: for an IPv6 socket
  * with an IPv4 peer, udpv6_sendmsg() passes the peer on as an explicit destination.
  */
-static __always_inline enum verdict socket_send(struct service_key *destination, u64 netns_cookie,
-						u64 cookie, bool connected)
+static __always_inline enum verdict socket_send_to(const struct service_key *destination,
+						   struct service_key *to, u64 netns_cookie,
+						   u64 cookie, bool connected,
+						   struct happening *what)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
 	struct socket_flow flow = {};
@@ -293,7 +358,8 @@ static __always_inline enum verdict socket_send(struct service_key *destination,
 	}
 	if (is_left_to_packet_path(&service, owner == OWNER_NODE))
 		return PASS;
-	verdict = socket_admit(&service);
+	what->service_id = service.id;
+	verdict = socket_admit(&service, what);
 	if (verdict != TRANSLATED)
 		return verdict;
 
@@ -304,11 +370,13 @@ static __always_inline enum verdict socket_send(struct service_key *destination,
 		endpoint = endpoint_of(&service, flow.endpoint, usable_flags(&service));
 	}
 	if (!endpoint) {
-		endpoint = socket_choose(&service, netns_cookie, &flow.endpoint);
+		endpoint = socket_choose(&service, netns_cookie, &flow.endpoint, &what->flags);
 		if (!endpoint) {
-			count(COUNTER_INCONSISTENT);
+			socket_inconsistent(what);
 			return REFUSED;
 		}
+		what->kind = EVENT_NEW;
+		what->reason = COUNTER_DATAGRAM;
 		flow.address = endpoint->address;
 		flow.port = endpoint->port;
 		flow.service_id = service.id;
@@ -318,8 +386,9 @@ static __always_inline enum verdict socket_send(struct service_key *destination,
 	flow.address = destination->address;
 	flow.port = destination->port;
 	flow.service_id = service.id;
-	redirect(destination, endpoint);
-	socket_flow_key_set(&reverse_key, cookie, destination, TO_FRONTEND);
+	*to = *destination;
+	redirect(to, endpoint);
+	socket_flow_key_set(&reverse_key, cookie, to, TO_FRONTEND);
 	known = socket_flows.lookup(&reverse_key);
 	/* If two frontends share an endpoint, replies get the address of the frontend used last. */
 	if (!known || known->port != flow.port || known->service_id != flow.service_id ||
@@ -328,6 +397,23 @@ static __always_inline enum verdict socket_send(struct service_key *destination,
 			count(COUNTER_PEERS_FULL);
 	count(COUNTER_DATAGRAM);
 	return TRANSLATED;
+}
+
+/* Handles sendmsg() of a UDP socket. If it returns TRANSLATED, `destination` is the endpoint's
+ * address.
+ */
+static __always_inline enum verdict socket_send(struct service_key *destination, u64 netns_cookie,
+						u64 cookie, bool connected)
+{
+	struct happening what = {};
+	struct service_key to = {};
+	enum verdict verdict =
+	    socket_send_to(destination, &to, netns_cookie, cookie, connected, &what);
+
+	socket_event(&what, netns_cookie, destination, &to);
+	if (verdict == TRANSLATED)
+		*destination = to;
+	return verdict;
 }
 
 /* Replaces an endpoint by the frontend in the source of a datagram or the peer of a socket. */

@@ -54,6 +54,11 @@ int to_any_l3(struct __sk_buff *skb)
 int find_port(struct __sk_buff *skb)
 {
 	struct scratch *scratch = scratch_get();
+	int action;
 
-	return scratch ? continue_search(skb, scratch) : DROP;
+	if (!scratch)
+		return DROP;
+	action = continue_search(skb, scratch);
+	packet_event(scratch);
+	return action;
 }

@@ -28,6 +28,8 @@ COMMANDS = {
     "explain": "Show what this node does with a connection, and why.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
     "verify": "Compare the kernel with the state of the cluster.",
+    "top": "Show the Services with the most new connections, in mode ebpf.",
+    "monitor": "Show new connections as they happen, in mode ebpf.",
     "doctor": "Show what this node lacks, and which other programs interfere.",
     "support-bundle": "Write doctor, dump, versions and logs into one file, without secrets.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",

@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from ebpfproxy.bench import churn, connect, flows, nodeport, overhead, packet, report, sync
+from ebpfproxy.bench import churn, connect, flows, monitor, nodeport, overhead, packet, report, sync
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.bench.sides import Progress
 from ebpfproxy.cli import bench_options as options
 from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.terminal import console, steps
+from ebpfproxy.errors import ConfigError
 
 _PIPED = 170
 """Characters in the longest line of a table, for output that no terminal wraps."""
@@ -368,6 +370,57 @@ def churn_command(
     results = _results(lambda progress: churn.run(size, faults, modes, progress, clients))
     _show("churn", results, output)
     _fail_where_any(results, (*churn.FAILURES, *churn.LEAKS))
+
+
+@_bench(
+    "monitor",
+    "Cost of ebpfproxy monitor for a new connection",
+    minutes=1,
+    example="""
+    # Measure with and without a reader of events.
+    ebpfproxy bench monitor --services=100
+    """,
+)
+@options.services("1000")
+@options.endpoints
+@options.samples(100_000)
+@options.rounds(20)
+@click.option(
+    "--other",
+    type=click.Path(resolve_path=True, path_type=Path),
+    help="Another checkout, whose programs are measured, too.",
+)
+@click.option(
+    "--readers/--no-readers", default=True, help="Measure while monitor runs, too.", show_default=True
+)
+@options.output
+def monitor_command(
+    services: list[int],
+    endpoints: int,
+    samples: int,
+    rounds: int,
+    other: Path | None,
+    readers: bool,
+    output: str,
+) -> None:
+    """Measure a new connection to a Service in mode ebpf while nothing reads events, and while monitor does.
+
+    \b
+    connect_us  time of connect() alone
+    per_s       connections per second of the only client
+
+    Rows: other (programs of --other), unused, rate-1000 (monitor with its default rate), rate-0 (monitor
+    without a limit).
+    """
+    if other and not (other / "ebpfproxy").is_dir():
+        raise ConfigError(
+            f"--other: {other} is no checkout of ebpfproxy", "name a folder that has ebpfproxy/ and bpf/"
+        )
+    sizes = [monitor.Size(count, endpoints, samples, rounds, readers) for count in services]
+    results = _results(
+        lambda progress: [result for size in sizes for result in monitor.run(size, other, progress)]
+    )
+    _show("monitor", results, output)
 
 
 def _results(run: Callable[[Progress], Iterable[Result]]) -> list[Result]:

@@ -6,7 +6,19 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from ebpfproxy.backends import selection
-from ebpfproxy.bench import churn, connect, crossing, flows, nodeport, overhead, packet, report, source, sync
+from ebpfproxy.bench import (
+    churn,
+    connect,
+    crossing,
+    flows,
+    monitor,
+    nodeport,
+    overhead,
+    packet,
+    report,
+    source,
+    sync,
+)
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result
@@ -14,6 +26,7 @@ from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Lab, Netns, Pod
 from tests.kernel.cluster import eventually
 from tests.kernel.ipvs_here import lacks_ipvs
+from tests.support.documented import ROOT
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
@@ -45,6 +58,13 @@ def test_connections_are_measured_in_every_mode(modes: list[str]) -> None:
                 assert service.of_direct
                 assert found[mode, f"direct{suffix}", metric].of_first
     assert {path for mode, path, _ in found if mode == "none"} == {"direct", "direct-host"}
+
+
+def test_a_reader_of_events_and_another_checkout_are_measured() -> None:
+    found = list(monitor.run(monitor.Size(2, 1, 20, 1, readers=True), ROOT, silent))
+    assert {(each.mode, each.n) for each in found if each.metric == "connect_us"} == {
+        (mode, 20) for mode in (monitor.OTHER, monitor.UNUSED, monitor.LIMITED, monitor.UNLIMITED)
+    }
 
 
 def test_a_nodeport_is_measured_on_every_path() -> None:

@@ -285,6 +285,7 @@ def test_a_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch, hook: Any) -> 
         ("maps of the kind LRU hash", 9, 0),
         ("maps of the kind LPM trie", 11, 1),
         ("maps that are written through memory", 2, 1 << 10),
+        ("ring buffers", 27, 0),
     ],
 )
 def test_an_unsupported_map_type_is_named(

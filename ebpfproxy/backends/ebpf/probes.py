@@ -26,7 +26,7 @@ from ebpfproxy.backends.ebpf.sockets import netns_cookie
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux import capabilities, mounts
-from ebpfproxy.linux.bpf import cgroup, compiler, tc, tcx
+from ebpfproxy.linux.bpf import cgroup, compiler, ring_buffer, tc, tcx
 from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.linux.netlink import links
 from ebpfproxy.linux.netns import netns
@@ -187,11 +187,16 @@ def _maps() -> Iterator[Finding]:
     for feature, (type_, key_size, flags), since in _MAPS:
         attempt = partial(_make_map, type_, key_size, flags)
         yield _tried(attempt, feature, "this kernel cannot create them", _NEWER.format(since))
+    yield _tried(_make_ring, "ring buffers", "this kernel has none", _NEWER.format("5.8"))
     yield _tried(_write_batch, "batches of map entries", "this kernel has none", _NEWER.format("5.6"))
 
 
 def _make_map(type_: int, key_size: int, flags: int) -> None:
     Map.create(type_, key_size, 8, 1, flags).close()
+
+
+def _make_ring() -> None:
+    Map.create(ring_buffer.TYPE, 0, 0, abi.CONSTANTS["EVENTS_SIZE"]).close()
 
 
 def _write_batch() -> None:

@@ -34,7 +34,7 @@ _TRACES = re.compile(
     r"|client-cert|certificate-auth|idp-",
     re.IGNORECASE,
 )
-"""One of these is in each text that has a secret. The search takes a tenth of the time of the replacements."""
+"""One of these is in each text with a secret. The search takes a tenth of the time of the replacements."""
 _HARMLESS = frozenset({"", "null", "none", "true", "false", '""', "''", REDACTED})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.linux.bpf import ring_buffer
 
 SERVICE_MAPS = (
     "service_names",
@@ -40,8 +41,9 @@ _TYPES = {  # enum bpf_map_type
 }
 _FLAGS = {"0": 0, "BPF_F_NO_PREALLOC": 1, "BPF_F_MMAPABLE": 1 << 10}
 _SCALARS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8}
-_ANY_PINNED = re.compile(r'\bPINNED\("')
+_ANY_PINNED = re.compile(r'\bPINNED\("|\bPINNED_RING\(struct')
 _PINNED = re.compile(r'PINNED\("(\w+)(?:\$(\w+))?", ([\w ]+), ([\w ]+), (\w+), (\w+)(?: \+ (\d+))?, (\w+)\);')
+_PINNED_RING = re.compile(r"PINNED_RING\(([\w ]+), (\w+), (\w+)\);")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _DIGITS = 8
 
@@ -95,8 +97,8 @@ def read(source: Path, defines: Mapping[str, str]) -> dict[str, MapShape]:
 
 def _declared(text: str, of: abi.Abi, defines: Mapping[str, str]) -> Iterator[tuple[str, MapShape]]:
     plain = " ".join(_COMMENT.sub("", text).split())
-    declared = _PINNED.findall(plain)
-    if len(declared) != len(_ANY_PINNED.findall(plain)):
+    declared, rings = _PINNED.findall(plain), _PINNED_RING.findall(plain)
+    if len(declared) + len(rings) != len(_ANY_PINNED.findall(plain)):
         raise ValueError("maps.h has a map that cannot be read")
     for type_, inner, key, value, name, size, more, flags in declared:
         entries = int(defines.get(size, of.constants.get(size, size))) + int(more or 0)
@@ -105,6 +107,13 @@ def _declared(text: str, of: abi.Abi, defines: Mapping[str, str]) -> Iterator[tu
         layout = _digest(*(text for _, text in fields), *_ids(key, value, of))
         sizes = fields[0][0], fields[1][0]
         yield name, MapShape(name, _TYPES[type_], inner, *sizes, entries, _FLAGS[flags], layout, room)
+    for record, name, size in rings:  # the kernel knows only its size in bytes
+        size_in_bytes = int(defines.get(size, of.constants.get(size, size)))
+        layout = _digest(_describe(record, of)[1], *_ids(record, record, of))
+        yield (
+            name,
+            MapShape(name, ring_buffer.TYPE, "", 0, 0, size_in_bytes, 0, layout, _digest(str(size_in_bytes))),
+        )
 
 
 def _describe(type_: str, of: abi.Abi) -> tuple[int, str]:

@@ -1,0 +1,232 @@
+"""``ebpfproxy monitor``: shows new connections and their fate as they happen."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.service_names import complete_service
+from ebpfproxy.config import FlagsCommand, options
+from ebpfproxy.errors import ConfigError, NotFound
+
+if TYPE_CHECKING:
+    from ebpfproxy.backends.ebpf.inspect.events import Event, EventReader, Lost
+
+VERDICTS = ("new", "rejected", "dropped", "reset", "affinity", "reconnected")
+_POLL_SECONDS, _RENEW_SECONDS = 0.05, 1.0
+_NEEDS_EBPF = "use an agent with --proxy-mode=ebpf; in the other modes see `conntrack -E`"
+
+
+class _Enough(Exception):
+    """--count events were shown."""
+
+
+@click.command(
+    "monitor",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Show the connections to a Service that fail, until Ctrl-C.
+    ebpfproxy monitor --service=default/web --verdict=rejected --verdict=dropped
+    # Show ten connections of a pod as JSON lines.
+    ebpfproxy monitor --from=10.244.1.7 -o json --count=10
+    """),
+)
+@click.option(
+    "--service",
+    metavar="NS/NAME[:PORT]",
+    default="",
+    shell_complete=complete_service,
+    help="Only events of this Service.",
+)
+@click.option(
+    "--from",
+    "client",
+    metavar="IP",
+    default="",
+    help='Only events of clients with this address, or "node" for processes in the node\'s own network '
+    "namespace.",
+)
+@click.option(
+    "--verdict",
+    "verdicts",
+    type=click.Choice(VERDICTS),
+    multiple=True,
+    help="Only events of this kind. Can be given several times.",
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--rate",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="The most events in a second. The others are counted. 0: no limit.",
+)
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after this number of events.")
+@click.option("--seconds", type=click.FloatRange(0), metavar="N", help="End after this time.")
+@options("bpffs_root")
+def command(
+    service: str,
+    client: str,
+    verdicts: tuple[str, ...],
+    output: str,
+    rate: int,
+    count: int | None,
+    seconds: float | None,
+    bpffs_root: Path,
+) -> int:
+    """Show new connections to Services as they happen, in mode ebpf, until Ctrl-C:
+
+    \b
+    new          a connection or flow was redirected to an endpoint
+    rejected     the client got an error, with the reason
+    dropped      the client got no reply, with the reason
+    reset        the client or the endpoint reset a flow of the packet path
+    affinity     a new connection of a client with session affinity
+    reconnected  a connected UDP socket got another endpoint
+
+    Programs record events only while this command runs. Events that were lost are counted. One monitor or top
+    can run for each agent.
+    """
+    from ebpfproxy.backends.ebpf.inspect.events import EventReader
+
+    kinds = {"new" if verdict == "affinity" else verdict for verdict in verdicts}
+    kinds |= {"reconnected"} if "affinity" in verdicts else set()
+    with (
+        _ending(),
+        needs_ebpf(),
+        contextlib.closing(EventReader(bpffs_root, service, kinds, rate, parse_client(client))) as reader,
+    ):
+        _follow(reader, _Output(output == "json", frozenset(verdicts), count), seconds)
+    return 0
+
+
+@contextlib.contextmanager
+def needs_ebpf() -> Iterator[None]:
+    """Explain that another mode has no events."""
+    try:
+        yield
+    except NotFound as failure:
+        if failure.message.startswith("no maps of mode ebpf"):
+            raise NotFound(f"events need mode ebpf: {failure.message}", _NEEDS_EBPF) from None
+        raise
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """End without an error after --count events, Ctrl-C, or if the reader of the output has ended."""
+    try:
+        yield
+    except (_Enough, KeyboardInterrupt):
+        pass
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+
+
+def parse_client(text: str) -> str:
+    """The canonical text of an address; "node" and the empty text stay.
+
+    >>> parse_client("FD00:0::1")
+    'fd00::1'
+
+    Raises ConfigError.
+    """
+    from ebpfproxy.model.address import format_address, parse_address
+
+    if text in ("", "node"):
+        return text
+    try:
+        return format_address(parse_address(text))
+    except ValueError:
+        raise ConfigError(
+            f"--from: {text!r} is not an address", 'write 10.244.1.7, fd00::1 or "node"'
+        ) from None
+
+
+def _follow(reader: "EventReader", shown: "_Output", seconds: float | None) -> None:
+    end = None if seconds is None else time.monotonic() + seconds
+    renewal = time.monotonic() + _RENEW_SECONDS
+    try:
+        while end is None or time.monotonic() < end:
+            reader.read(shown.event)
+            shown.flush()
+            if time.monotonic() >= renewal:
+                renewal = time.monotonic() + _RENEW_SECONDS
+                reader.renew()
+                shown.lost(reader.lost())
+            time.sleep(_POLL_SECONDS)
+        reader.read(shown.event)
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            shown.lost(reader.lost())
+            shown.flush()
+
+
+class _Output:
+    """Writes events. Lines are written in batches, after each reading of the ring buffer."""
+
+    def __init__(self, json: bool, verdicts: frozenset[str], count: int | None) -> None:
+        self._format: Callable[[Event], str] = _as_json if json else _as_text
+        self._json, self._verdicts, self._left = json, verdicts, count
+        self._lines: list[str] = []
+        self._shown_lost: tuple[int, int] = (0, 0)
+
+    def event(self, event: "Event") -> None:
+        if self._verdicts and not self._is_wanted(event):
+            return
+        self._lines.append(self._format(event))
+        if self._left is not None:
+            self._left -= 1
+            if not self._left:
+                raise _Enough
+
+    def _is_wanted(self, event: "Event") -> bool:
+        return event.event in self._verdicts or ("affinity" in self._verdicts and bool(event.affinity))
+
+    def lost(self, lost: "Lost") -> None:
+        """Show the lost events, if there are more than before."""
+        if lost == self._shown_lost:
+            return
+        self._shown_lost = lost
+        if self._json:
+            self._lines.append(_encoded({"event": "lost", **lost._asdict()}))
+        else:
+            self._lines.append(
+                f"# events lost so far: {lost.rate} over the rate, {lost.buffer} for lack of room"
+            )
+
+    def flush(self) -> None:
+        if self._lines:
+            lines, self._lines = self._lines, []
+            sys.stdout.write("\n".join(lines) + "\n")
+            sys.stdout.flush()
+
+
+def _encoded(fields: dict[str, object]) -> str:
+    import msgspec
+
+    return msgspec.json.encode(fields).decode()
+
+
+def _as_json(event: "Event") -> str:
+    return _encoded(event._asdict())
+
+
+def _as_text(event: "Event") -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+    affinity = f"affinity {event.affinity}" if event.affinity else ""
+    parts = (
+        f"{clock}.{int(event.time % 1 * 1000):03}",
+        f"{event.event:11}",
+        event.service,
+        event.protocol,
+        " -> ".join(filter(None, (event.client, event.frontend, event.endpoint))),
+        ", ".join(filter(None, (event.reason, affinity))),
+    )
+    return " ".join(filter(None, parts)).rstrip()
