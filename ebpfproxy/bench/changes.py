@@ -33,9 +33,7 @@ class ChangingSlice:
     def write(self, folder: Path) -> None:
         """Write the Service and its slice, at endpoint 0, to files of their own."""
         ports = [manifests.port(workload.PORT)]
-        service = manifests.service(
-            f"service-{self.service}", [workload.cluster_ip(self.service)], ports
-        )
+        service = manifests.service(f"service-{self.service}", [workload.cluster_ip(self.service)], ports)
         for value in (service, self.at(0)):
             manifests.write(manifest_path(folder, value), value)
 
@@ -65,11 +63,15 @@ def await_answer(service: int) -> float:
     return time.monotonic()
 
 
-def answering_endpoint(service: int) -> str | None:
-    """Return the address of the endpoint that answers; None without an answer. Runs in the client."""
+def answering_endpoint(service: int, timeout: float = 0.1) -> str | None:
+    """Return the address of the endpoint that answers; None without an answer. Runs in the client.
+
+    Without a Service, `timeout` (in seconds) is what an attempt may take: the kernel limits the rate of ICMP
+    errors.
+    """
     try:
         with sockets.dial(
-            Protocol.TCP, workload.cluster_ip(service), workload.PORT, timeout=0.1
+            Protocol.TCP, workload.cluster_ip(service), workload.PORT, timeout=timeout
         ) as connection:
             connection.sendall(b"w")
             return connection.recv(64).decode() or None
