@@ -1,5 +1,6 @@
 """A Service whose only endpoint changes, and the client that measures how long a change takes."""
 
+import math
 import time
 from pathlib import Path
 
@@ -38,14 +39,21 @@ class ChangingSlice:
             manifests.write(manifest_path(folder, value), value)
 
 
-def change_all(changing: ChangingSlice, write: Write, changes: int, spacing: float) -> list[float]:
+def change_all(
+    changing: ChangingSlice, write: Write, changes: int, spacing: float, limit: float = math.inf
+) -> list[float]:
     """Change the endpoint `changes` times, `spacing` seconds apart. Runs in the client.
+
+    Make no further change `limit` seconds after the begin.
 
     Return milliseconds from the begin of each change (the file is replaced, or the API server gets the
     object) to a connection that reaches the new endpoint.
     """
     durations, due = [], time.monotonic()
+    end = due + limit
     for number in range(1, changes + 1):
+        if time.monotonic() >= end:
+            break
         due = max(due + spacing, time.monotonic() + SPACING)
         time.sleep(due - time.monotonic())
         began = time.monotonic()

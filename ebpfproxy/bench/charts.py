@@ -43,12 +43,13 @@ _LATENCIES = ("connect_us", "request_us", "udp_us", "dns_us", "nodeport_us")
 
 
 class Chart(NamedTuple):
-    """A chart: its name, title, one sentence about how to read it, and its SVG with placeholders."""
+    """A chart: its name, title, how to read it, its SVG with placeholders, and the panels in a row of it."""
 
     name: str
     title: str
     caption: str
     svg: str
+    columns: int
 
 
 def require() -> None:
@@ -100,7 +101,7 @@ def all_charts(comparison: Comparison) -> list[Chart]:
         (
             "changes",
             "Start and change",
-            "Medians; bars reach from the 5th to the 95th percentile. Both axes are logarithmic.",
+            "Medians; bars reach from the 5th to the 95th percentile. The vertical axes are logarithmic.",
             ["startup_s", "change_ms"],
             _draw_lines,
         ),
@@ -113,10 +114,14 @@ def all_charts(comparison: Comparison) -> list[Chart]:
         ),
     ]
     return [
-        Chart(name, title, caption, _drawn(comparison, name, metrics, draw))
+        Chart(name, title, caption, _drawn(comparison, name, metrics, draw), _columns(metrics))
         for name, title, caption, wanted, draw in candidates
         if (metrics := [metric for metric in wanted if _has(comparison, metric, draw)])
     ]
+
+
+def _columns(metrics: Sequence[str]) -> int:
+    return min(_PANELS_IN_A_ROW, len(metrics))
 
 
 def _has(comparison: Comparison, metric: str, draw: "_Draw") -> bool:
@@ -163,7 +168,7 @@ def _drawn(comparison: Comparison, name: str, metrics: Sequence[str], draw: _Dra
     from matplotlib.figure import Figure as Drawing
 
     style = _Style(comparison.method.modes)
-    columns = min(_PANELS_IN_A_ROW, len(metrics))
+    columns = _columns(metrics)
     rows = -(-len(metrics) // columns)
     with mpl.rc_context(_settings(style, name)):
         drawing = Drawing(figsize=(_PANEL[0] * columns, _PANEL[1] * rows + 0.5), layout="constrained")
@@ -175,11 +180,11 @@ def _drawn(comparison: Comparison, name: str, metrics: Sequence[str], draw: _Dra
                 continue
             axes.set_title(TITLES[metric])
             draw(axes, comparison, metric, style)
-        _add_legend(drawing)
+        _add_legend(drawing, 2 * columns)
         return _svg(drawing, name)
 
 
-def _settings(style: _Style, name: str) -> dict[str, Any]:
+def _settings(style: _Style, name: str) -> Any:
     text, muted, grid = (style.colors[each] for each in ("text", "muted", "grid"))
     return {
         "svg.fonttype": "none",  # text stays text: searchable, and in the page's font
@@ -210,13 +215,13 @@ def _settings(style: _Style, name: str) -> dict[str, Any]:
     }
 
 
-def _add_legend(drawing: "Drawing") -> None:
+def _add_legend(drawing: "Drawing", columns: int) -> None:
     """Add one legend for all panels, below them."""
     handles: dict[str, Any] = {}
     for axes in drawing.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 
 def _svg(drawing: "Drawing", name: str) -> str:

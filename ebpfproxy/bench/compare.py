@@ -17,7 +17,7 @@ from ebpfproxy.bench.compare_cases import CHANGE, MEMORY, OF_STARTS, STARTUP, TR
 from ebpfproxy.bench.machine import Observed
 from ebpfproxy.bench.modes import NONE
 from ebpfproxy.bench.proxies import Proxy, await_service, start_proxy
-from ebpfproxy.bench.results import Collector, Comparison, Figure, Method
+from ebpfproxy.bench.results import Collector, Comparison, Figure, LeftOut, Method
 from ebpfproxy.bench.sides import PATIENCE, rotated
 from ebpfproxy.bench.steps import Reached, Step, run_all
 from ebpfproxy.errors import ConfigError
@@ -43,16 +43,16 @@ def run(method: Method, show: Callable[[Reached], None], kube_proxy_path: Path |
     versions = _kube_proxy_version(method, kube_proxy_path)
     if modes.EBPF in map(modes.base, method.modes):
         object_file()  # as in the image: no agent compiles
-    observed, figures = Observed(), list[Figure]()
+    observed, found = Observed(), _Found([], [])
     method = _with_none(method)
     with contextlib.ExitStack() as labs:
         steps = [
             step
             for services in method.services
-            for step in _steps(_Run(method, services, kube_proxy_path, labs), figures)
+            for step in _steps(_Run(method, services, kube_proxy_path, labs), found)
         ]
         run_all(steps, show)
-    return Comparison(observed.end(versions), method, tuple(figures))
+    return Comparison(observed.end(versions), method, tuple(found.figures), tuple(found.left_out))
 
 
 def _kube_proxy_version(method: Method, path: Path | None) -> list[tuple[str, str]]:
@@ -69,6 +69,13 @@ def _with_none(method: Method) -> Method:
     """Return the method with mode none first."""
     names = (NONE, *(mode for mode in method.modes if mode != NONE))
     return Method(**{field: getattr(method, field) for field in method.__struct_fields__} | {"modes": names})
+
+
+class _Found(NamedTuple):
+    """The results so far."""
+
+    figures: list[Figure]
+    left_out: list[LeftOut]
 
 
 class _Side(NamedTuple):
@@ -89,22 +96,26 @@ class _Run:
         self.collector = Collector(services, method.modes)
         self._binary = binary
         self._sides: dict[str, _Side] = {}
+        self._slow: set[str] = set()
         self._labs = contextlib.ExitStack()
         outer.callback(self._labs.close)
 
     def start(self, mode: str, turn: int) -> None:
         """Start a proxy on a new node, change a Service, and read the memory."""
         cases = self.method.cases
+        if mode in self._slow:
+            return
         with Lab(f"bench-{mode}", 1) as lab:
             testbed, proxy, seconds = self._started(lab, mode)
-            assert proxy
+            if proxy is None:
+                return
             if STARTUP in cases:
                 self.collector.add(STARTUP, OF_STARTS[STARTUP], mode, turn, [seconds])
             if CHANGE in cases:
                 assert testbed.source
-                write, changes = testbed.source.writer, self.method.changes
+                write, changes, limit = testbed.source.writer, self.method.changes, self.method.limit
                 durations = testbed.client.call(
-                    lambda: change_all(testbed.changing, write(), changes, SPACING),
+                    lambda: change_all(testbed.changing, write(), changes, SPACING, limit),
                     timeout=PATIENCE,
                 )
                 self.collector.add(CHANGE, OF_STARTS[CHANGE], mode, turn, durations)
@@ -114,39 +125,58 @@ class _Run:
 
     def open(self, mode: str, number: int) -> None:
         """Create the lab of a mode for traffic, which stays until `close`."""
-        lab = self._labs.enter_context(Lab(f"bench-{mode}", number))
-        testbed, proxy, _ = self._started(lab, mode)
+        if mode in self._slow:
+            return
+        with contextlib.ExitStack() as created:
+            lab = created.enter_context(Lab(f"bench-{mode}", number))
+            testbed, proxy, _ = self._started(lab, mode)
+            if mode in self._slow:
+                return
+            self._labs.push(created.pop_all())
         if "throughput" in self.method.cases:
             testbed.serve_iperf()
         self._sides[mode] = _Side(lab, testbed, proxy)
 
     def measure(self, case: str, mode: str, turn: int) -> None:
         metric, measure, divisor, _ = TRAFFIC[case]
-        side = self._sides[mode]
+        side = self._sides.get(mode)
+        if side is None:
+            return
         samples = measure(side.testbed, turn)
         if side.proxy:
             side.proxy.check()
         self.collector.add(case, metric, mode, turn, (each / divisor for each in samples))
 
-    def close(self, figures: list[Figure]) -> None:
-        """Remove all labs, and add the figures."""
+    def close(self, found: _Found) -> None:
+        """Remove all labs, and add the results."""
         self._labs.close()
-        figures += self.collector.figures()
+        found.figures.extend(self.collector.figures())
+        found.left_out.extend(
+            LeftOut(mode, self.services) for mode in self.method.modes if mode in self._slow
+        )
 
     def _started(self, lab: Lab, mode: str) -> tuple[Testbed, Proxy | None, float]:
-        """Return the testbed, the proxy, and the seconds until the last Service answered."""
+        """Return the testbed, the proxy, and the seconds until the last Service answered.
+
+        There is no proxy in mode none, and after a start that took too long.
+        """
         testbed = Testbed(lab, self.size, proxied=mode != NONE)
         if testbed.source is None:
             return testbed, None, 0.0
         proxy = start_proxy(lab, mode, testbed.source, self._binary)
         assert proxy
-        return testbed, proxy, await_service(testbed.client, proxy, testbed.changing.service)
+        service, limit = testbed.changing.service, self.method.limit
+        seconds = await_service(testbed.client, proxy, service, limit)
+        if seconds is None:
+            self._slow.add(mode)
+            return testbed, None, limit
+        return testbed, proxy, seconds
 
 
-def _steps(run: _Run, figures: list[Figure]) -> Iterator[Step]:
+def _steps(run: _Run, found: _Found) -> Iterator[Step]:
     yield from _starts(run)
     yield from _traffic(run)
-    yield Step(0.1, f"{run.services} Services: results", lambda: run.close(figures))
+    yield Step(0.1, f"{run.services} Services: results", lambda: run.close(found))
 
 
 def _starts(run: _Run) -> Iterator[Step]:

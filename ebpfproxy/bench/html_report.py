@@ -23,7 +23,6 @@ p { margin: .4rem 0; max-width: 55rem; }
 figure { margin: .8rem 0; }
 figure svg { width: 100%; height: auto; font-family: system-ui, sans-serif; }
 figure svg text { font-family: inherit !important; }
-.narrow svg { max-width: 34rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
@@ -35,6 +34,9 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; ma
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: .8rem; } dl { grid-template-columns: 1fr; } }
 """
+
+_PANEL_REM = 24
+"""The width of a panel at most."""
 
 _PATHS = {
     "connect": "A client in a pod connects to the ClusterIP of a random Service: time of connect().",
@@ -75,6 +77,19 @@ def page(comparison: Comparison) -> str:
     return "\n".join(parts) + "\n"
 
 
+def chart_files(comparison: Comparison) -> dict[str, str]:
+    """Return the SVG of each chart in each color scheme, by file name: NAME-light.svg and NAME-dark.svg.
+
+    Raises ConfigError without matplotlib.
+    """
+    modes = comparison.method.modes
+    return {
+        f"{chart.name}-{scheme}.svg": chart_colors.with_scheme(chart.svg, modes, scheme) + "\n"
+        for chart in charts.all_charts(comparison)
+        for scheme in chart_colors.SCHEMES
+    }
+
+
 def _heading(comparison: Comparison) -> Iterable[str]:
     method = comparison.method
     yield "<h1>Service proxies compared</h1>"
@@ -113,6 +128,11 @@ def _summary(comparison: Comparison) -> Iterable[str]:
         if any(cells):
             rows.append([_text(mode), *cells])
     yield _table(head, rows, wrap=True)
+    for each in comparison.left_out:
+        yield (
+            f"<p>{_text(each.mode)} is not measured with {each.services:,} Services: its start took longer "
+            f"than {comparison.method.limit:g} s.</p>"
+        )
 
 
 def _ratio(figures: Sequence[Figure], services: int) -> str:
@@ -128,10 +148,9 @@ def _ratio(figures: Sequence[Figure], services: int) -> str:
 
 
 def _figure(chart: charts.Chart, modes: Sequence[str]) -> Iterable[str]:
-    narrow = ' class="narrow"' if chart.name in ("packet", "memory") else ""
     yield f"<h2>{_text(chart.title)}</h2>"
     yield (
-        f'<figure{narrow} id="figure-{chart.name}">'
+        f'<figure id="figure-{chart.name}" style="max-width: {chart.columns * _PANEL_REM}rem">'
         f"<figcaption>{_text(chart.caption)}</figcaption>"
         f"{chart_colors.with_variables(chart.svg, modes)}</figure>"
     )
@@ -143,11 +162,12 @@ def _method(comparison: Comparison) -> Iterable[str]:
     yield f"<pre>{_text(method.command)}</pre>"
     yield (
         f"<p>Traffic: {method.rounds} rounds of {method.seconds:g} s for each case and mode, in rotating "
-        "order, with one node for each mode, all of which exist at the same time. A ratio compares the medians "
-        f"of the same round. Start, change and memory: {method.starts} starts for each mode on new nodes, with "
-        f"{method.changes} changes each. Confidence intervals are bootstrapped over rounds. In mode none, "
-        "clients connect to the endpoints directly. Each tenth Service has a UDP port and NodePorts. All "
-        "proxies get objects from an API server on the node.</p>"
+        "order, with one node for each mode, all of which exist at the same time. A ratio compares the "
+        f"medians of the same round. Start, change and memory: {method.starts} starts for each mode on new "
+        f"nodes, with {method.changes} changes each, or as many as begin within {method.limit:g} s. "
+        "Confidence intervals are bootstrapped over rounds. In mode none, clients connect to the endpoints "
+        "directly. Each tenth Service has a UDP port and NodePorts. All proxies get objects from an API "
+        "server on the node.</p>"
     )
     yield "<dl>"
     for case in method.cases:

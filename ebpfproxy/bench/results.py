@@ -70,7 +70,8 @@ class Environment(msgspec.Struct, frozen=True):
 
 class Method(msgspec.Struct, frozen=True):
     """How it was measured. `seconds` is the duration of a turn, `starts` the number of starts of each mode,
-    `changes` the number of changes after each start."""
+    `changes` the number of changes after each start, `limit` the longest time in seconds for a start, and
+    after which no further change is made."""
 
     command: str
     modes: tuple[str, ...]
@@ -81,6 +82,14 @@ class Method(msgspec.Struct, frozen=True):
     seconds: float
     starts: int
     changes: int
+    limit: float
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A mode that was not measured with so many Services, because its start took longer than the limit."""
+
+    mode: str
+    services: int
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -89,6 +98,7 @@ class Comparison(msgspec.Struct, frozen=True):
     environment: Environment
     method: Method
     figures: tuple[Figure, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"

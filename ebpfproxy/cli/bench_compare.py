@@ -102,6 +102,12 @@ The defaults take about 15 min on two CPUs with three modes and two of kube-prox
 @click.option(
     "--changes", type=click.IntRange(1), help=f"Changes of an endpoint after each start. {_preset('changes')}"
 )
+@options.seconds(
+    "--limit",
+    30.0,
+    "Seconds that a start may take; slower modes are left out. Also for changes: none begins later.",
+    1.0,
+)
 @click.option("--quick", is_flag=True, help="A short run: see the defaults above.")
 @click.option(
     "--from",
@@ -119,14 +125,22 @@ The defaults take about 15 min on two CPUs with three modes and two of kube-prox
     metavar="FILE",
     help="Write a .json, .csv or .html file. May be given several times. .html needs matplotlib.",
 )
+@click.option(
+    "--charts",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Write each chart to this folder as NAME-light.svg and NAME-dark.svg. Needs matplotlib.",
+)
 def command(
     modes: list[str] | None,
     cases: list[str],
     kube_proxy: Path | None,
     endpoints: int,
+    limit: float,
     quick: bool,
     earlier: Path | None,
     outputs: tuple[Path, ...],
+    folder: Path | None,
     **sizes: Any,
 ) -> None:
     """Compare all modes with each other, with kube-proxy and with no proxy.
@@ -146,7 +160,7 @@ def command(
     Modes take turns within each round, so that a change of the machine's speed affects all. Prints the
     ratios: of traffic to no proxy, of the others to the first mode.
     """
-    if any(path.suffix == ".html" for path in outputs):
+    if folder or any(path.suffix == ".html" for path in outputs):
         charts.require()
     if earlier:
         comparison = from_json(earlier.read_bytes(), str(earlier))
@@ -161,6 +175,7 @@ def command(
             modes=tuple(modes or proxies.available(kube_proxy)),
             cases=tuple(cases),
             endpoints=endpoints,
+            limit=limit,
             **chosen,
         )
         with Shown() as shown:
@@ -168,7 +183,15 @@ def command(
     for path in outputs:
         path.write_bytes(_content(comparison, path.suffix))
         click.echo(f"wrote {path}", err=True)
+    if folder:
+        for name, svg in html_report.chart_files(comparison).items():
+            (folder / name).write_text(svg)
     Console(width=None if sys.stdout.isatty() else _PIPED).print(table(comparison))
+    for each in comparison.left_out:
+        click.echo(
+            f"left out with {each.services:,} Services: {each.mode}, whose start took longer than "
+            f"{comparison.method.limit:g} s (--limit)"
+        )
 
 
 def _content(comparison: Comparison, suffix: str) -> bytes:

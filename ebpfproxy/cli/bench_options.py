@@ -45,7 +45,7 @@ def different_words(known: tuple[str, ...], text: str) -> list[str]:
     """Parse words of `known`, separated by commas, each at most once. Raises click.BadParameter."""
     names = _words(known, text)
     if len(set(names)) < len(names):
-        raise click.BadParameter("each name can be given only once")
+        raise click.BadParameter("each can be named only once")
     return names
 
 
