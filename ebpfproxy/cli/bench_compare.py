@@ -19,8 +19,8 @@ from ebpfproxy.cli import bench_options as options
 _DEFAULTS: dict[str, Any] = {
     "services": (1, 100, 1000, 10000),
     "rounds": 5,
-    "seconds": 0.4,
-    "starts": 3,
+    "seconds": 0.3,
+    "starts": 2,
     "changes": 10,
 }
 _QUICK: dict[str, Any] = {"services": (1, 1000), "rounds": 3, "seconds": 0.1, "starts": 1, "changes": 5}

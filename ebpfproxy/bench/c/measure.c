@@ -78,8 +78,10 @@ int keep_alive(const char *mode, const struct options *options, const struct tar
 		error = (unanswered ? send_unanswered : timed_exchange)(fds[i % count], &took);
 		if (error)
 			return report_lost(error);
-		if (i < options->warm_up)
+		if (i < options->warm_up) {
+			start = now();
 			continue;
+		}
 		done++;
 		write_sample(took);
 	}
@@ -106,8 +108,10 @@ int measure(const char *mode, const struct options *options, const struct target
 			explain(target, error);
 			return 1;
 		}
-		if (i < options->warm_up)
+		if (i < options->warm_up) {
+			start = now();
 			continue;
+		}
 		done++;
 		write_sample(took);
 	}
