@@ -38,12 +38,12 @@ def flows_max(held: int, rate: float, seconds: float) -> int:
     return max(65536, math.ceil((held + recent) * 1.5))
 
 
-def require_tracking(mode: str, limit: int | None, held: int, rate: float) -> None:
+def require_tracking(mode: str, limit: int | None, held: int, rate: float, seconds: float) -> None:
     """Raise ConfigError if a kernel that tracks at most `limit` connections would drop some.
 
-    The limit applies to all network namespaces together, so that a lab cannot have its own.
+    `seconds`: for which connections are opened, on all paths of all modes together. The limit applies to all network namespaces together, so that a lab cannot have its own.
     """
-    recent = math.ceil(1.5 * rate * _CLOSED)
+    recent = math.ceil(1.5 * rate * min(seconds, _CLOSED))
     if limit is not None and held + recent > limit:
         fewer = f"give --held={limit - recent}, or " if limit > recent else ""
         raise ConfigError(

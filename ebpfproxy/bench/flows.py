@@ -57,8 +57,9 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
         flags=lambda testbed: testbed.flags,
         pods=PodNetwork.ROUTED,
     ) as sides:
+        seconds = size.seconds * size.rounds * len(_PATHS) * len(sides)
         for side in sides:
-            _require_room(side, size)
+            _require_room(side, size, seconds)
         for turn, _, side in turns(sides, size.rounds, [None], progress):
             _measure(side, size, turn, samples, progress)
         for side in sides:
@@ -82,12 +83,12 @@ class _Testbed(Clients):
         self.flags = [*FLAGS, f"--ebpf-flows-max={entries}"]
 
 
-def _require_room(side: Side[_Testbed], size: Size) -> None:
+def _require_room(side: Side[_Testbed], size: Size, seconds: float) -> None:
     """Raise ConfigError if the mode tracks connections and the kernel's limit is too small."""
     side.testbed.open(DIRECT, min(size.seconds, _PREVIEW))
     if flow_tables.tracked(side.lab.node):
         limit = report.conntrack("max")
-        flow_tables.require_tracking(side.mode, limit, size.held, side.testbed.rate)
+        flow_tables.require_tracking(side.mode, limit, size.held, side.testbed.rate, seconds)
 
 
 def _measure(side: Side[_Testbed], size: Size, turn: int, samples: Samples, progress: Progress) -> None:

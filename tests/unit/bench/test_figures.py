@@ -113,12 +113,13 @@ def test_held_connections_are_distributed_so_that_no_process_exceeds_its_file_li
 
 
 def test_more_connections_than_the_kernel_tracks_are_rejected_with_a_hint() -> None:
-    flow_tables.require_tracking("nftables", 262144, 100_000, 10_000.0)
-    flow_tables.require_tracking("nftables", None, 1_000_000, 10_000.0)
+    flow_tables.require_tracking("nftables", 262144, 100_000, 10_000.0, 60.0)
+    flow_tables.require_tracking("nftables", 262144, 200_000, 10_000.0, 1.0)
+    flow_tables.require_tracking("nftables", None, 1_000_000, 10_000.0, 60.0)
     with pytest.raises(ConfigError, match="200000 held and 150000 recently closed") as caught:
-        flow_tables.require_tracking("nftables", 262144, 200_000, 10_000.0)
+        flow_tables.require_tracking("nftables", 262144, 200_000, 10_000.0, 60.0)
     assert "--held=112144" in caught.value.hint
     assert "nf_conntrack_max=350000" in caught.value.hint
     with pytest.raises(ConfigError) as caught:
-        flow_tables.require_tracking("nftables", 100_000, 1000, 10_000.0)
+        flow_tables.require_tracking("nftables", 100_000, 1000, 10_000.0, 60.0)
     assert "--held" not in caught.value.hint
