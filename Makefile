@@ -12,9 +12,9 @@ STAMP  := $(VENV)/.installed
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
 # includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; crun starts
 # the DaemonSet's pod in the tests, ipset and ipvsadm show there what an operator sees; qemu, busybox and kmod
-# boot other kernels.
+# boot other kernels; zsh and fish complete commands in the tests, man-db, groff-base and mandoc check the man page.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
-  ipset ipvsadm crun qemu-system-x86 busybox-static kmod
+  ipset ipvsadm crun qemu-system-x86 busybox-static kmod zsh fish man-db groff-base mandoc
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch] tests/support/*.c)
 # What the benches compare, and what `make soak` switches among; where the kernel has IPVS:
 # make soak SOAK_MODES=ebpf,iptables,nftables,ipvs

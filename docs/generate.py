@@ -8,8 +8,11 @@ import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
+from ebpfproxy.cli import group
+from ebpfproxy.cli.man import page as man_page
 from ebpfproxy.config.option import Group, Option, declared_by
 from ebpfproxy.config.settings import Config
+from ebpfproxy.errors import EXIT_CODES
 
 FOLDER = Path(__file__).parent
 PACKAGE = FOLDER.parent / "ebpfproxy"
@@ -111,10 +114,35 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
 
+EXIT_CODE_PAGE = """# Exit codes
+
+This page is for operators and scripts that act on the exit code of a command.
+It is generated from `ebpfproxy/errors.py`; change the meanings there.
+
+| code | meaning | typical cause |
+|---|---|---|
+"""
+ERRORS = """
+An error is one line on standard error. If there is a remedy, a second line begins with `hint:`.
+An agent that ends because of an error logs it instead, with the values `error` and `hint`.
+"""
+
+
+def exit_codes() -> str:
+    """The text of docs/exit-codes.md: a row for each exit code."""
+    rows = (f"| {each.code} | {each.meaning} | {each.causes} |\n" for each in EXIT_CODES)
+    return EXIT_CODE_PAGE + "".join(rows) + ERRORS
+
+
 def files() -> dict[Path, str]:
     """The text of each generated file, by path."""
     images: dict[Path, str] = runpy.run_path(str(FOLDER / "images" / "paths.py"))["files"]()
-    pages = {"configuration.md": configuration(), "log-messages.md": log_messages()}
+    pages = {
+        "configuration.md": configuration(),
+        "exit-codes.md": exit_codes(),
+        "log-messages.md": log_messages(),
+        "ebpfproxy.8": man_page(group),
+    }
     return {FOLDER / name: text for name, text in pages.items()} | images
 
 

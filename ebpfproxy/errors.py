@@ -17,6 +17,45 @@
 error where the fact is known. Code catches an error where it takes a decision, never only to log it.
 """
 
+from typing import NamedTuple
+
+
+class ExitCode(NamedTuple):
+    """An exit code of a command. `causes` lists typical ones; it is "" if `meaning` says it all."""
+
+    code: int
+    meaning: str
+    causes: str = ""
+
+
+INTERRUPTED = 130
+EXIT_CODES = (
+    ExitCode(0, "the command is done", "run: ended by a signal"),
+    ExitCode(
+        1,
+        "the command found a problem, or an unexpected error occurred",
+        "doctor: something is missing; bench: a connection failed; "
+        "a bug: run the command again with -v=4 for the traceback",
+    ),
+    ExitCode(
+        2,
+        "a flag, a file or the environment is invalid",
+        "an unknown flag; no kubeconfig; demo or bench without root",
+    ),
+    ExitCode(
+        3,
+        "the API server or a manifest cannot be read",
+        "the API server does not answer or rejects the credentials. run tries again instead",
+    ),
+    ExitCode(
+        4,
+        "the kernel rejected or lacks something that is needed",
+        "not root; no capability; an old kernel; no bcc; another agent; with auto: no mode works",
+    ),
+    ExitCode(INTERRUPTED, "interrupted by Ctrl-C", "run ends with 0 instead"),
+)
+"""Every exit code. The help, the man page and docs/exit-codes.md are made from it."""
+
 
 class EbpfProxyError(Exception):
     """An expected error.

@@ -17,6 +17,7 @@ class Finding(NamedTuple):
       `missing` states.
     - `preferred`: `auto` selects a mode without the feature only if every other mode also lacks a preferred
       feature.
+    - `modules`: the kernel modules that may provide a missing feature.
     """
 
     feature: str
@@ -25,6 +26,7 @@ class Finding(NamedTuple):
     remedy: str = ""
     needed: bool = True
     preferred: bool = False
+    modules: tuple[str, ...] = ()
 
     @property
     def present(self) -> bool:

@@ -16,7 +16,7 @@ from ebpfproxy.bench.flow_clients import Reports, report_errors
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.bench.other_services import OtherServices
 from ebpfproxy.bench.samples import Result, Samples
-from ebpfproxy.bench.sides import Progress
+from ebpfproxy.bench.sides import Progress, part_of
 from ebpfproxy.bench.source import MANIFESTS, Source, Write, manifest_path
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Lab, Pod, PodNetwork, manifests
@@ -108,8 +108,8 @@ def run(
         )
     runners = [tuple(modes)] if faults.switch_s else [(mode,) for mode in modes]
     samples = Samples([",".join(runner) for runner in runners], services=size.services)
-    for runner in runners:
-        _run_one(size, faults, runner, clients, samples, progress)
+    for number, runner in enumerate(runners):
+        _run_one(size, faults, runner, clients, samples, part_of(progress, number, len(runners)))
     yield from samples.results()
 
 
@@ -186,7 +186,9 @@ def _run_until_done(
             meter.sample()
         if now - reported > _PROGRESS_INTERVAL:
             reported = now
-            progress(f"{runner}: {now - started:.0f} s")
+            # Until the clients have made all connections it takes size.seconds at most.
+            done = min(1.0, (now - started) / size.seconds) if size.seconds else None
+            progress(f"{runner}: {now - started:.0f} s", done)
         time.sleep(min(_CHECK_INTERVAL, max(0.0, due - time.monotonic())))
 
 

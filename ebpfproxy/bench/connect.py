@@ -1,7 +1,7 @@
 """The benchmark connect: the duration of a new connection through a Service and directly to an endpoint."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from ebpfproxy.bench import workload
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.modes import NONE
 from ebpfproxy.bench.samples import Result, Samples
-from ebpfproxy.bench.sides import Progress, side_by_side, turns
+from ebpfproxy.bench.sides import Progress, part_of, side_by_side, turns
 from ebpfproxy.lab import Lab, Netns
 
 METRICS = {"connect": "connect_us", "crr": "crr_us"}
@@ -32,15 +32,16 @@ class Size(NamedTuple):
         return max(1, self.samples // self.rounds)
 
 
-def run(sizes: Iterable[Size], modes: Sequence[str], progress: Progress) -> Iterator[Result]:
+def run(sizes: Sequence[Size], modes: Sequence[str], progress: Progress) -> Iterator[Result]:
     """Measure every size in every mode, and without a proxy on direct paths. Raises EbpfProxyError."""
     parts = [(metric, suffix) for metric in METRICS for suffix in CLIENT_SUFFIXES]
-    for size in sizes:
-        progress(f"{size.services} services with {size.endpoints} endpoints each")
+    for number, size in enumerate(sizes):
+        part = part_of(progress, number, len(sizes))
+        part(f"{size.services} services with {size.endpoints} endpoints each", 0.0)
         names = (NONE, *modes)
         samples = Samples(names, size.services)
-        with side_by_side(names, functools.partial(_Testbed, size=size), progress) as sides:
-            for turn, (metric, suffix), side in turns(sides, size.rounds, parts, progress):
+        with side_by_side(names, functools.partial(_Testbed, size=size), part) as sides:
+            for turn, (metric, suffix), side in turns(sides, size.rounds, parts, part):
                 paths = PATHS if side.agents else PATHS[:1]
                 durations = side.testbed.measure(metric, suffix, paths, turn)
                 for path, figures in durations.items():

@@ -1,7 +1,7 @@
 """The benchmark nodeport: an outside client through a NodePort, and routed directly to the same pods."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ebpfproxy.bench import iperf
 from ebpfproxy.bench.connect import Size
@@ -9,7 +9,7 @@ from ebpfproxy.bench.crossing import DIRECT_PATHS, FLAGS, PATHS, Crossing
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.modes import NONE
 from ebpfproxy.bench.samples import Result, Samples
-from ebpfproxy.bench.sides import Progress, Side, side_by_side, turns
+from ebpfproxy.bench.sides import Progress, Side, part_of, side_by_side, turns
 from ebpfproxy.lab import Lab, PodNetwork
 
 _PORTIONS = 4
@@ -18,7 +18,7 @@ _PORTIONS = 4
 METRICS = {"connect": "connect_us", "crr": "crr_us", "rr": "rr_us"}
 
 
-def run(sizes: Iterable[Size], modes: Sequence[str], megabytes: int, progress: Progress) -> Iterator[Result]:
+def run(sizes: Sequence[Size], modes: Sequence[str], megabytes: int, progress: Progress) -> Iterator[Result]:
     """Measure every path of `crossing.PATHS` in every mode, and direct paths without a proxy. Metrics:
 
     - connect_us, crr_us: as in the benchmark connect;
@@ -28,8 +28,9 @@ def run(sizes: Iterable[Size], modes: Sequence[str], megabytes: int, progress: P
     Raises EbpfProxyError.
     """
     iperf.require()
-    for size in sizes:
-        progress(f"{size.services} services with {size.endpoints} endpoints each")
+    for number, size in enumerate(sizes):
+        part = part_of(progress, number, len(sizes))
+        part(f"{size.services} services with {size.endpoints} endpoints each", 0.0)
         names = (NONE, *modes)
         samples = Samples(names, size.services)
         parts: list[Callable[[Side[Crossing], int, Samples], None]] = [
@@ -39,11 +40,11 @@ def run(sizes: Iterable[Size], modes: Sequence[str], megabytes: int, progress: P
         with side_by_side(
             names,
             functools.partial(_crossing, size=size),
-            progress,
+            part,
             flags=lambda _: FLAGS,
             pods=PodNetwork.ROUTED,
         ) as sides:
-            for turn, measure, side in turns(sides, size.rounds, parts, progress):
+            for turn, measure, side in turns(sides, size.rounds, parts, part):
                 measure(side, turn, samples)
         yield from samples.results()
 

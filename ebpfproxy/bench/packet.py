@@ -9,7 +9,7 @@ from ebpfproxy.bench import prog_test_run, workload
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.modes import EBPF, NONE
 from ebpfproxy.bench.samples import Result, Samples
-from ebpfproxy.bench.sides import Progress, side_by_side, turns
+from ebpfproxy.bench.sides import Progress, part_of, side_by_side, turns
 from ebpfproxy.lab import Lab
 
 METRICS = {"packet": "sent_ns", "first": "sent_first_ns"}
@@ -43,18 +43,19 @@ def run(sizes: Sequence[Size], modes: Sequence[str], progress: Progress) -> Iter
 
     Raises EbpfProxyError.
     """
-    for size in sizes:
-        progress(f"{size.services} services with {size.endpoints} endpoints each")
+    for number, size in enumerate(sizes):
+        part = part_of(progress, number, len(sizes))
+        part(f"{size.services} services with {size.endpoints} endpoints each", 0.0)
         names = (NONE, *modes)
         samples = Samples(names, size.services)
-        with side_by_side(names, functools.partial(_Testbed, size=size), progress) as sides:
-            for turn, metric, side in turns(sides, size.rounds, list(METRICS), progress):
+        with side_by_side(names, functools.partial(_Testbed, size=size), part) as sides:
+            for turn, metric, side in turns(sides, size.rounds, list(METRICS), part):
                 paths = PATHS if side.agents else PATHS[:1]
                 for path, figures in side.testbed.measure(metric, paths, turn).items():
                     samples.add(side.mode, path, METRICS[metric], turn, figures)
         if EBPF in modes:
             tested = prog_test_run.Size(size.services, size.endpoints, size.runs, size.rounds)
-            prog_test_run.run(tested, samples, progress)
+            prog_test_run.run(tested, samples, part)
         yield from samples.results()
 
 

@@ -2,12 +2,30 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ebpfproxy.bench import modes
 from ebpfproxy.lab import Agent, Lab, PodNetwork
 
-Progress = Callable[[str], None]
+
+class Progress(Protocol):
+    """Reports the step that begins. `done`: the part of the run before it, 0 to 1; None if unknown."""
+
+    def __call__(self, text: str, done: float | None = None, /) -> None: ...
+
+
+def part_of(progress: Progress, index: int, count: int) -> Progress:
+    """Return the progress of one of `count` equal parts of a run.
+
+    >>> part_of(print, 1, 4)("round 2 of 2", 0.5)
+    round 2 of 2 0.375
+    """
+
+    def report(text: str, done: float | None = None, /) -> None:
+        progress(text, None if done is None else (index + done) / count)
+
+    return report
+
 
 PATIENCE = 600.0
 """The timeout in seconds for a first sync, however large."""
@@ -76,7 +94,7 @@ def turns(
     Thus figures of the same turn are comparable, even if the speed of the machine changes.
     """
     for number in range(rounds):
-        progress(f"round {number + 1} of {rounds}")
+        progress(f"round {number + 1} of {rounds}", number / rounds)
         for index, part in enumerate(parts):
             for side in rotated(sides, number + index):
                 yield number * len(parts) + index, part, side

@@ -58,8 +58,8 @@ def run(size: Size, modes: Sequence[str], progress: Progress) -> Iterator[Result
     if all_modes.EBPF in map(all_modes.base, modes):
         object_file()  # as in the image: no agent compiles
     for number in range(size.rounds):
-        for mode in rotated(modes, number):
-            progress(f"round {number + 1} of {size.rounds}: {mode}")
+        for turn, mode in enumerate(rotated(modes, number), number * len(modes)):
+            progress(f"round {number + 1} of {size.rounds}: {mode}", turn / size.rounds / len(modes))
             with Lab("bench") as lab:
                 for metric, figures in _round(lab, size, mode).items():
                     path = "clusterip" if metric in _OF_CLIENTS else ""

@@ -16,19 +16,23 @@ import traceback
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from ebpfproxy import __version__, log
+from ebpfproxy.cli.epilog import exit_codes
 from ebpfproxy.config.command import unknown_flag
-from ebpfproxy.errors import ConfigError, EbpfProxyError, Rejected
+from ebpfproxy.errors import EXIT_CODES, INTERRUPTED, ConfigError, EbpfProxyError, Rejected
 
 COMMANDS = {
     "run": "Run the agent on this node.",
     "dump": "Show the content of the BPF maps, in mode ebpf.",
-    "doctor": "Show which modes work on this machine, and what the others need.",
+    "doctor": "Show what this node lacks, and which other programs interfere.",
     "cleanup": "Remove what ebpfproxy or kube-proxy created in the kernel.",
     "demo": "Run pods, a Service and the agent in namespaces of this machine.",
     "compile": "Compile the BPF programs for a package or an image.",
     "bench": "Measure connections, packets, starts and changes on this machine.",
+    "completion": "Print the script that completes command lines in a shell.",
+    "man": "Print the man page.",
     "version": "Show the version.",
 }
 """Each command and its summary in the list of commands."""
@@ -37,8 +41,10 @@ ENDED = "Ended because of an error"
 """The command `run` ends with an exit code that is not 0. `error` is the reason, and `hint` the remedy. An
 error before the log format is known, for example an unknown flag, is printed as by the other commands."""
 
-_INTERRUPTED = 130
 _TRACE_FROM = 4
+
+COMPLETION_VARIABLE = "_EBPFPROXY_COMPLETE"
+"""If this environment variable is set, click completes a command line instead of running a command."""
 
 
 class LazyGroup(click.Group):
@@ -62,6 +68,14 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"ebpfproxy.cli.{cmd_name}").command
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command or an option. Click's method would import every command."""
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        commands = [
+            CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*commands, *options]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -70,7 +84,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="ebpfproxy COMMAND --help shows the flags of a command.",
+    epilog=f"ebpfproxy COMMAND --help shows the flags of a command.\n\n{exit_codes(EXIT_CODES)}",
 )
 @click.version_option(__version__, message="ebpfproxy %(version)s")
 def group() -> None:
@@ -85,11 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     If the command logs, the error is logged instead.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if COMPLETION_VARIABLE in os.environ:
+        importlib.import_module("ebpfproxy.cli.completion")  # its scripts set the variable
     try:
         code = group.main(words, prog_name="ebpfproxy", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (click.Abort, KeyboardInterrupt):
-        return _INTERRUPTED
+        return INTERRUPTED
     except Exception as error:
         return _report(error, _wants_trace(words))
 

@@ -1,24 +1,31 @@
 """`ebpfproxy bench`: measures connections, packets, starts and changes in a testbed on this machine."""
 
 import json
-import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import click
-from rich.console import Console
 
 from ebpfproxy.bench import churn, connect, flows, nodeport, overhead, packet, report, sync
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
+from ebpfproxy.bench.sides import Progress
 from ebpfproxy.cli import bench_compare
 from ebpfproxy.cli import bench_options as options
+from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.terminal import console, steps
 
 _PIPED = 170
 """Characters in the longest line of a table, for output that no terminal wraps."""
 
 
-@click.group("bench")
+@click.group(
+    "bench",
+    epilog=examples("""
+    # Compare two modes.
+    ebpfproxy bench connect --modes=ebpf,nftables
+    """),
+)
 def command() -> None:
     """Measure connections, packets, starts and changes on this machine.
 
@@ -35,13 +42,25 @@ def command() -> None:
 command.add_command(bench_compare.command)
 
 
-def _bench(name: str, short: str, *, minutes: int) -> Callable[[Callable[..., Any]], click.Command]:
+def _bench(
+    name: str, short: str, *, minutes: int, example: str
+) -> Callable[[Callable[..., Any]], click.Command]:
     """A command; `minutes` are those that its defaults take on two CPUs."""
     epilog = f"Takes about {minutes} min with one mode on two CPUs, and about as long for each further mode."
-    return command.command(name, short_help=f"{short} ({minutes} min).", epilog=epilog)
+    return command.command(
+        name, short_help=f"{short} ({minutes} min).", epilog=f"{epilog}\n\n{examples(example)}"
+    )
 
 
-@_bench("connect", "Time of a new connection through a Service", minutes=2)
+@_bench(
+    "connect",
+    "Time of a new connection through a Service",
+    minutes=2,
+    example="""
+    # Compare modes with few and many Services.
+    ebpfproxy bench connect --services=1,10000 --modes=ebpf,nftables
+    """,
+)
 @options.services("1,1000,10000")
 @options.endpoints
 @options.samples(20_000)
@@ -61,10 +80,18 @@ def connect_command(
     on the node.
     """
     sizes = [connect.Size(count, endpoints, samples, rounds) for count in services]
-    _show("connect", connect.run(sizes, modes, _progress), output)
+    _show("connect", _results(lambda progress: connect.run(sizes, modes, progress)), output)
 
 
-@_bench("nodeport", "Time and throughput of an outside client through a NodePort", minutes=4)
+@_bench(
+    "nodeport",
+    "Time and throughput of an outside client through a NodePort",
+    minutes=4,
+    example="""
+    # Measure mode ebpf with packets that skip the stack of the node.
+    ebpfproxy bench nodeport --modes=ebpf,ebpf-redirect
+    """,
+)
 @options.services("10,10000")
 @options.endpoints
 @options.samples(10_000)
@@ -96,10 +123,18 @@ def nodeport_command(
     direct-straight  directly to the second node
     """
     sizes = [connect.Size(count, endpoints, samples, rounds) for count in services]
-    _show("nodeport", nodeport.run(sizes, modes, megabytes, _progress), output)
+    _show("nodeport", _results(lambda progress: nodeport.run(sizes, modes, megabytes, progress)), output)
 
 
-@_bench("packet", "Time that a packet takes through a node", minutes=3)
+@_bench(
+    "packet",
+    "Time that a packet takes through a node",
+    minutes=3,
+    example="""
+    # Measure the BPF programs, with a result for other programs.
+    ebpfproxy bench packet --services=10 -o json
+    """,
+)
 @options.services("10,10000")
 @options.endpoints
 @options.samples(20_000)
@@ -127,10 +162,18 @@ def packet_command(
     For mode ebpf the table also has test runs of each program (BPF_PROG_TEST_RUN). They include floor_ns.
     """
     sizes = [packet.Size(count, endpoints, samples, rounds, runs) for count in services]
-    _show("packet", packet.run(sizes, modes, _progress), output)
+    _show("packet", _results(lambda progress: packet.run(sizes, modes, progress)), output)
 
 
-@_bench("overhead", "Cost for traffic that uses no Service", minutes=4)
+@_bench(
+    "overhead",
+    "Cost for traffic that uses no Service",
+    minutes=4,
+    example="""
+    # Measure programs at the devices of pods, too.
+    ebpfproxy bench overhead --modes=ebpf,ebpf-host
+    """,
+)
 @options.count("--services", 10_000, "Services in the cluster. No client uses them.")
 @options.endpoints
 @options.rounds(10)
@@ -158,10 +201,18 @@ def overhead_command(
     traffic on one node passes none. Mode ebpf-host attaches them.
     """
     size = overhead.Size(services, endpoints, rounds, megabytes, samples)
-    _show("overhead", overhead.run(size, modes, _progress), output)
+    _show("overhead", _results(lambda progress: overhead.run(size, modes, progress)), output)
 
 
-@_bench("flows", "Many connections at the same time, and full tables", minutes=8)
+@_bench(
+    "flows",
+    "Many connections at the same time, and full tables",
+    minutes=8,
+    example="""
+    # Hold 50,000 connections, and leave out the run with a full table.
+    ebpfproxy bench flows --held=50000 --small=0
+    """,
+)
 @options.count("--held", 200_000, "Connections that stay open during the run.")
 @options.seconds("--seconds", 20.0, "Seconds of new connections, for each path and round.", 1.0)
 @options.rounds(3)
@@ -186,12 +237,20 @@ def flows_command(held: int, seconds: float, rounds: int, small: int, modes: lis
     nf_conntrack_max, or use a smaller --held.
     """
     size = flows.Size(held, seconds, rounds, small)
-    results = list(flows.run(size, modes, _progress))
+    results = _results(lambda progress: flows.run(size, modes, progress))
     _show("flows", results, output)
     _fail_where_any(results, flows.FAILURES)
 
 
-@_bench("sync", "Start time, change time and memory of the agent", minutes=3)
+@_bench(
+    "sync",
+    "Start time, change time and memory of the agent",
+    minutes=3,
+    example="""
+    # Measure an agent that watches an API server.
+    ebpfproxy bench sync --services=1000 --source=api
+    """,
+)
 @options.count("--services", 10_000, "Services in the cluster.")
 @options.endpoints
 @options.count("--changes", 50, "Endpoint changes in each round, spread over three sync periods.")
@@ -238,10 +297,18 @@ def sync_command(
     as in the image.
     """
     size = sync.Size(services, endpoints, changes, rounds, sync_period, affinity, source)
-    _show("sync", sync.run(size, modes, _progress), output)
+    _show("sync", _results(lambda progress: sync.run(size, modes, progress)), output)
 
 
-@_bench("churn", "Failed connections while endpoints, agents or modes change", minutes=5)
+@_bench(
+    "churn",
+    "Failed connections while endpoints, agents or modes change",
+    minutes=5,
+    example="""
+    # Kill and restart the agent every 15 s.
+    ebpfproxy bench churn --connects=100000 --crash-s=15
+    """,
+)
 @click.option(
     "--connects",
     type=click.IntRange(0),
@@ -301,15 +368,15 @@ def churn_command(
     exit code is 1 if any connection failed or an entry leaked.
     """
     size = churn.Size(connects, seconds, flap_ms, rate, services, endpoints, changes, source)
-    results = list(
-        churn.run(size, FaultSchedule(crash_s, replace, switch_s or move_s), modes, _progress, clients)
-    )
+    faults = FaultSchedule(crash_s, replace, switch_s or move_s)
+    results = _results(lambda progress: churn.run(size, faults, modes, progress, clients))
     _show("churn", results, output)
     _fail_where_any(results, (*churn.FAILURES, *churn.LEAKS))
 
 
-def _progress(text: str) -> None:
-    click.echo(text, err=True)
+def _results(run: Callable[[Progress], Iterable[Result]]) -> list[Result]:
+    with steps() as progress:
+        return list(run(progress))
 
 
 def _fail_where_any(results: Iterable[Result], failures: Collection[str]) -> None:
@@ -318,10 +385,8 @@ def _fail_where_any(results: Iterable[Result], failures: Collection[str]) -> Non
         raise click.exceptions.Exit(1)
 
 
-def _show(bench: str, results: Iterable[Result], output: str) -> None:
-    found = list(results)
+def _show(bench: str, results: list[Result], output: str) -> None:
     if output == "json":
-        click.echo(json.dumps(report.as_object(bench, found), indent=2))
+        click.echo(json.dumps(report.as_object(bench, results), indent=2))
     else:
-        # Without a terminal, as wide as the table needs.
-        Console(width=None if sys.stdout.isatty() else _PIPED).print(report.as_table(bench, found))
+        console(piped_width=_PIPED).print(report.as_table(bench, results))

@@ -1,6 +1,6 @@
 """The options that benchmarks share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -47,6 +47,16 @@ def different_words(known: tuple[str, ...], text: str) -> list[str]:
     if len(set(names)) < len(names):
         raise click.BadParameter("each can be named only once")
     return names
+
+
+def _complete_words(known: Sequence[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return the completion of the last of several words that are separated by commas."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [before + comma + word for word in known if word.startswith(last)]
+
+    return complete
 
 
 def _clients(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
@@ -97,6 +107,7 @@ compared = click.option(
     "--modes",
     "modes",
     callback=_different_names,
+    shell_complete=_complete_words(modes.NAMES),
     default=modes.EBPF,
     show_default=True,
     metavar="MODE[,MODE...]",
@@ -106,6 +117,7 @@ in_sequence = click.option(
     "--modes",
     "modes",
     callback=_names,
+    shell_complete=_complete_words(modes.NAMES),
     default=modes.EBPF,
     show_default=True,
     metavar="MODE[,MODE...]",
@@ -116,6 +128,7 @@ clients = click.option(
     "--from",
     "clients",
     callback=_clients,
+    shell_complete=_complete_words(churn.CLIENTS),
     default=",".join(churn.CLIENTS[:2]),
     show_default=True,
     metavar="CLIENT[,CLIENT...]",

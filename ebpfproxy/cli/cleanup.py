@@ -2,11 +2,22 @@
 
 import click
 
+from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.terminal import progress
 from ebpfproxy.config import Config, FlagsCommand, config_options
 from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
 
 
-@click.command("cleanup", cls=FlagsCommand)
+@click.command(
+    "cleanup",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Show what would be removed.
+    ebpfproxy cleanup --dry-run
+    # Remove it.
+    ebpfproxy cleanup
+    """),
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @config_options
 def command(config: Config, dry_run: bool) -> None:
@@ -39,11 +50,12 @@ def cleanup(config: Config, dry_run: bool = False) -> None:
     failures: list[KernelError] = []
     removed = []
     try:
-        for mode in MODES:
-            try:
-                removed += mode.remove(config, dry_run)
-            except KernelError as failure:
-                failures.append(failure)
+        with progress("searching the kernel for objects" if dry_run else "removing objects"):
+            for mode in MODES:
+                try:
+                    removed += mode.remove(config, dry_run)
+                except KernelError as failure:
+                    failures.append(failure)
     finally:
         if lock:
             lock.release()

@@ -4,10 +4,19 @@ from pathlib import Path
 
 import click
 
+from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.terminal import progress
 from ebpfproxy.config.command import FlagsCommand
 
 
-@click.command("compile", cls=FlagsCommand)
+@click.command(
+    "compile",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Compile for a wheel or an image.
+    ebpfproxy compile --output=build/objects
+    """),
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
@@ -24,4 +33,6 @@ def command(output: Path) -> None:
     from ebpfproxy.backends.ebpf.programs import object_file
     from ebpfproxy.linux.bpf import object_cache
 
-    click.echo(object_cache.save_only(object_file(), output))
+    with progress("compiling the BPF programs: about 4 s"):
+        saved = object_cache.save_only(object_file(), output)
+    click.echo(saved)

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import click
 import yaml
-from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
 from ebpfproxy.bench.load import Load
+from ebpfproxy.cli import terminal
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.lab import Lab, Pod, manifests, sockets
 from ebpfproxy.model.address import Protocol
 
@@ -32,10 +33,15 @@ REQUESTS = 300
 SAMPLES = 4000
 FLOWS = 5
 
-console = Console(highlight=False)
+console = terminal.console()
 
 
-@click.command("demo")
+@click.command(
+    "demo",
+    epilog=examples("""
+    ebpfproxy demo
+    """),
+)
 def command() -> None:
     """Run pods, a Service and the agent in network namespaces of this machine, and show each step.
 
@@ -99,8 +105,9 @@ class _Demo:
     def agent(self) -> None:
         _heading("The agent", "loads its programs, reads the manifests, fills the maps")
         _command(f"ebpfproxy run --manifests {self.folder} --cgroup-root {self.lab.cgroup}")
-        agent = self.lab.agent(self.folder)
-        line = agent.await_sync()
+        with terminal.progress("starting the agent: up to 5 s"):
+            agent = self.lab.agent(self.folder)
+            line = agent.await_sync()
         console.print(f"  ready after {line.moment - agent.started:.2f} s:")
         console.print(f"  [dim]{escape(line.text)}[/]", soft_wrap=True)
 
@@ -161,7 +168,8 @@ class _Demo:
         _heading("Latency", f"the duration of connect(), {SAMPLES} times each")
         pods = [(web.v4, ECHO_PORT) for web in self.webs]
         targets = self.load.targets("both", pods, [(ECHO_IP, PORT)])
-        samples = self.load.measure(self.client, "connect", targets, 2 * SAMPLES)
+        with terminal.progress("connecting"):
+            samples = self.load.measure(self.client, "connect", targets, 2 * SAMPLES)
         for name, durations in zip(("to a pod's address", "through the Service"), samples, strict=True):
             p50, p99 = (
                 figure / 1000
@@ -170,7 +178,8 @@ class _Demo:
             console.print(f"  {name:22} median [bold]{p50:6.1f} µs[/]   99% below {p99:6.1f} µs")
 
     def _show_answers(self, client: Pod, url: str) -> None:
-        counts = client.call(lambda: collections.Counter(_get(url) for _ in range(REQUESTS)))
+        with terminal.progress("sending requests"):
+            counts = client.call(lambda: collections.Counter(_get(url) for _ in range(REQUESTS)))
         _prompt(client, f"curl {url}")
         words = (f"{name} [bold]{count}[/]" for name, count in sorted(counts.items()))
         console.print(f"  {'   '.join(words)}")
@@ -192,7 +201,8 @@ class _Demo:
                 answers.append(((time.monotonic() - start) * 1000, name))
             return moment(answers)
 
-        return self.client.call(child)
+        with terminal.progress("sending requests"):
+            return self.client.call(child)
 
     def _write_slices(self, webs: list[Pod]) -> None:
         slices = [self._slice(webs, six=six) for six in (False, True)]

@@ -1,74 +1,171 @@
-"""``ebpfproxy doctor``: which modes work on this machine, and what the others need."""
+"""``ebpfproxy doctor``: what this node lacks, which other programs it has, and what to do."""
 
-import sys
-from collections.abc import Iterable
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.terminal import console, progress
 from ebpfproxy.config import Config, FlagsCommand, config_options
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from ebpfproxy.diagnose.doctor.check import Check
+    from ebpfproxy.diagnose.doctor.remedies import Outcome
+    from ebpfproxy.diagnose.doctor.report import Report
 
 _INCOMPLETE = 1
 _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a row stays one line
-_ANY_MODE = "any"
 
 
-@click.command("doctor", cls=FlagsCommand)
+@click.command(
+    "doctor",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Find the mode that auto selects, and what the others need: in the agent's pod, or on the node.
+    ebpfproxy doctor
+    # Check one mode with the agent's flags.
+    ebpfproxy doctor --proxy-mode=iptables --iptables-backend=nft
+    # For scripts.
+    ebpfproxy doctor -o json
+    # Show what --fix would do.
+    ebpfproxy doctor --fix --dry-run
+    """),
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Output format.",
+)
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Do what the agent does at its start in the selected mode: mount a bpffs, set sysctls; also load "
+    "kernel modules. Print each action before. Objects of other programs are not changed.",
+)
+@click.option("--dry-run", is_flag=True, help="With --fix: print the actions, and change nothing.")
+@click.option(
+    "--cni-config-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of the node's CNI configuration. Default: /etc/cni/net.d of the node, found by "
+    "/host, by --proc-root, or by this path.",
+)
 @config_options
-def command(config: Config) -> int:
-    """Show which modes work on this machine, what the others need, and which one auto would select.
+def command(config: Config, output: str, fix: bool, dry_run: bool, cni_config_dir: Path | None) -> int:
+    """Show what this node lacks for each mode, which mode auto would select, and what other programs of the
+    node require.
 
-    Probes every requirement, and compiles and loads the BPF programs. Changes nothing. Run it with the
-    agent's flags, and in the agent's namespaces or pod. The exit code is 0 if the selected mode has every
-    feature that it can use, 1 otherwise.
+    Probes every requirement, compiles and loads the BPF programs, and searches for network plugins
+    (flannel, Calico, Cilium, Amazon VPC CNI, kindnet, kube-router), kube-proxy and its replacements. Each
+    finding has a remedy and a link. Changes nothing without --fix. Run it with the agent's flags, and in the
+    agent's namespaces or pod.
 
-    On a node with several uplinks, it also names uplinks that clients cannot use in any mode. They do not
-    change the exit code.
+    STATE is `present`, `missing (required)` or `missing (optional)`. The exit code is 0 if the selected mode
+    has every feature that it can use and nothing is `missing (required)` for the node, 1 otherwise.
     """
-    from ebpfproxy.backends import uplink_checks
-    from ebpfproxy.backends.selection import AUTO, MODES, best, examine
+    from ebpfproxy.diagnose.doctor import report as reports
 
-    _show_progress("probing the requirements of each mode and loading the BPF programs: about 5 s")
-    findings = {mode.name: examine(mode, config) for mode in MODES}
-    selected = config.proxy_mode if config.proxy_mode != AUTO else best(findings)
-    _show(
-        (name, each.feature, _state(each.present, each.needed), str(each.missing), each.remedy)
-        for name, mode_findings in (*findings.items(), (_ANY_MODE, uplink_checks.probe()))
-        for each in mode_findings
-    )
-    reason = "selected by --proxy-mode" if config.proxy_mode != AUTO else "the first that works on this node"
-    click.echo(f"mode: {selected} ({reason})" if selected else "mode: none, no mode works on this node")
-    complete = selected is not None and all(each.present for each in findings[selected])
-    return 0 if complete else _INCOMPLETE
-
-
-def _show_progress(activity: str) -> None:
-    """Print to standard error if it is a terminal."""
-    if sys.stderr.isatty():
-        click.echo(f"{activity} ...", err=True)
+    if dry_run and not fix:
+        raise click.UsageError("--dry-run requires --fix")
+    outcomes: Sequence[Outcome] = ()
+    if fix:
+        announce = functools.partial(_announce, is_dry=dry_run, to_errors=output == "json")
+        report, outcomes = reports.fix(config, cni_config_dir, announce, dry_run)
+    else:
+        with progress("probing the requirements of each mode and loading the BPF programs: about 5 s"):
+            report = reports.make_report(config, cni_config_dir)
+    if output == "json":
+        click.echo(json.dumps(_as_object(report, outcomes), indent=2))
+    else:
+        if fix:
+            _show_outcomes(outcomes)
+        _show(report)
+    return 0 if report.is_complete else _INCOMPLETE
 
 
-def _state(present: bool, needed: bool) -> str:
-    return "yes" if present else "NO" if needed else "no"
+def _announce(action: str, is_dry: bool, to_errors: bool) -> None:
+    click.echo(f"{'would run' if is_dry else 'fix'}: {action}", err=to_errors)
 
 
-def _show(rows: Iterable[tuple[str, str, str, str, str]]) -> None:
-    """Print a table. Long cells wrap on a terminal, so that nothing is cut off."""
-    from rich.console import Console
+def _show_outcomes(outcomes: Sequence["Outcome"]) -> None:
+    """Print what failed; without any action, that there was nothing to do."""
+    if not outcomes:
+        click.echo("fix: nothing to do")
+    for action, _, failure in outcomes:
+        if failure:
+            click.echo(f"failed: {action}: {failure.message}" + (f"; {failure.hint}" if failure.hint else ""))
+    click.echo()
+
+
+def _as_object(report: "Report", outcomes: Sequence["Outcome"]) -> dict[str, object]:
+    return {
+        "mode": report.selected,
+        "complete": report.is_complete,
+        "checks": [
+            {
+                "subject": each.subject,
+                "feature": each.feature,
+                "state": str(each.state),
+                "detail": each.detail,
+                "remedy": each.remedy,
+                "link": each.link,
+            }
+            for each in report.checks
+        ],
+        "actions": [
+            {
+                "action": each.action,
+                "state": each.state,
+                "failure": each.failure.message if each.failure else "",
+            }
+            for each in outcomes
+        ],
+    }
+
+
+def _show(report: "Report") -> None:
+    """Print the table, then the selected mode. Long cells wrap on a terminal, so that nothing is cut off."""
     from rich.table import Table
 
+    from ebpfproxy.diagnose.doctor.links import DOCS
+
     table = Table(box=None, pad_edge=False, show_edge=False)
-    for heading in ("MODE", "FEATURE", "PRESENT", "MISSING; REMEDY"):
+    for heading in ("SUBJECT", "FEATURE", "STATE", "DETAIL; REMEDY", "SEE"):
         table.add_column(heading, overflow="fold")
+    output = console(piped_width=_UNLIMITED_WIDTH)
     previous = ""
-    for mode, feature, state, missing, remedy in rows:
-        explanation = missing + (f"; {remedy}" if remedy else "")
-        table.add_row(mode if mode != previous else "", feature, state, explanation)
-        previous = mode
-    if sys.stdout.isatty():
-        Console(file=sys.stdout, highlight=False).print(table)
-        return
-    console = Console(highlight=False, width=_UNLIMITED_WIDTH)
-    with console.capture() as output:
-        console.print(table)
-    for line in output.get().splitlines():
-        click.echo(line.rstrip())
+    for each in report.checks:
+        explanation = "; ".join(filter(None, (each.detail, each.remedy)))
+        subject = each.subject if each.subject != previous else ""
+        table.add_row(subject, each.feature, str(each.state), explanation, _see(each, output.is_terminal))
+        previous = each.subject
+    if output.is_terminal:
+        output.print(table, markup=False)
+        click.echo(f"SEE: pages below {DOCS}")
+    else:
+        with output.capture() as captured:
+            output.print(table, markup=False)
+        for line in captured.get().splitlines():
+            click.echo(line.rstrip())
+    selected = report.selected
+    click.echo(
+        f"mode: {selected} ({report.reason})" if selected else "mode: none, no mode works on this node"
+    )
+
+
+def _see(check: "Check", is_terminal: bool) -> "str | Text":
+    """The link of a row with a remedy. A terminal shows the page only, since a URL takes half a line."""
+    from rich.text import Text
+
+    if not check.remedy:
+        return ""
+    return Text(str(check.page), style=f"link {check.link}") if is_terminal else check.link

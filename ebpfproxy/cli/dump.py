@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.rows import WRITERS, Row
+from ebpfproxy.cli.service_names import complete_service
 from ebpfproxy.config import FlagsCommand, options
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import parse_address
@@ -97,7 +99,18 @@ _SUBJECTS = {
 _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --ebpf-traffic-max=0"
 
 
-@click.command("dump", cls=FlagsCommand)
+@click.command(
+    "dump",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Show all frontends and their endpoints.
+    ebpfproxy dump
+    # Show the flows of one Service.
+    ebpfproxy dump conntrack --service=default/web
+    # Find the Service of an address.
+    ebpfproxy dump --address=10.96.0.10:80 -o yaml
+    """),
+)
 @click.argument("what", type=click.Choice(list(_SUBJECTS)), default="services", metavar="WHAT")
 @click.option(
     "-o",
@@ -110,6 +123,7 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
 @click.option(
     "--service",
     metavar="NS/NAME[:PORT]",
+    shell_complete=complete_service,
     default="",
     help="Show only entries of this Service, or of one of its ports. Empty: all Services.",
 )

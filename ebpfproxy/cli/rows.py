@@ -2,11 +2,12 @@
 
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
+
+from ebpfproxy.cli.terminal import console
 
 Row = dict[str, Any]
 Sections = Iterable[tuple[str, Iterable[Row]]]
@@ -64,17 +65,15 @@ def _write_yaml(sections: Sections, titled: bool) -> None:
 
 
 def _write_table(sections: Sections, titled: bool) -> None:
-    from rich.console import Console
-
     # If it is piped, a table has a fixed width that wraps no line, so that grep finds complete rows.
-    console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+    output = console(piped_width=400)
     for name, rows in sections:
         remaining = map(_line, rows)
         lines = list(itertools.islice(remaining, _MAX_TABLE_ROWS))
         if not lines:
-            console.print(f"{name}: none")
+            output.print(f"{name}: none")
         elif len(lines) < _MAX_TABLE_ROWS:
-            console.print(_table(name, lines, titled))
+            output.print(_table(name, lines, titled))
         else:
             _stream(name, lines, remaining, titled)
 

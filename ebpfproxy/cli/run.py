@@ -4,6 +4,7 @@ import click
 
 from ebpfproxy import __version__, log
 from ebpfproxy.cli.cleanup import cleanup
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.config import FlagsCommand, Loaded, loaded_options
 from ebpfproxy.config.command import BooleanOption
 
@@ -17,7 +18,18 @@ def _show_version(context: click.Context, option: click.Parameter, text: str | N
         context.exit()
 
 
-@click.command("run", cls=FlagsCommand)
+@click.command(
+    "run",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Run the agent of the node node-1, with a configuration file.
+    ebpfproxy run --config=/etc/ebpfproxy/config.conf --hostname-override=node-1
+    # Serve a folder of manifests, without a cluster.
+    ebpfproxy run --manifests=/tmp/services
+    # Show the configuration that flags result in.
+    ebpfproxy run --proxy-mode=nftables --write-config-to=/dev/stdout
+    """),
+)
 @loaded_options
 @click.option(
     "--version",

@@ -7,10 +7,18 @@ import platform
 import click
 
 from ebpfproxy import __version__
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.config.command import FlagsCommand
 
 
-@click.command("version", cls=FlagsCommand)
+@click.command(
+    "version",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Show the versions of Python and the kernel, too.
+    ebpfproxy version -o json
+    """),
+)
 @click.option(
     "-o",
     "--output",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from ebpfproxy.config import handover
 from ebpfproxy.config.load import Loaded, Remark, load_after
@@ -35,7 +36,8 @@ class DeclaredOption(click.Option):
     """
 
     def __init__(self, param_decls: Sequence[str], *, declared: Option) -> None:
-        super().__init__(param_decls, metavar=declared.kind.metavar, multiple=declared.kind.many)
+        kind = declared.kind
+        super().__init__(param_decls, metavar=kind.metavar, multiple=kind.many, help=declared.help)
         self.declared = declared
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -43,6 +45,12 @@ class DeclaredOption(click.Option):
         names = ", ".join(declared.flags) + f" {declared.kind.metavar}".rstrip()
         default = "" if declared.default in (None, "", "false") else f" Default: {declared.default}."
         return names, declared.help + default
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        kind = self.declared.kind
+        if kind.path:
+            return [CompletionItem(incomplete, type=kind.path)]
+        return [CompletionItem(word) for word in kind.words if word.startswith(incomplete)]
 
 
 class BooleanOption(click.Option):
@@ -75,16 +83,20 @@ class FlagsCommand(click.Command):
             raise ConfigError(rejection.message, hint) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            if record is not None:
-                heading = param.declared.group.value if isinstance(param, DeclaredOption) else "Options"
-                groups.setdefault(heading, []).append(record)
-        # The command's own options come first, whatever the order of the decorators.
-        for heading in sorted(groups, key=lambda heading: heading != "Options"):
+        for heading, records in option_groups(self, ctx).items():
             with formatter.section(heading):
-                formatter.write_dl(groups[heading], col_max=32)
+                formatter.write_dl(records, col_max=32)
+
+
+def option_groups(command: click.Command, context: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return names and help of the options that the help shows, by heading, in order."""
+    groups: dict[str, list[tuple[str, str]]] = {"Options": []}  # those of the command itself come first
+    for param in command.get_params(context):
+        record = param.get_help_record(context) if isinstance(param, click.Option) else None
+        if record is not None:
+            heading = param.declared.group.value if isinstance(param, DeclaredOption) else "Options"
+            groups.setdefault(heading, []).append(record)
+    return groups
 
 
 def unknown_flag(error: click.NoSuchOption) -> ConfigError:

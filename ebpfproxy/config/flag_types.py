@@ -27,6 +27,8 @@ class Kind:
 
     `metavar` is the placeholder for the value in the help. A `many` kind is parsed from a list of texts. A
     `boolean` flag without a value means true. In a file, a `boolean` or a `number` has no quotes.
+
+    Shells complete `words`, which are all or some values. `path` is "file" or "dir" if the value is a path.
     """
 
     metavar: str
@@ -34,6 +36,8 @@ class Kind:
     many: bool = False
     boolean: bool = False
     number: bool = False
+    words: tuple[str, ...] = ()
+    path: str = ""
 
 
 class NodePortAddresses(NamedTuple):
@@ -230,7 +234,7 @@ def one_of(*words: str) -> Kind:
             raise ValueError(f'"{text}" is not one of {", ".join(words)}')
         return text or words[0]
 
-    return Kind("|".join(words), parse)
+    return Kind("|".join(words), parse, words=words)
 
 
 def integer(minimum: int, maximum: int) -> Kind:
@@ -263,19 +267,24 @@ _DETECT_LOCAL = one_of("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceN
 BOOLEAN = Kind("", parse_boolean, boolean=True)
 TEXT = Kind("TEXT", str)
 NODE_NAME = Kind("NAME", parse_node_name)
-PATH = Kind("PATH", parse_path)
-ABSOLUTE_PATH = Kind("DIR", parse_absolute_path)
-OPTIONAL_DIRECTORY = Kind("DIR", lambda text: parse_absolute_path(text) if text else None)
-DIRECTORY = Kind("DIR", parse_path)
+PATH = Kind("PATH", parse_path, path="file")
+ABSOLUTE_PATH = Kind("DIR", parse_absolute_path, path="dir")
+OPTIONAL_DIRECTORY = Kind("DIR", lambda text: parse_absolute_path(text) if text else None, path="dir")
+DIRECTORY = Kind("DIR", parse_path, path="dir")
 IP = Kind("IP", parse_address)
 LISTEN_ADDRESS = Kind("IP[:PORT]", parse_listen_address)
-NODE_PORT_ADDRESSES = Kind("CIDR|primary|localhost|all,...", parse_node_port_addresses, many=True)
+NODE_PORT_ADDRESSES = Kind(
+    "CIDR|primary|localhost|all,...",
+    parse_node_port_addresses,
+    many=True,
+    words=("primary", *_NAMED_NETWORKS),
+)
 NETWORKS = Kind("CIDR,...", parse_networks, many=True)
 DEVICE_PATTERNS = Kind("PATTERN,...", parse_device_patterns, many=True)
 DEVICE_NAME = Kind("NAME", parse_device_name)
 CLUSTER_CIDRS = Kind("CIDR[,CIDR]", parse_cluster_cidrs)
-DETECT_LOCAL = Kind(_DETECT_LOCAL.metavar, parse_detect_local)
-SOCKET_LB = Kind(_SOCKET_LB.metavar, parse_socket_lb)
+DETECT_LOCAL = dataclasses.replace(_DETECT_LOCAL, parse=parse_detect_local)
+SOCKET_LB = dataclasses.replace(_SOCKET_LB, parse=parse_socket_lb)
 TIMEOUT = Kind("DURATION", parse_timeout)
 PORT = integer(0, 65535)
 ENTRIES = integer(1, 1 << 26)

@@ -82,7 +82,7 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     )  # fmt: skip
 
     proxy_mode: str = option(
-        "--proxy-mode", flag_types.Kind(_MODE.metavar, _parse_mode), "auto", Group.TRAFFIC,
+        "--proxy-mode", dataclasses.replace(_MODE, parse=_parse_mode), "auto", Group.TRAFFIC,
         "Proxy mode. auto or empty: the first of the other modes, in this order, that works on this node.",
         fields="mode",
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Each function does one system call or one netlink exchange, and converts its errno to an error of
 `ebpfproxy.errors`. Packages: `bpf`, `ipset`, `ipvs`, `netlink`, `netns`, `nft`, `sockets` and `xtables`.
-Modules: `capabilities`, `inotify`, `locks`, `mounts` and `sysctl`.
+Modules: `capabilities`, `inotify`, `locks`, `modules`, `mounts`, `processes` and `sysctl`.
 
 `config` and the layers above it may import this package: `backends`, `http`, `api`, `agent`, `lab`, `bench`
 and `cli`. `plan`, `model`, `log` and `errors` may not. This package imports only `model`, `log` and `errors`.

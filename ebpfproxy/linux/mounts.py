@@ -113,10 +113,7 @@ def ensure_bpffs(path: Path) -> bool:
 
     Raises Unsupported without CAP_SYS_ADMIN or without bpffs in the kernel, else Rejected.
     """
-    try:
-        must_mount = not is_bpffs(_nearest_existing(path))
-    except PermissionError as error:
-        raise _not_permitted(path) from error
+    must_mount = not is_on_bpffs(path)
     mount_point = BPFFS if path.is_relative_to(BPFFS) else path
     if must_mount:
         _make_folders(mount_point)
@@ -157,6 +154,15 @@ def is_bpffs(path: Path) -> bool:
         raise _not_permitted(path) from error
     except OSError:
         return False
+
+
+def is_on_bpffs(path: Path) -> bool:
+    """Whether `path`, or the nearest existing folder above it, is on a bpffs. Raises Rejected if it may not
+    be accessed."""
+    try:
+        return is_bpffs(_nearest_existing(path))
+    except PermissionError as error:
+        raise _not_permitted(path) from error
 
 
 def is_mounted_for(process: Path, path: Path) -> bool:

@@ -307,7 +307,7 @@ def test_doctor_names_the_rejected_program(node: Node, rejected: Restriction) ->
     output = node.doctor(rejected)
     (line,) = (line for line in output.splitlines() if altered.REJECTED in line)
     assert f"{ebpf_mode.PROGRAMS} " in line
-    assert " NO " in line
+    assert " missing (required) " in line
     assert f"cannot load BPF program {altered.REJECTED}: Permission denied: " in line
     assert altered.REASON in line
     assert "; use another --proxy-mode" in line, "a hint follows the reason"

@@ -50,7 +50,7 @@ def by_key(results: Iterable[Result]) -> dict[tuple[str, str, str], Result]:
 Downloading = tuple[Load, "subprocess.Popen[bytes]", "subprocess.Popen[bytes]"]
 
 
-def silent(text: str) -> None:
+def silent(text: str, done: float | None = None, /) -> None:
     """Discard progress messages."""
 
 

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from ebpfproxy.diagnose.doctor.links import Page
+from ebpfproxy.diagnose.doctor.other_proxies import LEFT_OVER, PROXY
 from tests.kernel.uplinks import LOOSE, STRICT, Uplinks
 
 pytestmark = [pytest.mark.kernel, pytest.mark.ways("nftables")]
@@ -27,8 +29,9 @@ def test_a_strict_reverse_path_filter_is_reported_with_a_remedy(uplinks: Uplinks
     with uplinks.reverse_path_filter(uplinks.node, STRICT):
         report = doctor(uplinks)
     assert state(report, REQUESTS) == (
-        "no the reverse path filter drops IPv4 clients whose replies leave by eth0; "
-        "route these clients by eth1, or sysctl -w net.ipv4.conf.eth1.rp_filter=2"
+        "missing (optional) the reverse path filter drops IPv4 clients whose replies leave by eth0; "
+        "route these clients by eth1, or sysctl -w net.ipv4.conf.eth1.rp_filter=2 "
+        f"{Page.UPLINKS.url}"
     )
     assert "requests by eth0" not in report
     assert "requests by veth" not in report
@@ -36,11 +39,18 @@ def test_a_strict_reverse_path_filter_is_reported_with_a_remedy(uplinks: Uplinks
 
 def test_a_loose_reverse_path_filter_accepts_all_uplinks(uplinks: Uplinks) -> None:
     with uplinks.reverse_path_filter(uplinks.node, LOOSE):
-        assert state(doctor(uplinks), REQUESTS) == "yes"
+        assert state(doctor(uplinks), REQUESTS) == "present"
 
 
 def test_a_strict_reverse_path_filter_accepts_equal_cost_routes(uplinks: Uplinks) -> None:
     """The route to a client uses one uplink at a time. The report names the other one as accepted."""
     with uplinks.reverse_path_filter(uplinks.node, STRICT), uplinks.multipath():
         report = doctor(uplinks)
-    assert re.findall(r"requests by eth\d +(\w+)", report) == ["yes"]
+    assert re.findall(r"requests by eth\d +(\w+)", report) == ["present"]
+
+
+def test_a_running_agent_is_not_another_proxy(uplinks: Uplinks) -> None:
+    report = doctor(uplinks)
+    assert re.fullmatch(r"present an ebpfproxy agent runs: process \d+", state(report, PROXY))
+    assert LEFT_OVER not in report
+    assert "free port" not in report

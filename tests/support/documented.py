@@ -1,12 +1,18 @@
-"""Finds the commands that the documents show, and the results that they show for them."""
+"""Finds the commands that the documents and the help show, and the results that they show for them."""
 
 import functools
 import itertools
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import click
+
+from ebpfproxy.cli import group
+from ebpfproxy.cli.epilog import examples_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -15,6 +21,7 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
+PLUGIN = ROOT / "deploy" / "kubectl" / "kubectl-ebpfproxy"
 
 SHELL = ("sh", "bash", "console", "")
 """Languages of fenced blocks that may hold commands."""
@@ -65,10 +72,33 @@ class _Block(NamedTuple):
 
 @functools.cache
 def commands() -> tuple[Command, ...]:
-    """All of them, in the order of the pages."""
+    """All of them, in the order of the pages, then those of the help."""
+    pages = ((str(page.relative_to(ROOT)), page.read_text()) for page in PAGES)
+    return (*(command for name, text in pages for command in in_page(name, text)), *in_help())
+
+
+@functools.cache
+def in_help() -> tuple[Command, ...]:
+    """The examples in the help of the commands, and of the plugin of kubectl. The page is the command that
+    shows the help."""
+    helps = [(name, examples_of(command)) for name, command in commands_below("ebpfproxy", group)]
+    plugin = subprocess.run([PLUGIN, "--help"], capture_output=True, text=True, check=True).stdout
+    section = plugin.partition("\nExamples:\n")[2].partition("\n\n")[0]
     return tuple(
-        command for page in PAGES for command in in_page(str(page.relative_to(ROOT)), page.read_text())
+        Command(f"{name} --help", line, text)
+        for name, lines in (*helps, ("kubectl ebpfproxy", section.splitlines()))
+        for line, text in _block_commands(_Block("sh", 1, lines, ""))
     )
+
+
+def commands_below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """Each command with its complete name, including the groups, in the order of the help."""
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for word in command.list_commands(context):
+            if (below := command.get_command(context, word)) and not below.hidden:
+                yield from commands_below(f"{name} {word}", below)
 
 
 def in_page(page: str, text: str) -> Iterator[Command]:
@@ -115,9 +145,10 @@ def is_command(text: str) -> bool:
 
 
 def simple_commands(text: str) -> list[list[str]]:
-    """The words of each command of a pipe or a list. Raises ValueError where quotes are not closed.
+    """The words of each command of a pipe or a list, without redirections to a file. Raises ValueError where
+    quotes are not closed.
 
-    >>> simple_commands("sudo a -x 'b c' | d; e")
+    >>> simple_commands("sudo a -x 'b c' | d; e >/tmp/f")
     [['a', '-x', 'b c'], ['d'], ['e']]
     """
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;()")
@@ -127,7 +158,7 @@ def simple_commands(text: str) -> list[list[str]]:
     for word in lexer:
         if word in _OPERATORS:
             found.append([])
-        elif word != "sudo":
+        elif word != "sudo" and not re.match(r">[\w/]", word):
             found[-1].append(word)
     return [words for words in found if words]
 

@@ -1,4 +1,4 @@
-"""Decides for each command of the documents whether it is run, checked without a cluster, or exempt.
+"""Decides for each command of the documents and the help: run, checked without a cluster, or exempt.
 
 `outcome_of` fails for a command that is none of these. Then do one of the following:
 
@@ -11,14 +11,16 @@ import functools
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import click
 
 from ebpfproxy.cli import group
 from ebpfproxy.config.load import load
 from ebpfproxy.errors import ConfigError
-from tests.support.documented import ROOT, Command, shell_blocks, simple_commands
+from tests.support.documented import PLUGIN, ROOT, Command, shell_blocks, simple_commands
 from tests.support.kustomize import KUBECTL, render
 
 RUN: Sequence[tuple[str, str]] = (
@@ -29,7 +31,7 @@ RUN: Sequence[tuple[str, str]] = (
     (r"sysctl net\.ipv4\.conf\.all\.route_localnet", "iptables"),
     (r"for t in iptables ip6tables; do .*", "iptables"),
     (r"(?:ipvsadm|ipset) .*|ip addr show kube-ipvs0|sysctl net\.ipv4\.vs .*", "ipvs"),
-    (r"ebpfproxy (?:dump|doctor|cleanup|version)\b.*", "ebpf"),
+    (r"ebpfproxy (?:cleanup|compile|completion|doctor|dump|man|version)\b.*", "ebpf"),
     (r"curl -s(?:i)? localhost:(?:10249|10256)/.*", "ebpf"),
     (r"(?:ls|readlink) /sys/fs/bpf/ebpfproxy/.*", "ebpf"),
     (r"bpftool (?:cgroup tree|net show) ?.*", "ebpf"),
@@ -55,6 +57,15 @@ EXEMPT: Mapping[str, str] = {
 
 _KUBECTL_LOCAL = re.compile(r"\b(?:ds|daemonset)[/ ](ebpfproxy)\b")
 _FILE = re.compile(r"(?<![\w/])(?:deploy|docs|tests|vagrant|bpf)/[\w./-]+")
+_CLUSTER = {
+    "kubectl": """
+        case " $* " in
+        *" get pods "*) printf 'worker-%s|pod|Running|True||\\n' 1 2 ;;
+        *" exec "*) while [ "$1" != -- ]; do shift; done; shift; exec "$@" ;;
+        esac""",
+    "ebpfproxy": "printf '%s\\n' \"$@\"",
+}
+"""Programs in place of a cluster with the nodes worker-1 and worker-2: `ebpfproxy` prints its arguments."""
 _COPIES = {"deploy/mine": "deploy/example"}
 """Folders that readers create: by path, the folder that they copy."""
 
@@ -106,7 +117,7 @@ def _ebpfproxy(words: Sequence[str]) -> None:
     """Its flags exist, and their values have the right type."""
     command: click.Command = group
     context = click.Context(group)
-    rest = list(words)
+    rest = ["run" if word == "COMMAND" else word for word in words if word != "--help"]
     while isinstance(command, click.Group) and rest:
         name = rest.pop(0)
         found = command.get_command(context, name)
@@ -125,12 +136,16 @@ def _ebpfproxy(words: Sequence[str]) -> None:
 
 
 def _filled_in(word: str) -> str:
-    """A number in place of N."""
-    return re.sub(r"(^|=)N$", r"\g<1>4", word)
+    """A number in place of N, and the DaemonSet's configuration file in place of that of a node."""
+    text = word.replace("/etc/ebpfproxy/config.conf", str(ROOT / "deploy/base/config.conf"))
+    return re.sub(r"(^|=)N$", r"\g<1>4", text)
 
 
 def _kubectl(words: Sequence[str]) -> None:
     """The command and flags of kubectl exist, and those of ebpfproxy in a pod; the folder of -k is valid."""
+    if words[0] == "ebpfproxy":
+        _plugin(words[1:])
+        return
     own = list(words[: words.index("--")] if "--" in words else words)
     done = subprocess.run([KUBECTL, *own, "--help"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -143,6 +158,25 @@ def _kubectl(words: Sequence[str]) -> None:
         inner = [word for word in words[words.index("--") + 1 :] if word != "env" and "LOCKFILE=" not in word]
         assert inner[0] == "ebpfproxy", f"{inner[0]} is not in the image"
         _ebpfproxy(inner[1:])
+
+
+def _plugin(words: Sequence[str]) -> None:
+    """The plugin of kubectl accepts the command line, and ebpfproxy what would run in a pod."""
+    if "--help" in words:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name, script in _CLUSTER.items():
+            program = Path(folder, name)
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+        environment = {"PATH": f"{folder}:/usr/bin:/bin"}
+        done = subprocess.run(
+            [PLUGIN, *words], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    command, *arguments = [line.removeprefix("worker-1: ") for line in done.stdout.splitlines()]
+    if group.get_command(click.Context(group), command):
+        _ebpfproxy([command, *[word for word in arguments if not word.startswith("worker-2: ")]])
 
 
 @functools.cache
@@ -179,5 +213,6 @@ CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
     "grep": _any,
     "wc": _any,
     "cp": _any,
+    "man": _any,
 }
 """By program: the check of a command that cannot be run. Raises AssertionError."""

@@ -16,7 +16,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)|srcset=\"([^\"]+)\"|src=\"([^\"]+)\"")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"(?:^|[\s`])ebpfproxy ([a-z]+)((?: +[^\s`|;&)]+)*)")
+COMMAND = re.compile(r"(?<!kubectl)(?:^|[\s`])ebpfproxy ([a-z]+)((?: +[^\s`|;&)]+)*)")
 LEVELS = ("debug", "info", "warning", "error")
 FLAG = re.compile(r"(?:^| )(--[a-z][a-z0-9-]*)")
 

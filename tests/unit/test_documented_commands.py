@@ -1,10 +1,11 @@
-"""Every command of the documents is run, checked or exempt; what is run: tests/kernel."""
+"""Every command of the documents and of the help is run, checked or exempt; what is run: tests/kernel."""
 
 import re
 
 import pytest
 
-from tests.support.documented import Command, commands, in_page
+from ebpfproxy.cli import group
+from tests.support.documented import Command, commands, commands_below, in_help, in_page
 from tests.support.documented_checks import EXEMPT, outcome_of
 
 DIFFERENT = [*{each.text: each for each in reversed(commands())}.values()][::-1]
@@ -26,6 +27,8 @@ def test_a_command_is_covered(command: Command) -> None:
         ("```\nmake coffee\n```", "README.md:2: .*no target coffee"),
         ("`kubectl rollout status --no-such-flag`", "README.md:1: .*no-such-flag"),
         ("`kubectl exec POD -- ebpfproxy dump --no-such-flag`", "README.md:1: .*no-such-flag"),
+        ("`kubectl ebpfproxy dump worker-1 --no-such-flag`", "README.md:1: .*no-such-flag"),
+        ("`kubectl ebpfproxy frobnicate worker-1`", "README.md:1: .*no such command: frobnicate"),
         ("```sh\nkubectl apply -k deploy/elsewhere\n```", "README.md:2: there is no deploy/elsewhere"),
     ],
 )
@@ -33,6 +36,17 @@ def test_a_command_that_is_wrong_or_unknown_is_named(text: str, failure: str) ->
     (command,) = in_page("README.md", text)
     with pytest.raises(AssertionError, match=failure):
         outcome_of(command)
+
+
+def test_the_help_of_every_command_has_examples() -> None:
+    pages = {each.page for each in in_help()}
+    names = [name for name, _ in commands_below("ebpfproxy", group)]
+    assert not [name for name in names if name != "ebpfproxy" and f"{name} --help" not in pages]
+
+
+def test_an_example_is_of_the_command_whose_help_shows_it() -> None:
+    for example in in_help():
+        assert f"{example.text} ".startswith(f"{example.page.removesuffix(' --help')} "), example
 
 
 def test_every_exemption_is_used() -> None:

@@ -43,6 +43,7 @@ PARTS = {
     "policies": _part("test_socket_policies.py", "test_socket_external.py", hours=2),
     "node-ports": _part("test_socket_node_ports.py", "test_socket_lb.py", hours=2),
     "order": _part("test_tcx.py", "test_agent_first.py"),
+    "doctor": _part("test_doctor_node.py"),
     "floods": _part("floods", hours=3),
     "packet-path": _part("packet_path"),
     "packet-table": _part("test_packet_table.py", hours=2),

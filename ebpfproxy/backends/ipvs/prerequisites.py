@@ -98,13 +98,18 @@ def check_sysctls() -> None:
         raise Unsupported("; ".join(missing), _REMEDY)
 
 
+def sysctls(strict_arp: bool) -> tuple[Sysctl, ...]:
+    """Return the desired sysctls."""
+    return (*_ALWAYS, *(_STRICT_ARP if strict_arp else ()))
+
+
 def apply_sysctls(strict_arp: bool) -> None:
     """Set the sysctls that differ, in the calling thread's network namespace. IPVS must be loaded.
 
     Raises Unsupported with all needed sysctls that cannot be set. Log a warning for each other failure.
     """
     missing = []
-    for each in (*_ALWAYS, *(_STRICT_ARP if strict_arp else ())):
+    for each in sysctls(strict_arp):
         try:
             if sysctl.ensure(each.name, each.value):
                 log.info(SETTING_CHANGED, name=each.name, value=each.value)

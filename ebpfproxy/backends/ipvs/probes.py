@@ -21,6 +21,12 @@ from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Family
 
 _SET = "ebpfproxy-tried"
+_OF_SETS = (
+    "ip_set",
+    *("ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet"),
+    "ip_set_bitmap_port",
+)
+"""The modules of ipsets."""
 
 _RULE_KINDS = (
     RuleKind("matching ipsets", NAT, f"-m set --match-set {_SET} dst,dst -j RETURN", "xt_set"),
@@ -47,11 +53,15 @@ def probe(
 
 def _prerequisites(scheduler: str) -> Iterator[Finding]:
     with netns.throw_away():
-        yield _attempt("IPVS", ipvs.available)
-        yield _attempt(f"IPVS: the scheduler {scheduler}", lambda: prerequisites.check_scheduler(scheduler))
-        yield _attempt("dummy devices", lambda: dummy.ensure(KUBE_IPVS0))
+        yield _attempt("IPVS", ipvs.available, "ip_vs")
+        yield _attempt(
+            f"IPVS: the scheduler {scheduler}",
+            lambda: prerequisites.check_scheduler(scheduler),
+            f"ip_vs_{scheduler}",
+        )
+        yield _attempt("dummy devices", lambda: dummy.ensure(KUBE_IPVS0), "dummy")
         for family in Family:
-            yield _attempt(f"ipset for {family.value}", lambda family=family: create_all(family))  # type: ignore[misc]
+            yield _attempt(f"ipset for {family.value}", lambda family=family: create_all(family), *_OF_SETS)  # type: ignore[misc]
     yield _attempt("sysctls of IPVS", prerequisites.check_sysctls)  # in the agent's own network namespace
 
 
@@ -60,10 +70,10 @@ def _make_set(family: Family) -> None:
         ipset.create(IpSet(_SET, "hash:ip,port", family, 1024))
 
 
-def _attempt(feature: str, action: Callable[[], object]) -> Finding:
+def _attempt(feature: str, action: Callable[[], object], *modules: str) -> Finding:
     try:
         action()
     except KernelError as failure:
         number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
-        return Finding(feature, number, failure.message, failure.hint)
+        return Finding(feature, number, failure.message, failure.hint, modules=modules)
     return Finding(feature)

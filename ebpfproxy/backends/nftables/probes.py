@@ -88,8 +88,9 @@ def probe(used: Collection[Family] = ()) -> tuple[Finding, ...]:
             found = {family: serves(session, family) for family in Family}
     except KernelError as failure:
         number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
-        remedy = _REMEDY if nft.has_none(failure) else failure.hint
-        return (Finding("nftables", number, failure.message, remedy),)
+        if nft.has_none(failure):
+            return (Finding("nftables", number, failure.message, _REMEDY, modules=("nf_tables",)),)
+        return (Finding("nftables", number, failure.message, failure.hint),)
     any_served = any(each.present for each in found.values())
     families = [
         each._replace(needed=not any_served, preferred=family in used) for family, each in found.items()
@@ -129,9 +130,10 @@ def serves(session: Session, family: Family) -> Finding:
     if missing[0] < 0:
         reason = f"no tables of this family: {os.strerror(number)}"
         return Finding(feature, number, reason, f"use a kernel with CONFIG_NF_TABLES_{family.value.upper()}")
-    modules = " ".join(sorted({parts[each].module or "nf_tables" for each in missing}))
+    modules = tuple(sorted({parts[each].module or "nf_tables" for each in missing}))
     lacking = ", ".join(parts[each].feature for each in missing)
-    return Finding(feature, number, f"this kernel lacks {lacking}", f"modprobe -a {modules}")
+    missing_text, remedy = f"this kernel lacks {lacking}", f"modprobe -a {' '.join(modules)}"
+    return Finding(feature, number, missing_text, remedy, modules=modules)
 
 
 def _operations(table: Table) -> Iterator[tuple[int, Operation]]:

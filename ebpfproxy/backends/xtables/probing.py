@@ -7,6 +7,7 @@ namespace, tables are only read, to select the iptables backend.
 import contextlib
 import errno
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected, ToolBacken
 from ebpfproxy.model.address import Family
 
 _CHAIN = "EBPFPROXY-TRIED"
+_MODULE = re.compile(r"\b(?:nft|xt|ipt|ip6t|iptable|ip6table)_\w+")
 
 
 class RuleKind(NamedTuple):
@@ -36,6 +38,17 @@ class RuleKind(NamedTuple):
     rule: str
     module: str
     without: str = ""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The kernel modules in `module`.
+
+        >>> RuleKind("masquerading", NAT, "-j MASQUERADE", "nft_masq or xt_MASQUERADE").modules
+        ('nft_masq', 'xt_MASQUERADE')
+        >>> RANDOM_PORTS.modules
+        ()
+        """
+        return tuple(_MODULE.findall(self.module))
 
 
 _ADDRESSES = {Family.IPV4: "192.0.2.1", Family.IPV6: "[2001:db8::1]"}
@@ -113,7 +126,8 @@ def _probe(
             yield Finding(feature, needed=needed)
             continue
         remedy = f"provide {kind.module}, or use a newer iptables"
-        yield Finding(feature, errno.EOPNOTSUPP, kind.without or rejected[kind], remedy, needed)
+        missing = kind.without or rejected[kind]
+        yield Finding(feature, errno.EOPNOTSUPP, missing, remedy, needed, modules=kind.modules)
 
 
 def _rejected(tool: Iptables, kinds: Sequence[RuleKind]) -> dict[RuleKind, str]:

@@ -169,6 +169,10 @@ class Session:
         found = map(replies.table_of, self._dump(Kind.GET_TABLE, socket.AF_UNSPEC))
         return [table for table in found if table]
 
+    def table_names(self) -> frozenset[str]:
+        """The names of the tables of all families."""
+        return frozenset(map(replies.table_name, self._dump(Kind.GET_TABLE, socket.AF_UNSPEC)))
+
     def chains(self, table: Table) -> list[ListedChain]:
         """The chains of a table; empty if the table does not exist."""
         payloads = self._dump(Kind.GET_CHAIN, table.number)

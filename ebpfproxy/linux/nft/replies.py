@@ -52,8 +52,13 @@ class ListedSet(NamedTuple):
 
 def table_of(payload: bytes) -> Table | None:
     """The table of a message of any kind; None for a family other than ip and ip6."""
-    found = next((value for kind, value in attributes(payload, HEAD.size) if kind == 1), None)
-    return Table(_FAMILIES[payload[0]], text(found)) if found and payload[0] in _FAMILIES else None
+    name = table_name(payload)
+    return Table(_FAMILIES[payload[0]], name) if name and payload[0] in _FAMILIES else None
+
+
+def table_name(payload: bytes) -> str:
+    """The name of the table of a message of any kind and family; "" if there is none."""
+    return text(next((value for kind, value in attributes(payload, HEAD.size) if kind == 1), None))
 
 
 def read_chain(payload: bytes) -> ListedChain:

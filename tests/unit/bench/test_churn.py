@@ -45,7 +45,7 @@ def test_an_agent_that_runs_without_a_sync_fails_the_benchmark() -> None:
 
 def test_a_churn_without_an_end_is_a_usage_error() -> None:
     with pytest.raises(ConfigError, match="would never end"):
-        next(churn.run(churn.Size(0, 0.0, 10.0), FaultSchedule(), ["ebpf"], lambda text: None))
+        next(churn.run(churn.Size(0, 0.0, 10.0), FaultSchedule(), ["ebpf"], lambda text, done=None, /: None))
 
 
 def test_switching_modes_requires_two_modes() -> None:

@@ -40,7 +40,7 @@ def test_invalid_modes_are_a_usage_error(bench: str, given: str, why: str) -> No
 
 
 def test_sides_alternate_in_each_part_and_another_one_begins_each_time() -> None:
-    order = list(sides.turns(["a", "b"], 2, ["connect", "crr", "rr"], lambda text: None))
+    order = list(sides.turns(["a", "b"], 2, ["connect", "crr", "rr"], lambda text, done=None, /: None))
     assert [side for _, _, side in order] == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b", "b", "a"]
     assert [turn for turn, _, _ in order] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert [part for _, part, _ in order[::2]] == ["connect", "crr", "rr"] * 2

@@ -66,4 +66,4 @@ def addresses(value: manifests.Object) -> set[str]:
 def test_changes_need_other_services() -> None:
     size = churn.Size(0, 1.0, 10.0, changes=5.0)
     with pytest.raises(ConfigError, match="--changes needs other Services"):
-        next(churn.run(size, FaultSchedule(), ["ebpf"], lambda text: None))
+        next(churn.run(size, FaultSchedule(), ["ebpf"], lambda text, done=None, /: None))

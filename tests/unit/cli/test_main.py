@@ -14,7 +14,7 @@ import pytest
 
 from ebpfproxy import __version__, cli
 from ebpfproxy.config import Config, Loaded
-from ebpfproxy.errors import EbpfProxyError, KernelError, SourceError
+from ebpfproxy.errors import EXIT_CODES, INTERRUPTED, EbpfProxyError, KernelError, SourceError
 
 
 @pytest.fixture
@@ -152,6 +152,22 @@ def test_a_wrong_command_line_is_one_line_with_a_hint_and_ends_with_2(
     assert words[1] in hint
 
 
+def test_every_exit_code_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for each in EXIT_CODES:
+        assert f"\n    {each.code:<3}  {each.meaning}\n" in shown
+
+
+def test_the_exit_code_of_every_error_class_is_described() -> None:
+    described = {each.code for each in EXIT_CODES}
+    classes = [EbpfProxyError]
+    for each in classes:  # grows meanwhile
+        classes += each.__subclasses__()
+        assert each.exit_code in described, each
+    assert {click.UsageError.exit_code, click.ClickException.exit_code, INTERRUPTED} <= described
+
+
 def test_no_command_shows_the_help_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert capsys.readouterr().err.startswith("Usage: ebpfproxy ")
@@ -163,7 +179,7 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str], flag: 
     shown = capsys.readouterr().out
     for name, summary in cli.COMMANDS.items():
         assert f"\n  {name} " in shown
-        assert summary in shown
+        assert summary in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -19,6 +19,7 @@ from ebpfproxy.backends.ebpf.inspect.flow_view import FlowRow, TranslationRow
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import NotFound
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import (
     Address,
     format_address,
@@ -255,6 +256,15 @@ class View:
         """ "namespace/name:port", or ``?/ID`` for a service without a name."""
         known = self._names.get(service)
         return known.text if known else f"?/{service}"
+
+
+def service_names(root: Path) -> set[str]:
+    """The names of all ServicePorts in the maps below `root`, such as "default/web:http".
+
+    Raises KernelError if there are no maps, or if they cannot be read.
+    """
+    with contextlib.closing(Map.pinned(Pins(root).hooked_in() / "maps" / "service_names")) as names:
+        return {each.text for each in counters.service_names(names).values()}
 
 
 def _open(pins: Pins) -> Maps:

@@ -1,0 +1,31 @@
+"""Links to the documentation. tests/unit/diagnose/test_doctor_links.py checks that each heading exists."""
+
+import enum
+
+DOCS = "https://github.com/ebpfproxy/ebpfproxy/blob/main/docs/"
+"""The folder docs/ of the repository, as it is published."""
+
+
+class Page(enum.StrEnum):
+    """Headings of the documentation, by file and anchor."""
+
+    EBPF_FEATURES = "kernels.md#what-does-each-feature-of-mode-ebpf-need"
+    EBPF_START = "troubleshooting.md#errors-at-the-start"
+    STALE_SOCKETS = "troubleshooting.md#connections-end-or-go-to-an-endpoint-that-is-gone"
+    FIRST_PLACE = "other-programs.md#programs-of-others-at-the-same-device"
+    NFTABLES = "dataplanes/nftables.md#requirements"
+    IPTABLES = "dataplanes/iptables.md#requirements"
+    IPVS = "operations.md#modules-of-mode-ipvs"
+    UPLINKS = "other-programs.md#several-uplinks-and-routing-rules"
+    REDIRECT = "other-programs.md#when-must-i-not-use---ebpf-redirect"
+    DOCTOR = "doctor.md#what-does-doctor-read"
+    PLUGINS = "doctor.md#what-do-i-set-for-my-network-plugin"
+    MASQUERADE_BIT = "doctor.md#which-masquerade-bit-is-free"
+    OTHER_PROXY = "doctor.md#another-service-proxy-runs"
+    LEFT_OVER = "doctor.md#rules-of-a-stopped-proxy"
+    MIGRATION = "migration.md#migrate-one-node"
+    PORTS = "troubleshooting.md#the-pod-is-not-ready-or-exits"
+
+    @property
+    def url(self) -> str:
+        return DOCS + self.value

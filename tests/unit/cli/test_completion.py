@@ -1,0 +1,106 @@
+"""Completion: what is offered, and what bash, zsh and fish make of it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy import cli
+from tests.support.shell import SHELLS, Shell
+
+
+def offered(line: str, shell: str = "bash") -> list[str]:
+    """The words that can follow, or the type of a path in angle brackets."""
+    given = {"_EBPFPROXY_COMPLETE": f"{shell}_complete", "_EBPFPROXY_LINE": line}
+    done = subprocess.run(
+        [sys.executable, "-m", "ebpfproxy"],
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not done.stderr
+    rows = [row.split("\t") for row in done.stdout.splitlines() if row]
+    return [value if kind == "plain" else f"<{kind}>" for kind, value, _ in rows]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ebpfproxy ", list(cli.COMMANDS)),
+        ("ebpfproxy do", ["doctor"]),
+        ("ebpfproxy run --proxy-m", ["--proxy-mode"]),
+        ("ebpfproxy run --proxy-mode ", ["auto", "ebpf", "nftables", "iptables", "ipvs"]),
+        ("ebpfproxy run --proxy-mode=ip", ["--proxy-mode=iptables", "--proxy-mode=ipvs"]),
+        ("ebpfproxy run --masquerade-all --proxy-mode=n", ["--proxy-mode=nftables"]),
+        ("ebpfproxy run --sync-period=5s --socket-lb ", ["on", "host", "off"]),
+        ("ebpfproxy run --config ", ["<file>"]),
+        ("ebpfproxy run --config=/et", ["<file>"]),
+        ("ebpfproxy run --manifests ", ["<dir>"]),
+        ("ebpfproxy run --no-such-flag --proxy-mode=n", ["--proxy-mode=nftables"]),
+        ("ebpfproxy dump con", ["conntrack"]),
+        ("ebpfproxy dump -o ", ["table", "json", "yaml"]),
+        ("ebpfproxy dump 'unclosed", []),
+        ("ebpfproxy compile --output ", ["<dir>"]),
+        ("ebpfproxy bench con", ["connect"]),
+        ("ebpfproxy bench connect --modes=none,nft", ["--modes=none,nftables"]),
+        ("ebpfproxy bench connect --modes iptables-", ["iptables-legacy", "iptables-nft"]),
+        ("ebpfproxy completion f", ["fish"]),
+        ("", list(cli.COMMANDS)),
+    ],
+)
+def test_what_is_offered(line: str, words: list[str]) -> None:
+    found = offered(line)
+    assert [word for word in found if not word.startswith("-") or "=" in word or "-m" in word] == words
+
+
+def test_services_that_cannot_be_read_are_left_out_silently(tmp_path: Path) -> None:
+    assert offered(f"ebpfproxy dump --bpffs-root={tmp_path} --service=") == []
+
+
+def test_a_completion_loads_only_the_command_that_is_typed() -> None:
+    program = (
+        "import sys; from ebpfproxy.cli import main\n"
+        "try: main([])\n"
+        "finally: print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    for line in ("ebpfproxy ", "ebpfproxy run --proxy-mode="):
+        given = {"_EBPFPROXY_COMPLETE": "bash_complete", "_EBPFPROXY_LINE": line}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        loaded = set(done.stderr.split())
+        assert "ebpfproxy.cli.completion" in loaded
+        assert not loaded & {"rich", "msgspec", "yaml", "kubernetes", "pyroute2", "ebpfproxy.cli.bench"}
+
+
+@pytest.mark.parametrize("name", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("ebpfproxy doct", ["doctor"]),
+        ("ebpfproxy run --proxy-mode=nf", ["run", "--proxy-mode=nftables"]),
+        ("ebpfproxy run --proxy-mode nf", ["run", "--proxy-mode", "nftables"]),
+        (
+            "ebpfproxy run --sync-period=5s --proxy-mode=nf",
+            ["run", "--sync-period=5s", "--proxy-mode=nftables"],
+        ),
+        ("ebpfproxy run --config=conf", ["run", "--config=config file.yaml"]),
+        ("ebpfproxy run --config conf", ["run", "--config", "config file.yaml"]),
+        ("ebpfproxy run --manifests=fol", ["run", "--manifests=folder"]),
+    ],
+)
+def test_a_shell_completes(name: str, line: str, arguments: list[str], tmp_path: Path) -> None:
+    if not shutil.which(name):
+        pytest.skip(f"no {name}")
+    (tmp_path / "config file.yaml").touch()
+    (tmp_path / "folder").mkdir()
+    completed = Shell(name, tmp_path).complete(line)
+    assert [word.removesuffix("/") for word in completed] == arguments  # zsh removes the slash of a folder
