@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
@@ -15,6 +14,7 @@ from ebpfproxy.bench import charts, compare, compare_cases, html_report, proxies
 from ebpfproxy.bench.results import Comparison, Method, from_json
 from ebpfproxy.bench.steps import Reached, duration
 from ebpfproxy.cli import bench_options as options
+from ebpfproxy.cli.terminal import console
 
 _DEFAULTS: dict[str, Any] = {
     "services": (1, 100, 1000, 10000),
@@ -186,7 +186,7 @@ def command(
     if folder:
         for name, svg in html_report.chart_files(comparison).items():
             (folder / name).write_text(svg)
-    Console(width=None if sys.stdout.isatty() else _PIPED).print(table(comparison))
+    console(piped_width=_PIPED).print(table(comparison))
     for each in comparison.left_out:
         click.echo(
             f"left out with {each.services:,} Services: {each.mode}, whose start took longer than "
@@ -220,6 +220,7 @@ class Shown:
         left = "" if reached.remaining is None else f"{duration(reached.remaining)} left"
         if self._bar:
             self._bar.update(self._task, completed=reached.share, description=reached.text, left=left)
+            self._bar.refresh()
         elif reached.share >= self._next:
             self._next = reached.share + _LINE_INTERVAL
             click.echo(", ".join(filter(None, (f"{reached.share:.0%}", left, reached.text))), err=True)
@@ -230,7 +231,8 @@ class Shown:
             TaskProgressColumn(),
             TextColumn("{task.fields[left]}"),
             TextColumn("{task.description}"),
-            console=Console(stderr=True),
+            console=console(stderr=True),
+            auto_refresh=False,  # a thread that draws would take time from what is measured
         )
         self._task = bar.add_task("", total=1.0, left="")
         return bar
