@@ -4,8 +4,7 @@ Network namespaces and veth pairs replace nodes and wires, so that only ratios a
 The benchmarks are `churn`, `compare`, `connect`, `flows`, `nodeport`, `overhead`, `packet` and `sync`. The
 load generator is the C program in `c/`. `packet.c` contains BPF programs for `prog_test_run`. The benchmark
 `compare` also has `compare_cases`, `proxies`, `kube_proxy`, `results` and `steps`; `charts`, `chart_colors`
-and
-`html_report` draw its report and need matplotlib.
+and `html_report` draw its report and need matplotlib.
 
 Only `cli` may import this package, besides tests. It imports `lab`, `agent`, `backends`, `linux`, `model` and
 `errors`.
