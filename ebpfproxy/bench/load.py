@@ -60,17 +60,26 @@ class Load:
         return path
 
     def measure(
-        self, client: Netns, mode: str, targets: Path, samples: int, *, seed: int = 0, connected: bool = False
+        self,
+        client: Netns,
+        mode: str,
+        targets: Path,
+        samples: int,
+        *,
+        seconds: float = 0.0,
+        seed: int = 0,
+        connected: bool = False,
     ) -> "list[array.array[int]]":
         """Return nanoseconds for each list of targets, in order.
 
-        They are durations of connections (mode connect, crr, rr or udp), or of a datagram until it is dropped
-        (packet; first: the first of a flow). There are `samples` for all lists together, after a warm-up.
-        Raises LoadFailed at the first failure.
+        They are durations of connections (mode connect, crr, rr, udp or udprr), or of a datagram until it is
+        dropped (packet; first: the first of a flow). There are `samples` for all lists together, after a
+        warm-up, and fewer if they take longer than `seconds`; 0: no limit. Raises LoadFailed at the first
+        failure.
         """
         lists = 1 + sum(line == "-\n" for line in targets.open())
         warm_up = min(500, samples) // lists * lists  # a multiple, so that samples begin with the first list
-        flags = ["-n", str(samples), "-w", str(warm_up), "-s", str(seed)]
+        flags = ["-n", str(samples), "-t", str(seconds), "-w", str(warm_up), "-s", str(seed)]
         raw = self._run(client, [mode, *flags, *(["-c"] if connected else [])], targets)
         figures = array.array("Q", raw)
         return [figures[turn::lists] for turn in range(lists)]

@@ -4,25 +4,20 @@ import contextlib
 import http.client
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.agent.daemon import BUSY
 from ebpfproxy.backends.ebpf.programs import object_file
 from ebpfproxy.bench import modes as all_modes
 from ebpfproxy.bench import workload
+from ebpfproxy.bench.changes import SPACING, ChangingSlice, await_answer, change_all
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.bench.sides import PATIENCE, Progress, rotated, start
-from ebpfproxy.bench.source import MANIFESTS, Source, Write, manifest_path
-from ebpfproxy.lab import Agent, Lab, Pod, manifests, sockets
+from ebpfproxy.bench.source import MANIFESTS, Source
+from ebpfproxy.lab import Agent, Lab, Pod
 from ebpfproxy.lab.agent import is_sync
-from ebpfproxy.model.address import Protocol
 
-_POLL = 0.0002
-"""Seconds between two connection attempts: less than the measured durations, without using up a CPU."""
-_SPACING = 0.1
-"""Seconds between two changes, at least, so that each is synced separately."""
 _PERIODS = 3
 """Changes are spread over this number of sync periods, so that verifications run between them."""
 
@@ -86,11 +81,12 @@ def _round(lab: Lab, size: Size, mode: str) -> Figures:
     client = lab.pod("client")
     folder = lab.folder / "manifests"
     workload.write(folder, size.services, size.endpoints, affinity=size.affinity)
-    changing = _add_changing_service(folder, size.services, size.endpoints)
+    changing = ChangingSlice(size.services, size.services * size.endpoints)
+    changing.write(folder)
     source = Source(size.source, lab, folder)
     flags = (_NO_MINIMUM, f"--sync-period={size.sync_period:g}s", *source.flags)
 
-    answer = client.start(lambda: _await_answer(size.services))
+    answer = client.start(lambda: await_answer(size.services))
     health = lab.node.start(_await_healthz)
     (agent,) = start(lab, mode, *flags, _EVERY_SYNC)
     first_sync = agent.await_sync(timeout=PATIENCE).moment
@@ -107,31 +103,6 @@ def _round(lab: Lab, size: Size, mode: str) -> Figures:
     return figures
 
 
-def _add_changing_service(folder: Path, services: int, endpoints: int) -> "_ChangingSlice":
-    """Add another Service with one endpoint, in files of its own."""
-    ports = [manifests.port(workload.PORT)]
-    changing = _ChangingSlice(services, services * endpoints)
-    service = manifests.service(f"service-{services}", [workload.cluster_ip(services)], ports)
-    for value in (service, changing.at(0)):
-        manifests.write(manifest_path(folder, value), value)
-    return changing
-
-
-class _ChangingSlice:
-    """The slice of the Service with index `service`. Its endpoint is one of those from index `first` on."""
-
-    def __init__(self, service: int, first: int) -> None:
-        self._service, self._first = service, first
-
-    def address(self, number: int) -> str:
-        """Return the address of the endpoint `first` + `number`."""
-        return workload.endpoint_address(self._first + number)
-
-    def at(self, number: int) -> manifests.Object:
-        """Return the slice with only this endpoint."""
-        return workload.endpoint_slice(self._service, [self.address(number)])
-
-
 def _await_healthz() -> float:
     """Wait until /healthz answers; return the time of time.monotonic(). Runs on the node."""
     while True:
@@ -143,26 +114,7 @@ def _await_healthz() -> float:
         time.sleep(0.002)
 
 
-def _await_answer(service: int) -> float:
-    """Wait for the first answer of the Service; return the time of time.monotonic(). Runs in the client."""
-    while _answering_endpoint(service) is None:
-        time.sleep(_POLL)
-    return time.monotonic()
-
-
-def _answering_endpoint(service: int) -> str | None:
-    """Return the address of the endpoint that answers; None without an answer."""
-    try:
-        with sockets.dial(
-            Protocol.TCP, workload.cluster_ip(service), workload.PORT, timeout=0.1
-        ) as connection:
-            connection.sendall(b"w")
-            return connection.recv(64).decode() or None
-    except OSError:
-        return None
-
-
-def _change_all(client: Pod, agent: Agent, changing: _ChangingSlice, source: Source, size: Size) -> Figures:
+def _change_all(client: Pod, agent: Agent, changing: ChangingSlice, source: Source, size: Size) -> Figures:
     """Change the endpoint repeatedly, over _PERIODS sync periods. Metrics:
 
     - change_ms: from the begin of the change (the file is replaced, or the API server gets the object) to a
@@ -173,23 +125,12 @@ def _change_all(client: Pod, agent: Agent, changing: _ChangingSlice, source: Sou
       too short to be logged.
     """
     since = len(agent.lines)
-    spacing = max(_SPACING, _PERIODS * size.sync_period / size.changes)
-
-    def change() -> list[float]:
-        write: Write = source.writer()
-        durations, due = [], time.monotonic()
-        for number in range(1, size.changes + 1):
-            due = max(due + spacing, time.monotonic() + _SPACING)
-            time.sleep(due - time.monotonic())
-            began = time.monotonic()
-            write(changing.at(number))
-            while _answering_endpoint(size.services) != changing.address(number):
-                time.sleep(_POLL)
-            durations.append((time.monotonic() - began) * 1000)
-        return durations
-
+    spacing = max(SPACING, _PERIODS * size.sync_period / size.changes)
     timeout = PATIENCE + (10 + spacing) * size.changes
-    figures = {"change_ms": client.call(change, timeout=timeout)}
+    durations = client.call(
+        lambda: change_all(changing, source.writer(), size.changes, spacing), timeout=timeout
+    )
+    figures = {"change_ms": durations}
     # The agent logs a sync only after it has changed the kernel.
     agent.await_line(lambda _: sum(map(is_sync, agent.lines[since:])) >= size.changes, since)
     stalls = [0.0]

@@ -11,6 +11,7 @@ from ebpfproxy.bench import churn, connect, flows, monitor, nodeport, overhead, 
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.bench.sides import Progress
+from ebpfproxy.cli import bench_compare
 from ebpfproxy.cli import bench_options as options
 from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.terminal import console, steps
@@ -30,14 +31,17 @@ _PIPED = 170
 def command() -> None:
     """Measure connections, packets, starts and changes on this machine.
 
-    Needs root and a C compiler; nodeport and overhead also need iperf3. Each benchmark creates nodes and
-    pods in network namespaces and removes them afterwards.
+    Needs root and a C compiler; compare, nodeport and overhead also need iperf3. Each benchmark creates nodes
+    and pods in network namespaces and removes them afterwards.
 
     The result is one table that compares the --modes. The row "none" is the same node without a proxy.
     Compare ratios, not times: times depend on the machine.
 
     The minutes are for the default options, one mode and two CPUs. Smaller numbers make a run shorter.
     """
+
+
+command.add_command(bench_compare.command)
 
 
 def _bench(

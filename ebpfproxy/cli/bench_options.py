@@ -14,7 +14,8 @@ _MODES_HELP = (
 )
 
 
-def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
+def numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
+    """Parse positive numbers, separated by commas. Raises click.BadParameter."""
     try:
         numbers = [int(word) for word in text.split(",")]
     except ValueError:
@@ -37,9 +38,14 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> l
 
 
 def _different_names(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
-    names = _words(modes.NAMES, text)
+    return different_words(modes.NAMES, text)
+
+
+def different_words(known: tuple[str, ...], text: str) -> list[str]:
+    """Parse words of `known`, separated by commas, each at most once. Raises click.BadParameter."""
+    names = _words(known, text)
     if len(set(names)) < len(names):
-        raise click.BadParameter("each mode can be named only once")
+        raise click.BadParameter("each can be named only once")
     return names
 
 
@@ -69,7 +75,7 @@ def seconds(name: str, default: float, text: str, least: float = 0.0) -> Callabl
 def services(default: str) -> Callable[[F], F]:
     return click.option(
         "--services",
-        callback=_numbers,
+        callback=numbers,
         default=default,
         show_default=True,
         metavar="N[,N...]",

@@ -104,16 +104,11 @@ class Agent:
 
     def rss_mb(self) -> float:
         """Return the resident memory, in MB of 10^6 bytes."""
-        return self._memory("VmRSS")
+        return memory_mb(self.process.pid, "VmRSS")
 
     def peak_rss_mb(self) -> float:
         """Return the peak of the resident memory, in MB of 10^6 bytes."""
-        return self._memory("VmHWM")
-
-    def _memory(self, field: str) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        (kib,) = re.findall(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
-        return int(kib) * 1024 / 1e6
+        return memory_mb(self.process.pid, "VmHWM")
 
     def _read(self) -> None:
         assert self.process.stderr
@@ -126,6 +121,13 @@ class Agent:
         with self._changed:
             self._open = False
             self._changed.notify_all()
+
+
+def memory_mb(pid: int, field: str) -> float:
+    """Return a field of /proc/PID/status, such as VmRSS, in MB of 10^6 bytes. Raises OSError."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (kib,) = re.findall(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(kib) * 1024 / 1e6
 
 
 def is_sync(line: LogLine) -> bool:

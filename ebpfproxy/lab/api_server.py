@@ -1,10 +1,12 @@
 """A small API server for benchmarks: Services, EndpointSlices and one Node, over HTTP without credentials.
 
-It implements what an agent needs (KEP-3157, kubernetes.io, "Kubernetes API Concepts"): streaming lists, which
-continue as watches, bookmarks, and writes with PUT. It has no history, so every other watch expires (410) and
+It implements what an agent and kube-proxy need (KEP-3157, kubernetes.io, "Kubernetes API Concepts"): lists,
+streaming lists, which continue as watches, watches from a version, bookmarks, single objects without a
+namespace, and writes with PUT. The history has the last changes; a watch from before them expires (410) and
 lists again. Watches do not end. Selectors are ignored: put only objects that the agent selects.
 """
 
+import collections
 import contextlib
 import http.client
 import http.server
@@ -28,6 +30,8 @@ URL = f"http://127.0.0.1:{PORT}"
 """Its address for the agent on the same node."""
 
 _BOOKMARK_INTERVAL = 60.0
+_HISTORY = 1000
+"""The number of changes from which a watch can continue."""
 _KINDS = {
     "/api/v1/services": ("Service", "v1"),
     "/apis/discovery.k8s.io/v1/endpointslices": ("EndpointSlice", "discovery.k8s.io/v1"),
@@ -96,6 +100,7 @@ class _Store:
     def __init__(self, objects: Iterable[Object]) -> None:
         self._lock = threading.Lock()
         self._version = 1000
+        self._history: collections.deque[tuple[int, str, bytes]] = collections.deque(maxlen=_HISTORY)
         self._objects: dict[str, dict[tuple[str, str], bytes]] = {kind: {} for kind, _ in _KINDS.values()}
         self._watches: dict[str, set[queue.SimpleQueue[bytes]]] = {kind: set() for kind, _ in _KINDS.values()}
         for value in objects:
@@ -113,8 +118,15 @@ class _Store:
             encoded = json.dumps(value, separators=(",", ":")).encode()
             change = "MODIFIED" if key in self._objects[kind] else "ADDED"
             self._objects[kind][key] = encoded
+            event = _event(change, encoded)
+            self._history.append((self._version, kind, event))
             for watch in self._watches[kind]:
-                watch.put(_event(change, encoded))
+                watch.put(event)
+
+    def one(self, kind: str, name: str) -> bytes | None:
+        """Return an object without a namespace; None if it does not exist."""
+        with self._lock:
+            return self._objects[kind].get(("", name))
 
     def listed(self, kind: str, api_version: str) -> bytes:
         """Return an ordinary list of all objects of `kind`."""
@@ -126,19 +138,32 @@ class _Store:
 
     @contextlib.contextmanager
     def watched(
-        self, kind: str, api_version: str
-    ) -> Iterator[tuple[list[bytes], "queue.SimpleQueue[bytes]"]]:
-        """Yield the events of a streaming list, and the queue of the events after it."""
+        self, kind: str, api_version: str, since: int | None
+    ) -> Iterator[tuple[list[bytes] | None, "queue.SimpleQueue[bytes]"]]:
+        """Yield the first events, and the queue of the events after them.
+
+        The first events are those of a streaming list, or with `since` the changes after this version; None
+        if the history does not have all of them.
+        """
         events: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         with self._lock:
-            initial = [_event("ADDED", encoded) for encoded in self._objects[kind].values()]
-            initial.append(self._bookmark(kind, api_version, _END_OF_LIST))
-            self._watches[kind].add(events)
+            initial = self._listed_as_events(kind, api_version) if since is None else self._after(kind, since)
+            if initial is not None:
+                self._watches[kind].add(events)
         try:
             yield initial, events
         finally:
             with self._lock:
                 self._watches[kind].discard(events)
+
+    def _listed_as_events(self, kind: str, api_version: str) -> list[bytes]:
+        added = [_event("ADDED", encoded) for encoded in self._objects[kind].values()]
+        return [*added, self._bookmark(kind, api_version, _END_OF_LIST)]
+
+    def _after(self, kind: str, version: int) -> list[bytes] | None:
+        if not self._history or version < self._history[0][0] - 1:
+            return None
+        return [event for number, of, event in self._history if of == kind and number > version]
 
     def bookmark(self, kind: str, api_version: str) -> bytes:
         with self._lock:
@@ -179,20 +204,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         parts = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(parts.query))
         if parts.path not in _KINDS:
-            self._send(http.HTTPStatus.NOT_FOUND, b"{}")
+            self._send_one(*parts.path.rpartition("/")[::2])
         elif query.get("watch") not in ("1", "true"):
             self._send(http.HTTPStatus.OK, self.server.store.listed(*_KINDS[parts.path]))
         elif "sendInitialEvents" in query:
-            self._watch(*_KINDS[parts.path])
+            self._watch(*_KINDS[parts.path], None)
         else:
-            status = {
-                "kind": "Status",
-                "apiVersion": "v1",
-                "status": "Failure",
-                "reason": "Expired",
-                "code": 410,
-            }
-            self._send(http.HTTPStatus.GONE, json.dumps(status).encode())
+            self._watch(*_KINDS[parts.path], int(query.get("resourceVersion") or 0))
+
+    def _send_one(self, path: str, name: str) -> None:
+        found = self.server.store.one(_KINDS[path][0], name) if path in _KINDS else None
+        if found is None:
+            self._send_failure(http.HTTPStatus.NOT_FOUND, "NotFound")
+        else:
+            self._send(http.HTTPStatus.OK, found)
+
+    def _send_failure(self, code: http.HTTPStatus, reason: str) -> None:
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
+        self._send(code, json.dumps(status).encode())
 
     def do_PUT(self) -> None:
         self.server.store.put(json.loads(self._body()))
@@ -216,20 +245,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _watch(self, kind: str, api_version: str) -> None:
-        """Send events until the client disconnects."""
-        self.send_response(http.HTTPStatus.OK)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        store = self.server.store
-        with store.watched(kind, api_version) as (initial, events):
-            self._send_chunk(b"".join(initial))
+    def _watch(self, kind: str, api_version: str, since: int | None) -> None:
+        """Send events until the client disconnects. `since` is the version to continue from; None: list."""
+        with self.server.store.watched(kind, api_version, since) as (initial, events):
+            if initial is None:
+                self._send_failure(http.HTTPStatus.GONE, "Expired")
+                return
+            self.send_response(http.HTTPStatus.OK)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            if initial:
+                self._send_chunk(b"".join(initial))
             while True:
                 try:
                     line = events.get(timeout=_BOOKMARK_INTERVAL)
                 except queue.Empty:
-                    line = store.bookmark(kind, api_version)
+                    line = self.server.store.bookmark(kind, api_version)
                 self._send_chunk(line)
 
     def _send_chunk(self, data: bytes) -> None:

@@ -2,26 +2,34 @@
 
 import subprocess
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ebpfproxy.backends import selection
 from ebpfproxy.bench import (
     churn,
+    compare,
+    compare_cases,
     connect,
     crossing,
     flows,
+    kube_proxy,
     monitor,
     nodeport,
     overhead,
     packet,
     report,
+    results,
     source,
     sync,
 )
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.load import Load
+from ebpfproxy.bench.results import LeftOut, Method
 from ebpfproxy.bench.samples import Result
+from ebpfproxy.cli import bench_compare
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Lab, Netns, Pod
 from tests.kernel.cluster import eventually
@@ -162,6 +170,54 @@ def test_flows_are_measured_in_every_mode_without_losses(modes: list[str]) -> No
             assert found[mode, "nodeport", metric].p50 == 0
     assert found["ebpf", "nodeport", "event_packet_new"].p50 > 500
     assert found["none", "direct", "entries"].p50 == 0
+
+
+def test_a_comparison_has_every_case_in_every_mode(tmp_path: Path) -> None:
+    """`bench compare --quick` with tiny numbers."""
+    outputs = [tmp_path / name for name in ("report.json", "report.csv")]
+    arguments = "--quick --services=1,11 --endpoints=2 --rounds=2 --seconds=0.02 --starts=1 --changes=2"
+    result = CliRunner().invoke(
+        bench_compare.command, [*arguments.split(), *(f"--output={path}" for path in outputs)]
+    )
+    assert result.exit_code == 0, result.output
+    found = results.from_json(outputs[0].read_bytes(), "report.json")
+    measured = {(each.metric, each.mode, each.services): each for each in found.figures}
+    proxies = found.method.modes[1:]
+    assert {"ebpf", "nftables", "iptables"} <= set(proxies)
+    assert not found.left_out
+    for services in (1, 11):
+        for case in compare_cases.TRAFFIC.values():
+            for mode in ("none", *proxies):
+                assert measured[case.metric, mode, services].median > 0
+            for mode in proxies:
+                figure = measured[case.metric, mode, services]
+                assert figure.base == "none"
+                assert figure.ratio
+        for metric in compare_cases.OF_STARTS.values():
+            for mode in proxies:
+                assert measured[metric, mode, services].median > 0
+        assert measured["change_ms", "ebpf", services].n == 2
+    assert len(outputs[1].read_text().splitlines()) == 1 + len(found.figures)
+
+
+def test_a_mode_that_starts_too_slowly_is_left_out() -> None:
+    method = Method("", ("ebpf",), ("connect", "startup"), (1,), 1, 1, 0.02, 1, 1, limit=0.01)
+    found = compare.run(method, lambda reached: None)
+    assert found.left_out == (LeftOut("ebpf", 1),)
+    assert {each.mode for each in found.figures} == {"none"}
+
+
+def test_kube_proxy_that_ends_is_reported_with_its_log(tmp_path: Path) -> None:
+    """A program that has the version of kube-proxy, and ends."""
+    binary = tmp_path / "kube-proxy"
+    binary.write_text(
+        "#!/bin/sh\ncase $1 in --version) echo Kubernetes v1.34.0;; *) echo broken; exit 3;; esac\n"
+    )
+    binary.chmod(0o755)
+    method = Method("", ("kube-proxy-iptables",), ("startup",), (1,), 1, 1, 0.02, 1, 1, limit=30.0)
+    with pytest.raises(kube_proxy.KubeProxyFailed, match="ended with status 3") as raised:
+        compare.run(method, lambda reached: None, binary)
+    assert raised.value.hint == "broken"
 
 
 def test_more_flows_than_conntrack_can_hold_are_rejected_at_once() -> None:

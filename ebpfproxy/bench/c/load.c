@@ -2,7 +2,8 @@
 /*
  * The load generator and its server.
  *
- *	load connect|crr|rr|udp|packet|first [-n COUNT | -t SECONDS] [-w COUNT] [-s SEED] [-c]
+ *	load connect|crr|rr|udp|udprr|packet|first
+ *		[-n COUNT] [-t SECONDS] [-w COUNT] [-s SEED] [-c]
  *	load churn                           [-n COUNT | -t SECONDS] [-r RATE] [-s SEED] [-c]
  *	load hold                            -n COUNT [-r RATE] [-s SEED] [-c]
  *	load download                        [-r RATE] [-s SEED]
@@ -16,8 +17,10 @@
  *	connect	time of connect() over TCP
  *	crr	time from connect() to the reply to one byte
  *	rr	time from one byte to its reply, on connections that stay open, several per list
- *	udp	time from a datagram to its reply, with an unconnected socket; -c: a connected
- *socket packet	time of send() of a datagram without a reply, in flows that stay open, several per
+ *	udp	time from a datagram to its reply, with an unconnected socket that stays open; -c:
+ *		with a new connected socket, whose connect() is included
+ *	udprr	as rr, with connected UDP sockets
+ *	packet	time of send() of a datagram without a reply, in flows that stay open, several per
  *		list. Across veth pairs this includes the complete path through this machine
  *	first	as packet, for the first datagram of a flow
  *	churn	as crr, but errors are counted and do not end the run; -c: connect only; -r:
@@ -27,7 +30,7 @@
  *stream of numbers in pieces of 16 KiB, -r per second, until SIGTERM. Then the server ends the
  *stream and sends its count, which must equal the client's
  *
- * The first six modes write one unsigned 64-bit number per sample: nanoseconds, in the machine's
+ * The first seven modes write one unsigned 64-bit number per sample: nanoseconds, in the machine's
  *byte order. The first -w samples are left out. The first error ends them with exit code 1. Churn
  *and download write one JSON object. Hold writes two: after all connections are open, and at the
  *end. Sockets close with a reset, so that no port remains in TIME_WAIT.
@@ -87,7 +90,7 @@ static struct options parse_options(int argc, char **argv)
 	return options;
 }
 
-static const char *const MODES[] = {"connect", "crr",	"rr",	"udp",	    "packet",
+static const char *const MODES[] = {"connect", "crr",	"rr",	"udp",	    "udprr", "packet",
 				    "first",   "churn", "hold", "download", "serve"};
 
 static const char *parse_mode(const char *text)
@@ -95,8 +98,9 @@ static const char *parse_mode(const char *text)
 	for (size_t i = 0; text && i < sizeof(MODES) / sizeof(*MODES); i++)
 		if (!strcmp(text, MODES[i]))
 			return MODES[i];
-	fprintf(stderr, "usage: load connect|crr|rr|udp|packet|first|churn|hold|download|serve "
-			"OPTIONS < targets\n");
+	fprintf(stderr,
+		"usage: load connect|crr|rr|udp|udprr|packet|first|churn|hold|download|serve "
+		"OPTIONS < targets\n");
 	exit(2);
 }
 
@@ -118,7 +122,7 @@ int main(int argc, char **argv)
 		return hold(&options, &targets);
 	if (!strcmp(mode, "download"))
 		return download(&options, &targets);
-	if (!strcmp(mode, "rr") || !strcmp(mode, "packet"))
-		return keep_alive(&options, &targets, !strcmp(mode, "packet"));
+	if (!strcmp(mode, "rr") || !strcmp(mode, "udprr") || !strcmp(mode, "packet"))
+		return keep_alive(mode, &options, &targets);
 	return measure(mode, &options, &targets);
 }

@@ -72,7 +72,7 @@ int errno_of_failure(void);
 
 /* One function per group of modes. Each returns the exit code. */
 int measure(const char *mode, const struct options *options, const struct targets *targets);
-int keep_alive(const struct options *options, const struct targets *targets, bool datagrams);
+int keep_alive(const char *mode, const struct options *options, const struct targets *targets);
 int churn(const struct options *options, const struct targets *targets);
 int hold(const struct options *options, const struct targets *targets);
 int download(const struct options *options, const struct targets *targets);

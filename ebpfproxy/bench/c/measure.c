@@ -64,8 +64,9 @@ static int report_lost(int error)
 	return 1;
 }
 
-int keep_alive(const struct options *options, const struct targets *targets, bool datagrams)
+int keep_alive(const char *mode, const struct options *options, const struct targets *targets)
 {
+	bool datagrams = strcmp(mode, "rr"), unanswered = !strcmp(mode, "packet");
 	size_t count = targets->lists * KEPT_ALIVE;
 	int *fds = open_all_kept(options, targets, count, datagrams);
 	uint64_t start = now(), done = 0, took;
@@ -74,18 +75,20 @@ int keep_alive(const struct options *options, const struct targets *targets, boo
 	if (!fds)
 		return 1;
 	for (uint64_t i = 0; !over(options, done, start); i++) {
-		error = (datagrams ? send_unanswered : timed_exchange)(fds[i % count], &took);
+		error = (unanswered ? send_unanswered : timed_exchange)(fds[i % count], &took);
 		if (error)
 			return report_lost(error);
-		if (i < options->warm_up)
+		if (i < options->warm_up) {
+			start = now();
 			continue;
+		}
 		done++;
 		write_sample(took);
 	}
-	/* The datagrams had no replies. An exchange on each flow verifies that it reaches the
+	/* These datagrams had no replies. An exchange on each flow verifies that it reaches the
 	 * server.
 	 */
-	for (size_t i = 0; datagrams && i < count; i++) {
+	for (size_t i = 0; unanswered && i < count; i++) {
 		error = exchange(fds[i]);
 		if (error)
 			return report_lost(error);
@@ -105,8 +108,10 @@ int measure(const char *mode, const struct options *options, const struct target
 			explain(target, error);
 			return 1;
 		}
-		if (i < options->warm_up)
+		if (i < options->warm_up) {
+			start = now();
 			continue;
+		}
 		done++;
 		write_sample(took);
 	}

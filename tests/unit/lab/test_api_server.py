@@ -1,8 +1,10 @@
 """The lab's API server, as the agent's own source sees it."""
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -96,3 +98,43 @@ def test_a_second_agent_sees_the_written_objects(server: ApiServer) -> None:
     assert isinstance(change, ServiceChanged)
     assert change.service
     assert parse_address("10.96.0.99") in change.service.cluster_ips
+
+
+def lines(server: ApiServer, path: str, count: int) -> list[dict[str, Any]]:
+    """The first events of a watch."""
+    with contextlib.closing(api_server.connected("127.0.0.1", server.server_address[1])) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return [json.loads(answer.readline()) for _ in range(count)]
+
+
+def answered(server: ApiServer, path: str) -> tuple[int, dict[str, Any]]:
+    with contextlib.closing(api_server.connected("127.0.0.1", server.server_address[1])) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def test_a_watch_continues_from_a_listed_version_without_the_objects_before(server: ApiServer) -> None:
+    """As kube-proxy does, which lists and then watches."""
+    _, listed = answered(server, "/api/v1/services?limit=500&resourceVersion=0")
+    version = listed["metadata"]["resourceVersion"]
+    with contextlib.closing(api_server.connected("127.0.0.1", server.server_address[1])) as connection:
+        for address in ("10.96.0.11", "10.96.0.12"):
+            api_server.put(connection, service("late", address))
+    path = f"/api/v1/services?watch=true&resourceVersion={version}"
+    seen = [(each["type"], each["object"]["spec"]["clusterIP"]) for each in lines(server, path, 2)]
+    assert seen == [("ADDED", "10.96.0.11"), ("MODIFIED", "10.96.0.12")]
+
+
+def test_a_watch_from_before_the_history_expires(server: ApiServer) -> None:
+    status, failure = answered(server, "/api/v1/services?watch=true&resourceVersion=1")
+    assert (status, failure["reason"]) == (410, "Expired")
+
+
+def test_a_single_node_is_returned_and_a_missing_one_is_not_found(server: ApiServer) -> None:
+    status, node = answered(server, f"/api/v1/nodes/{NODE_NAME}")
+    assert (status, node["metadata"]["name"]) == (200, NODE_NAME)
+    for path in ("/api/v1/nodes/other", "/api/v1/pods", "/"):
+        status, failure = answered(server, path)
+        assert (status, failure["reason"]) == (404, "NotFound")

@@ -1,0 +1,211 @@
+"""The comparison: every case in every mode, for several numbers of Services, in turns.
+
+Traffic is measured with the labs of all modes side by side, in rotating order, so that figures of the same
+turn are comparable. Starts, changes and memory are measured in a new lab each time, because a start on a node
+that has rules already is another case.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpfproxy.backends.ebpf.programs import object_file
+from ebpfproxy.bench import iperf, kube_proxy, modes, workload
+from ebpfproxy.bench.changes import SPACING, change_all
+from ebpfproxy.bench.compare_cases import CHANGE, MEMORY, OF_STARTS, STARTUP, TRAFFIC, Size, Testbed
+from ebpfproxy.bench.machine import Observed
+from ebpfproxy.bench.modes import NONE
+from ebpfproxy.bench.proxies import Proxy, await_service, start_proxy
+from ebpfproxy.bench.results import Collector, Comparison, Figure, LeftOut, Method
+from ebpfproxy.bench.sides import PATIENCE, rotated
+from ebpfproxy.bench.steps import Reached, Step, run_all
+from ebpfproxy.errors import ConfigError
+from ebpfproxy.lab import Lab
+
+_LAB = 2.0
+"""Expected seconds to create and remove a lab, and to start a proxy."""
+_SERVICE = 0.0015
+"""The same for each Service."""
+_TURN = 0.15
+"""Expected seconds of a turn besides the measurement."""
+_CHANGE = 0.3
+
+
+def run(method: Method, show: Callable[[Reached], None], kube_proxy_path: Path | None = None) -> Comparison:
+    """Measure. `method.modes` may have modes of kube-proxy if there is `kube_proxy_path`.
+
+    Mode none is measured first in addition. Raises EbpfProxyError.
+    """
+    if "throughput" in method.cases:
+        iperf.require()
+    workload.require_node_ports(max(method.services))
+    versions = _kube_proxy_version(method, kube_proxy_path)
+    if modes.EBPF in map(modes.base, method.modes):
+        object_file()  # as in the image: no agent compiles
+    observed, found = Observed(), _Found([], [])
+    method = _with_none(method)
+    with contextlib.ExitStack() as labs:
+        steps = [
+            step
+            for services in method.services
+            for step in _steps(_Run(method, services, kube_proxy_path, labs), found)
+        ]
+        run_all(steps, show)
+    return Comparison(observed.end(versions), method, tuple(found.figures), tuple(found.left_out))
+
+
+def _kube_proxy_version(method: Method, path: Path | None) -> list[tuple[str, str]]:
+    if not any(mode.startswith(kube_proxy.PREFIX) for mode in method.modes):
+        return []
+    if path is None:
+        raise ConfigError(
+            "--modes: kube-proxy is not part of ebpfproxy", "give its binary: --kube-proxy=PATH"
+        )
+    return [("kube-proxy", kube_proxy.version(path))]
+
+
+def _with_none(method: Method) -> Method:
+    """Return the method with mode none first."""
+    names = (NONE, *(mode for mode in method.modes if mode != NONE))
+    return Method(**{field: getattr(method, field) for field in method.__struct_fields__} | {"modes": names})
+
+
+class _Found(NamedTuple):
+    """The results so far."""
+
+    figures: list[Figure]
+    left_out: list[LeftOut]
+
+
+class _Side(NamedTuple):
+    lab: Lab
+    testbed: Testbed
+    proxy: Proxy | None
+
+
+class _Run:
+    """The measurements with one number of Services."""
+
+    def __init__(
+        self, method: Method, services: int, binary: Path | None, outer: contextlib.ExitStack
+    ) -> None:
+        self.method = method
+        self.services = services
+        self.size = Size(services, method.endpoints, method.seconds)
+        self.collector = Collector(services, method.modes)
+        self._binary = binary
+        self._sides: dict[str, _Side] = {}
+        self._slow: set[str] = set()
+        self._labs = contextlib.ExitStack()
+        outer.callback(self._labs.close)
+
+    def start(self, mode: str, turn: int) -> None:
+        """Start a proxy on a new node, change a Service, and read the memory."""
+        cases = self.method.cases
+        if mode in self._slow:
+            return
+        with Lab(f"bench-{mode}", 1) as lab:
+            testbed, proxy, seconds = self._started(lab, mode)
+            if proxy is None:
+                return
+            if STARTUP in cases:
+                self.collector.add(STARTUP, OF_STARTS[STARTUP], mode, turn, [seconds])
+            if CHANGE in cases:
+                assert testbed.source
+                write, changes, limit = testbed.source.writer, self.method.changes, self.method.limit
+                durations = testbed.client.call(
+                    lambda: change_all(testbed.changing, write(), changes, SPACING, limit),
+                    timeout=PATIENCE,
+                )
+                self.collector.add(CHANGE, OF_STARTS[CHANGE], mode, turn, durations)
+            if MEMORY in cases:
+                self.collector.add(MEMORY, OF_STARTS[MEMORY], mode, turn, [proxy.rss_mb()])
+            proxy.check()
+
+    def open(self, mode: str, number: int) -> None:
+        """Create the lab of a mode for traffic, which stays until `close`."""
+        if mode in self._slow:
+            return
+        with contextlib.ExitStack() as created:
+            lab = created.enter_context(Lab(f"bench-{mode}", number))
+            testbed, proxy, _ = self._started(lab, mode)
+            if mode in self._slow:
+                return
+            self._labs.push(created.pop_all())
+        if "throughput" in self.method.cases:
+            testbed.serve_iperf()
+        self._sides[mode] = _Side(lab, testbed, proxy)
+
+    def measure(self, case: str, mode: str, turn: int) -> None:
+        metric, measure, divisor, _ = TRAFFIC[case]
+        side = self._sides.get(mode)
+        if side is None:
+            return
+        samples = measure(side.testbed, turn)
+        if side.proxy:
+            side.proxy.check()
+        self.collector.add(case, metric, mode, turn, (each / divisor for each in samples))
+
+    def close(self, found: _Found) -> None:
+        """Remove all labs, and add the results."""
+        self._labs.close()
+        found.figures.extend(self.collector.figures())
+        found.left_out.extend(
+            LeftOut(mode, self.services) for mode in self.method.modes if mode in self._slow
+        )
+
+    def _started(self, lab: Lab, mode: str) -> tuple[Testbed, Proxy | None, float]:
+        """Return the testbed, the proxy, and the seconds until the last Service answered.
+
+        There is no proxy in mode none, and after a start that took too long.
+        """
+        testbed = Testbed(lab, self.size, proxied=mode != NONE)
+        if testbed.source is None:
+            return testbed, None, 0.0
+        proxy = start_proxy(lab, mode, testbed.source, self._binary)
+        assert proxy
+        service, limit = testbed.changing.service, self.method.limit
+        seconds = await_service(testbed.client, proxy, service, limit)
+        if seconds is None:
+            self._slow.add(mode)
+            return testbed, None, limit
+        return testbed, proxy, seconds
+
+
+def _steps(run: _Run, found: _Found) -> Iterator[Step]:
+    yield from _starts(run)
+    yield from _traffic(run)
+    yield Step(0.1, f"{run.services} Services: results", lambda: run.close(found))
+
+
+def _starts(run: _Run) -> Iterator[Step]:
+    method, services = run.method, run.services
+    if not set(method.cases) & set(OF_STARTS):
+        return
+    proxies = [mode for mode in method.modes if mode != NONE]
+    expected = _LAB + _SERVICE * services + (_CHANGE * method.changes if CHANGE in method.cases else 0.0)
+    for turn in range(method.starts):
+        for mode in rotated(proxies, turn):
+            text = f"{services} Services: start {turn + 1} of {method.starts}, {mode}"
+            yield Step(expected, text, _bound(run.start, mode, turn))
+
+
+def _traffic(run: _Run) -> Iterator[Step]:
+    method, services = run.method, run.services
+    cases = [case for case in method.cases if case in TRAFFIC]
+    if not cases:
+        return
+    for number, mode in enumerate(method.modes, 1):
+        expected = _LAB + _SERVICE * services
+        yield Step(expected, f"{services} Services: preparing {mode}", _bound(run.open, mode, number))
+    for number in range(method.rounds):
+        for index, case in enumerate(cases):
+            expected = _TURN + (TRAFFIC[case].expected or method.seconds)
+            for mode in rotated(method.modes, number + index):
+                text = f"{services} Services: round {number + 1} of {method.rounds}, {case}, {mode}"
+                yield Step(expected, text, _bound(run.measure, case, mode, number))
+
+
+def _bound(function: Callable[..., None], *arguments: object) -> Callable[[], None]:
+    return lambda: function(*arguments)

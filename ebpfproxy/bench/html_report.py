@@ -1,0 +1,232 @@
+"""The HTML report of a comparison: one file without external references, in light and dark mode."""
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ebpfproxy.bench import chart_colors, charts
+from ebpfproxy.bench.compare_cases import STREAM_MEGABYTES
+from ebpfproxy.bench.results import Comparison, Figure
+
+_STYLE = """\
+:root { color-scheme: light dark; --text: #1f2328; --muted: #59636e; --page: #ffffff; --line: #d1d9e0;
+  --panel: #f6f8fa; }
+@media (prefers-color-scheme: dark) { :root { --text: #f0f6fc; --muted: #9198a1; --page: #0d1117;
+  --line: #3d444d; --panel: #151b23; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem; max-width: 72rem; background: var(--page); color: var(--text);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.7rem; margin: 0 0 .3rem; }
+h2 { font-size: 1.25rem; margin: 2.2rem 0 .4rem; padding-top: .6rem; border-top: 1px solid var(--line); }
+p { margin: .4rem 0; max-width: 55rem; }
+.muted, figcaption, caption { color: var(--muted); font-size: .9rem; text-align: left; }
+figure { margin: .8rem 0; }
+figure svg { width: 100%; height: auto; font-family: system-ui, sans-serif; }
+figure svg text { font-family: inherit !important; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; margin: .5rem 0; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
+td.number, th.number { text-align: right; }
+code, pre { font: .85rem/1.4 ui-monospace, monospace; background: var(--panel); border-radius: .3rem; }
+code { padding: .1rem .3rem; } pre { padding: .7rem; overflow-x: auto; }
+details summary { cursor: pointer; padding: .4rem 0; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .5rem 0; }
+dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { body { padding: .8rem; } dl { grid-template-columns: 1fr; } }
+"""
+
+_PANEL_REM = 24
+"""The width of a panel at most."""
+
+_PATHS = {
+    "connect": "A client in a pod connects to the ClusterIP of a random Service: time of connect().",
+    "request": "One byte and its answer, on one of 16 open connections from a pod to ClusterIPs.",
+    "udp": "One datagram and its answer, on one of 16 connected UDP sockets from a pod to ClusterIPs.",
+    "dns": "The same with a new connected UDP socket for each request, as a resolver does.",
+    "throughput": f"One iperf3 stream of {STREAM_MEGABYTES} MiB from a pod to the ClusterIP of a Service.",
+    "nodeport": "A client outside connects to a random NodePort, and gets the answer to one byte.",
+    "packet": "Time of send() of a client outside. In it, the datagram passes the node through a NodePort "
+    "and is dropped in the pod.",
+    "startup": "From the start of the process to the first answer of the last Service, on a new node. The "
+    "compiled programs of mode ebpf exist, as in the image.",
+    "change": "From the write of an EndpointSlice to the API server until a new connection reaches the new "
+    "endpoint. All proxies sync without a minimum interval.",
+    "memory": "Resident memory of the process after that.",
+}
+"""What each case measures, and from where."""
+
+
+def page(comparison: Comparison) -> str:
+    """Return the page. Raises ConfigError without matplotlib."""
+    drawn = charts.all_charts(comparison)
+    modes = comparison.method.modes
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        "<title>ebpfproxy bench compare</title>",
+        f"<style>\n{_STYLE}{chart_colors.css(modes)}</style></head><body>",
+        *_heading(comparison),
+        *(_summary(comparison)),
+        *(part for chart in drawn for part in _figure(chart, modes)),
+        *_method(comparison),
+        *_environment(comparison),
+        *_all_figures(comparison),
+        "</body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def chart_files(comparison: Comparison) -> dict[str, str]:
+    """Return the SVG of each chart in each color scheme, by file name: NAME-light.svg and NAME-dark.svg.
+
+    Raises ConfigError without matplotlib.
+    """
+    modes = comparison.method.modes
+    return {
+        f"{chart.name}-{scheme}.svg": chart_colors.with_scheme(chart.svg, modes, scheme) + "\n"
+        for chart in charts.all_charts(comparison)
+        for scheme in chart_colors.SCHEMES
+    }
+
+
+def _heading(comparison: Comparison) -> Iterable[str]:
+    method = comparison.method
+    yield "<h1>Service proxies compared</h1>"
+    yield (
+        f'<p class="muted">{_text(", ".join(method.modes))}; '
+        f"{_text(', '.join(f'{count:,}' for count in method.services))} Services with {method.endpoints} "
+        f"endpoints each; {_text(comparison.environment.ended)}</p>"
+    )
+    yield (
+        "<p>Nodes and wires are network namespaces and veth pairs of one machine. So times apply to this "
+        "machine only. Ratios of modes that were measured in turn are comparable.</p>"
+    )
+
+
+def _summary(comparison: Comparison) -> Iterable[str]:
+    """Yield a table with a row for each mode: the ratios with the most Services."""
+    most = max(comparison.method.services)
+    metrics = [
+        metric
+        for metric in charts.TITLES
+        if any(each.ratio and (each.metric, each.services) == (metric, most) for each in comparison.figures)
+    ]
+    if not metrics:
+        return
+    bases = {each.metric: each.base for each in comparison.figures if each.ratio}
+    yield f"<h2>Ratios with {most:,} Services</h2>"
+    yield (
+        '<p class="muted">Median and 95 % confidence interval. For throughput higher is better, '
+        "otherwise lower.</p>"
+    )
+    head = ["mode", *(f"{charts.TITLES[metric]}<br>to {_text(bases[metric])}" for metric in metrics)]
+    by_metric = {metric: comparison.of(metric) for metric in metrics}
+    rows = []
+    for mode in comparison.method.modes:
+        cells = [_ratio(by_metric[metric].get(mode, []), most) for metric in metrics]
+        if any(cells):
+            rows.append([_text(mode), *cells])
+    yield _table(head, rows, wrap=True)
+    for each in comparison.left_out:
+        yield (
+            f"<p>{_text(each.mode)} is not measured with {each.services:,} Services: its start took longer "
+            f"than {comparison.method.limit:g} s.</p>"
+        )
+
+
+def _ratio(figures: Sequence[Figure], services: int) -> str:
+    for each in figures:
+        if each.services == services:
+            if each.ratio is None:
+                return "1"
+            return (
+                f'{each.ratio.median:.2f}<br><span class="muted">{each.ratio.low:.2f}–'
+                f"{each.ratio.high:.2f}</span>"
+            )
+    return ""
+
+
+def _figure(chart: charts.Chart, modes: Sequence[str]) -> Iterable[str]:
+    yield f"<h2>{_text(chart.title)}</h2>"
+    yield (
+        f'<figure id="figure-{chart.name}" style="max-width: {chart.columns * _PANEL_REM}rem">'
+        f"<figcaption>{_text(chart.caption)}</figcaption>"
+        f"{chart_colors.with_variables(chart.svg, modes)}</figure>"
+    )
+
+
+def _method(comparison: Comparison) -> Iterable[str]:
+    method = comparison.method
+    yield "<h2>Method</h2>"
+    yield f"<pre>{_text(method.command)}</pre>"
+    yield (
+        f"<p>Traffic: {method.rounds} rounds of {method.seconds:g} s for each case and mode, in rotating "
+        "order, with one node for each mode, all of which exist at the same time. A ratio compares the "
+        f"medians of the same round. Start, change and memory: {method.starts} starts for each mode on new "
+        f"nodes, with {method.changes} changes each, or as many as begin within {method.limit:g} s. "
+        "Confidence intervals are bootstrapped over rounds. In mode none, clients connect to the endpoints "
+        "directly. Each tenth Service has a UDP port and NodePorts. All proxies get objects from an API "
+        "server on the node.</p>"
+    )
+    yield "<dl>"
+    for case in method.cases:
+        yield f"<dt>{_text(case)}</dt><dd>{_text(_PATHS[case])}</dd>"
+    yield "</dl>"
+
+
+def _environment(comparison: Comparison) -> Iterable[str]:
+    facts = comparison.environment
+    rows = {
+        "kernel": facts.kernel,
+        "CPU": f"{facts.cpu}, {facts.cores} cores",
+        "governor": facts.governor or "not controlled by the kernel",
+        "memory": f"{facts.memory_gib:g} GiB",
+        "load average": f"{facts.load_begin:g} at the begin, {facts.load_end:g} at the end (one minute)",
+        "time": f"{facts.began} to {facts.ended}",
+        **facts.versions,
+    }
+    yield "<h2>Environment</h2><dl>"
+    yield from (f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in rows.items())
+    yield "</dl>"
+
+
+def _all_figures(comparison: Comparison) -> Iterable[str]:
+    head = ["case", "mode", "Services", "unit", "p5", "p50", "p95", "p99", "n", "ratio", "to"]
+    rows = []
+    for each in comparison.figures:
+        ratio = each.ratio
+        rows.append(
+            [
+                _text(each.case),
+                _text(each.mode),
+                f"{each.services:,}",
+                charts.unit(each.metric),
+                *(f"{each.at(share):,.4g}" for share in (0.05, 0.5, 0.95, 0.99)),
+                f"{each.n:,}",
+                f"{ratio.median:.3f} ({ratio.low:.3f}–{ratio.high:.3f})" if ratio else "",
+                _text(each.base),
+            ]
+        )
+    yield "<h2>All figures</h2><details><summary>Show the table</summary>"
+    yield _table(head, rows)
+    yield "</details>"
+
+
+_TEXT_COLUMNS = {"case", "mode", "unit", "to"}
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> str:
+    """Return a table of HTML cells. `wrap`: the head may have several lines."""
+    style = ' style="white-space: normal"' if wrap else ""
+    kinds = ["" if name in _TEXT_COLUMNS else ' class="number"' for name in head]
+    top = "".join(f"<th{kind}{style}>{name}</th>" for kind, name in zip(kinds, head, strict=True))
+    body = "\n".join(
+        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))

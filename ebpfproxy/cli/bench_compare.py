@@ -1,0 +1,262 @@
+"""`ebpfproxy bench compare`: all cases in all modes, and kube-proxy, as a report."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from ebpfproxy.bench import charts, compare, compare_cases, html_report, proxies
+from ebpfproxy.bench.results import Comparison, Method, from_json
+from ebpfproxy.bench.steps import Reached, duration
+from ebpfproxy.cli import bench_options as options
+from ebpfproxy.cli.terminal import console
+
+_DEFAULTS: dict[str, Any] = {
+    "services": (1, 100, 1000, 10000),
+    "rounds": 5,
+    "seconds": 0.3,
+    "starts": 2,
+    "changes": 10,
+}
+_QUICK: dict[str, Any] = {"services": (1, 1000), "rounds": 3, "seconds": 0.1, "starts": 1, "changes": 5}
+
+_SUFFIXES = (".json", ".csv", ".html")
+_LINE_INTERVAL = 0.05
+"""Share of the run between two lines of progress, if standard error is no terminal."""
+_PIPED = 170
+
+
+def _files(_context: click.Context, _parameter: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    for path in paths:
+        if path.suffix not in _SUFFIXES:
+            raise click.BadParameter(f"{path} does not end with one of {', '.join(_SUFFIXES)}")
+        if not path.absolute().parent.is_dir():
+            raise click.BadParameter(f"the folder of {path} does not exist")
+    return paths
+
+
+def _preset(name: str) -> str:
+    default, quick = (
+        ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for value in (_DEFAULTS[name], _QUICK[name])
+    )
+    return f"[default: {default}; with --quick {quick}]"
+
+
+@click.command(
+    "compare",
+    short_help="All cases in all modes, and kube-proxy, as a report (15 min).",
+    epilog="""\b
+Examples:
+  ebpfproxy bench compare --quick -o report.html
+  ebpfproxy bench compare --kube-proxy=/usr/local/bin/kube-proxy -o report.html -o report.json
+  ebpfproxy bench compare --cases=connect,dns --services=1000 --modes=ebpf,nftables
+  ebpfproxy bench compare --from=report.json -o report.csv
+
+The defaults take about 15 min on two CPUs with three modes and two of kube-proxy, --quick about 2 min.
+""",
+)
+@click.option(
+    "--services",
+    callback=lambda context, parameter, text: text and options.numbers(context, parameter, text),
+    metavar="N[,N...]",
+    help=f"Numbers of Services, each a run. {_preset('services')}",
+)
+@click.option(
+    "--modes",
+    callback=lambda _context, _parameter, text: text and options.different_words(proxies.NAMES, text),
+    metavar="MODE[,MODE...]",
+    help=f"Modes, separated by commas: {', '.join(proxies.NAMES)}. Mode none is always measured. "
+    "[default: all that this machine supports]",
+)
+@click.option(
+    "--cases",
+    callback=lambda _context, _parameter, text: options.different_words(compare_cases.NAMES, text),
+    default=",".join(compare_cases.NAMES),
+    metavar="CASE[,CASE...]",
+    help=f"Cases, separated by commas: {', '.join(compare_cases.NAMES)}. [default: all]",
+)
+@click.option(
+    "--kube-proxy",
+    "kube_proxy",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The binary of a kube-proxy to compare with, in all modes that this kernel supports.",
+)
+@options.count("--endpoints", 3, "Endpoints of each Service.")
+@click.option(
+    "--rounds", type=click.IntRange(1), help=f"Rounds. Modes take turns in each. {_preset('rounds')}"
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01),
+    help=f"Seconds of each case and mode in a round. {_preset('seconds')}",
+)
+@click.option(
+    "--starts", type=click.IntRange(1), help=f"Starts of each proxy, on new nodes. {_preset('starts')}"
+)
+@click.option(
+    "--changes", type=click.IntRange(1), help=f"Changes of an endpoint after each start. {_preset('changes')}"
+)
+@options.seconds(
+    "--limit",
+    30.0,
+    "Seconds that a start may take; slower modes are left out. Also for changes: none begins later.",
+    1.0,
+)
+@click.option("--quick", is_flag=True, help="A short run: see the defaults above.")
+@click.option(
+    "--from",
+    "earlier",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Measure nothing, but convert the JSON file of an earlier run.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_files,
+    metavar="FILE",
+    help="Write a .json, .csv or .html file. May be given several times. .html needs matplotlib.",
+)
+@click.option(
+    "--charts",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Write each chart to this folder as NAME-light.svg and NAME-dark.svg. Needs matplotlib.",
+)
+def command(
+    modes: list[str] | None,
+    cases: list[str],
+    kube_proxy: Path | None,
+    endpoints: int,
+    limit: float,
+    quick: bool,
+    earlier: Path | None,
+    outputs: tuple[Path, ...],
+    folder: Path | None,
+    **sizes: Any,
+) -> None:
+    """Compare all modes with each other, with kube-proxy and with no proxy.
+
+    \b
+    connect     time of connect() from a pod to a ClusterIP
+    request     one byte and its answer on an open connection
+    udp         the same on a connected UDP socket
+    dns         the same with a new UDP socket for each request
+    throughput  one iperf3 stream to a ClusterIP
+    nodeport    new connection with one byte and its answer, from outside to a NodePort
+    packet      one datagram from outside through a NodePort
+    startup     from the start of the proxy to the first answer of the last Service
+    change      from the change of an endpoint to the first connection that shows it
+    memory      memory of the proxy after that
+
+    Modes take turns within each round, so that a change of the machine's speed affects all. Prints the
+    ratios: of traffic to no proxy, of the others to the first mode.
+    """
+    if folder or any(path.suffix == ".html" for path in outputs):
+        charts.require()
+    if earlier:
+        comparison = from_json(earlier.read_bytes(), str(earlier))
+    else:
+        chosen = (_QUICK if quick else _DEFAULTS) | {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in sizes.items()
+            if value is not None
+        }
+        method = Method(
+            command=shlex.join(["ebpfproxy", *sys.argv[1:]]),
+            modes=tuple(modes or proxies.available(kube_proxy)),
+            cases=tuple(cases),
+            endpoints=endpoints,
+            limit=limit,
+            **chosen,
+        )
+        with Shown() as shown:
+            comparison = compare.run(method, shown, kube_proxy)
+    for path in outputs:
+        path.write_bytes(_content(comparison, path.suffix))
+        click.echo(f"wrote {path}", err=True)
+    if folder:
+        for name, svg in html_report.chart_files(comparison).items():
+            (folder / name).write_text(svg)
+    console(piped_width=_PIPED).print(table(comparison))
+    for each in comparison.left_out:
+        click.echo(
+            f"left out with {each.services:,} Services: {each.mode}, whose start took longer than "
+            f"{comparison.method.limit:g} s (--limit)"
+        )
+
+
+def _content(comparison: Comparison, suffix: str) -> bytes:
+    if suffix == ".json":
+        return comparison.to_json()
+    return (comparison.to_csv() if suffix == ".csv" else html_report.page(comparison)).encode()
+
+
+class Shown:
+    """Shows progress and the remaining time on standard error: as a bar on a terminal, otherwise as lines."""
+
+    def __init__(self, terminal: bool | None = None) -> None:
+        self._bar = self._new_bar() if (sys.stderr.isatty() if terminal is None else terminal) else None
+        self._next = 0.0
+
+    def __enter__(self) -> "Shown":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, reached: Reached) -> None:
+        left = "" if reached.remaining is None else f"{duration(reached.remaining)} left"
+        if self._bar:
+            self._bar.update(self._task, completed=reached.share, description=reached.text, left=left)
+            self._bar.refresh()
+        elif reached.share >= self._next:
+            self._next = reached.share + _LINE_INTERVAL
+            click.echo(", ".join(filter(None, (f"{reached.share:.0%}", left, reached.text))), err=True)
+
+    def _new_bar(self) -> Progress:
+        bar = Progress(
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}"),
+            console=console(stderr=True),
+            auto_refresh=False,  # a thread that draws would take time from what is measured
+        )
+        self._task = bar.add_task("", total=1.0, left="")
+        return bar
+
+
+def table(comparison: Comparison) -> Table:
+    """Return a table with a row for each case and number of Services, and a column for each mode."""
+    method = comparison.method
+    found = Table(title="bench compare: medians, and ratios with their 95 % confidence interval")
+    found.box, found.pad_edge, found.title_justify = box.SIMPLE_HEAD, False, "left"
+    for name in ("metric", "Services"):
+        found.add_column(name, no_wrap=True)
+    for mode in method.modes:
+        found.add_column(mode, justify="right")
+    for metric, services in dict.fromkeys((each.metric, each.services) for each in comparison.figures):
+        cells = (_cell(comparison, metric, services, mode) for mode in method.modes)
+        found.add_row(metric, f"{services:,}", *cells)
+    return found
+
+
+def _cell(comparison: Comparison, metric: str, services: int, mode: str) -> str:
+    for each in comparison.figures:
+        if (each.metric, each.services, each.mode) == (metric, services, mode):
+            if each.ratio is None:
+                return f"{each.median:,.4g}"
+            return f"{each.ratio.median:.2f} ({each.ratio.low:.2f}–{each.ratio.high:.2f})"
+    return ""
