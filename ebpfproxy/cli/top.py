@@ -102,7 +102,7 @@ def _print(found: "Sample", output: str) -> None:
         ("services", [each._asdict() if as_is else service_cells(each) for each in found.services]),
         ("endpoints", [each._asdict() if as_is else endpoint_cells(each) for each in found.endpoints]),
     ]
-    WRITERS[output](sections, True)
+    WRITERS[output](sections, True, None)
     if any(found.lost):
         click.echo(f"note: the events of {sum(found.lost)} connections were lost", err=True)
 

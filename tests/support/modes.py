@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.mode import Callbacks, Parts
+from ebpfproxy.backends.mode import BackendInspection, Callbacks, Parts
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
@@ -52,6 +52,9 @@ class FakeMode:
         self.prepared = config
         self.plane = FakeBackend(self.kernel)
         return Parts(self.plane, CONTEXT, owns_namespace=self.owns_namespace, lacking=lambda: self.lacking)
+
+    def inspect(self, config: Config) -> BackendInspection:
+        return BackendInspection(FakeBackend(self.kernel), CONTEXT)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         found = [str(key[0]) for key in self.kernel.ports]

@@ -133,7 +133,7 @@ def change_name(node: Node) -> str:
     with opened(node, "service_names") as names:
         key, value = _any(node, names)
         text, protocol, version = abi.SERVICE_NAME.unpack(value)
-        name = text.rstrip(b"\0").decode()
+        name: str = text.rstrip(b"\0").decode()
         if node.random.random() < 0.5:
             names.delete(key)
         else:

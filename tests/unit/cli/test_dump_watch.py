@@ -68,7 +68,7 @@ def _follow(output: str, *readings: dict[str, Any]) -> None:
             raise KeyboardInterrupt from None
 
     with pytest.raises(KeyboardInterrupt):
-        dump_watch.follow(read, 0, lambda reading: print("first:", len(reading["conntrack"])), output)
+        dump_watch.follow(read, 0, lambda reading: print("first:", len(list(reading["conntrack"]))), output)
 
 
 def test_changes_are_lines_of_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,9 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -34,7 +36,9 @@ print("result")
 ESCAPE = "\x1b"
 
 
-def run(program: str, *, stdout_is_terminal: bool = True, **environment: str) -> tuple[str, str]:
+def run(
+    program: str, environment: Mapping[str, str] = MappingProxyType({}), *, stdout_is_terminal: bool = True
+) -> tuple[str, str]:
     """What a program writes to a terminal of 80 columns, which is its standard error, and to standard output
     if that is a pipe."""
     known = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
@@ -44,7 +48,7 @@ def run(program: str, *, stdout_is_terminal: bool = True, **environment: str) ->
         stdin=slave,
         stdout=slave if stdout_is_terminal else subprocess.PIPE,
         stderr=slave,
-        env=known | {"COLUMNS": "80"} | environment,
+        env={**known, "COLUMNS": "80", **environment},
         text=True,
     ) as process:
         os.close(slave)
@@ -63,15 +67,15 @@ def test_a_terminal_gets_colors() -> None:
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": "unknown"}])
-def test_no_color_and_dumb_terminals_get_plain_text(environment: dict[str, str]) -> None:
-    assert run(TABLE, **environment)[0] == "word\r\n"
+def test_no_color_and_dumb_terminals_get_plain_text(environment: Mapping[str, str]) -> None:
+    assert run(TABLE, environment)[0] == "word\r\n"
 
 
 @pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}])
 def test_a_pipe_gets_plain_text_even_if_the_environment_asks_for_colors(
-    environment: dict[str, str],
+    environment: Mapping[str, str],
 ) -> None:
-    assert run(TABLE, stdout_is_terminal=False, **environment) == ("", "word\n")
+    assert run(TABLE, environment, stdout_is_terminal=False) == ("", "word\n")
 
 
 def test_an_empty_no_color_has_no_effect() -> None:
