@@ -28,11 +28,10 @@ _TO_OUTPUT = "-"
     epilog=examples("""
     # Write a bundle. Then read it before you send it.
     ebpfproxy support-bundle node1.tar.gz
-    # Replace names and addresses, and add a log.
-    kubectl -n kube-system logs ds/ebpfproxy > agent.log
+    # Replace names and addresses, and add a log of `kubectl logs`.
     ebpfproxy support-bundle node1-public.tar.gz --anonymize --log=agent.log
-    # From a pod.
-    kubectl -n kube-system exec ds/ebpfproxy -- ebpfproxy support-bundle - > node1.tar.gz
+    # To standard output, for `kubectl exec`.
+    ebpfproxy support-bundle - > node1.tar.gz
     """),
 )
 @click.argument("file", metavar="FILE")

@@ -5,12 +5,22 @@ import json
 import click
 
 from ebpfproxy import log
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.config import Config, FlagsCommand, config_options
 
 _DIFFERENT = 1
 
 
-@click.command("verify", cls=FlagsCommand)
+@click.command(
+    "verify",
+    cls=FlagsCommand,
+    epilog=examples("""
+    # Compare the kernel with the cluster, with the agent's flags.
+    ebpfproxy verify --kubeconfig=/etc/kubernetes/admin.conf
+    # For scripts, with a folder of manifests.
+    ebpfproxy verify --manifests=/etc/ebpfproxy/manifests -o json
+    """),
+)
 @click.option(
     "-o",
     "--output",

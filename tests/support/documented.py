@@ -150,14 +150,19 @@ def simple_commands(text: str) -> list[list[str]]:
 
     >>> simple_commands("sudo a -x 'b c' | d; e >/tmp/f")
     [['a', '-x', 'b c'], ['d'], ['e']]
+    >>> simple_commands("a > f")
+    [['a']]
     """
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;()")
     lexer.whitespace_split = True
     lexer.commenters = ""
     found: list[list[str]] = [[]]
-    for word in lexer:
+    words = iter(lexer)
+    for word in words:
         if word in _OPERATORS:
             found.append([])
+        elif word == ">":
+            next(words, "")
         elif word != "sudo" and not re.match(r">[\w/]", word):
             found[-1].append(word)
     return [words for words in found if words]

@@ -139,7 +139,9 @@ def _ebpfproxy(words: Sequence[str]) -> None:
 
 
 def _filled_in(word: str) -> str:
-    """A number in place of N, and the DaemonSet's configuration file in place of that of a node."""
+    """A number in place of N, the DaemonSet's configuration file in place of that of a node, and this file
+    in place of one that the reader has."""
+    word = re.sub(r"^(--kube-proxy|--from)=(?:\S+json|\S*kube-proxy)$", rf"\1={__file__}", word)
     text = word.replace("/etc/ebpfproxy/config.conf", str(ROOT / "deploy/base/config.conf"))
     return re.sub(r"(^|=)N$", r"\g<1>4", text)
 

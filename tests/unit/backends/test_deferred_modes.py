@@ -23,6 +23,7 @@ def test_the_agent_imports_neither_a_mode_nor_a_source_before_it_uses_it() -> No
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     packages = {name for name in done.stdout.split() if name.startswith("ebpfproxy.backends.")}
     assert packages == {
-        f"ebpfproxy.backends.{name}" for name in ("delta", "findings", "interface", "mode", "selection")
+        f"ebpfproxy.backends.{name}"
+        for name in ("delta", "difference", "findings", "interface", "mode", "selection")
     }
     assert not {"pyroute2", "kubernetes", "urllib3", "asyncio", "subprocess"} & set(done.stdout.split())

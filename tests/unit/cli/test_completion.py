@@ -42,7 +42,7 @@ def offered(line: str, shell: str = "bash") -> list[str]:
         ("ebpfproxy run --manifests ", ["<dir>"]),
         ("ebpfproxy run --no-such-flag --proxy-mode=n", ["--proxy-mode=nftables"]),
         ("ebpfproxy dump con", ["conntrack"]),
-        ("ebpfproxy dump -o ", ["table", "json", "yaml"]),
+        ("ebpfproxy dump -o ", ["table", "wide", "json", "yaml"]),
         ("ebpfproxy dump 'unclosed", []),
         ("ebpfproxy compile --output ", ["<dir>"]),
         ("ebpfproxy bench con", ["connect"]),

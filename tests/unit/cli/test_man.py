@@ -57,6 +57,7 @@ def test_the_page_shows_every_command_option_example_and_exit_code(source: Path)
             for term, _ in records:
                 assert any(row.startswith(term) for row in rows), (name, term)
     for example in in_help():
-        assert example.text in rows
+        if example.page.startswith("ebpfproxy "):
+            assert example.text in rows
     for each in EXIT_CODES:
         assert any(row.startswith(f"{each.code} {each.meaning[:1].upper()}") for row in rows), each

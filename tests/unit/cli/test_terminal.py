@@ -17,7 +17,7 @@ from ebpfproxy.cli.terminal import has_colors
 
 TABLE = """
 from ebpfproxy.cli.terminal import console
-console().print("[bold red]word[/]")
+console().print("word", style="bold red")
 """
 PROGRESS = """
 from ebpfproxy.cli.terminal import progress
