@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from ebpfproxy.backends.ebpf.programs import available_hooks
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import mounts
 from tests.vm import machine
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""Else programs that tests start would ignore SIGINT if the test run is a background process."""
 
 hypothesis.settings.register_profile("ebpfproxy", deadline=None)
 hypothesis.settings.load_profile("ebpfproxy")

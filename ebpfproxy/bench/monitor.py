@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -102,4 +101,4 @@ class _Side:
                     time.sleep(0.01)
                 yield
             finally:
-                process.send_signal(signal.SIGINT)
+                process.terminate()

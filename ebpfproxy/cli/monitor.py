@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -120,7 +121,8 @@ def needs_ebpf() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """End without an error after --count events, Ctrl-C, or if the reader of the output has ended."""
+    """End without an error after --count events, Ctrl-C or SIGTERM, or with the reader of the output."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of background processes, SIGINT is ignored
     try:
         yield
     except (_Enough, KeyboardInterrupt):

@@ -28,7 +28,7 @@ _FLOOD = """
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
     sock.connect(("10.255.20.1", 9))
-    for _ in range(20_000_000):  # about a minute, if the process is not killed
+    for _ in range(100_000_000):  # some minutes, if the process is not killed
         sock.send(b"x")
 """
 
