@@ -1,13 +1,14 @@
 """``ebpfproxy dump``: shows the content of the BPF maps."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ebpfproxy.cli import dump_sections, dump_watch
+from ebpfproxy.cli import dump_diff, dump_sections, dump_watch
 from ebpfproxy.cli.dump_sections import SECTIONS, SUBJECTS, Filter
 from ebpfproxy.cli.dump_source import from_dump_option, open_view
 from ebpfproxy.cli.epilog import examples
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ebpfproxy.backends.ebpf.inspect.saved import Header, SavedView
     from ebpfproxy.backends.ebpf.inspect.tables import View
 
+_OBJECTS = "objects"
+_DIFFERENT = 1
 _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --ebpf-traffic-max=0"
 
 
@@ -35,12 +38,14 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     ebpfproxy dump conntrack --service=default/web --watch
     # Find the Service of an address.
     ebpfproxy dump --address=10.96.0.10:80 -o yaml
+    # Compare the kernel with the cluster, with the agent's flags. This works in all modes.
+    ebpfproxy dump --diff --config=/etc/ebpfproxy/config.conf
     # Save everything, and read it on any machine.
     ebpfproxy dump all -o json > node1.json
     ebpfproxy dump services --from-dump=node1.json
     """),
 )
-@click.argument("what", type=click.Choice(list(SUBJECTS)), default="services", metavar="WHAT")
+@click.argument("what", type=click.Choice([*SUBJECTS, _OBJECTS]), default="services", metavar="WHAT")
 @click.option(
     "-o",
     "--output",
@@ -62,6 +67,17 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     default="",
     help="Show only entries with this address as client, frontend or endpoint. Write IPv6 with a port as "
     "[IP]:PORT. Empty: all addresses.",
+)
+@click.option(
+    "--diff",
+    is_flag=True,
+    help="Show what differs between the kernel and the cluster: - is only in the kernel, + is only desired. "
+    "Works in all modes, with the agent's flags. Exit code 1: something differs.",
+)
+@click.option(
+    "--drift",
+    is_flag=True,
+    help="Compare the kernel with the cluster, and mark the entries that differ in the column DRIFTED.",
 )
 @click.option(
     "-w",
@@ -86,11 +102,13 @@ def command(
     output: str,
     service: str,
     address: str,
+    diff: bool,
+    drift: bool,
     watch: bool,
     interval: float,
     from_dump: Path | None,
     config: Config,
-) -> None:
+) -> int:
     """Show the content of the BPF maps of mode ebpf. WHAT is one of:
 
     \b
@@ -107,42 +125,96 @@ def command(
     counters   events in the programs, and traffic (by Service with --ebpf-traffic-max)
     maps       use of each map
     all        all of these
+    objects    all objects that verify compares, in any mode
 
     Reads only the pinned maps, so it works with and without a running agent. The column ORPHANED shows
     entries whose Service, frontend, slot or endpoint is gone. Save a dump with
     `ebpfproxy dump all -o json > FILE`, and read it anywhere with --from-dump=FILE.
     """
+    _check_combination(what, output, service or address, diff, drift, watch, from_dump)
+    if diff:
+        found = dump_diff.read(config)
+        dump_diff.show(found, output)
+        return _DIFFERENT if found.objects else 0
+    if what == _OBJECTS:
+        read = dump_diff.objects(config)
+        _show_or_watch(lambda: {_OBJECTS: read()}, output, False, interval if watch else None)
+        return 0
     row_filter = Filter(service, *dump_sections.parse_address_filter(address))
     names = [name for name in SUBJECTS[what] if SECTIONS[name].supports(row_filter)]
     if not names:
         flag = "--service" if service else "--address"
         raise ConfigError(f"cannot filter {what} by {flag}", f"leave {flag} out")
     if watch:
-        if from_dump or output == "yaml":
-            given = "--from-dump" if from_dump else "-o yaml"
-            raise ConfigError(f"cannot watch with {given}", f"leave {given} out, or --watch")
-        _watch(what, names, row_filter, output, interval, config)
-        return
+        _show_or_watch(
+            lambda: _read_all(names, row_filter, config), output, len(SUBJECTS[what]) > 1, interval
+        )
+        return 0
+    mark = _marker(config) if drift else lambda section, row: row
     with contextlib.closing(open_view(config.bpffs_root, from_dump)) as view:
         if "traffic" in names and not view.counts_services:
             click.echo(_NOT_COUNTED, err=True)
         header = _header(view, row_filter, config)._asdict() if what == "all" else None
-        sections = ((name, dump_sections.rows(view, name, row_filter)) for name in names)
+        sections = (
+            (name, map(partial(mark, name), dump_sections.rows(view, name, row_filter))) for name in names
+        )
         WRITERS[output](sections, len(SUBJECTS[what]) > 1, header)
+    return 0
 
 
-def _watch(
-    what: str, names: list[str], row_filter: Filter, output: str, interval: float, config: Config
+def _check_combination(
+    what: str, output: str, has_filter: str, diff: bool, drift: bool, watch: bool, from_dump: Path | None
 ) -> None:
-    """The maps are opened for each reading, because the agent may replace them. It may also remove them: then
-    the previous rows stay."""
+    """Raises ConfigError for flags that exclude each other."""
+    given = {
+        "--diff": diff,
+        "--drift": drift,
+        "--watch": watch,
+        "--from-dump": bool(from_dump),
+        "-o yaml": output == "yaml",
+        "--service or --address": bool(has_filter),
+        what: what not in ("services", "all"),
+        _OBJECTS: what == _OBJECTS,
+    }
+    excluding = (
+        ("--diff", ("--drift", "--watch", "--from-dump", "--service or --address", what)),
+        ("--drift", ("--watch", "--from-dump", _OBJECTS)),
+        ("--watch", ("--from-dump", "-o yaml")),
+        (_OBJECTS, ("--from-dump", "--service or --address")),
+    )
+    for one, others in excluding:
+        for other in others:
+            if given[one] and given[other]:
+                raise ConfigError(f"cannot combine {one} with {other}", f"leave {other} or {one} out")
+
+
+def _marker(config: Config) -> Callable[[str, Row], Row]:
+    found = dump_diff.read(config)
+    if note := dump_diff.note_of_missing(found):
+        click.echo(note, err=True)
+    return dump_diff.marker(found)
+
+
+def _read_all(names: list[str], row_filter: Filter, config: Config) -> dict[str, list[Row]]:
+    """Open the maps and read these sections."""
+    with contextlib.closing(open_view(config.bpffs_root, None)) as view:
+        return {name: list(dump_sections.rows(view, name, row_filter)) for name in names}
+
+
+def _show_or_watch(
+    read: Callable[[], dict[str, list[Row]]], output: str, titled: bool, interval: float | None
+) -> None:
+    """Show the rows, and with an interval their changes until an interrupt.
+
+    Everything is opened for each reading, because the agent may replace it. It may also remove it: then the
+    previous rows stay.
+    """
     found = False
 
-    def read() -> dict[str, list[Row]]:
+    def read_again() -> dict[str, list[Row]]:
         nonlocal found
         try:
-            with contextlib.closing(open_view(config.bpffs_root, None)) as view:
-                reading = {name: list(dump_sections.rows(view, name, row_filter)) for name in names}
+            reading = read()
         except NotFound:
             if not found:
                 raise
@@ -152,10 +224,13 @@ def _watch(
 
     def show(reading: dump_watch.Reading) -> None:
         sections: Iterable[tuple[str, Iterable[Row]]] = reading.items()
-        WRITERS[output](sections, len(SUBJECTS[what]) > 1, None)
+        WRITERS[output](sections, titled, None)
 
+    if interval is None:
+        show(read())
+        return
     with contextlib.suppress(KeyboardInterrupt):
-        dump_watch.follow(read, interval, show, output)
+        dump_watch.follow(read_again, interval, show, output)
 
 
 def _header(view: "View | SavedView", row_filter: Filter, config: Config) -> "Header":

@@ -25,6 +25,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "counters": ("counter",),
     "traffic": ("service", "protocol", "family"),
     "maps": ("map",),
+    "objects": ("object",),
 }
 """The columns that identify a row, by section. If other columns change, the row changes."""
 

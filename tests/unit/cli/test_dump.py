@@ -1,7 +1,9 @@
 """The filter of --address: how it is parsed, and which rows it admits."""
 
 import pytest
+from click.testing import CliRunner
 
+from ebpfproxy.cli.dump import command
 from ebpfproxy.cli.dump_sections import Filter, parse_address_filter
 from ebpfproxy.errors import ConfigError
 
@@ -33,3 +35,20 @@ def test_an_address_filter_without_a_port_admits_all_ports() -> None:
     row = {"service": "default/web:http", "address": "fd00::1", "port": 80}
     assert wanted.admits(row)
     assert not wanted.admits(row | {"address": "fd00::2"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--diff", "--watch"], ("--diff", "--watch")),
+        (["--diff", "--from-dump=a"], ("--diff", "--from-dump")),
+        (["conntrack", "--diff"], ("--diff", "conntrack")),
+        (["--diff", "--service=a/b"], ("--diff", "--service or --address")),
+        (["--drift", "--watch"], ("--drift", "--watch")),
+        (["--watch", "-o", "yaml"], ("--watch", "-o yaml")),
+        (["objects", "--from-dump=a"], ("objects", "--from-dump")),
+    ],
+)
+def test_flags_that_exclude_each_other_are_named(arguments: list[str], named: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=f"cannot combine {named[0]} with {named[1]}"):
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
