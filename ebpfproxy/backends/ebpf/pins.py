@@ -97,7 +97,7 @@ class Pins:
         except (FileNotFoundError, NotADirectoryError) as failure:
             raise NotFound(
                 f"no maps of mode ebpf in {self.root}",
-                "check --bpffs-root, and the agent's mode: curl localhost:10249/proxyMode",
+                "check --bpffs-root; in another mode, use `ebpfproxy dump objects`",
             ) from failure
         except OSError as failure:
             hint = "run as root" if isinstance(failure, PermissionError) else ""
