@@ -14,6 +14,7 @@ from ebpfproxy.bench import charts, compare, compare_cases, html_report, proxies
 from ebpfproxy.bench.results import Comparison, Method, from_json
 from ebpfproxy.bench.steps import Reached, duration
 from ebpfproxy.cli import bench_options as options
+from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.terminal import console
 
 _DEFAULTS: dict[str, Any] = {
@@ -50,16 +51,17 @@ def _preset(name: str) -> str:
 
 @click.command(
     "compare",
-    short_help="All cases in all modes, and kube-proxy, as a report (15 min).",
-    epilog="""\b
-Examples:
-  ebpfproxy bench compare --quick -o report.html
-  ebpfproxy bench compare --kube-proxy=/usr/local/bin/kube-proxy -o report.html -o report.json
-  ebpfproxy bench compare --cases=connect,dns --services=1000 --modes=ebpf,nftables
-  ebpfproxy bench compare --from=report.json -o report.csv
-
-The defaults take about 15 min on two CPUs with three modes and two of kube-proxy, --quick about 2 min.
-""",
+    short_help="All cases in all modes, and kube-proxy, as a report.",
+    epilog=examples("""
+    # Look at the result in a browser.
+    ebpfproxy bench compare --quick -o report.html
+    # Compare with kube-proxy.
+    ebpfproxy bench compare --kube-proxy=/usr/local/bin/kube-proxy -o report.html -o report.json
+    # Measure some cases in some modes.
+    ebpfproxy bench compare --cases=connect,dns --services=1000 --modes=ebpf,nftables
+    # Convert an earlier result.
+    ebpfproxy bench compare --from=report.json -o report.csv
+    """),
 )
 @click.option(
     "--services",

@@ -33,7 +33,7 @@ REQUESTS = 300
 SAMPLES = 4000
 FLOWS = 5
 
-console = terminal.console()
+console = terminal.console(markup=True)
 
 
 @click.command(

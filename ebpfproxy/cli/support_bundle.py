@@ -77,7 +77,6 @@ def command(file: str, anonymize: bool, logs: tuple[Path, ...], loaded: Loaded) 
 
 
 def _parts(loaded: Loaded, logs: tuple[Path, ...]) -> "Iterator[Part]":
-    from ebpfproxy.cli import COMMANDS
     from ebpfproxy.diagnose.bundle import node
     from ebpfproxy.diagnose.bundle.archive import Content, Part
     from ebpfproxy.diagnose.bundle.logs import read_logs
@@ -87,8 +86,7 @@ def _parts(loaded: Loaded, logs: tuple[Path, ...]) -> "Iterator[Part]":
     yield Part("flags.txt", "flags of this command", lambda: Content("".join(f"{flag}\n" for flag in flags)))
     yield Part("doctor.txt", "ebpfproxy doctor", _output_of(["doctor", *flags]))
     yield Part("dump.json", "ebpfproxy dump all -o json", _output_of(["dump", "all", "-o", "json", *flags]))
-    if "verify" in COMMANDS:
-        yield Part("verify.txt", "ebpfproxy verify", _output_of(["verify", *flags]))
+    yield Part("verify.txt", "ebpfproxy verify", _output_of(["verify", *flags]))
     yield from node.pages(loaded.config)
     yield Part("agent.log", "log of the agent", lambda: read_logs(loaded.config.proc_root, logs))
 

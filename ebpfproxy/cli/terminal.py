@@ -31,10 +31,11 @@ def has_colors(stream: TextIO, environment: Mapping[str, str] = os.environ) -> b
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM", "") not in _DUMB
 
 
-def console(*, piped_width: int | None = None, stderr: bool = False) -> "Console":
+def console(*, piped_width: int | None = None, stderr: bool = False, markup: bool = False) -> "Console":
     """Return a console for standard output or standard error.
 
-    `piped_width` is the number of columns if the stream is no terminal; None means that of rich.
+    `piped_width` is the number of columns if the stream is no terminal; None means that of rich. `markup`:
+    whether text in brackets is a style. An IPv6 address in brackets looks like it.
     """
     from rich.console import Console
 
@@ -47,7 +48,7 @@ def console(*, piped_width: int | None = None, stderr: bool = False) -> "Console
         force_terminal=terminal,
         color_system="auto" if has_colors(stream) else None,
         highlight=False,
-        markup=False,  # an IPv6 address in brackets looks like it
+        markup=markup,
         emoji=False,
     )
 

@@ -1,11 +1,16 @@
 """What commands report about a node beside the agent: the cluster's state as the agent sees it, and what
 follows from it.
 
-- `cluster`: the state of the cluster.
+- `cluster`: the state of the cluster. `mode_in_use`: the mode that serves on the node.
+- `agent_pages`: the HTTP pages of the running agent.
+- `desired`: the entries that a mode should have. `verify`: compares them with the kernel. `changes`: the
+  result as lines.
+- `explain`: what the node does with a connection, and why.
 - `doctor`: what the node lacks, and which other programs it has.
+- `bundle`: the support bundle.
 
 Only `doctor/remedies.py` changes the node. `cli` may import this package. It imports `agent` and the layers
 below it.
 
-Read first: `cluster.py`, then `doctor/__init__.py`.
+Read first: `cluster.py`, then the `__init__.py` of a package.
 """

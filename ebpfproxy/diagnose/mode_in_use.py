@@ -1,13 +1,9 @@
 """Finds the mode that serves on this node."""
 
-import contextlib
-import http.client
-
 from ebpfproxy.backends.mode import Mode
 from ebpfproxy.backends.selection import AUTO, MODES, choose
 from ebpfproxy.config import Config
-
-_PATIENCE = 2.0  # seconds
+from ebpfproxy.diagnose import agent_pages
 
 
 def mode_in_use(config: Config) -> Mode:
@@ -25,10 +21,4 @@ def _reported(config: Config) -> str:
     """What the agent's metrics server answers at /proxyMode, "" if it does not answer."""
     if config.metrics_listen is None:
         return ""
-    host, port = config.metrics_listen
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    connection = http.client.HTTPConnection(host, port, timeout=_PATIENCE)
-    with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
-        connection.request("GET", "/proxyMode")
-        return connection.getresponse().read().decode(errors="replace").strip()
-    return ""
+    return agent_pages.read_text(config.metrics_listen, "/proxyMode")

@@ -73,7 +73,7 @@ def _write(name: str, value: str) -> None:
         try:
             (ROOT / name).write_text(value)
         except OSError as error:
-            if error.errno != errno.EROFS:
+            if error.errno != errno.EROFS or not MOUNTED.exists():
                 raise
             (MOUNTED / name).write_text(value)
     except OSError as error:

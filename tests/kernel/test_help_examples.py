@@ -61,6 +61,7 @@ def test_the_demo_runs_to_its_end(example: Command, tmp_path: Path) -> None:
     done = run(example.text, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Removed everything." in done.stdout
+    assert "[/]" not in done.stdout, "styles are not text"
 
 
 @pytest.mark.parametrize("example", examples("ebpfproxy run .*--manifests="), ids=lambda each: f"{each.text}")

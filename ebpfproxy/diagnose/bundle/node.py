@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 from ebpfproxy import __version__
 from ebpfproxy.config import Config
+from ebpfproxy.diagnose import agent_pages
 from ebpfproxy.diagnose.bundle.archive import Content, Part
-from ebpfproxy.errors import NotFound, Rejected
+from ebpfproxy.errors import NotFound
 
-_SECONDS = 5.0
 _METRICS_PAGES = {
     "/metrics": "agent/metrics.txt",
     "/statusz": "agent/statusz.txt",
@@ -22,7 +22,6 @@ _METRICS_PAGES = {
     "/proxyMode": "agent/proxymode.txt",
 }
 _HEALTH_PAGES = {"/healthz": "agent/healthz.txt", "/readyz": "agent/readyz.txt"}
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def versions() -> Content:
@@ -71,15 +70,5 @@ def _reader(listen: tuple[str, int] | None, page: str) -> Callable[[], Content]:
 def _page(listen: tuple[str, int] | None, page: str) -> Content:
     if listen is None:
         raise NotFound(f"cannot read {page}: the agent has no such server with these flags")
-    address = _ANY.get(listen[0], listen[0])
-    connection = http.client.HTTPConnection(address, listen[1], timeout=_SECONDS)
-    try:
-        connection.request("GET", page)
-        response = connection.getresponse()
-        text = response.read().decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise Rejected(f"cannot read {page} from {address}:{listen[1]}: {reason}") from error
-    finally:
-        connection.close()
-    return Content(text, "" if response.status == http.client.OK else f"HTTP status {response.status}")
+    found = agent_pages.read(listen, page)
+    return Content(found.text, "" if found.status == http.client.OK else f"HTTP status {found.status}")

@@ -4,14 +4,13 @@ Chains and tables of kube-proxy alone are no evidence that it runs: an agent in 
 ipvs has objects of the same names, and both leave them when they end.
 """
 
-import contextlib
-import http.client
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from ebpfproxy.config import Config
+from ebpfproxy.diagnose import agent_pages
 from ebpfproxy.diagnose.doctor.check import NODE, Check, State
 from ebpfproxy.diagnose.doctor.links import Page
 from ebpfproxy.diagnose.doctor.plugins import Dataplane, Found, Plugin, translating_programs
@@ -25,9 +24,8 @@ LEFT_OVER = "no rules of a stopped proxy"
 _KUBE_PROXY = "kube-proxy"
 _METRICS = ("127.0.0.1", 10249)
 """kube-proxy's default address of /proxyMode and /metrics."""
-_TIMEOUT_S = 2.0
 _MODE = re.compile(r"[a-z]{1,16}")
-_OWN_METRIC = b"ebpfproxy_info"
+_OWN_METRIC = "ebpfproxy_info"
 _CHAINS = frozenset({"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING"})
 _ROUTER_DEVICE = "kube-dummy-if"
 """The device of kube-router's service proxy."""
@@ -165,19 +163,9 @@ def _ports(traces: Traces, config: Config) -> Iterator[Check]:
 
 def proxy_mode() -> str:
     """The answer at /proxyMode of kube-proxy's default address; "" without a valid one."""
-    answer = _get("/proxyMode").decode(errors="replace").strip()
+    answer = agent_pages.read_text(_METRICS, "/proxyMode")
     return answer if _MODE.fullmatch(answer) else ""
 
 
 def _is_ebpfproxy() -> bool:
-    return _OWN_METRIC in _get("/metrics")
-
-
-def _get(path: str) -> bytes:
-    connection = http.client.HTTPConnection(*_METRICS, timeout=_TIMEOUT_S)
-    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("GET", path)
-        response = connection.getresponse()
-        if response.status == http.client.OK:
-            return response.read()
-    return b""
+    return _OWN_METRIC in agent_pages.read_text(_METRICS, "/metrics")

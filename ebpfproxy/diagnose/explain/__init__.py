@@ -12,9 +12,14 @@ The plan gives the reasons, the kernel gives the facts, and differences between 
 - `path.py`: the hook, classifier or chain that sees the connection first.
 - `addresses.py`: masquerading, and the addresses that client and server see.
 - `connection.py`: `explain`, which combines these steps.
-- `facts.py`: the same connection in the kernel's maps or rules, and where they disagree with the plan.
+- `echo.py`: the same for an echo request (ping).
+- `facts.py`: the connection in the maps of mode ebpf, and where they differ from the plan.
+- `from_tables.py`: the plans as a saved dump shows them.
+- `kernel_facts.py`: the entries of any mode in the kernel that differ from the plan.
+- `host.py`: what this machine knows of routes and clients.
+- `session.py`: reads the sources, and explains requests.
 
-All modules but `facts.py` and the functions that read this machine in `origin.py` and `host.py` are pure.
+Only `host.py`, `kernel_facts.py` and `session.py` read anything; the other modules are pure.
 
 Read first: `result.py`, then `connection.py`.
 """

@@ -7,7 +7,7 @@ from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
 from ebpfproxy.diagnose.explain.situation import Situation
-from ebpfproxy.model.address import Address, family, loopback
+from ebpfproxy.model.address import Address, Family, family, loopback
 from ebpfproxy.plan.service_plan import FrontendKind, FrontendPlan, PlannedEndpoint, PolicyResult
 
 
@@ -92,7 +92,7 @@ def _masquerade_addresses(situation: Situation, endpoint: Address) -> tuple[Addr
     if device:
         planned = situation.device_plan(device.ifindex)
         if is_ebpf(situation) and planned:
-            chosen = planned.v4 if of.value == "IPv4" else planned.v6
+            chosen = planned.v4 if of is Family.IPV4 else planned.v6
             return (chosen,) if chosen else ()
         own = [address for address in device.addresses if family(address) is of]
         if own:

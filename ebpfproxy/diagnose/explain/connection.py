@@ -20,7 +20,7 @@ from ebpfproxy.diagnose.explain.result import (
 )
 from ebpfproxy.diagnose.explain.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address
-from ebpfproxy.plan.service_plan import NoEndpointAction, Scope
+from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
 
 _MISSING_VERDICTS = {
     Reason.UNUSED_PORT_REJECTED: (Verdict.REJECTED, Reason.REJECTED_UNUSED_PORT),
@@ -204,7 +204,7 @@ def _source_steps(endpoints: tuple[EndpointResult, ...]) -> Iterator[Step]:
 def describe_served(served: Served) -> str:
     """Return for example "default/web:http ClusterIP 10.96.0.10:80/TCP"."""
     frontend = served.frontend
-    if frontend.kind.value == "NodePort":
+    if frontend.kind is FrontendKind.NODE_PORT:
         suffix = "" if served.plan.family is Family.IPV4 else " (IPv6)"
         return (
             f"{served.plan.name} NodePort {frontend.frontend.port}/{frontend.frontend.protocol.name}{suffix}"

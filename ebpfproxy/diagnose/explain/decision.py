@@ -1,5 +1,6 @@
 """What happens to a connection to a frontend: source ranges, policy, endpoints and the verdict."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ebpfproxy.diagnose.explain.addresses import source
@@ -12,7 +13,7 @@ from ebpfproxy.model.address import Address, contains, family
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.endpoint_reasons import EndpointReason, endpoint_reasons
-from ebpfproxy.plan.endpoints import API_SERVER, merge_slices
+from ebpfproxy.plan.endpoints import API_SERVER, EndpointAddress, merge_slices
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
@@ -153,11 +154,11 @@ def _result(address: Address, port: int, why: Reason, state: EndpointState, used
 
 
 def _without_port(
-    plan: ServicePortPlan, known: "object", case: Case, name: NamespacedName
+    plan: ServicePortPlan, known: Collection[EndpointAddress], case: Case, name: NamespacedName
 ) -> list[EndpointResult]:
     """Return the endpoints whose EndpointSlices lack the port, or have addresses of the other family."""
     found: dict[Address, EndpointResult] = {}
-    with_port = {address for address, _ in known}  # type: ignore[attr-defined]
+    with_port = {address for address, _ in known}
     for piece in case.situation.state.slices_of(name):
         why = Reason.PORT_MISSING if piece.family is plan.family else Reason.OTHER_FAMILY
         for address, state in piece.endpoints.states_by_address():

@@ -11,8 +11,8 @@ from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Via
 from ebpfproxy.diagnose.explain.situation import Served, Situation
-from ebpfproxy.model.address import family, format_address, format_endpoint, is_unspecified
-from ebpfproxy.plan.service_plan import DeviceRole, FrontendKind, NoEndpointAction, PolicyResult, Scope
+from ebpfproxy.model.address import Family, family, format_address, format_endpoint, is_unspecified
+from ebpfproxy.plan.service_plan import DeviceRole, NoEndpointAction, PolicyResult, Scope
 
 
 class Tables(Protocol):
@@ -23,14 +23,6 @@ class Tables(Protocol):
     def affinity(self) -> Sequence[AffinityRow]: ...
 
     def devices(self) -> Sequence[DeviceRow]: ...
-
-
-_KINDS = {
-    FrontendKind.CLUSTER_IP: "ClusterIP",
-    FrontendKind.NODE_PORT: "NodePort",
-    FrontendKind.EXTERNAL_IP: "ExternalIP",
-    FrontendKind.LOAD_BALANCER: "LoadBalancer",
-}
 
 
 def with_tables(
@@ -114,7 +106,7 @@ def _is_of_family(row: ServiceRow, served: Served) -> bool:
     listed = [*row.internal, *row.external]
     if row.address != "*" or not listed:
         return True
-    return ("[" in listed[0]) is (served.plan.family.value == "IPv6")
+    return ("[" in listed[0]) is (served.plan.family is Family.IPV6)
 
 
 def _row_differences(row: ServiceRow, served: Served) -> list[str]:
@@ -122,8 +114,8 @@ def _row_differences(row: ServiceRow, served: Served) -> list[str]:
     found = []
     if row.service != str(plan.name):
         found.append(f"the kernel has it for {row.service}, the plan for {plan.name}")
-    if row.kind != _KINDS[frontend.kind]:
-        found.append(f"kind {row.kind}, the plan has {_KINDS[frontend.kind]}")
+    if row.kind != frontend.kind.value:
+        found.append(f"kind {row.kind}, the plan has {frontend.kind.value}")
     for name, listed, policy in (
         ("internal", row.internal, frontend.pod),
         ("external", row.external, frontend.outside),

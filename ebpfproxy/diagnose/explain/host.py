@@ -9,7 +9,7 @@ from ebpfproxy.backends.selection import AUTO
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.explain.origin import ANY_POD, ANYONE_OUTSIDE, THE_NODE, Origin
 from ebpfproxy.diagnose.explain.result import ClientClass
-from ebpfproxy.diagnose.explain.situation import Route, Situation
+from ebpfproxy.diagnose.explain.situation import Situation
 from ebpfproxy.errors import ConfigError, KernelError, NotFound, Rejected
 from ebpfproxy.linux.netlink import links, routing
 from ebpfproxy.linux.netns import namespaces, netns
@@ -27,10 +27,10 @@ _HINT = "give an address, a process id, a network namespace, node, pod or outsid
 _OWN = "/proc/thread-self/ns/net"
 
 
-def route_to(address: Address) -> Route | None:
+def route_to(address: Address) -> routing.Route | None:
     """The route in the calling thread's network namespace. None if it cannot be read."""
     try:
-        return Route(*routing.route_to(address))
+        return routing.route_to(address)
     except KernelError:
         return None
 

@@ -6,7 +6,7 @@ from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
 from ebpfproxy.diagnose.explain.situation import Situation
 from ebpfproxy.model.address import Family, Protocol, family
-from ebpfproxy.plan.service_plan import FrontendPlan, SocketLb
+from ebpfproxy.plan.service_plan import DeviceRole, FrontendPlan, SocketLb
 
 
 def path(
@@ -72,7 +72,9 @@ def _netfilter(situation: Situation, origin: Origin, destination: Destination) -
 
 
 def _devices(situation: Situation, origin: Origin) -> str:
-    names = [each.name for each in situation.node.devices if each.role.value in ("uplink", "tunnel")]
+    names = [
+        each.name for each in situation.node.devices if each.role in (DeviceRole.UPLINK, DeviceRole.TUNNEL)
+    ]
     if origin.interface:
         names = [origin.interface]
     return f"ingress of {', '.join(names) or 'the uplink'}"

@@ -1,4 +1,4 @@
-"""Every reason that `explain` gives, defined once. docs/explain.md has the table of them."""
+"""Every reason that `explain` gives, defined once. docs/explain-reasons.md is generated from it."""
 
 import enum
 

@@ -1,13 +1,14 @@
 """The plans of all Services at one moment, as an agent makes them, and the frontends by address."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
 from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
-from ebpfproxy.model.address import Address, Family, contains, network
+from ebpfproxy.linux.netlink.routing import Route
+from ebpfproxy.model.address import Address, Family, contains, family, network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.service import NamespacedName, ServicePortName
@@ -27,16 +28,8 @@ from ebpfproxy.plan.service_plan import (
     ServicePortPlan,
 )
 
-
-class Route(NamedTuple):
-    """The node's route to an address: the device, 0 for none, and the source address that it selects."""
-
-    ifindex: int
-    source: Address | None
-
-
 Routes = Callable[[Address], Route | None]
-"""The node's route to an address; None if it is unknown."""
+"""The node's route to an address; None if it is unknown, for example because it cannot be read."""
 
 
 def no_routes(_: Address) -> None:
@@ -95,12 +88,15 @@ class Situation:
 
     def claims_of(self, frontend: Frontend) -> list[ServicePortName]:
         """The names of all ServicePorts that claim a frontend, sorted."""
-        return sorted(
-            plan.name
-            for plans in self.requested.values()
-            for plan in plans
-            if any(each.frontend == frontend for each in plan.frontends)
-        )
+        return sorted(self._claims.get(frontend, ()))
+
+    @cached_property
+    def _claims(self) -> Mapping[Frontend, list[ServicePortName]]:
+        found: dict[Frontend, list[ServicePortName]] = {}
+        for plan in (plan for plans in self.requested.values() for plan in plans):
+            for each in plan.frontends:
+                found.setdefault(each.frontend, []).append(plan.name)
+        return found
 
     def complaints_about(self, service: NamespacedName) -> tuple[str, ...]:
         """What cannot be served of a Service and its EndpointSlices, a line for each."""
@@ -114,7 +110,7 @@ class Situation:
 
     def is_local(self, address: Address) -> bool:
         """Whether the node delivers packets to this address to itself."""
-        return self._is_in(self._local_lengths, self.state.local_networks, address)
+        return any(network(address, length) in self.state.local_networks for length in self._local_lengths)
 
     def accepts_node_ports(self, address: Address) -> bool:
         """Whether NodePorts are served at this address."""
@@ -123,10 +119,6 @@ class Situation:
     @cached_property
     def _local_lengths(self) -> tuple[int, ...]:
         return tuple({net.length for net in self.state.local_networks})
-
-    @staticmethod
-    def _is_in(lengths: Iterable[int], networks: frozenset[object], address: Address) -> bool:
-        return any(network(address, length) in networks for length in lengths)
 
     def device(self, ifindex: int) -> Device | None:
         return next((each for each in self.state.devices if each.ifindex == ifindex), None)
@@ -137,8 +129,6 @@ class Situation:
 
     def own_addresses(self, ip_family: Family) -> Iterator[Address]:
         """The addresses of the node's devices, else those of its Node object."""
-        from ebpfproxy.model.address import family
-
         found = [address for each in self.state.devices for address in each.addresses]
         if self.is_from_tables:
             found = [a for each in self.node.devices for a in (each.v4, each.v6) if a]

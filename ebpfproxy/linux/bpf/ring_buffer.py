@@ -39,8 +39,8 @@ class Records:
         self._lock = threading.Lock()
 
     def skip(self) -> None:
-        """Discard all records that are complete or being written."""
-        self._consumer[0:8] = self._producer[0:8]
+        """Discard the complete records."""
+        self.read(lambda record: None)
 
     def read(self, receive: Callable[[bytes], None]) -> int:
         """Pass the data of each complete record to `receive`, the oldest first; return their number.

@@ -6,7 +6,7 @@ import time
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.netlink import local_addresses
 from ebpfproxy.linux.netns import namespaces, netns
-from ebpfproxy.model.address import Address, format_address, is_loopback
+from ebpfproxy.model.address import Address, Family, family, format_address, is_loopback
 
 _REREAD_SECONDS = 1.0
 _LENGTH = 128  # of a network that is one address
@@ -62,4 +62,4 @@ def _addresses() -> list[Address]:
         and not is_loopback(each.address)
         and not each.address.startswith(_LINK_LOCAL)
     ]
-    return sorted(found, key=lambda address: (":" in format_address(address), address))
+    return sorted(found, key=lambda address: (family(address) is Family.IPV6, address))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.inspect.client_names import ClientNames
-from ebpfproxy.backends.ebpf.inspect.counters import ServiceName, service_names
+from ebpfproxy.backends.ebpf.inspect.counters import ServiceName, service_name, service_names
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import AlreadyExists, NotFound
 from ebpfproxy.linux.bpf.bpf import Map
@@ -198,9 +198,7 @@ class EventReader:
 
     def _receive(self, record: bytes, receive: Callable[[Event], None]) -> None:
         fields = abi.EVENT.unpack(record)
-        if not self._is_wanted(
-            self._name(fields[_SERVICE])
-        ):  # one with many ports is not filtered in the kernel
+        if not self._is_wanted(self._name(fields[_SERVICE])):  # the kernel does not filter many ports
             return
         if not self._client or self._is_client(fields):
             receive(self._event(fields))
@@ -237,12 +235,8 @@ class EventReader:
         known = self._names.get(service)
         if known is None:
             value = self._maps["service_names"].lookup(_U32.pack(service))
-            text = (
-                abi.SERVICE_NAME.unpack(value)[0].partition(b"\0")[0].decode(errors="replace")
-                if value
-                else ""
-            )
-            known = self._names[service] = ServiceName(text or f"?/{service}", 0, 0)
+            known = service_name(value) if value else ServiceName(f"?/{service}", 0, 0)
+            self._names[service] = known
         return known.text
 
     def close(self) -> None:

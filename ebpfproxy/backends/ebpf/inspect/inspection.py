@@ -33,7 +33,7 @@ from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresse
 from ebpfproxy.backends.ebpf.services.node_entry import NodeEntry
 from ebpfproxy.backends.ebpf.services.reading import Reading
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
-from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
+from ebpfproxy.backends.ebpf.services.source_ranges import SERVICE_ID_BITS, SourceRanges
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.backends.ebpf.sockets import netns_cookie
 from ebpfproxy.errors import KernelError
@@ -51,7 +51,6 @@ from ebpfproxy.plan.planned_endpoints import PlannedEndpoint
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan, SocketLb
 
 _U32 = struct.Struct("=I")
-_ID_BITS = 32
 
 
 class EbpfInspection:
@@ -236,7 +235,7 @@ def _repairs(maps: Maps, name: str, text: Callable[[bytes], str]) -> Iterator[Di
 
 def _source_range(key: bytes) -> str:
     length, service, address = abi.SOURCE_RANGE_KEY.unpack(key)
-    bits = length - _ID_BITS
+    bits = length - SERVICE_ID_BITS
     return f"{network(Address(address), bits)} of service id {service}" if bits >= 0 else key.hex()
 
 

@@ -28,6 +28,7 @@ from ebpfproxy.backends.ebpf.inspect.view import (
 )
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf.services.source_ranges import SERVICE_ID_BITS
 from ebpfproxy.errors import NotFound
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import (
@@ -47,8 +48,6 @@ _SLOT_STRIDE = 8
 SERVICE_GONE, ENDPOINT_GONE = "service removed", "endpoint removed"
 NO_FRONTEND, IN_NO_SLOT = "no frontend", "in no slot"
 """Values of the column `orphaned`."""
-
-_SERVICE_ID_BITS = 32  # of the length of a source range's key
 
 _USAGE = (
     *("services", "endpoints", "affinity", "socket_peers", "socket_flows", "source_ranges"),
@@ -234,7 +233,7 @@ class View:
         rows = []
         for key, _ in self._maps["source_ranges"].items():
             length, service, source = abi.SOURCE_RANGE_KEY.unpack(key)
-            net = Network(Address(source), length - _SERVICE_ID_BITS)
+            net = Network(Address(source), length - SERVICE_ID_BITS)
             rows.append((self.name(service), net, service))
         return [
             RangeRow(name, format_network(net), service, self._nameless(service))

@@ -12,7 +12,8 @@ from ebpfproxy.backends.ebpf.services.record import U32
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, Network, network
 
-_ID_BITS = 32
+SERVICE_ID_BITS = 32
+"""The bits of the service id, which precede the network in a key and in its length."""
 _ADMITTED = U32.pack(1)
 _WALKED = 256  # entries in one step
 
@@ -41,10 +42,10 @@ class SourceRanges:
         found: dict[int, set[Network]] = defaultdict(set)
         for key, value in list(self._map.items()):
             length, service, address = abi.SOURCE_RANGE_KEY.unpack(key)
-            if length < _ID_BITS or service not in known:
+            if length < SERVICE_ID_BITS or service not in known:
                 self._map.delete(key)
                 continue
-            found[service].add(network(Address(address), length - _ID_BITS))
+            found[service].add(network(Address(address), length - SERVICE_ID_BITS))
             if value != _ADMITTED:
                 self._map.update(key, _ADMITTED)
         self.used = sum(map(len, found.values()))
@@ -68,7 +69,7 @@ class SourceRanges:
                 length, service, address = abi.SOURCE_RANGE_KEY.unpack(keys[at : at + size])
                 record = services.get(service)
                 own = record.entry.source_ranges if record else ()
-                right &= Network(Address(address), length - _ID_BITS) in own
+                right &= Network(Address(address), length - SERVICE_ID_BITS) in own
             yield right
         yield self._version != version or found == self.used
 
@@ -91,4 +92,4 @@ class SourceRanges:
 
 
 def _key(service: int, of: Network) -> bytes:
-    return abi.SOURCE_RANGE_KEY.pack(_ID_BITS + of.length, service, of.address)
+    return abi.SOURCE_RANGE_KEY.pack(SERVICE_ID_BITS + of.length, service, of.address)
