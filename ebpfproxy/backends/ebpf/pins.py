@@ -97,7 +97,7 @@ class Pins:
         except (FileNotFoundError, NotADirectoryError) as failure:
             raise NotFound(
                 f"no maps of mode ebpf in {self.root}",
-                "check --bpffs-root; in another mode, use `ebpfproxy dump objects`",
+                "check --bpffs-root and the mode; `ebpfproxy dump objects` shows what another mode has",
             ) from failure
         except OSError as failure:
             hint = "run as root" if isinstance(failure, PermissionError) else ""
