@@ -146,7 +146,7 @@ differential: $(STAMP)  ## 500 new random histories of Services through all back
 	$(PYTHON) -m pytest -q --timeout=0 --histories=500 --log-level=ERROR tests/kernel/differential
 
 .PHONY: explained
-explained: $(STAMP)  ## 1000 random connections in each mode, as ebpfproxy explain predicts them: two minutes
+explained: $(STAMP)  ## 1000 random connections in each mode, as ebpfproxy explain predicts them
 	$(PYTHON) -m pytest -q --timeout=0 --explained=1000 tests/kernel/differential/test_explain.py
 
 .PHONY: faults

@@ -182,7 +182,7 @@ def _environment(comparison: Comparison) -> Iterable[str]:
         "CPU": f"{facts.cpu}, {facts.cores} cores",
         "governor": facts.governor or "not controlled by the kernel",
         "memory": f"{facts.memory_gib:g} GiB",
-        "load average": f"{facts.load_begin:g} at the begin, {facts.load_end:g} at the end (one minute)",
+        "load average": f"{facts.load_begin:g} at the beginning, {facts.load_end:g} at the end (one minute)",
         "time": f"{facts.began} to {facts.ended}",
         **facts.versions,
     }

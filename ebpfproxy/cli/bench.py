@@ -45,10 +45,14 @@ command.add_command(bench_compare.command)
 
 
 def _bench(
-    name: str, short: str, *, minutes: int, example: str
+    name: str, short: str, *, minutes: int, example: str, has_modes: bool = True
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command; `minutes` are those that its defaults take on two CPUs."""
-    epilog = f"Takes about {minutes} min with one mode on two CPUs, and about as long for each further mode."
+    """A command. `minutes`: what its defaults take on two CPUs, with one mode; a bound if not `has_modes`."""
+    epilog = f"Takes less than {minutes} min on two CPUs."
+    if has_modes:
+        epilog = (
+            f"Takes about {minutes} min with one mode on two CPUs, and about as long for each further mode."
+        )
     return command.command(
         name, short_help=f"{short} ({minutes} min).", epilog=f"{epilog}\n\n{examples(example)}"
     )
@@ -380,6 +384,7 @@ def churn_command(
     "monitor",
     "Cost of ebpfproxy monitor for a new connection",
     minutes=1,
+    has_modes=False,
     example="""
     # Measure with and without a reader of events.
     ebpfproxy bench monitor --services=100

@@ -157,8 +157,8 @@ SHELLS: dict[str, type[_Completion]] = {each.name: each for each in (_Bash, _Zsh
 def command(context: click.Context, shell: str) -> None:
     """Print the script that completes command lines in a shell: commands, flags, modes and files.
 
-    It also completes the Services of `dump --service` if the user may read the BPF maps. A shell that starts
-    afterwards uses the script.
+    It also completes --service of dump, monitor and top if the user may read the BPF maps. A shell that
+    starts afterwards uses the script.
     """
     root = context.find_root()
     click.echo(SHELLS[shell](root.command, {}, "ebpfproxy", COMPLETION_VARIABLE).source(), nl=False)

@@ -13,9 +13,6 @@ from ebpfproxy.cli.terminal import console, progress
 from ebpfproxy.config import Config, FlagsCommand, config_options
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
-    from ebpfproxy.diagnose.doctor.check import Check
     from ebpfproxy.diagnose.doctor.remedies import Outcome
     from ebpfproxy.diagnose.doctor.report import Report
 
@@ -66,8 +63,8 @@ def command(config: Config, output: str, fix: bool, dry_run: bool, cni_config_di
 
     Probes every requirement, compiles and loads the BPF programs, and searches for network plugins
     (flannel, Calico, Cilium, Amazon VPC CNI, kindnet, kube-router), kube-proxy and its replacements. Each
-    finding has a remedy and a link. Changes nothing without --fix. Run it with the agent's flags, and in the
-    agent's namespaces or pod.
+    problem has a remedy and the page of the documentation. Changes nothing without --fix. Run it with the
+    agent's flags, and in the agent's namespaces or pod.
 
     STATE is `present`, `missing (required)` or `missing (optional)`. The exit code is 0 if the selected mode
     has every feature that it can use and nothing is `missing (required)` for the node, 1 otherwise.
@@ -136,8 +133,6 @@ def _show(report: "Report") -> None:
     """Print the table, then the selected mode. Long cells wrap on a terminal, so that nothing is cut off."""
     from rich.table import Table
 
-    from ebpfproxy.diagnose.doctor.links import DOCS
-
     table = Table(box=None, pad_edge=False, show_edge=False)
     for heading in ("SUBJECT", "FEATURE", "STATE", "DETAIL; REMEDY", "SEE"):
         table.add_column(heading, overflow="fold")
@@ -146,11 +141,11 @@ def _show(report: "Report") -> None:
     for each in report.checks:
         explanation = "; ".join(filter(None, (each.detail, each.remedy)))
         subject = each.subject if each.subject != previous else ""
-        table.add_row(subject, each.feature, str(each.state), explanation, _see(each, output.is_terminal))
+        see = each.link if each.remedy else ""
+        table.add_row(subject, each.feature, str(each.state), explanation, see)
         previous = each.subject
     if output.is_terminal:
         output.print(table)
-        click.echo(f"SEE: pages below {DOCS}")
     else:
         with output.capture() as captured:
             output.print(table)
@@ -160,12 +155,3 @@ def _show(report: "Report") -> None:
     click.echo(
         f"mode: {selected} ({report.reason})" if selected else "mode: none, no mode works on this node"
     )
-
-
-def _see(check: "Check", is_terminal: bool) -> "str | Text":
-    """The link of a row with a remedy. A terminal shows the page only, since a URL takes half a line."""
-    from rich.text import Text
-
-    if not check.remedy:
-        return ""
-    return Text(str(check.page), style=f"link {check.link}") if is_terminal else check.link

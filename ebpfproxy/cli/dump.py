@@ -127,8 +127,9 @@ def command(
     all        all of these
     objects    all objects that verify compares, in any mode
 
-    Reads only the pinned maps, so it works with and without a running agent. The column ORPHANED shows
-    entries whose Service, frontend, slot or endpoint is gone. Save a dump with
+    Works with and without a running agent: it reads the pinned maps. Only --diff and --drift also read the
+    cluster, and --diff and objects read the kernel in any mode. The column ORPHANED shows entries that belong
+    to nothing any more: their Service, frontend, list, endpoint or device is gone. Save a dump with
     `ebpfproxy dump all -o json > FILE`, and read it anywhere with --from-dump=FILE.
     """
     _check_combination(what, output, service or address, diff, drift, watch, from_dump)

@@ -90,10 +90,10 @@ def command(
     dropped      the client got no reply, with the reason
     reset        the client or the endpoint reset a flow of the packet path
     affinity     a new connection of a client with session affinity
-    reconnected  a connected UDP socket got another endpoint
+    reconnected  a UDP socket connected to the same frontend again
 
-    Programs record events only while this command runs. Events that were lost are counted. One monitor or top
-    can run for each agent.
+    Programs record events only while monitor or top runs. Events that were lost are counted. One of them
+    can run for each agent at a time.
     """
     from ebpfproxy.backends.ebpf.inspect.events import EventReader
 

@@ -70,7 +70,7 @@ def command(file: str, anonymize: bool, logs: tuple[Path, ...], loaded: Loaded) 
     path = None if to_output else Path(file)
     if path and path.exists():  # before the parts are collected, which takes seconds
         raise ConfigError(f"cannot write {path}: it exists", "give another name, or remove the file")
-    with progress("collecting the parts of the bundle: about 10 s"):
+    with progress("collecting the parts of the bundle"):
         collected = list(archive.collect(_parts(loaded, logs), anonymizer))
     entries = archive.write(path, collected, sys.stdout.buffer)
     _show(file, entries, to_errors=to_output)

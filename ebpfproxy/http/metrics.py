@@ -200,11 +200,12 @@ class Metrics:
             "Complete comparisons of the kernel with what the agent wrote",
         )
         self._verified = self._gauge(
-            "ebpfproxy_last_verification_timestamp_seconds", "When the last of these comparisons ended"
+            "ebpfproxy_last_verification_timestamp_seconds",
+            "When the last complete comparison of the kernel ended",
         )
         self._differences = self._gauge(
             "ebpfproxy_last_verification_differences",
-            "Entries that the last of these comparisons found changed, and that were restored",
+            "Entries that the last complete comparison of the kernel found changed, and that were restored",
         )
         self._fallback = self._gauge(
             "ebpfproxy_mode_fallback",

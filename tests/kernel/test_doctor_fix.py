@@ -105,7 +105,7 @@ def test_another_proxy_changes_the_exit_code_of_a_complete_node(node: Node) -> N
     (row,) = (line for line in done.stdout.splitlines() if "no other service proxy" in line)
     assert "missing (required)" in row
     assert "cil_sock4_conne at the root of cgroup v2" in row
-    assert row.endswith(Page.OTHER_PROXY.url)
+    assert row.endswith(Page.OTHER_PROXY.path)
 
 
 def test_a_dry_run_changes_nothing_and_the_fix_is_idempotent(node: Node) -> None:

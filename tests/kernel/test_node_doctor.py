@@ -31,7 +31,7 @@ def test_a_strict_reverse_path_filter_is_reported_with_a_remedy(uplinks: Uplinks
     assert state(report, REQUESTS) == (
         "missing (optional) the reverse path filter drops IPv4 clients whose replies leave by eth0; "
         "route these clients by eth1, or sysctl -w net.ipv4.conf.eth1.rp_filter=2 "
-        f"{Page.UPLINKS.url}"
+        f"{Page.UPLINKS.path}"
     )
     assert "requests by eth0" not in report
     assert "requests by veth" not in report

@@ -35,7 +35,7 @@ RUN: Sequence[tuple[str, str]] = (
     (r"(?:ipvsadm|ipset) .*|ip addr show kube-ipvs0|sysctl net\.ipv4\.vs .*", "ipvs"),
     (r"ebpfproxy (?:cleanup|compile|completion|doctor|man|version)\b.*", "ebpf"),
     (r"ebpfproxy dump\b(?!.*--(?:watch|diff|drift)).*", "ebpf"),
-    (r"curl -s(?:i)? localhost:(?:10249|10256)/.*", "ebpf"),
+    (r"curl -s(?:i)? '?localhost:(?:10249|10256)/.*", "ebpf"),
     (r"(?:ls|readlink) /sys/fs/bpf/ebpfproxy/.*", "ebpf"),
     (r"bpftool (?:cgroup tree|net show) ?.*", "ebpf"),
     (r"tc filter show .*|ip link show|uname -r", "ebpf"),

@@ -27,7 +27,8 @@ _PLAIN = re.compile(
     rf"((?:(?<=\s)|(?<=^)|(?<=-))(?:--)?{_SECRET}\s*[:=] ?)(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s,}}\]]+)",
     re.IGNORECASE | re.MULTILINE,
 )
-_FLAG = re.compile(rf"(--{_SECRET}\s+)(?!-)(\S+)", re.IGNORECASE)
+_FLAG = re.compile(rf"(--{_SECRET}\s+)(?!(?-i:--[a-z][a-z0-9-]*(?:[=\s]|\Z)))(\S+)", re.IGNORECASE)
+"""A value may begin with a hyphen, as base64 for URLs does. Another flag is no value."""
 _ANNOTATIONS = re.compile(r"(?P<key>[\"']?annotations[\"']?\s*[:=]\s*)(?=[{\n\r])", re.IGNORECASE)
 _TRACES = re.compile(
     r"-----begin|eyj|annotations|authorization|bearer|basic|://|cookie|token|passw|secret|key|credential"

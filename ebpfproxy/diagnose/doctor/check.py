@@ -36,4 +36,4 @@ class Check(NamedTuple):
 
     @property
     def link(self) -> str:
-        return self.page.url
+        return self.page.path

@@ -1,9 +1,10 @@
-"""Links to the documentation. tests/unit/diagnose/test_doctor_links.py checks that each heading exists."""
+"""Places in the documentation. tests/unit/diagnose/test_doctor_links.py checks that each heading exists."""
 
 import enum
 
-DOCS = "https://github.com/ebpfproxy/ebpfproxy/blob/main/docs/"
-"""The folder docs/ of the repository, as it is published."""
+DOCS = "docs/"
+"""The folder of the pages in the repository. Links are paths there, as in the alerts: the repository has no
+public address."""
 
 
 class Page(enum.StrEnum):
@@ -27,5 +28,6 @@ class Page(enum.StrEnum):
     PORTS = "troubleshooting.md#the-pod-is-not-ready-or-exits"
 
     @property
-    def url(self) -> str:
+    def path(self) -> str:
+        """The page and heading, below the root of the repository."""
         return DOCS + self.value

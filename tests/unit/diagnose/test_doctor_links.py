@@ -6,7 +6,7 @@ from ebpfproxy.backends.ebpf import probes
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.diagnose.doctor import modes
 from ebpfproxy.diagnose.doctor.check import NODE, State
-from ebpfproxy.diagnose.doctor.links import DOCS, Page
+from ebpfproxy.diagnose.doctor.links import Page
 from tests.unit.test_docs import ROOT, anchors
 
 
@@ -14,7 +14,7 @@ from tests.unit.test_docs import ROOT, anchors
 def test_the_heading_exists(page: Page) -> None:
     file, _, anchor = page.value.partition("#")
     assert anchor in anchors(ROOT / "docs" / file)
-    assert page.url == f"{DOCS}{page.value}"
+    assert page.path == f"docs/{page.value}"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import base64
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ebpfproxy.diagnose.bundle.redact import REDACTED, redact
@@ -52,8 +52,17 @@ def test_a_secret_is_redacted(template: str) -> None:
     secret=st.binary(min_size=9, max_size=60).map(lambda raw: base64.urlsafe_b64encode(raw).decode()),
     before=st.sampled_from(["", "line\n", "level=info msg=x "]),
 )
+@example(template="run --token {} --v=2", secret="-AAAAAAAAAAA", before="")
+@example(template="run --token {} --v=2", secret="--AAAAAAAAAA", before="")
 def test_no_base64_secret_is_left(template: str, secret: str, before: str) -> None:
     assert secret not in redact(before + template.format(secret))
+
+
+def test_a_flag_behind_a_flag_without_a_value_stays() -> None:
+    assert (
+        redact("--show-token --v=2 --token --kubeconfig /etc/a")
+        == "--show-token --v=2 --token --kubeconfig /etc/a"
+    )
 
 
 @pytest.mark.parametrize("text", [_KEY, f'"key": "{_KEY}"', _KEY.partition("-----END")[0]])
