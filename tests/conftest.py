@@ -17,10 +17,11 @@ import pytest
 from ebpfproxy.backends.ebpf.programs import available_hooks
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import mounts
+from tests.support import missing
 from tests.vm import machine
 
+# Otherwise programs that tests start would ignore SIGINT if the test run is a background process.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-"""Else programs that tests start would ignore SIGINT if the test run is a background process."""
 
 hypothesis.settings.register_profile("ebpfproxy", deadline=None)
 hypothesis.settings.load_profile("ebpfproxy")
@@ -170,8 +171,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before any fixture, skip tests that this machine cannot run. In CI, where it must, fail them."""
     for level, why_not in LEVELS.items():
         if item.get_closest_marker(level) and why_not():
-            outcome = pytest.fail if os.environ.get("CI") else pytest.skip
-            outcome(f"{level} level: {why_not()}")
+            missing.skip_or_fail(f"{level} level: {why_not()}")
 
 
 _ONLY_IN_TEST_VM = pytest.StashKey[int]()

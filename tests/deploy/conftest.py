@@ -1,7 +1,6 @@
 """The DaemonSet's pod on a lab's node, made of this machine's files and, with --image, also of the image."""
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from tests.deploy.building import DEFAULT, MACHINE, WITH_BCC, Builder, Built, bu
 from tests.deploy.installed import Installed
 from tests.kernel.cluster import Cluster
 from tests.support.kustomize import DEPLOY, REPOSITORY, render
+from tests.support.missing import need
 from tests.support.oci import Image
 
 
@@ -20,13 +20,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "image" in metafunc.fixturenames:
         kinds = [MACHINE, DEFAULT, WITH_BCC] if metafunc.config.getoption("--image") else [MACHINE]
         metafunc.parametrize("image", kinds, indirect=True, scope="session")
-
-
-def need(program: str) -> None:
-    """Skip the test if the program is missing; fail in CI."""
-    if shutil.which(program) is None:
-        outcome = pytest.fail if os.environ.get("CI") else pytest.skip
-        outcome(f"no program {program}: apt-get install {program}")
 
 
 @pytest.fixture(scope="session")

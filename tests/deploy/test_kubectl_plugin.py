@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documented import Command, in_help
-from tests.support.kustomize import DEPLOY, KUBECTL, render
+from tests.support.documented import PLUGIN, Command, in_help
+from tests.support.kustomize import DEPLOY, KUBECTL, REPOSITORY, render
 from tests.support.pods import PodServer, make_pod
-from tests.support.shell import ROOT
 
-PLUGIN = DEPLOY / "kubectl" / "kubectl-ebpfproxy"
 EXAMPLES = [each for each in in_help() if each.text.startswith("kubectl")]
 SCRIPT = """#!/bin/sh
 printf '%s\\n' "$POD_NAME runs ebpfproxy $*"
@@ -101,11 +99,7 @@ def test_commands_that_work_like_the_agent_get_its_flags_first(cluster: Cluster)
     assert cluster.kubectl("dump", "a").stdout == "ebpfproxy-aaaaa runs ebpfproxy dump\n"
 
 
-@pytest.mark.parametrize(
-    "example",
-    EXAMPLES,
-    ids=lambda each: f"{each.text}",
-)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: f"{each.text}")
 def test_the_examples_of_the_help_run(cluster: Cluster, example: Command) -> None:
     for number, pod in enumerate(cluster.server.pods, 1):
         pod["spec"]["nodeName"] = f"worker-{number}"
@@ -236,7 +230,7 @@ def test_on_a_terminal_the_command_of_one_node_has_a_terminal(cluster: Cluster) 
 
 
 def test_the_real_command_runs_and_reports_its_error(cluster: Cluster, tmp_path: Path) -> None:
-    script = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m ebpfproxy "$@"\n'
+    script = f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m ebpfproxy "$@"\n'
     cluster.install("ebpfproxy-aaaaa", script)
     cluster.server.environment = {"HOME": os.environ["HOME"]}
     assert '"kernel"' in cluster.kubectl("version", "a", "-o", "json").stdout

@@ -66,6 +66,12 @@ def test_the_dashboard_shows_metrics_that_exist_with_valid_expressions(tmp_path:
 
 def test_the_panels_do_not_overlap() -> None:
     board = json.loads(prometheus.DASHBOARD.read_text())
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
-    assert len(set(places)) == len(places)
+    places = [panel["gridPos"] for panel in board["panels"]]
+    cells = [
+        (place["x"] + column, place["y"] + row)
+        for place in places
+        for column in range(place["w"])
+        for row in range(place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
     assert len({panel["title"] for panel in board["panels"]}) == len(places)

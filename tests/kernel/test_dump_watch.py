@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from socket import htons
 
 import pytest
@@ -19,11 +18,11 @@ from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.cli.pipe import CLOSED
 from ebpfproxy.model.address import parse_address
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
+from tests.support.kustomize import REPOSITORY
 
 pytestmark = pytest.mark.kernel
 
 _SIZES = MapSizes(services=64, slots=16, endpoints=16, affinity=8, sockets=8)
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def watching(place: BpfPlace, *arguments: str, **environment: str) -> Iterator["
     command = [sys.executable, "-m", "ebpfproxy", "dump", "--watch", "--interval=0.05"]
     process = subprocess.Popen(
         [*command, f"--bpffs-root={place.bpffs}", *arguments],
-        cwd=_ROOT,
+        cwd=REPOSITORY,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -142,7 +141,7 @@ def test_lines_have_colors_on_a_terminal_unless_no_color_is_set(
     command = [sys.executable, "-m", "ebpfproxy", "dump", "-w", "--interval=0.05"]
     process = subprocess.Popen(
         [*command, f"--bpffs-root={place.bpffs}"],
-        cwd=_ROOT,
+        cwd=REPOSITORY,
         env={**os.environ, **environment},
         stdout=inner,
     )

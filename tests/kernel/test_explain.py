@@ -1,7 +1,6 @@
 """`ebpfproxy explain` on a node with a running agent: the mode, clients, and the kernel's tables."""
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -198,8 +197,6 @@ def test_without_root_manifests_are_explained(cluster: Cluster) -> None:
         before=["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"],
         check=False,
     )
-    if "Permission denied" in done.stderr and not os.access(cluster.folder, os.X_OK):
-        pytest.skip("the folder of the lab is not readable")
     assert done.returncode == 0, done.stderr
     assert "ReadyHint" not in done.stdout
     assert "[Connects]" in done.stdout

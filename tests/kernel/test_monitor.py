@@ -201,11 +201,19 @@ def test_filters(cluster: Cluster) -> None:
     ]
 
 
+def connect_often(address: str, count: int) -> None:
+    """Begin that many connections to port 80, without waiting for answers."""
+    for _ in range(count):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect((address, 80))
+
+
 def test_events_over_the_rate_are_counted(cluster: Cluster) -> None:
     web = cluster.service().to(cluster.a)
     with watching(cluster, web, rate=5) as watched:
-        for _ in range(40):
-            outcome(cluster.p, TCP, web.v4, 80)
+        cluster.p.call(lambda: connect_often(web.v4, 40))
         lost = watched.reader.lost()
         shown = len(watched.events())
     assert lost.rate > 0
@@ -217,16 +225,8 @@ def test_events_without_room_are_counted(cluster: Cluster) -> None:
     web = cluster.service().to(cluster.a)
     room = abi.CONSTANTS["EVENTS_SIZE"] // (abi.EVENT.size + 8)
     attempts = room + 500
-
-    def connect_often() -> None:
-        for _ in range(attempts):
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-                sock.setblocking(False)
-                with contextlib.suppress(BlockingIOError):
-                    sock.connect((web.v4, 80))
-
     with watching(cluster, web) as watched:
-        cluster.p.call(connect_often)
+        cluster.p.call(lambda: connect_often(web.v4, attempts))
         lost = watched.reader.lost()
         shown = len(watched.events())
     assert (shown + lost.buffer, lost.rate) == (attempts, 0)
@@ -260,11 +260,9 @@ def test_nothing_is_recorded_without_a_reader(cluster: Cluster) -> None:
 def test_a_killed_reader_leaves_nothing(cluster: Cluster) -> None:
     """After its deadline, the next event clears it."""
     web = cluster.service().to(cluster.a)
-    command = [sys.executable, "-m", "ebpfproxy", "monitor", f"--bpffs-root={cluster.lab.bpffs}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    eventually(lambda: monitor_entry(cluster)["until"] > 0, "the command reads events")
-    process.kill()
-    process.wait()
+    with started(cluster) as process:
+        process.kill()
+        process.wait()
     until = monitor_entry(cluster)["until"]
     assert until <= time.monotonic_ns() + LEASE * 1e9
     eventually(lambda: time.monotonic_ns() > until, "the deadline passes")
@@ -272,21 +270,26 @@ def test_a_killed_reader_leaves_nothing(cluster: Cluster) -> None:
     assert monitor_entry(cluster)["until"] == 0
 
 
-def started(cluster: Cluster, *flags: str) -> "subprocess.Popen[str]":
-    """The command, once it reads events."""
+@contextlib.contextmanager
+def started(cluster: Cluster, *flags: str) -> Iterator["subprocess.Popen[str]"]:
+    """The command, once it reads events. It is killed at the end of the block, unless it has ended."""
     assert monitor_entry(cluster)["until"] == 0
     command = [sys.executable, "-m", "ebpfproxy", "monitor", f"--bpffs-root={cluster.lab.bpffs}", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: monitor_entry(cluster)["until"] > 0, "the command reads events")
-    return process
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            eventually(lambda: monitor_entry(cluster)["until"] > 0, "the command reads events")
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_command_writes_json_lines(cluster: Cluster) -> None:
     web = cluster.service().to(cluster.a)
-    process = started(cluster, "-o", "json", "--count=2", f"--service=default/{web.name}")
-    for _ in range(3):
-        outcome(cluster.p, TCP, web.v4, 80)
-    output, errors = process.communicate(timeout=30)
+    with started(cluster, "-o", "json", "--count=2", f"--service=default/{web.name}") as process:
+        for _ in range(3):
+            outcome(cluster.p, TCP, web.v4, 80)
+        output, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (0, "")
     rows = [json.loads(line) for line in output.splitlines()]
     assert [(row["event"], row["client"]) for row in rows] == [("new", cluster.p.v4)] * 2
@@ -294,12 +297,12 @@ def test_the_command_writes_json_lines(cluster: Cluster) -> None:
 
 def test_the_command_ends_at_an_interrupt(cluster: Cluster) -> None:
     web = cluster.service().to()
-    process = started(cluster, "--verdict=rejected", f"--service=default/{web.name}:tcp")
-    outcome(cluster.p, TCP, web.v4, 80)
-    assert process.stdout
-    line = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    with started(cluster, "--verdict=rejected", f"--service=default/{web.name}:tcp") as process:
+        outcome(cluster.p, TCP, web.v4, 80)
+        assert process.stdout
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (0, "")
     assert line.split()[1:] == [
         *("rejected", f"default/{web.name}:tcp", "TCP", cluster.p.v4, "->", f"{web.v4}:80", "no-endpoints"),
@@ -309,14 +312,13 @@ def test_the_command_ends_at_an_interrupt(cluster: Cluster) -> None:
 
 def test_the_command_ends_with_the_reader_of_its_output(cluster: Cluster) -> None:
     web = cluster.service().to(cluster.a)
-    process = started(cluster)
-    assert process.stdout
-    assert process.stderr
-    process.stdout.close()
-    outcome(cluster.p, TCP, web.v4, 80)
-    assert process.wait(timeout=30) == 0
-    assert process.stderr.read() == ""
-    process.stderr.close()
+    with started(cluster) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        outcome(cluster.p, TCP, web.v4, 80)
+        assert process.wait(timeout=30) == 0
+        assert process.stderr.read() == ""
 
 
 def test_without_mode_ebpf_the_command_names_the_remedy(cluster: Cluster) -> None:

@@ -18,17 +18,17 @@ from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.model.address import parse_address
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
+from tests.support.kustomize import REPOSITORY
 
 pytestmark = pytest.mark.kernel
 
-_ROOT = Path(__file__).resolve().parents[2]
 _SIZES = MapSizes(services=8, slots=16, endpoints=64, affinity=8, sockets=8)
 _FLAGS = ("--metrics-port=0", "--healthz-port=0", "--hostname-override=node-7", "--master=https://me:pw@h:1")
 
 
 def _bundle(*arguments: str) -> "subprocess.CompletedProcess[bytes]":
     command = [sys.executable, "-m", "ebpfproxy", "support-bundle", *arguments, *_FLAGS]
-    return subprocess.run(command, cwd=_ROOT, capture_output=True, timeout=100, check=True)
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=100, check=True)
 
 
 def _files(packed: bytes) -> dict[str, str]:

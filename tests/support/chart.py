@@ -1,20 +1,20 @@
 """Renders the Helm chart with Helm's own library.
 
-This runs in a process of its own, because the runtime of Go must not be in a process that forks."""
+This runs in a process of its own, because the runtime of Go must not be in a process that forks.
+"""
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.kustomize import DEPLOY, Object
+from tests.support.missing import skip_or_fail
 
 CHART = DEPLOY / "helm/ebpfproxy"
 EXAMPLES = DEPLOY / "helm/examples"
@@ -68,8 +68,7 @@ def lint(values: Mapping[str, Any]) -> list[str]:
 
 def _run(code: str, values: Mapping[str, Any]) -> Any:
     if importlib.util.find_spec("helm_python") is None:
-        outcome = pytest.fail if os.environ.get("CI") else pytest.skip
-        outcome("no helm-python-sdk, which exists for x86-64 only")
+        skip_or_fail("no helm-python-sdk, which exists for x86-64 only")
     done = subprocess.run(
         [sys.executable, "-c", code, CHART],
         input=json.dumps(values),

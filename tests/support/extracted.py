@@ -1,13 +1,9 @@
-"""Files of Debian packages that `make setup` extracts but does not install, since they would start services.
+"""Files of Debian packages that `make setup` extracts but does not install: they would start services."""
 
-A file of the installed package is used if the package was not extracted.
-"""
-
-import os
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.missing import skip_or_fail
 
 FOLDER = Path(sys.prefix) / "debian"
 """The Makefile's variable EXTRACTED has the packages."""
@@ -15,9 +11,7 @@ FOLDER = Path(sys.prefix) / "debian"
 
 def path(name: str) -> Path:
     """The file with this absolute path in its package. Skips the test if it is missing; in CI it fails."""
-    for candidate in (FOLDER / name.lstrip("/"), Path(name)):
-        if candidate.exists():
-            return candidate
-    outcome = pytest.fail if os.environ.get("CI") else pytest.skip
-    outcome(f"no {name}: run make setup")
-    raise AssertionError
+    found = FOLDER / name.lstrip("/")
+    if not found.exists():
+        skip_or_fail(f"no {found}: run make setup")
+    return found

@@ -75,8 +75,8 @@ def server(node: Netns, folder: Path, target: str = "127.0.0.1:10249") -> Iterat
     try:
         yield Server(node)
     finally:
-        process.terminate()
-        process.wait(30)
+        process.kill()
+        process.wait()
 
 
 class Server:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.kustomize import REPOSITORY
+
 SHELLS: Mapping[str, tuple[Sequence[str], str]] = {
     "bash": (("bash", "--noprofile", "--norc", "-i"), "source {script}"),
     "zsh": (("zsh", "-f", "-i"), "autoload -U compinit; compinit -D -u; source {script}"),
@@ -36,14 +37,14 @@ class Shell:
         program = programs / "ebpfproxy"
         program.write_text(
             "#!/bin/bash\n"
-            f'[[ $_EBPFPROXY_COMPLETE ]] && PYTHONPATH={ROOT} exec {sys.executable} -m ebpfproxy "$@"\n'
+            f'[[ $_EBPFPROXY_COMPLETE ]] && PYTHONPATH={REPOSITORY} exec {sys.executable} -m ebpfproxy "$@"\n'
             f"printf '%s\\n' \"$@\" >{self._arguments}.new; mv {self._arguments}.new {self._arguments}\n"
         )
         program.chmod(0o755)
         self._path = f"{programs}:{os.environ['PATH']}"
         done = subprocess.run(
             [sys.executable, "-m", "ebpfproxy", "completion", name],
-            cwd=ROOT,
+            cwd=REPOSITORY,
             capture_output=True,
             text=True,
             check=True,
@@ -74,8 +75,8 @@ class Shell:
             finally:
                 shell.kill()
                 shell.wait()
-                os.close(master)
                 reader.join()
+                os.close(master)
         return self._arguments.read_text().splitlines()
 
 

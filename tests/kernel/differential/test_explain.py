@@ -260,3 +260,4 @@ def test_explanations_of_all_differences_between_modes_agree_with_real_connectio
 ) -> None:
     comparison = Comparison(subject, 1_000_000, of_step=1_000_000)
     comparison.run(history_of_differences())
+    assert comparison.compared

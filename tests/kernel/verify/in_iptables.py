@@ -1,5 +1,6 @@
 """Changes of the tables of mode iptables, by iptables-legacy(8)."""
 
+import shlex
 import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,20 +24,19 @@ class _Place(NamedTuple):
     text: str
 
 
-def _rule(node: Node, *prefixes: str) -> _Place:
-    """A rule of a chain whose name starts with one of these."""
+_TABLES = ("filter", "nat")
+"""Those of which the agent owns every rule of its chains."""
+
+
+def _rule(node: Node, *prefixes: str, containing: str = "") -> _Place:
+    """A rule of a chain whose name starts with one of these. `containing`: a part of the rule's text."""
     found = []
     for family in Family:
         tool = iptables.find(family, ToolBackend.LEGACY)
         for (table, name), rules in chains_of(tool.save()).items():
-            if name.startswith(prefixes):
+            if table in _TABLES and name.startswith(prefixes):
                 found += [_Place(family, table, name, n, text) for n, text in enumerate(rules, 1)]
-    return node.random.choice([each for each in found if table_is_used(each)])
-
-
-def table_is_used(place: _Place) -> bool:
-    """Whether a rule is in the tables of which the agent owns every rule of these chains."""
-    return place.table in ("filter", "nat")
+    return node.random.choice([each for each in found if containing in each.text])
 
 
 def _run(place: _Place, *arguments: str) -> None:
@@ -46,10 +46,8 @@ def _run(place: _Place, *arguments: str) -> None:
 
 
 def _jump(node: Node) -> _Place:
-    while True:
-        place = _rule(node, "PREROUTING", "OUTPUT", "POSTROUTING", "INPUT", "FORWARD")
-        if "-j KUBE-" in place.text:
-            return place
+    chains = ("PREROUTING", "OUTPUT", "POSTROUTING", "INPUT", "FORWARD")
+    return _rule(node, *chains, containing="-j KUBE-")
 
 
 def delete_rule(node: Node) -> str:
@@ -86,8 +84,7 @@ def delete_jump(node: Node) -> str:
 def repeat_jump(node: Node) -> str:
     """The same rule twice in a built-in chain."""
     place = _jump(node)
-    words = _words(place.text)
-    _run(place, "-A", place.chain, *words)
+    _run(place, "-A", place.chain, *shlex.split(place.text))
     return place.text
 
 
@@ -107,25 +104,16 @@ def add_chain(node: Node) -> str:
 
 def repeat_rule(node: Node) -> str:
     place = _rule(node, "KUBE-SERVICES", "KUBE-NODEPORTS")
-    _run(place, "-I", place.chain, *_words(place.text))
+    _run(place, "-I", place.chain, *shlex.split(place.text))
     return place.text
 
 
 def swap_last(node: Node) -> str:
     """The rule that must be the last of KUBE-SERVICES becomes the first."""
-    while True:
-        place = _rule(node, "KUBE-SERVICES")
-        if place.text.endswith("-j KUBE-NODEPORTS"):
-            break
+    place = _rule(node, "KUBE-SERVICES", containing="-j KUBE-NODEPORTS")
     _run(place, "-D", place.chain, str(place.number))
-    _run(place, "-I", place.chain, *_words(place.text))
+    _run(place, "-I", place.chain, *shlex.split(place.text))
     return place.text
-
-
-def _words(text: str) -> list[str]:
-    import shlex
-
-    return shlex.split(text)
 
 
 STAY: tuple[Callable[[Node], str], ...] = (

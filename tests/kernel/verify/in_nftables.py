@@ -41,9 +41,13 @@ def _nft(*lines: str) -> str:
     return done.stdout
 
 
-def _element(node: Node) -> tuple[Element, ElementEntry]:
+def _element(
+    node: Node, wanted: Callable[[Element, ElementEntry], object] = lambda key, entry: True
+) -> tuple[Element, ElementEntry]:
+    """A wanted element."""
     found = [(k, e) for k, e in _entries().items() if isinstance(k, Element) and isinstance(e, ElementEntry)]
-    return node.random.choice(sorted(found, key=lambda each: str(each[0])))
+    usable = [each for each in found if wanted(*each)]
+    return node.random.choice(sorted(usable, key=lambda each: str(each[0])))
 
 
 def _chain(node: Node, hooked: bool | None = None) -> tuple[Chain, ChainEntry]:
@@ -65,10 +69,7 @@ def delete_element(node: Node) -> str:
 
 def change_element(node: Node) -> str:
     """Change the verdict of an element of a map."""
-    while True:
-        key, entry = _element(node)
-        if entry.verdict:
-            break
+    key, _ = _element(node, lambda key, entry: entry.verdict)
     _nft(
         f"delete element {_place(key)} {key.container} {{ {key.key} }}",
         f"add element {_place(key)} {key.container} {{ {key.key} : accept }}",
@@ -77,10 +78,7 @@ def change_element(node: Node) -> str:
 
 
 def add_element(node: Node) -> str:
-    while True:
-        key, entry = _element(node)
-        if entry.verdict and key.container == "service-ips":
-            break
+    key, _ = _element(node, lambda key, entry: entry.verdict and key.container == "service-ips")
     address = "192.0.2.9" if "." in key.key.split(" ")[0] else "2001:db8::9"
     text = f"{address} . tcp . {node.random.randrange(1, 65536)}"
     _nft(f"add element {_place(key)} service-ips {{ {text} : accept }}")

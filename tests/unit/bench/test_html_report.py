@@ -15,8 +15,6 @@ from ebpfproxy.cli import bench_compare
 from ebpfproxy.errors import ConfigError
 from tests.unit.bench.comparisons import ENVIRONMENT, MODES, comparison
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-
 NAMESPACE = {"svg": "http://www.w3.org/2000/svg"}
 
 

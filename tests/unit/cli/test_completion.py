@@ -1,7 +1,6 @@
 """Completion: what is offered, and what bash, zsh and fish make of it."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy import cli
+from tests.support.missing import need
 from tests.support.shell import SHELLS, Shell
 
 
@@ -98,8 +98,7 @@ def test_a_completion_loads_only_the_command_that_is_typed() -> None:
     ],
 )
 def test_a_shell_completes(name: str, line: str, arguments: list[str], tmp_path: Path) -> None:
-    if not shutil.which(name):
-        pytest.skip(f"no {name}")
+    need(name)
     (tmp_path / "config file.yaml").touch()
     (tmp_path / "folder").mkdir()
     completed = Shell(name, tmp_path).complete(line)

@@ -1,6 +1,5 @@
 """The man page: complete, and valid for the programs that show it."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ebpfproxy.cli.man import page
 from ebpfproxy.config.command import option_groups
 from ebpfproxy.errors import EXIT_CODES
 from tests.support.documented import commands_below, in_help
+from tests.support.missing import need
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +21,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def output(*command: str | Path) -> "subprocess.CompletedProcess[str]":
-    if not shutil.which(command[0]):
-        pytest.skip(f"no {command[0]}")
+def output(package: str, *command: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Run a program of this Debian package."""
+    need(str(command[0]), package)
     environment = {
         "PATH": "/usr/bin:/bin",
         "LC_ALL": "C.UTF-8",
@@ -34,18 +34,18 @@ def output(*command: str | Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_mandoc_accepts_the_page(source: Path) -> None:
-    complaints = output("mandoc", "-Tlint", "-Wwarning", source).stdout.splitlines()
+    complaints = output("mandoc", "mandoc", "-Tlint", "-Wwarning", source).stdout.splitlines()
     # A date would differ with each build.
     assert not [line for line in complaints if "missing date" not in line]
 
 
 def test_groff_accepts_the_page(source: Path) -> None:
-    done = output("groff", "-man", "-ww", "-z", "-Kutf8", "-Tutf8", source)
+    done = output("groff-base", "groff", "-man", "-ww", "-z", "-Kutf8", "-Tutf8", source)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_page_shows_every_command_option_example_and_exit_code(source: Path) -> None:
-    shown = output("man", "-l", source).stdout
+    shown = output("man-db", "man", "-l", source).stdout
     rows = {" ".join(line.split()) for line in shown.splitlines()}
     context = click.Context(group, info_name="ebpfproxy", **group.context_settings)
     for name, command in commands_below("ebpfproxy", group):
