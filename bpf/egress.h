@@ -237,7 +237,7 @@ static __always_inline int restore_frontend(struct __sk_buff *skb, struct packet
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
 	return has_wrong_output_device(skb, packet, reply, &scratch->next_hop)
-		   ? redirect_out(skb, reply->device, &scratch->next_hop)
+		   ? redirect_routed_out(skb, reply->device, &scratch->next_hop)
 		   : PASS_ON;
 }
 
@@ -361,7 +361,8 @@ static __always_inline int send_host_originated(struct __sk_buff *skb, struct pa
 		mark_set(skb, MARK_DONE);
 		return PASS_ON;
 	}
-	return masqueraded ? redirect_out(skb, device, &scratch->next_hop) : deliver(skb, packet);
+	return masqueraded ? redirect_routed_out(skb, device, &scratch->next_hop)
+			   : deliver(skb, packet);
 }
 
 static __always_inline int masquerade_forwarded(struct __sk_buff *skb, struct packet *packet,

@@ -114,6 +114,19 @@ static __always_inline int redirect_out(struct __sk_buff *skb, u32 ifindex,
 	return redirect_by_neighbor(ifindex, &next_hop->neighbor, sizeof(next_hop->neighbor), 0);
 }
 
+/* Sends a packet to the next hop that the stack has already routed elsewhere. While the neighbor is
+ * unknown, the kernel keeps the packet, and then sends it by the packet's route (neigh_update()).
+ * Without `next_hop` it replaces that route.
+ */
+static __always_inline int redirect_routed_out(struct __sk_buff *skb, u32 ifindex,
+					       struct next_hop *next_hop)
+{
+	if (next_hop->has_ethernet)
+		return redirect_out(skb, ifindex, next_hop);
+	mark_set(skb, MARK_DONE);
+	return HAVE(REDIRECT_NEIGH) ? redirect_by_neighbor(ifindex, NULL, 0, 0) : DROP;
+}
+
 /* Moves the packet into the network namespace of a pod, as if the pod's end of the pair had
  * received it. `ifindex` is the node's end (DEVICE_PEER). This avoids the queue between both ends.
  * Only ingress programs can use it.
