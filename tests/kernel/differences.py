@@ -133,5 +133,11 @@ DIFFERENCES = {
         affinity_by_address=True,
         answers_pings=True,
     ),
+    "userspace": _NFTABLES._replace(
+        by_packet=False,
+        loopback=frozenset({socket.AF_INET, socket.AF_INET6}),
+        flows_end_later=False,
+        answers_pings=True,
+    ),
 }
 """By the name of the mode."""

@@ -1,0 +1,191 @@
+"""Relays the bytes of one TCP connection between a client and an endpoint.
+
+A relay process holds at most `_SMALL` bytes of each direction, so a slow reader costs its own kernel buffers
+and no memory here. Large transfers leave the bytes in the kernel until the other side has taken them: the
+relay looks at them (MSG_PEEK), sends them, and then discards what was sent (MSG_TRUNC).
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+
+_SMALL = 16 << 10
+_LARGE = 256 << 10
+_ROUNDS = 8
+"""How often a large transfer is continued before other connections get their turn."""
+_BUFFER = memoryview(bytearray(_LARGE))
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Direction:
+    """The bytes from one socket to the other one."""
+
+    __slots__ = ("_connection", "_is_large", "_rest", "_sink", "_source", "has_ended")
+
+    def __init__(self, connection: "Connection", source: socket.socket, sink: socket.socket) -> None:
+        self._connection = connection
+        self._source = source
+        self._sink = sink
+        self._rest = b""
+        self._is_large = False
+        self.has_ended = False
+
+    def start(self, first: bytes = b"") -> None:
+        """Begin to relay. `first` is sent before everything else."""
+        self._rest = first
+        if first:
+            self._send_rest()
+        else:
+            self._connection.loop.add_reader(self._source, self._read)
+
+    def _read(self) -> None:
+        try:
+            self._is_large = self._relay_large() if self._is_large else self._relay_small()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._connection.reset()
+
+    def _relay_small(self) -> bool:
+        """Return whether the transfer is large."""
+        count = self._source.recv_into(_BUFFER, _SMALL)
+        self._connection.used = self._connection.loop.time()
+        if not count:
+            self._end()
+            return False
+        try:
+            sent = self._sink.send(_BUFFER[:count])
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        if sent < count:
+            self._rest = bytes(_BUFFER[sent:count])
+            self._connection.loop.remove_reader(self._source)
+            self._connection.loop.add_writer(self._sink, self._send_rest)
+        return count == _SMALL
+
+    def _relay_large(self) -> bool:
+        connection = self._connection
+        connection.used = connection.loop.time()
+        for _ in range(_ROUNDS):
+            count = self._source.recv_into(_BUFFER, _LARGE, socket.MSG_PEEK)
+            if not count:
+                self._end()
+                return False
+            try:
+                sent = self._sink.send(_BUFFER[:count])
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            if sent:
+                self._source.recv_into(_BUFFER, sent, socket.MSG_TRUNC)
+            if sent < count:
+                connection.loop.remove_reader(self._source)
+                connection.loop.add_writer(self._sink, self._resume)
+                return True
+            if count < _SMALL:
+                return False
+        return True
+
+    def _resume(self) -> None:
+        """The sink has room again."""
+        connection = self._connection
+        connection.loop.remove_writer(self._sink)
+        connection.loop.add_reader(self._source, self._read)
+        self._read()
+
+    def _send_rest(self) -> None:
+        try:
+            sent = self._sink.send(self._rest)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._connection.reset()
+            return
+        self._rest = self._rest[sent:]
+        if self._rest:
+            self._connection.loop.add_writer(self._sink, self._send_rest)
+        else:
+            self._resume()
+
+    def _end(self) -> None:
+        """The source has sent everything: so the sink may not wait for more (half-close)."""
+        connection = self._connection
+        self.has_ended = True
+        connection.loop.remove_reader(self._source)
+        with contextlib.suppress(OSError):  # the sink was reset, which its own direction notices
+            self._sink.shutdown(socket.SHUT_WR)
+        connection.direction_ended()
+
+
+class Connection:
+    """Two sockets that are connected, and both directions between them.
+
+    `used`: when bytes last arrived, in the time of the event loop. `ended` is called once.
+    """
+
+    __slots__ = ("_client", "_ended", "_server", "_to_client", "_to_server", "info", "loop", "used")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: socket.socket,
+        server: socket.socket,
+        info: tuple[str, str],
+        ended: Callable[["Connection", bool], object],
+    ) -> None:
+        """`info`: the ServicePort and the client's address, for readers. `ended(connection, was_reset)`."""
+        self.loop = loop
+        self.info = info
+        self.used = loop.time()
+        self._client, self._server = client, server
+        self._ended = ended
+        self._to_server = Direction(self, client, server)
+        self._to_client = Direction(self, server, client)
+
+    def start(self, first: bytes = b"") -> None:
+        """Begin to relay; the endpoint gets `first` before the bytes of the client."""
+        self._to_client.start()
+        self._to_server.start(first)
+
+    @property
+    def is_half_closed(self) -> bool:
+        """Whether one side has sent everything."""
+        return self._to_server.has_ended or self._to_client.has_ended
+
+    def names(self) -> tuple[str, str]:
+        """Return the frontend and the endpoint, as addresses with ports."""
+        return _name(self._client.getsockname()), _name(self._server.getpeername())
+
+    def direction_ended(self) -> None:
+        if self._to_server.has_ended and self._to_client.has_ended:
+            self._close(was_reset=False)
+
+    def reset(self) -> None:
+        """Reset both sides: one of them was reset, or the connection must end."""
+        for each in (self._client, self._server):
+            with contextlib.suppress(OSError):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._close(was_reset=True)
+
+    def _close(self, was_reset: bool) -> None:
+        if self._client.fileno() < 0:
+            return
+        for each in (self._client, self._server):
+            if each.fileno() >= 0:
+                self.loop.remove_reader(each)
+                self.loop.remove_writer(each)
+                each.close()
+        self._ended(self, was_reset)
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a connected socket so that its peer gets a reset."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    sock.close()
+
+
+def _name(address: tuple[str, int]) -> str:
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
