@@ -68,7 +68,7 @@ class Admission:
     def scope(self, client: Client) -> bool | None:
         """Return whether the client may use endpoints of scope Local only; None if it is not admitted."""
         entry = self._entry
-        is_node = client.interface == self._loopback
+        is_node = client.interface == self._loopback or _is_local(client.address)
         if self._checks_ranges and not self._is_in_ranges(client, is_node):
             return None
         if is_node:
@@ -82,6 +82,19 @@ class Admission:
             return self._entry.node_admitted
         address = parse_address(client.address.partition("%")[0])
         return any(contains(each, address) for each in self._entry.ranges or ())
+
+
+def _is_local(address: str) -> bool:
+    """Return whether this node has the address. The kernel reports another interface than loopback for a
+    connection of the node to one of its own addresses (ip_route_output_key_hash_rcu()).
+    """
+    number = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(number, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _is_pod(pods: Pods, client: Client) -> bool:

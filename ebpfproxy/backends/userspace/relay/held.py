@@ -6,6 +6,7 @@ client of a ServicePort reaches the same relay at each of its frontends.
 """
 
 import errno
+import zlib
 from collections.abc import Callable, Iterable
 
 from ebpfproxy.backends.userspace.entries import Balanced, Listen, Listening, NodePorts
@@ -87,7 +88,8 @@ class Entries:
             if known:
                 known.put(balancing)
             else:
-                self._services[service] = Balancer(balancing, self._work.affinity, self._work.start.number)
+                first = self._work.start.number + zlib.crc32(str(service).encode())
+                self._services[service] = Balancer(balancing, self._work.affinity, first)
             of_service = self._of_service.get(service, ())
             touched.update((key, self._frontends[key].entry) for key in of_service)
         touched.update(put.listeners)
