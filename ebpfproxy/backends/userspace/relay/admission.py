@@ -57,8 +57,11 @@ class Admission:
         node = PASS if self._node and (entry.ranges is None or entry.node_admitted) else DROP
         program = socket_filter.on_interface(self._loopback, node)
         network = entry.pods.network if entry.pods else None
-        if entry.pods and not network:
-            return [*program, *(ranges if self._pod or self._outside else DROP)]
+        if entry.pods and not network and self._pod and not self._outside:
+            # Devices of later pods have other numbers: so only the present devices of others are in the filter.
+            for index in _other_interfaces(entry.pods):
+                program += socket_filter.on_interface(index, DROP)
+            return [*program, *ranges]
         if network and self._pod and not self._outside:
             return [*program, *socket_filter.unless_from_network(network, DROP), *ranges]
         if network and self._outside and not self._pod:
@@ -97,6 +100,15 @@ def _is_local(address: str) -> bool:
     return True
 
 
+def _other_interfaces(pods: Pods) -> list[int]:
+    """Return the ifindexes of the devices that do not lead to pods."""
+    return [index for index, name in socket.if_nameindex() if not _leads_to_pods(pods, name)]
+
+
+def _leads_to_pods(pods: Pods, name: str) -> bool:
+    return name.startswith(pods.interface) if pods.prefix else name == pods.interface
+
+
 def _is_pod(pods: Pods, client: Client) -> bool:
     if pods.network:
         return contains(pods.network, parse_address(client.address.partition("%")[0]))
@@ -104,7 +116,7 @@ def _is_pod(pods: Pods, client: Client) -> bool:
         name = socket.if_indextoname(client.interface)
     except OSError:
         return False
-    return name.startswith(pods.interface) if pods.prefix else name == pods.interface
+    return _leads_to_pods(pods, name)
 
 
 def interface_of(sock: socket.socket) -> int:
