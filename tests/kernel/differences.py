@@ -22,8 +22,8 @@ class Differences(NamedTuple):
     later. An unconnected datagram socket gets no error."""
 
     by_relay: bool
-    """Connections end at processes of the agent. The kernel rejects packets to ports without a listener, which
-    an unconnected datagram socket does not notice. A NodePort is reachable at the addresses of the node's
+    """Connections end at processes of the agent, which end with it. The kernel rejects packets to ports
+    without a listener, which an unconnected datagram socket does not notice. A NodePort is reachable at the addresses of the node's
     devices, which include only one of 127.0.0.0/8."""
 
     masquerades_here: bool

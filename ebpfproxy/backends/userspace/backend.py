@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Delta
@@ -49,6 +50,9 @@ class UserspaceBackend:
         self.relays = Relays(self._settings, changed)
         self._generation = Generation(local_routes.read)
         self._sets_addresses = True
+        # Listeners that the last change could not open at each of their addresses. The caller puts them again
+        # as long as it wants them, but does not drop them, since they do not count as in force.
+        self._rejected: AbstractSet[Key] = frozenset()
 
     def open(self) -> None:
         """Start the relays. Nothing is written to the kernel."""
@@ -87,9 +91,11 @@ class UserspaceBackend:
         with self._generation.own_change():
             rejected.update(addresses.change((), drops))
             dropped = [key for key in delta.drops if not isinstance(key, Local)]
+            dropped += self._rejected - delta.puts.keys()
             if of_relays or dropped:
                 failures = self.relays.apply(of_relays, dropped)
                 rejected |= {key: _error(failure) for key, failure in failures.items()}
+                self._rejected = failures.keys() & delta.puts.keys()
             rejected.update(addresses.change(puts, ()))
         return rejected
 

@@ -13,7 +13,15 @@ from ebpfproxy.backends.userspace.entries import (
     NodePorts,
     Pods,
 )
-from ebpfproxy.model.address import Address, Family, Network, is_unspecified, network_family
+from ebpfproxy.model.address import (
+    Address,
+    Family,
+    Network,
+    contains,
+    is_unspecified,
+    network_family,
+    parse_network,
+)
 from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     LocalTraffic,
@@ -24,6 +32,7 @@ from ebpfproxy.plan.service_plan import (
 )
 
 _SINGLE = 128
+_LINK_LOCAL = parse_network("fe80::/10")
 
 
 def render(plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
@@ -42,9 +51,14 @@ def render(plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key,
 
 
 def _single(networks: Iterable[Network], family: Family) -> Iterable[Address]:
-    """Return the networks of one address. Longer ones, such as 127.0.0.0/8, contain no further address of a
-    device."""
-    return (net.address for net in networks if net.length == _SINGLE and network_family(net) is family)
+    """Return the networks of one address. Others, such as 127.0.0.0/8, have no further address of a device. A
+    link-local IPv6 address would need a device.
+    """
+    return (
+        net.address
+        for net in networks
+        if net.length == _SINGLE and network_family(net) is family and not contains(_LINK_LOCAL, net.address)
+    )
 
 
 def _service(plan: ServicePortPlan) -> dict[Key, Entry]:

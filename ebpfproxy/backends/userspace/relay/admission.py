@@ -58,7 +58,7 @@ class Admission:
         program = socket_filter.on_interface(self._loopback, node)
         network = entry.pods.network if entry.pods else None
         if entry.pods and not network and self._pod and not self._outside:
-            # Devices of later pods have other numbers: so only the present devices of others are in the filter.
+            # Pods that start later have other devices, so the filter contains those of other clients.
             for index in _other_interfaces(entry.pods):
                 program += socket_filter.on_interface(index, DROP)
             return [*program, *ranges]

@@ -98,6 +98,8 @@ class Entries:
             self._drop(key)
         failures = [failure for key, entry in touched.items() for failure in self._open(key, entry)]
         for service in change.drop_services:
+            for key in self._of_service.pop(service, set()).copy():
+                self._drop(key)
             self._services.pop(service, None)
         return failures
 
@@ -122,7 +124,7 @@ class Entries:
         if frontend is None:
             frontend = self._frontends[key] = _Frontend(self._work, key)
         else:
-            self._of_service[frontend.entry.service].discard(key)
+            self._of_service.get(frontend.entry.service, set()).discard(key)
         self._of_service.setdefault(entry.service, set()).add(key)
         return list(frontend.open(entry, service, self._node_ports.get(NodePorts(key.family), ())))
 
@@ -130,7 +132,7 @@ class Entries:
         frontend = self._frontends.pop(key, None)
         if frontend:
             frontend.close()
-            self._of_service[frontend.entry.service].discard(key)
+            self._of_service.get(frontend.entry.service, set()).discard(key)
 
 
 def _is_node_port(key: Listen) -> bool:
