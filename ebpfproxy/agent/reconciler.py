@@ -3,6 +3,7 @@
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
 from ebpfproxy.errors import KernelError
@@ -10,6 +11,7 @@ from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.balancing import EVERYTHING, Support
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize, NoLocalEndpoints, no_local_endpoints
 from ebpfproxy.plan.devices import needs_packets_of_pods
@@ -57,9 +59,11 @@ class Reconciler(Generic[K, E]):
     reads the kernel back and compares everything.
     """
 
-    def __init__(self, backend: Backend[K, E], context: PlanContext) -> None:
+    def __init__(self, backend: Backend[K, E], context: PlanContext, balancing: Support = EVERYTHING) -> None:
+        """`balancing`: what the mode honors; the rest is reported."""
         self._backend = backend
         self._context = context
+        self.ignored_balancing = IgnoredBalancing(balancing, context)
         self._claims = Claims()
         self._size = ClusterSize()
         self._keys: dict[PlanKey | None, tuple[K, ...]] = {}  # None: the entries of the node
@@ -170,6 +174,7 @@ class Reconciler(Generic[K, E]):
             self.health_checks.pop(name, None)
         if name == API_SERVER:
             plans = keep_last_endpoints(plans, self._claims.plans.get)
+        self.ignored_balancing.update(name, plans)
         update = self._claims.update(name, plans)
         for lost in update.lost:
             log.warning(

@@ -56,6 +56,10 @@ class Labels(Api):
 class Annotations(Api):
     trigger_time: str | None = field(name="endpoints.kubernetes.io/last-change-trigger-time", default=None)
     initial_events_end: str | None = field(name="k8s.io/initial-events-end", default=None)
+    lb_algorithm: str | None = field(name="ebpfproxy/lb-algorithm", default=None)
+    endpoint_weights: str | None = field(name="ebpfproxy/endpoint-weights", default=None)
+    slow_start: str | None = field(name="ebpfproxy/slow-start", default=None)
+    ipvs_forwarding: str | None = field(name="ebpfproxy/ipvs-forwarding", default=None)
 
 
 class Metadata(Api):

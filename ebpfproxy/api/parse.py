@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from ebpfproxy.api import fields, parts
+from ebpfproxy.api.balancing import balancing
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
@@ -253,6 +254,7 @@ def _service(decoded: fields.Service) -> ServiceChanged:
         health_check_node_port=parts.node_port(
             spec.health_check_node_port, "healthCheckNodePort", complaints
         ),
+        balancing=balancing(decoded.metadata.annotations, complaints),
     )
     return ServiceChanged(name, service, complaints.reported())
 

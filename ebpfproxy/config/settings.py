@@ -19,6 +19,7 @@ from ebpfproxy.config.mode_options import POD_INTERFACES, EbpfOptions, IpvsOptio
 from ebpfproxy.config.option import Group, Option, declared_by, option
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
+from ebpfproxy.model.balancing import Algorithm
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
@@ -109,6 +110,18 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
         "--iptables-localhost-nodeports", flag_types.BOOLEAN, "true", Group.TRAFFIC,
         "Accept NodePort connections on 127.0.0.1, in all modes except ipvs.",
         fields="iptables.localhostNodePorts",
+    )  # fmt: skip
+    lb_algorithm: Algorithm | None = option(
+        "--lb-algorithm", flag_types.LB_ALGORITHM, "", Group.TRAFFIC,
+        "How an endpoint is selected for a new connection: random, round-robin, source-hash, maglev, "
+        "least-connections, or the name of an IPVS scheduler (rr, wrr, lc, wlc, sh, mh) as a synonym "
+        "(ebpfproxy only). The annotation ebpfproxy/lb-algorithm of a Service takes precedence. Empty: "
+        "random; in mode ipvs, --ipvs-scheduler.",
+    )  # fmt: skip
+    slow_start: int = option(
+        "--slow-start", flag_types.TIMEOUT, "0s", Group.TRAFFIC,
+        "Time in which a new endpoint gradually gets its share of new connections (ebpfproxy only). The "
+        "annotation ebpfproxy/slow-start of a Service takes precedence. 0: at once.",
     )  # fmt: skip
     conntrack_tcp_timeout_established: int = option(
         "--conntrack-tcp-timeout-established", flag_types.TIMEOUT, "24h", Group.TRAFFIC,

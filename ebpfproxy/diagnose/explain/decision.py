@@ -12,6 +12,7 @@ from ebpfproxy.diagnose.explain.situation import Served, Situation
 from ebpfproxy.model.address import Address, contains, family
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.balancing import endpoint_weights
 from ebpfproxy.plan.endpoint_reasons import EndpointReason, endpoint_reasons
 from ebpfproxy.plan.endpoints import API_SERVER, EndpointAddress, merge_slices
 from ebpfproxy.plan.service_plan import (
@@ -119,7 +120,9 @@ def endpoint_results(case: Case, served: Served, policy: PolicyResult) -> tuple[
     slices = situation.state.slices_of(name)
     of_family = [each for each in slices if each.family is plan.family]
     merged = merge_slices(of_family, plan.name.port, plan.name.protocol, situation.location)
-    reasons = endpoint_reasons(merged, policy.scope, situation.location)
+    service = situation.state.services[name]
+    weights = endpoint_weights(merged, service.balancing.weights)
+    reasons = endpoint_reasons(merged, policy.scope, situation.location, weights)
     planned = {(each.address, each.port): each for each in plan.endpoints}
     results = []
     for (address, port), state in sorted(merged.items()):

@@ -1,5 +1,6 @@
 """Every reason, each with a connection that has it, and what happens to that connection."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import Explanation, Verdict
 from ebpfproxy.model.address import Protocol, parse_address
+from ebpfproxy.model.balancing import Balancing, parse_weights
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
@@ -35,6 +37,7 @@ LOCAL = TrafficPolicy.LOCAL
 BALANCER, EXTERNAL = "203.0.113.1", "203.0.113.2"
 
 WEB = service()
+WEIGHTED = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=0")))
 READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
 NODE_PORT_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT)
 LOCAL_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
@@ -297,6 +300,10 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.NODE_UNKNOWN: (
         DROPPED,
         lambda: explained(situation(INTERNAL_LOCAL, slice_of("web", endpoint(REMOTE_POD, "")))),
+    ),
+    Reason.NO_WEIGHT: (
+        CONNECTS,
+        lambda: explained(situation(WEIGHTED, slice_of("web", endpoint(POD), endpoint(REMOTE_POD)))),
     ),
     Reason.PORT_MISSING: (
         REJECTED,
