@@ -90,7 +90,7 @@ class UserspaceBackend:
         rejected: dict[Key, KernelError] = {}
         with self._generation.own_change():
             rejected.update(addresses.change((), drops))
-            dropped = [key for key in delta.drops if not isinstance(key, Local)]
+            dropped: list[Key] = [key for key in delta.drops if not isinstance(key, Local)]
             dropped += self._rejected - delta.puts.keys()
             if of_relays or dropped:
                 failures = self.relays.apply(of_relays, dropped)

@@ -11,6 +11,8 @@ from ebpfproxy.backends.userspace.settings import UserspaceSettings, one_per_cpu
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.balancing import Support
 
 _DEFAULT = UserspaceSettings()
 
@@ -20,6 +22,7 @@ class UserspaceMode:
 
     name = "userspace"
     uses_kernel_nat = False
+    balancing = Support(frozenset({Algorithm.ROUND_ROBIN}))
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe()
