@@ -142,7 +142,7 @@ class IpvsOptions:
 class UserspaceOptions:
     """Options of mode userspace only."""
 
-    udp_idle_timeout: float = option(
+    udp_timeout: float = option(
         "--udp-timeout", flag_types.duration(zero=False), "250ms", _USERSPACE,
         "Idle timeout of a UDP flow whose last datagram was a reply. A flow that waits for a reply has "
         "--conntrack-udp-timeout instead, if that is longer. Must be more than 0.",

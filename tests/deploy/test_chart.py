@@ -165,7 +165,7 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
         {"apiServer": {"host": ""}},
         {"apiServer": {"host": "https://192.0.2.1"}},
         {"apiServer": {"host": "192.0.2.1", "port": "6443"}},
-        {"mode": "userspace"},
+        {"mode": "kernelspace"},
         {"config": {"mode": "ipvs"}},
         {"config": {"metricsBindAddress": "0.0.0.0:1"}},
         {"privileged": "no"},

@@ -23,8 +23,8 @@ class Differences(NamedTuple):
 
     by_relay: bool
     """Connections end at processes of the agent, which end with it. The kernel rejects packets to ports
-    without a listener, which an unconnected datagram socket does not notice. A NodePort is reachable at the addresses of the node's
-    devices, which include only one of 127.0.0.0/8."""
+    without a listener, which an unconnected datagram socket does not notice. A NodePort is reachable at the
+    addresses of the node's devices, which include only one of 127.0.0.0/8."""
 
     masquerades_here: bool
     """With policy Cluster, external clients, and pods that connect to another address than the ClusterIP, are

@@ -19,7 +19,9 @@ from tests.kernel.two_nodes import FRONTENDS, Everywhere, TwoNodes, name_and_cli
 
 pytestmark = [
     pytest.mark.kernel,
-    pytest.mark.ways("ebpf-on", "ebpf-off", "ebpf-host", "nftables", "iptables", "iptables-nft", "ipvs"),
+    pytest.mark.ways(
+        "ebpf-on", "ebpf-off", "ebpf-host", "nftables", "iptables", "iptables-nft", "ipvs", "userspace"
+    ),
 ]
 
 POLICIES = ("Cluster", "Local")

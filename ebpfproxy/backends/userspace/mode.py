@@ -56,8 +56,8 @@ def userspace_settings(config: Config) -> UserspaceSettings:
         relays=config.userspace_relays or one_per_cpu(),
         tcp_timeout=config.conntrack_tcp_timeout_established or _DEFAULT.tcp_timeout,
         tcp_closing_timeout=config.conntrack_tcp_timeout_close_wait or _DEFAULT.tcp_closing_timeout,
-        udp_timeout=config.udp_idle_timeout,
-        udp_unreplied_timeout=max(unreplied, config.udp_idle_timeout),
+        udp_timeout=config.udp_timeout,
+        udp_unreplied_timeout=max(unreplied, config.udp_timeout),
         udp_flows=config.userspace_udp_flows_max,
         affinity_clients=config.userspace_affinity_max,
     )

@@ -33,7 +33,7 @@ def offered(line: str, shell: str = "bash") -> list[str]:
         ("ebpfproxy ", list(cli.COMMANDS)),
         ("ebpfproxy do", ["doctor"]),
         ("ebpfproxy run --proxy-m", ["--proxy-mode"]),
-        ("ebpfproxy run --proxy-mode ", ["auto", "ebpf", "nftables", "iptables", "ipvs"]),
+        ("ebpfproxy run --proxy-mode ", ["auto", "ebpf", "nftables", "iptables", "ipvs", "userspace"]),
         ("ebpfproxy run --proxy-mode=ip", ["--proxy-mode=iptables", "--proxy-mode=ipvs"]),
         ("ebpfproxy run --masquerade-all --proxy-mode=n", ["--proxy-mode=nftables"]),
         ("ebpfproxy run --sync-period=5s --socket-lb ", ["on", "host", "off"]),
