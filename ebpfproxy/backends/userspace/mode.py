@@ -7,11 +7,11 @@ from ebpfproxy.backends.mode import Callbacks, Inspection, Parts
 from ebpfproxy.backends.userspace import cleanup, probes
 from ebpfproxy.backends.userspace.backend import UserspaceBackend
 from ebpfproxy.backends.userspace.inspection import UserspaceInspection
+from ebpfproxy.backends.userspace.relay.selection import ALGORITHMS
 from ebpfproxy.backends.userspace.settings import UserspaceSettings, one_per_cpu
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import Support
 
 _DEFAULT = UserspaceSettings()
@@ -22,7 +22,7 @@ class UserspaceMode:
 
     name = "userspace"
     uses_kernel_nat = False
-    balancing = Support(frozenset({Algorithm.ROUND_ROBIN}))
+    balancing = Support(frozenset(ALGORITHMS), weights=True, proxy_protocol=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe()

@@ -17,11 +17,13 @@ from ebpfproxy.model.address import (
     Address,
     Family,
     Network,
+    Protocol,
     contains,
     is_unspecified,
     network_family,
     parse_network,
 )
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     LocalTraffic,
@@ -69,7 +71,13 @@ def _service(plan: ServicePortPlan) -> dict[Key, Entry]:
     if plan.no_endpoint_action is NoEndpointAction.REJECT or not plan.frontends:
         return entries
     service = Balanced(plan.family, str(plan.name), plan.name.protocol)
-    entries[service] = Balancing(plan.endpoints.rows, plan.affinity_timeout)
+    entries[service] = Balancing(
+        plan.endpoints.rows,
+        plan.affinity_timeout,
+        plan.balancing.proxy_protocol and plan.name.protocol is Protocol.TCP,
+        (plan.balancing.algorithm or Algorithm.ROUND_ROBIN).value,
+        plan.balancing.weights,
+    )
     for each in plan.frontends:
         entries[Listen(plan.family, each.frontend)] = _listening(service, each, plan.local_traffic)
     return entries

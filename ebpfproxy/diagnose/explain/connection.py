@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ebpfproxy.diagnose.explain import mode_rules
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last
 from ebpfproxy.diagnose.explain.echo import explain_echo
-from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, Found, Missing, find
+from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, USERSPACE, Found, Missing, find
 from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify
 from ebpfproxy.diagnose.explain.path import path
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -20,6 +20,7 @@ from ebpfproxy.diagnose.explain.result import (
 )
 from ebpfproxy.diagnose.explain.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
 
 _MISSING_VERDICTS = {
@@ -180,6 +181,9 @@ def _selection_steps(case: Case, decision: Decision) -> Iterator[Step]:
         yield Step(why, f"{why.meaning}, for {timeout} s after its last connection")
     if sum(each.used for each in decision.endpoints) == 1:
         yield Step(Reason.SINGLE, Reason.SINGLE.meaning)
+    elif case.situation.mode == USERSPACE:
+        algorithm = decision.served.plan.balancing.algorithm or Algorithm.ROUND_ROBIN
+        yield Step(Reason.RELAY_SELECTS, f"{Reason.RELAY_SELECTS.meaning}: {algorithm.value}")
     elif case.situation.mode == IPVS:
         yield Step(Reason.SCHEDULER, f"{Reason.SCHEDULER.meaning}: {case.situation.scheduler or 'rr'}")
     else:

@@ -9,7 +9,11 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
+
+from ebpfproxy.backends.userspace.relay.target import Target
 
 _SMALL = 16 << 10
 _LARGE = 256 << 10
@@ -118,6 +122,17 @@ class Direction:
         connection.direction_ended()
 
 
+class Info(NamedTuple):
+    """What a connection belongs to: the ServicePort, the client as text, the endpoint, and the open
+    connections of the ServicePort by endpoint.
+    """
+
+    service: str
+    client: str
+    target: Target
+    open_connections: Counter[Target]
+
+
 class Connection:
     """Two sockets that are connected, and both directions between them.
 
@@ -131,10 +146,10 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         client: socket.socket,
         server: socket.socket,
-        info: tuple[str, str],
+        info: "Info",
         ended: Callable[["Connection", bool], object],
     ) -> None:
-        """`info`: the ServicePort and the client's address, for readers. `ended(connection, was_reset)`."""
+        """`ended(connection, was_reset)`."""
         self.loop = loop
         self.info = info
         self.used = loop.time()
@@ -153,9 +168,10 @@ class Connection:
         """Whether one side has sent everything."""
         return self._to_server.has_ended or self._to_client.has_ended
 
-    def names(self) -> tuple[str, str]:
-        """Return the frontend and the endpoint, as addresses with ports."""
-        return _name(self._client.getsockname()), _name(self._server.getpeername())
+    def frontend(self) -> str:
+        """Return the address and port to which the client connected."""
+        host, port = self._client.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def direction_ended(self) -> None:
         if self._to_server.has_ended and self._to_client.has_ended:
@@ -184,8 +200,3 @@ def reset(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
     sock.close()
-
-
-def _name(address: tuple[str, int]) -> str:
-    host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

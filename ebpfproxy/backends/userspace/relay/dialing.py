@@ -6,7 +6,7 @@ from asyncio import TimerHandle
 
 from ebpfproxy.backends.userspace.relay import proxy_protocol
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
-from ebpfproxy.backends.userspace.relay.connection import Connection, reset
+from ebpfproxy.backends.userspace.relay.connection import Connection, Info, reset
 from ebpfproxy.backends.userspace.relay.counts import Event
 from ebpfproxy.backends.userspace.relay.target import Target
 from ebpfproxy.backends.userspace.relay.workload import Workload
@@ -40,6 +40,7 @@ class Dialing:
         self._client, self._peer = client, peer
         self._service, self._balancer = service, balancer
         self._attempt = 0
+        self._target: Target | None = None  # of the last attempt
 
     def start(self, local: bool) -> None:
         """Begin with an endpoint of scope Local or Cluster."""
@@ -53,17 +54,15 @@ class Dialing:
     def _dial(self) -> bool:
         """Begin to connect to the next endpoint; return whether the attempt is in progress or done."""
         work = self._work
-        chosen = self._balancer.choose(
-            self._peer.address, self._local, work.loop.time(), moves=self._attempt > 0
-        )
+        chosen = self._balancer.choose(self._peer.address, self._local, work.loop.time(), self._target)
         if chosen is None:
             return False
-        work.counts[Event.RETRIED] += self._attempt > 0
+        work.counts[Event.RETRIED] += self._target is not None
+        self._target = chosen
         try:
             self._server = socket.socket(chosen.number, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError:  # no file descriptors are left
             return False
-        self._target = chosen
         number = self._server.connect_ex(chosen[1:])
         if number == errno.EINPROGRESS:
             self._timer: TimerHandle | None = work.loop.call_later(TIMEOUTS[self._attempt], self._give_up)
@@ -116,6 +115,8 @@ class Dialing:
             self._fail()
             return
         work.counts[Event.CONNECTED] += 1
-        connection = Connection(work.loop, client, server, (self._service, str(self._peer)), work.ended)
+        assert self._target
+        info = Info(self._service, str(self._peer), self._target, self._balancer.connections)
+        connection = Connection(work.loop, client, server, info, work.ended)
         work.add(connection)
         connection.start(first)

@@ -8,6 +8,7 @@ client of a ServicePort reaches the same relay at each of its frontends.
 import errno
 import zlib
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 
 from ebpfproxy.backends.userspace.entries import Balanced, Listen, Listening, NodePorts
 from ebpfproxy.backends.userspace.messages import Change, Failure, Held
@@ -17,7 +18,7 @@ from ebpfproxy.backends.userspace.relay.tcp import TcpListener
 from ebpfproxy.backends.userspace.relay.udp import UdpListener
 from ebpfproxy.backends.userspace.relay.workload import Workload
 from ebpfproxy.errors import KernelError
-from ebpfproxy.model.address import Address, Protocol, is_unspecified
+from ebpfproxy.model.address import Address, Protocol, is_unspecified, unspecified
 
 _KINDS: dict[Protocol, Callable[[Workload, Target], TcpListener | UdpListener]] = {
     Protocol.TCP: TcpListener,
@@ -34,11 +35,10 @@ class _Frontend:
         self._sockets: dict[Address, TcpListener | UdpListener] = {}
         self._failed = False
 
-    def open(self, entry: Listening, service: Balancer, node_ports: tuple[Address, ...]) -> Iterable[Failure]:
-        """Listen according to these entries; yield where that failed."""
+    def open(self, entry: Listening, service: Balancer, wanted: tuple[Address, ...]) -> Iterable[Failure]:
+        """Listen at these addresses according to these entries; yield where that failed."""
         self.entry = entry
         frontend = self._key.frontend
-        wanted = node_ports if is_unspecified(frontend.address) else (frontend.address,)
         self._failed = False
         for address in self._sockets.keys() - set(wanted):
             self._sockets.pop(address).close()
@@ -75,6 +75,7 @@ class Entries:
         self._services: dict[Balanced, Balancer] = {}
         self._frontends: dict[Listen, _Frontend] = {}
         self._of_service: dict[Balanced, set[Listen]] = {}
+        self._present: AbstractSet[Listen] = frozenset()  # after the current change
 
     def apply(self, change: Change) -> list[Failure]:
         """Put and drop entries; return where a relay does not listen."""
@@ -94,8 +95,14 @@ class Entries:
             touched.update((key, self._frontends[key].entry) for key in of_service)
         touched.update(put.listeners)
         for key in change.drop_listeners:
-            touched.pop(key, None)
             self._drop(key)
+        for key in (*touched, *change.drop_listeners):  # see `_addresses`
+            node_port = _node_port_of(key)
+            if node_port in self._frontends:
+                touched.setdefault(node_port, self._frontends[node_port].entry)
+        for key in change.drop_listeners:
+            touched.pop(key, None)
+        self._present = self._frontends.keys() | touched.keys()
         failures = [failure for key, entry in touched.items() for failure in self._open(key, entry)]
         for service in change.drop_services:
             for key in self._of_service.pop(service, set()).copy():
@@ -126,7 +133,16 @@ class Entries:
         else:
             self._of_service.get(frontend.entry.service, set()).discard(key)
         self._of_service.setdefault(entry.service, set()).add(key)
-        return list(frontend.open(entry, service, self._node_ports.get(NodePorts(key.family), ())))
+        return list(frontend.open(entry, service, self._addresses(key)))
+
+    def _addresses(self, key: Listen) -> tuple[Address, ...]:
+        """Return where a frontend listens. A NodePort does not listen at the address and port of another
+        frontend, which comes first.
+        """
+        if not _is_node_port(key):
+            return (key.frontend.address,)
+        addresses = self._node_ports.get(NodePorts(key.family), ())
+        return tuple(each for each in addresses if _at(key, each) not in self._present)
 
     def _drop(self, key: Listen) -> None:
         frontend = self._frontends.pop(key, None)
@@ -137,3 +153,12 @@ class Entries:
 
 def _is_node_port(key: Listen) -> bool:
     return is_unspecified(key.frontend.address)
+
+
+def _node_port_of(key: Listen) -> Listen:
+    """Return the key of the NodePort with the same port."""
+    return _at(key, unspecified(key.family))
+
+
+def _at(key: Listen, address: Address) -> Listen:
+    return Listen(key.family, key.frontend._replace(address=address))

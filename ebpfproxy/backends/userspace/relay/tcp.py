@@ -32,14 +32,16 @@ class TcpListener:
         """Listen; if it listens already, use these entries from now on. Raises OSError."""
         self._entry, self._service = entry, service
         self._admission = Admission(entry, service)
+        relays = self._work.start.relays
         if self._sock and self.is_open():
-            listening.configure(self._sock, self._admission, service, self._work.start.relays)
+            listening.admit(self._sock, self._admission)
+            listening.distribute(self._sock, service, relays)
             return
         self.close()
-        sock = listening.bound(self._address, socket.SOCK_STREAM)
+        sock = listening.bound(self._address, socket.SOCK_STREAM, self._admission)
         try:
-            listening.configure(sock, self._admission, service, self._work.start.relays)
             sock.listen(_BACKLOG)
+            listening.distribute(sock, service, relays)
         except BaseException:
             sock.close()
             raise

@@ -38,14 +38,15 @@ class UdpListener:
         self._admission = Admission(entry, service)
         relays = self._work.start.relays
         if self._sock and self.is_open():
-            listening.configure(self._sock, self._admission, service, relays)
+            listening.admit(self._sock, self._admission)
+            listening.distribute(self._sock, service, relays)
             for flow in [each for each in self._flows.values() if not service.is_listed(each.target)]:
                 self._work.flows.end(flow)
             return
         self.close()
-        sock = listening.bound(self._address, socket.SOCK_DGRAM)
+        sock = listening.bound(self._address, socket.SOCK_DGRAM, self._admission)
         try:
-            listening.configure(sock, self._admission, service, relays)
+            listening.distribute(sock, service, relays)
             admissions.request_interface(sock)
         except BaseException:
             sock.close()
@@ -85,9 +86,10 @@ class UdpListener:
     def _relay(self, datagram: memoryview, peer: tuple[str, int], interface: int) -> None:
         """Send a datagram to the endpoint of its flow; if that rejected a previous one, to another one."""
         flow = self._flows.get(peer)
-        for attempt in range(_ATTEMPTS):
+        failed = None
+        for _ in range(_ATTEMPTS):
             if flow is None:
-                flow = self._new_flow(peer, interface, moves=attempt > 0)
+                flow = self._new_flow(peer, interface, failed)
             if flow is None:
                 break
             try:
@@ -96,20 +98,21 @@ class UdpListener:
                 break
             except OSError:
                 self._work.flows.end(flow)
+                failed = flow.target
                 flow = None
                 continue
             self._work.flows.touch(flow)
             return
         self._work.counts[Event.DATAGRAMS_DROPPED] += 1
 
-    def _new_flow(self, peer: tuple[str, int], interface: int, moves: bool) -> Flow | None:
+    def _new_flow(self, peer: tuple[str, int], interface: int, failed: Target | None) -> Flow | None:
         admission = self._admission
         local: bool | None = self._entry.outside_local
         if admission.needs_interface:
             local = admission.scope(Client(peer[0], interface))
         chosen = None
         if local is not None:
-            chosen = self._service.choose(peer[0], local, self._work.loop.time(), moves)
+            chosen = self._service.choose(peer[0], local, self._work.loop.time(), failed)
         if chosen is None:
             return None
         client = Target(self._address.number, peer[0], peer[1])

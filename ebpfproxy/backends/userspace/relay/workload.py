@@ -29,10 +29,15 @@ class Workload:
     def add(self, connection: Connection) -> None:
         """Count a connection as open, until `ended`."""
         self._connections.add(connection)
+        connection.info.open_connections[connection.info.target] += 1
 
     def ended(self, connection: Connection, was_reset: bool) -> None:
         """An open connection has ended."""
         self._connections.discard(connection)
+        target, counted = connection.info.target, connection.info.open_connections
+        counted[target] -= 1
+        if not counted[target]:
+            del counted[target]
         self.counts[Event.RESET] += was_reset
 
     def counters(self) -> messages.Counters:
@@ -47,8 +52,9 @@ class Workload:
     def _listed_connections(self, most: int) -> Iterator[messages.Connection]:
         now = self.loop.time()
         for _, each in zip(range(most), self._connections, strict=False):
-            service, client = each.info
-            yield messages.Connection(service, "TCP", client, *each.names(), round(now - each.used, 1))
+            info, idle = each.info, round(now - each.used, 1)
+            frontend = each.frontend()
+            yield messages.Connection(info.service, "TCP", info.client, frontend, str(info.target), idle)
 
     def _sweep(self) -> None:
         """End connections on which nothing arrived for too long."""
