@@ -39,6 +39,9 @@ TITLES = {
 
 UNITS = {"us": "µs", "ns": "ns", "ms": "ms", "s": "s", "mb": "MB", "mbit_s": "Mbit/s"}
 
+_WIDE = 3.0
+"""A chart with a ratio above this one has a logarithmic axis, so that small ratios can be compared."""
+
 _LATENCIES = ("connect_us", "request_us", "udp_us", "dns_us", "nodeport_us")
 
 
@@ -78,16 +81,17 @@ def all_charts(comparison: Comparison) -> list[Chart]:
         (
             "ratios",
             "Cost of a Service",
-            "Ratio to the same traffic without a proxy, median of all rounds; bars are 95 % confidence "
-            "intervals. 1 is free; for throughput higher is better, otherwise lower.",
+            "Ratio to the same traffic without a proxy: median of all rounds, with its 95 % confidence "
+            "interval. The line at 1 is no proxy; lower is better, for throughput higher. An axis with large "
+            "ratios is logarithmic.",
             [*_LATENCIES, "throughput_mbit_s"],
             _draw_ratios,
         ),
         (
             "distributions",
             "Distribution of latencies",
-            "Boxes are the middle half of all samples, with the median; whiskers reach from the 5th to the "
-            "95th percentile, points are the 99th.",
+            "A box is the middle half of all samples, with the median; whiskers reach from the 5th to the "
+            "95th percentile, and a point is the 99th. The vertical axes are logarithmic.",
             _LATENCIES,
             _draw_boxes,
         ),
@@ -272,6 +276,9 @@ def _draw_ratios(axes: "Axes", comparison: Comparison, metric: str, style: _Styl
             **style.line(mode),
         )
     axes.axhline(1.0, color=style.colors["none"], linewidth=1.0)
+    if max(figure.ratio.high for figures in by_mode.values() for figure in figures if figure.ratio) > _WIDE:
+        axes.set_yscale("log")
+        _plain_ticks(axes)
     axes.set_ylabel("ratio to no proxy")
     _label_services(axes, counts)
 

@@ -25,10 +25,15 @@ class LoadFailed(EbpfProxyError):
 class Load:
     """The compiled program, in the lab's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Compile the program, which takes about half a second. Raises ConfigError without a C compiler."""
+    def __init__(self, folder: Path, cpu: int | None = None) -> None:
+        """Compile the program, which takes about half a second. Raises ConfigError without a C compiler.
+
+        With `cpu`, all clients and servers run on this CPU.
+        """
         self._folder = folder
         self._binary = folder / "load"
+        on_cpu = () if cpu is None else ("taskset", "--cpu-list", str(cpu))
+        self._command: tuple[str | Path, ...] = (*on_cpu, self._binary)
         try:
             done = subprocess.run(
                 ["cc", *_FLAGS, "-o", self._binary, *_SOURCES], capture_output=True, text=True, check=False
@@ -45,7 +50,7 @@ class Load:
 
     def serve(self, namespace: Netns, port: int) -> "subprocess.Popen[bytes]":
         """Answer TCP and UDP on a port of all addresses. Returns once the server is ready."""
-        server = namespace.popen([self._binary, "serve", "-p", str(port)], stdout=subprocess.PIPE)
+        server = namespace.popen([*self._command, "serve", "-p", str(port)], stdout=subprocess.PIPE)
         assert server.stdout
         with server.stdout as line:
             if not line.readline():
@@ -156,12 +161,12 @@ class Load:
 
     def _start(self, client: Netns, arguments: Sequence[str], targets: Path) -> "subprocess.Popen[bytes]":
         with open(targets, "rb") as lines:
-            return client.popen([self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE)
+            return client.popen([*self._command, *arguments], stdin=lines, stdout=subprocess.PIPE)
 
     def _run(self, client: Netns, arguments: Sequence[str], targets: Path) -> bytes:
         with open(targets, "rb") as lines:
             process = client.popen(
-                [self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                [*self._command, *arguments], stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
             out, err = process.communicate()
         if process.returncode:

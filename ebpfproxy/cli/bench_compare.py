@@ -178,6 +178,7 @@ def command(
             cases=tuple(cases),
             endpoints=endpoints,
             limit=limit,
+            cpu=compare.traffic_cpu(),
             **chosen,
         )
         with Shown() as shown:

@@ -99,6 +99,24 @@ def test_the_remaining_time_follows_the_speed_of_the_machine() -> None:
     assert [each.remaining for each in shown[1:]] == [60.0, 40.0, 20.0, 0.0]
 
 
+def test_the_remaining_time_takes_each_kind_of_step_at_its_own_speed() -> None:
+    """Starts take three times as long as expected, turns half as long."""
+    now = [0.0]
+
+    def take(seconds: float) -> None:
+        now[0] += seconds
+
+    kinds = {"start": 30.0, "turn": 5.0}
+    planned = [
+        Step(10.0, kind, functools.partial(take, kinds[kind]), kind)
+        for kind in ("start", "turn", "start", "turn", "turn")
+    ]
+    shown: list[Reached] = []
+    steps.run_all(planned, shown.append, lambda: now[0])
+    assert shown[1].remaining == 120.0, "no turn has run yet"
+    assert [each.remaining for each in shown[2:]] == [40.0, 10.0, 5.0, 0.0]
+
+
 def test_each_tenth_service_has_udp_and_node_ports_and_its_slice_serves_them() -> None:
     count = 21
     parsed = [parse_service(_encoded(each)) for each in compare_cases.services(count)]
