@@ -86,7 +86,7 @@ def _preset(name: str) -> str:
 @click.option(
     "--kube-proxy",
     "kube_proxy",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
     help="The binary of a kube-proxy to compare with, in all modes that this kernel supports.",
 )
 @options.count("--endpoints", 3, "Endpoints of each Service.")
