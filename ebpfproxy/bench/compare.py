@@ -6,7 +6,6 @@ that has rules already is another case.
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,16 +30,6 @@ _SERVICE, _KUBE_PROXY_SERVICE = 0.0005, 0.003
 _TURN = 0.04
 """Expected seconds of a turn besides the measurement."""
 _CHANGE = 0.1
-
-
-def traffic_cpu() -> int:
-    """Return the CPU on which clients and servers run.
-
-    With several CPUs, the scheduler decides in each turn whether a client and its server share one, and
-    the duration of the same connection differs by a factor of up to 3. Other work of the machine
-    prefers the first CPU, therefore this is the last one.
-    """
-    return max(os.sched_getaffinity(0))
 
 
 def run(method: Method, show: Callable[[Reached], None], kube_proxy_path: Path | None = None) -> Comparison:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from ebpfproxy.bench import charts, compare, compare_cases, html_report, proxies
+from ebpfproxy.bench.load import one_cpu
 from ebpfproxy.bench.results import Comparison, Method, from_json
 from ebpfproxy.bench.steps import Reached, duration
 from ebpfproxy.cli import bench_options as options
@@ -178,7 +179,7 @@ def command(
             cases=tuple(cases),
             endpoints=endpoints,
             limit=limit,
-            cpu=compare.traffic_cpu(),
+            cpu=one_cpu(),
             **chosen,
         )
         with Shown() as shown:
