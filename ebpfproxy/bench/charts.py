@@ -220,12 +220,12 @@ def _settings(style: _Style, name: str) -> Any:
 
 
 def _add_legend(drawing: "Drawing", columns: int) -> None:
-    """Add one legend for all panels, below them."""
+    """Add one legend for all panels, above them."""
     handles: dict[str, Any] = {}
     for axes in drawing.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+    drawing.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=columns)
 
 
 def _svg(drawing: "Drawing", name: str) -> str:

@@ -20,12 +20,12 @@ from ebpfproxy.cli.terminal import console
 
 _DEFAULTS: dict[str, Any] = {
     "services": (1, 100, 1000, 10000),
-    "rounds": 5,
-    "seconds": 0.3,
+    "rounds": 10,
+    "seconds": 0.1,
     "starts": 2,
     "changes": 10,
 }
-_QUICK: dict[str, Any] = {"services": (1, 1000), "rounds": 3, "seconds": 0.1, "starts": 1, "changes": 5}
+_QUICK: dict[str, Any] = {"services": (1, 1000), "rounds": 5, "seconds": 0.05, "starts": 1, "changes": 5}
 
 _SUFFIXES = (".json", ".csv", ".html")
 _LINE_INTERVAL = 0.05
