@@ -23,6 +23,9 @@ _PANELS_IN_A_ROW = 3
 _PANEL = (3.7, 2.9)
 """Width and height of a panel, in inches of 72 points."""
 
+_LEGEND_COLUMNS = {1: 2, 2: 4, 3: 7}
+"""The columns of a legend, by the panels in a row."""
+
 TITLES = {
     "connect_us": "New TCP connection to a ClusterIP",
     "request_us": "Request on an open connection",
@@ -184,7 +187,7 @@ def _drawn(comparison: Comparison, name: str, metrics: Sequence[str], draw: _Dra
                 continue
             axes.set_title(TITLES[metric])
             draw(axes, comparison, metric, style)
-        _add_legend(drawing, 2 * columns)
+        _add_legend(drawing, _LEGEND_COLUMNS[columns])
         return _svg(drawing, name)
 
 
@@ -360,11 +363,11 @@ def _draw_lines(axes: "Axes", comparison: Comparison, metric: str, style: _Style
 
 
 def _plain_ticks(axes: "Axes") -> None:
-    """Label a logarithmic axis with numbers instead of powers, also between the powers if it is short."""
+    """Label a logarithmic axis with numbers instead of powers, and between the powers if it is short."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
-    steps = (1, 2, 5) if high / low < 300 else (1,)
+    steps = range(1, 10) if high / low < 5 else (1, 2, 5) if high / low < 300 else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=steps))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:,g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

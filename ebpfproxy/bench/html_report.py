@@ -31,7 +31,7 @@ td.number, th.number { text-align: right; }
 th:first-child, td:first-child { position: sticky; left: 0; background: var(--page); }
 td.text { white-space: normal; min-width: 8.5rem; }
 code, pre { font: .85rem/1.4 ui-monospace, monospace; background: var(--panel); border-radius: .3rem; }
-code { padding: .1rem .3rem; } pre { padding: .7rem; overflow-x: auto; }
+code { padding: .1rem .3rem; } pre { padding: .7rem; white-space: pre-wrap; }
 details summary { cursor: pointer; padding: .4rem 0; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .5rem 0; }
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
