@@ -31,9 +31,9 @@ def run_all(
 ) -> None:
     """Run the steps, and call `show` before each and after the last, with the text "done".
 
-    The machine may be slower or faster than expected. So the remaining time is the expected one, multiplied
-    by the ratio of elapsed to expected time so far: of the same kind of step, or of all steps while there
-    is none of that kind.
+    The machine may be slower or faster than expected. So the remaining time of each kind of step is the
+    expected one, multiplied by the ratio of elapsed to expected time of that kind so far. The first few
+    seconds of a kind say little, and count as if _PRIOR seconds had taken as long as expected.
     """
     left: dict[str, float] = collections.defaultdict(float)
     for step in steps:
@@ -51,20 +51,23 @@ def run_all(
     show(Reached(1.0, 0.0, "done"))
 
 
+_PRIOR = 10.0
+
+
 def _remaining(
     took: Mapping[str, float], done: Mapping[str, float], left: Mapping[str, float]
 ) -> float | None:
     """Return the seconds for what is `left`, given what was `done` so far and how long it `took`.
 
-    >>> _remaining({"start": 30.0}, {"start": 20.0}, {"start": 10.0, "turn": 2.0})
-    18.0
+    >>> _remaining({"start": 50.0}, {"start": 20.0}, {"start": 10.0, "turn": 2.0})
+    22.0
     >>> _remaining({}, {}, {"turn": 2.0})
     """
     if not done:
         return None
-    of_all = sum(took.values()) / sum(done.values())
     return sum(
-        seconds * (took[kind] / done[kind] if done.get(kind) else of_all) for kind, seconds in left.items()
+        seconds * (took.get(kind, 0.0) + _PRIOR) / (done.get(kind, 0.0) + _PRIOR)
+        for kind, seconds in left.items()
     )
 
 
