@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address, parse_network
+from ebpfproxy.model.balancing import DEFAULT_BALANCING, Algorithm, Balancing, WeightRule
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
@@ -50,6 +51,21 @@ PORTS = st.builds(
     node_port=st.sampled_from((0, 0, 30080, 30053)),
 )
 
+BALANCINGS = st.builds(
+    Balancing,
+    algorithm=st.none() | st.sampled_from(Algorithm),
+    weights=st.lists(
+        st.builds(
+            WeightRule,
+            node=st.sampled_from((HERE, ELSEWHERE)),
+            network=st.none() | st.sampled_from((parse_network("10.1.0.1/32"), parse_network("fd01::/64"))),
+            weight=st.sampled_from((0, 1, 2, 3)),
+        ),
+        max_size=2,
+    ).map(tuple),
+    slow_start=st.none() | st.sampled_from((0, 30)),
+)
+
 SERVICES = st.builds(
     Service,
     name=st.sampled_from([NamespacedName("default", name) for name in ("web", "api", "dns")]),
@@ -63,6 +79,7 @@ SERVICES = st.builds(
     external_policy=st.sampled_from(TrafficPolicy),
     affinity_timeout=st.sampled_from((0, 10800)),
     health_check_node_port=st.sampled_from((0, 32000)),
+    balancing=st.just(DEFAULT_BALANCING) | BALANCINGS,
 )
 
 

@@ -26,11 +26,11 @@ from ebpfproxy.linux.nft.statements import (
     Find,
     Masquerade,
     Match,
-    OneIn,
     Outside,
     Reject,
     Remember,
     SameByte,
+    Share,
 )
 from ebpfproxy.model.address import Family
 
@@ -63,7 +63,7 @@ def _parts(ip: str) -> tuple[_Part, ...]:
         _Part("verdict maps", Rule(Find(("meta l4proto", "th dport"), "map", verdicts=True))),
         _Part("dynamic sets", Rule(Remember(ip, "clients", 1, 1)), "nft_numgen"),
         _Part("interval sets", Rule(Outside(f"{ip} saddr", ranges), DROP)),
-        _Part("random choice", Rule(OneIn(2), DROP), "nft_numgen"),
+        _Part("random choice", Rule(Share(ip, 2), DROP), "nft_numgen"),
         _Part("comparison of bytes", Rule(SameByte(15, 19, "bytes"), DROP)),
         _Part("connection tracking", Rule(new, DROP), "nft_ct"),
         _Part("address types", Rule(Match("fib daddr type", "local"), DROP), f"nft_fib_{version}"),
