@@ -1,5 +1,7 @@
 """Random clusters for hypothesis with few addresses, names and zones, so that objects conflict."""
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -51,6 +53,10 @@ PORTS = st.builds(
     node_port=st.sampled_from((0, 0, 30080, 30053)),
 )
 
+_SOME_PORTS = st.lists(PORTS, min_size=1, max_size=3, unique_by=lambda port: (port.name, port.protocol)).map(
+    tuple
+)
+
 BALANCINGS = st.builds(
     Balancing,
     algorithm=st.none() | st.sampled_from(Algorithm),
@@ -69,8 +75,9 @@ BALANCINGS = st.builds(
 SERVICES = st.builds(
     Service,
     name=st.sampled_from([NamespacedName("default", name) for name in ("web", "api", "dns")]),
-    ports=st.lists(PORTS, max_size=3, unique_by=lambda port: (port.name, port.protocol)).map(tuple),
-    cluster_ips=_few("10.96.0.10", "10.96.0.11", "fd00::10", "0.0.0.0", most=2),
+    ports=_SOME_PORTS | _SOME_PORTS | st.just(()),
+    cluster_ips=st.just((parse_address("10.96.0.10"), parse_address("fd00::10")))
+    | _few("10.96.0.10", "10.96.0.11", "fd00::10", "0.0.0.0", most=2),
     external_ips=_few("203.0.113.1", "10.96.0.10", "2001:db8::1", "0.0.0.0"),
     load_balancer_ips=_few("203.0.113.1", "203.0.113.2", "2001:db8::2", "::", most=2),
     source_ranges=st.lists(st.sampled_from(_RANGES), max_size=2).map(tuple),
@@ -111,20 +118,26 @@ def endpoints_at(
 
 
 @st.composite
-def slices_of(draw: st.DrawFn, service: NamespacedName) -> EndpointSlice:
+def slices_of(draw: st.DrawFn, service: NamespacedName, wanted: Sequence[ServicePort] = ()) -> EndpointSlice:
+    """`wanted`: ports of the Service. The slice then has endpoints, mostly with one of these ports."""
     of = draw(st.sampled_from(Family))
-    ports = st.builds(EndpointPort, _PORT_NAMES, _PROTOCOLS, st.sampled_from((8080, 8081)))
+    names = st.tuples(_PORT_NAMES, _PROTOCOLS)
+    if wanted:
+        names = st.sampled_from([(port.name, port.protocol) for port in wanted]) | names
+    ports = st.builds(lambda name, number: EndpointPort(*name, number), names, st.sampled_from((8080, 8081)))
+    least = min(len(wanted), 1)
     return EndpointSlice(
         NamespacedName(service.namespace, draw(st.sampled_from(("one", "two", "three")))),
         service,
         of,
-        draw(st.lists(ports, max_size=2).map(tuple)),
-        draw(st.lists(endpoints(of), max_size=4).map(Endpoints)),
+        draw(st.lists(ports, min_size=least, max_size=2).map(tuple)),
+        draw(st.lists(endpoints(of), min_size=least, max_size=4).map(Endpoints)),
     )
 
 
 @st.composite
 def exposed_services(draw: st.DrawFn) -> tuple[Service, tuple[EndpointSlice, ...]]:
-    """A Service and its EndpointSlices."""
+    """A Service and its EndpointSlices. Most Services have endpoints."""
     service = draw(SERVICES)
-    return service, tuple(draw(st.lists(slices_of(service.name), max_size=3)))
+    some = st.lists(slices_of(service.name, service.ports), min_size=1, max_size=3)
+    return service, tuple(draw(some | some | st.just([])))
