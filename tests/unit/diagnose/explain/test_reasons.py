@@ -529,6 +529,13 @@ def test_the_algorithm_has_its_name_and_the_weights_that_the_mode_honors() -> No
     assert ignored.text.endswith(": lb-algorithm round-robin, endpoint-weights other than 0")
 
 
+def test_equal_weights_are_not_shown() -> None:
+    weights = Balancing(weights=parse_weights(f"{REMOTE_POD}=2, {OTHER_POD}=2, {POD}=0"))
+    three = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE), endpoint(POD, HERE))
+    of = situation(dataclasses.replace(WEB, balancing=weights), three, mode="nftables")
+    assert [(step.reason, step.details) for step in algorithm_steps(of)] == [(Reason.RANDOM, ())]
+
+
 def algorithm_steps(of: Situation) -> list[Step]:
     return [step for step in explained(of).steps if step.subject is Subject.ALGORITHM]
 
