@@ -124,7 +124,9 @@ def slices_of(draw: st.DrawFn, service: NamespacedName, wanted: Sequence[Service
     names = st.tuples(_PORT_NAMES, _PROTOCOLS)
     if wanted:
         names = st.sampled_from([(port.name, port.protocol) for port in wanted]) | names
-    ports = st.builds(lambda name, number: EndpointPort(*name, number), names, st.sampled_from((8080, 8081)))
+    ports = st.builds(
+        lambda name, number: EndpointPort(name[0], name[1], number), names, st.sampled_from((8080, 8081))
+    )
     least = min(len(wanted), 1)
     return EndpointSlice(
         NamespacedName(service.namespace, draw(st.sampled_from(("one", "two", "three")))),
