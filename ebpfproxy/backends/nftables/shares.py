@@ -65,10 +65,13 @@ def shares(
 
     An algorithm that rules cannot have counts as the default.
     """
-    weights = balancing.weights or (1,) * len(endpoints)
-    weighted = [pair for pair in zip(endpoints, weights, strict=True) if is_usable(pair[0])]
-    if not weighted:
+    usable = [each for each in endpoints if is_usable(each)]
+    if not usable:
         return None
-    divisor = math.gcd(*(weight for _, weight in weighted))
     draw = DRAWS.get(balancing.algorithm or Algorithm.RANDOM, Draw.RANDOM)
-    return Shares(draw, [each for each, _ in weighted], [weight // divisor for _, weight in weighted])
+    if not balancing.weights:
+        return Shares(draw, usable, [1] * len(usable))
+    pairs = zip(endpoints, balancing.weights, strict=True)
+    weights = [weight for each, weight in pairs if is_usable(each)]
+    divisor = math.gcd(*weights)
+    return Shares(draw, usable, [weight // divisor for weight in weights])
