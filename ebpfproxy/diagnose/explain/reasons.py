@@ -347,6 +347,21 @@ class Reason(enum.Enum):
 
     # Algorithm
     RANDOM = "Random", Subject.ALGORITHM, "each usable endpoint has the same probability"
+    RANDOM_BY_WEIGHT = (
+        "RandomByWeight",
+        Subject.ALGORITHM,
+        "the probability of each usable endpoint is in proportion to its weight",
+    )
+    ALGORITHM = (
+        "Algorithm",
+        Subject.ALGORITHM,
+        "the annotation lb-algorithm or the flag --lb-algorithm selects the algorithm",
+    )
+    BALANCING_IGNORED = (
+        "BalancingIgnored",
+        Subject.ALGORITHM,
+        "this mode does not honor a part of the requested load balancing",
+    )
     SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
 
