@@ -163,10 +163,6 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 		count_drop(scratch, COUNTER_INCONSISTENT);
 		return DROPPED;
 	}
-	if (tuple->protocol == IPPROTO_SCTP && endpoint->port != frontend->port) {
-		count_drop(scratch, COUNTER_PORT_UNEQUAL);
-		return DROPPED;
-	}
 	__builtin_memset(flow, 0, sizeof(*flow));
 	flow->endpoint = endpoint->address;
 	flow->endpoint_port = endpoint->port;

@@ -68,6 +68,8 @@ class Judge:
         assert before, "a packet that cannot be parsed was changed"
         if before.protocol in (headers.ICMP, headers.ICMPV6):
             self._icmp("ingress", frame, before, verdict, out)
+        elif verdict == SHOT and _is_sctp_fragment(before):
+            self.judged["dropped"] += 1
         elif before.fragment == "later":
             self._later("ingress", frame, before, verdict, out)
         else:
@@ -81,10 +83,8 @@ class Judge:
             self._rejection(frame, before, out)
         elif verdict == SHOT:
             assert offer, "a packet for no Service was dropped"
-            excused = (
-                offer.drops
-                or _may_lack_ports(before)
-                or (offer.rejects and (_is_too_long_to_quote(before) or _gets_no_answer(before.tuple.source)))
+            excused = offer.drops or (
+                offer.rejects and (_is_too_long_to_quote(before) or _gets_no_answer(before.tuple.source))
             )
             assert excused, "a packet for a Service with endpoints was dropped"
             self.judged["dropped"] += 1
@@ -118,6 +118,9 @@ class Judge:
         assert before, "a packet that cannot be parsed was changed"
         if before.protocol in (headers.ICMP, headers.ICMPV6):
             self._icmp("egress", frame, before, verdict, out)
+            return
+        if verdict == SHOT and _is_sctp_fragment(before):
+            self.judged["dropped"] += 1
             return
         assert verdict in (UNSPEC, REDIRECT), f"verdict {verdict} at egress"
         if before.fragment == "later":
@@ -206,9 +209,9 @@ class Judge:
         self.judged["refused"] += 1
 
 
-def _may_lack_ports(packet: Headers) -> bool:
-    """SCTP ports cannot be translated, because the checksum covers them. So a second flow may lack a port."""
-    return packet.protocol == headers.SCTP
+def _is_sctp_fragment(packet: Headers) -> bool:
+    """The CRC cannot be changed without the length of the complete packet."""
+    return packet.protocol == headers.SCTP and packet.fragment != ""
 
 
 def _gets_no_answer(source: Address) -> bool:

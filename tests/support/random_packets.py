@@ -57,6 +57,8 @@ class _Complete(NamedTuple):
     checksums: tuple[int, ...]
     """Offsets of the checksums that cover the address."""
     port_checksums: tuple[int, ...]
+    sctp: Headers | None
+    """The CRC covers the port."""
 
 
 class RandomPackets:
@@ -112,6 +114,9 @@ class RandomPackets:
             _adjust(frame, at, address - before[0])
         for at in complete.port_checksums:
             _adjust(frame, at, port - before[1])
+        if complete.sctp:
+            at = complete.sctp.l4 + 8
+            frame[at : at + 4] = headers.crc_of(bytes(frame), complete.sctp).to_bytes(4)
         return bytes(frame)
 
     def _about_flow(self) -> bytes:
@@ -164,9 +169,10 @@ def _complete(packet: Packet) -> _Complete:
     assert found.has_ports
     at = found.l4 + {headers.TCP: 16, headers.UDP: 6}.get(found.protocol, 0)
     own = (at,) if at != found.l4 and frame[at : at + 2] != b"\0\0" else ()
+    sctp = found if found.protocol == headers.SCTP else None
     if found.version == 4:
-        return _Complete(frame, found.l3 + 14, found.l4, (found.l3 + 10, *own), own)
-    return _Complete(frame, found.l3 + 22, found.l4, own, own)
+        return _Complete(frame, found.l3 + 14, found.l4, (found.l3 + 10, *own), own, sctp)
+    return _Complete(frame, found.l3 + 22, found.l4, own, own, sctp)
 
 
 def client_of(address: str) -> str:
@@ -257,8 +263,7 @@ def _deep(packet: Packet, count: int) -> Packet:
 
 
 def _answers(forwarded: bytes) -> list[bytes]:
-    """The packet with source and destination exchanged, which keeps the checksums valid; and an error about
-    it."""
+    """The packet with source and destination exchanged, and an error about it. All checksums stay valid."""
     found = headers.read(forwarded)
     if not found or not found.has_ports:
         return []
@@ -268,6 +273,8 @@ def _answers(forwarded: bytes) -> list[bytes]:
     back[found.l4 : found.l4 + 4] = (
         forwarded[found.l4 + 2 : found.l4 + 4] + forwarded[found.l4 : found.l4 + 2]
     )
+    if found.protocol == headers.SCTP and not found.fragment:
+        back[found.l4 + 8 : found.l4 + 12] = headers.crc_of(bytes(back), found).to_bytes(4)
     return [bytes(back), error_about(forwarded, found)]
 
 
