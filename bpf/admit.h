@@ -20,7 +20,7 @@ enum admission {
 	NO_FLOW,  /* the packet is not for a frontend and passes unchanged */
 	KNOWN,	  /* the packet belongs to the flow in the scratch */
 	OPENS,	  /* the packet opens the flow in the scratch, which has no entries yet */
-	REJECTED, /* the client gets a TCP reset or an ICMP error */
+	REJECTED, /* the client gets a TCP reset, an SCTP ABORT or an ICMP error */
 	DROPPED,  /* the client gets no reply */
 };
 

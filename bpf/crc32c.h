@@ -62,6 +62,17 @@ static __always_inline u32 crc_order(u32 word)
 #endif
 }
 
+/* Returns the CRC field of an SCTP packet of `count` words, in which that field is 0. */
+static __always_inline u32 crc_of(const u32 *words, u32 count)
+{
+	u64 crc = 0xffffffff;
+
+#pragma unroll
+	for (u32 i = 0; i < count; i++)
+		crc = crc_multiply(crc ^ crc_order(words[i]), CRC32C); /* x^32 */
+	return crc_order(~(u32)crc);
+}
+
 /* Returns the change of the CRC field after the first word of an SCTP packet has changed by
  * `change` (exclusive or). `shift`: crc_shift() of the length of the SCTP packet.
  */

@@ -12,7 +12,7 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize, NoLocalEndpoints, no_local_endpoints
-from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import API_SERVER, keep_last_endpoints
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
@@ -67,7 +67,7 @@ class Reconciler(Generic[K, E]):
         self._shared: dict[K, int] = {}  # by key: how many plans besides the first have the entry
         self.node_plan: NodePlan | None = None
         self._undetected: frozenset[Family] = frozenset()
-        self._pods = False  # whether `node_plan` includes the devices of pods
+        self._needed = False, False  # whether `node_plan` includes the devices of pods, and loopback
         self._actual: dict[K, E] | None = None  # None: unknown, so the next sync reads it
         self._generation: Hashable = None  # `Backend.generation` at the time of `_actual`
         self._touched: set[K] = set()
@@ -82,6 +82,7 @@ class Reconciler(Generic[K, E]):
         self._no_local = {family: [0, 0] for family in Family}  # internal, external
         self.needing_pods = 0
         """The number of ServicePorts that need the packets of pods (`needs_packets_of_pods`)."""
+        self._needing_node = 0  # as `needing_pods`, by `needs_packets_of_node`
         self.health_checks: dict[NamespacedName, HealthCheck] = {}
         """The health checks of load balancers, by Service."""
         self.health_version = 0
@@ -131,14 +132,15 @@ class Reconciler(Generic[K, E]):
         large = self._size.large
         for name in names:
             self._plan_service(name, state, large)
-        pods = self.needing_pods > 0
-        if node_changed or host_changed or pods is not self._pods or self.node_plan is None:
-            self._pods = pods
+        needed = self.needing_pods > 0, self._needing_node > 0
+        if node_changed or host_changed or needed != self._needed or self.node_plan is None:
+            self._needed = needed
             self._plan_node(state)
 
     def _plan_node(self, state: ClusterState) -> None:
         self._report_undetected(families_without_detector(self._context, state.node))
-        plan = plan_node(state, self._context, self._pods, self.node_plan)
+        pods, of_node = self._needed
+        plan = plan_node(state, self._context, pods, self.node_plan, of_node)
         if plan != self.node_plan:  # not every change of a device changes the plan
             self._desire(None, self._backend.render((), plan))
             self.node_plan = plan
@@ -225,6 +227,7 @@ class Reconciler(Generic[K, E]):
         of_family[0] += sign * internal
         of_family[1] += sign * external
         self.needing_pods += sign * needs_packets_of_pods(plan)
+        self._needing_node += sign * needs_packets_of_node(plan)
 
     def take_changed(self) -> Mapping[PlanKey, ServicePortPlan | None]:
         """Return the plans that changed since the last call, None for deleted ones."""

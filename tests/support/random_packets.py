@@ -24,7 +24,7 @@ from scapy.layers.inet6 import (
     IPv6ExtHdrRouting,
 )
 from scapy.layers.l2 import ARP, Dot1Q, Ether
-from scapy.layers.sctp import SCTP, SCTPChunkData
+from scapy.layers.sctp import SCTP, SCTPChunkInit
 from scapy.packet import Packet, Raw
 
 from tests.support import headers
@@ -189,7 +189,8 @@ def _transports(target: Target) -> list[Packet]:
         ]
     if target.protocol == headers.UDP:
         return [UDP(sport=20000, dport=target.port), UDP(sport=20000, dport=target.port, chksum=0)]
-    return [SCTP(sport=20000, dport=target.port) / SCTPChunkData(data=b"sctp", tsn=7)]
+    init = SCTPChunkInit(init_tag=0xCAFE0001, a_rwnd=1, n_out_streams=1, n_in_streams=1, init_tsn=7)
+    return [SCTP(sport=20000, dport=target.port) / init]
 
 
 def _between(target: Target) -> list[Packet]:
