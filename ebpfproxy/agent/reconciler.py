@@ -7,9 +7,9 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.model.service import NamespacedName, ServicePortName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize, NoLocalEndpoints, no_local_endpoints
 from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
@@ -33,6 +33,8 @@ FRONTEND_CONFLICT = "Services claim the same frontend"
 """The frontend is served for `served`, and not for `rejected`."""
 REPAIRED = "Repaired drift"
 """Another program had changed `entries` entries in the kernel; `first` is the first of their keys."""
+UNSERVED = "Kernel cannot serve the protocol of a ServicePort in this mode"
+"""Its traffic is not translated. Logged once for each ServicePort, and counted as a rejected entry."""
 NOT_SERVED = "Kernel rejected an entry, its ServicePort is not up to date"
 """Usually a map is full. `hint` names the flag that sets its size."""
 
@@ -40,8 +42,8 @@ NOT_SERVED = "Kernel rejected an entry, its ServicePort is not up to date"
 class SyncResult(NamedTuple):
     """The number of entries that a sync put, dropped, and found drifted, and that the kernel rejected.
 
-    `rejected` counts rejected puts and drops. `drifted` counts the entries that differed from what the agent
-    had written.
+    `rejected` counts rejected puts and drops, and ServicePorts that the kernel cannot serve. `drifted` counts
+    the entries that differed from what the agent had written.
     """
 
     put: int
@@ -82,6 +84,7 @@ class Reconciler(Generic[K, E]):
         self._no_local = {family: [0, 0] for family in Family}  # internal, external
         self.needing_pods = 0
         """The number of ServicePorts that need the packets of pods (`needs_packets_of_pods`)."""
+        self._unserved: dict[NamespacedName, frozenset[ServicePortName]] = {}
         self._needing_node = 0  # as `needing_pods`, by `needs_packets_of_node`
         self.health_checks: dict[NamespacedName, HealthCheck] = {}
         """The health checks of load balancers, by Service."""
@@ -161,9 +164,11 @@ class Reconciler(Generic[K, E]):
         service = state.services.get(name)
         plans: tuple[ServicePortPlan, ...] = ()
         check = None
-        if service is not None:
+        if service is None:
+            self._unserved.pop(name, None)
+        else:
             slices = state.slices_of(name)
-            plans = plan_service(service, slices, state.node, self._context, large)
+            plans = self._served(name, plan_service(service, slices, state.node, self._context, large))
             check = plan_health_check(service, slices, self._context.node_name) if plans else None
         self.health_version += check != self.health_checks.get(name)
         if check:
@@ -189,6 +194,20 @@ class Reconciler(Generic[K, E]):
             self._changed[key] = None
         for plan in update.previous:
             self._count(plan, -1)
+
+    def _served(
+        self, name: NamespacedName, plans: tuple[ServicePortPlan, ...]
+    ) -> tuple[ServicePortPlan, ...]:
+        """Return the plans without those that the kernel cannot serve, which are reported."""
+        reason = self._context.sctp_unserved
+        without = frozenset(each.name for each in plans if reason and each.name.protocol is Protocol.SCTP)
+        for each in sorted(without - self._unserved.get(name, frozenset())):
+            log.warning(UNSERVED, service=str(each), reason=reason, hint="use another --proxy-mode")
+        if without:
+            self._unserved[name] = without
+        else:
+            self._unserved.pop(name, None)
+        return tuple(each for each in plans if each.name not in without)
 
     def _desire(self, origin: PlanKey | None, entries: Mapping[K, E]) -> None:
         """Replace the desired entries of a plan; `origin` is None for the plan of the node."""
@@ -314,7 +333,9 @@ class Reconciler(Generic[K, E]):
             self._generation = self._backend.generation()
         self._touched = set(rejected)
         self._report(rejected)
-        return SyncResult(len(delta.puts.keys() - rejected.keys()), len(dropped), len(rejected), drifted)
+        unserved = sum(map(len, self._unserved.values()))
+        put = len(delta.puts.keys() - rejected.keys())
+        return SyncResult(put, len(dropped), len(rejected) + unserved, drifted)
 
     def _with_rejected(self, delta: Delta[K, E]) -> Delta[K, E]:
         """Add the rejected entries to the puts, even those that seem to be as desired.

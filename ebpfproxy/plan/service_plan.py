@@ -210,6 +210,7 @@ class PlanContext:
     - `redirect`: packets of flows from outside, and replies of pods, bypass the node's stack.
     - `device_patterns`: shell patterns of device names. Empty means that devices are found by their
       properties.
+    - `sctp_unserved`: why the kernel cannot translate SCTP in this mode, "" if it can.
     """
 
     node_name: str
@@ -224,3 +225,4 @@ class PlanContext:
     socket_lb: SocketLb = SocketLb.ON
     redirect: bool = False
     device_patterns: tuple[str, ...] = ()
+    sctp_unserved: str = ""
