@@ -23,8 +23,8 @@ NO_PLACE = 0xFFFFFFFF
 """Stored instead of an index in `half_open_flows` if the flow has none."""
 
 SCTP_ESTABLISHED = 210
-"""Seconds without a packet after which an association is over. Both ends send a heartbeat every 30 s (RFC 9260,
-16). The kernel's connection tracking has the same timeout (nf_conntrack_proto_sctp.c)."""
+"""Seconds without a packet after which an association is over. Both ends send a heartbeat every 30 s (RFC
+9260, 16). The kernel's connection tracking has the same timeout (nf_conntrack_proto_sctp.c)."""
 
 _NS = 1_000_000_000
 _U32 = 0xFFFFFFFF
