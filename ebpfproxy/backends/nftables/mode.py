@@ -8,6 +8,7 @@ from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.mode import BackendInspection, Callbacks, Inspection, Parts
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
+from ebpfproxy.backends.netfilter.tracked_protocols import sctp_is_unserved
 from ebpfproxy.backends.nftables import cleanup, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import Element, Endpoints, Key, endpoint_bytes
@@ -42,13 +43,13 @@ class NftablesMode:
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = NftablesBackend(nftables_settings(config))
         sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
-        context = plan_context(config, self.name)
+        context = plan_context(config, self.name, sctp_is_unserved())
         return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
 
     def inspect(self, config: Config) -> Inspection:
         backend = NftablesBackend(nftables_settings(config))
         backend.open()
-        return BackendInspection(backend, plan_context(config, self.name), shown)
+        return BackendInspection(backend, plan_context(config, self.name, sctp_is_unserved()), shown)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)

@@ -302,11 +302,6 @@ class Reason(enum.Enum):
         Subject.ENDPOINTS,
         "excluded: mode ipvs has one list for all clients, with only those on this node",
     )
-    PORT_UNEQUAL = (
-        "PortUnequal",
-        Subject.ENDPOINTS,
-        "unusable: mode ebpf drops SCTP packets whose endpoint has another port",
-    )
     HAIRPIN_LOST = (
         "HairpinLost",
         Subject.ENDPOINTS,
@@ -428,11 +423,6 @@ class Reason(enum.Enum):
         "DroppedByRanges",
         Subject.OUTCOME,
         "packets are dropped: source ranges exclude the client",
-    )
-    DROPPED_PORT_UNEQUAL = (
-        "DroppedPortUnequal",
-        Subject.OUTCOME,
-        "packets are dropped: the SCTP checksum covers the port",
     )
     REJECTED_UNUSED_PORT = (
         "RejectedUnusedPort",

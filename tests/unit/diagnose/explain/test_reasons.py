@@ -329,12 +329,6 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         CONNECTS,
         lambda: explained(situation(LOCAL_WEB, READY, mode="ipvs"), to(NODE, 30080), A_POD),
     ),
-    Reason.PORT_UNEQUAL: (
-        DROPPED,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
-        ),
-    ),
     Reason.HAIRPIN_LOST: (
         CONNECTS,
         lambda: explained(situation(WEB, slice_of("web", endpoint(POD, "")), mode="ipvs"), origin=A_POD),
@@ -406,12 +400,6 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.REJECTED_NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
     Reason.DROPPED_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
     Reason.DROPPED_BY_RANGES: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD)),
-    Reason.DROPPED_PORT_UNEQUAL: (
-        DROPPED,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
-        ),
-    ),
     Reason.REJECTED_UNUSED_PORT: (
         REJECTED,
         lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
