@@ -30,17 +30,7 @@ def _ebpf(case: Case, decision: Decision) -> Decision:
         and reaches_itself(case.situation, case.destination)
     ):
         return decision._replace(verdict=Verdict.REACHES_NODE, why=Reason.REACHES_NODE)
-    if case.destination.protocol is not Protocol.SCTP or decision.verdict is not Verdict.CONNECTS:
-        return decision
-    endpoints = tuple(
-        each._replace(works=False, reason=Reason.PORT_UNEQUAL)
-        if each.used and each.port != decision.served.frontend.frontend.port
-        else each
-        for each in decision.endpoints
-    )
-    if any(each.used and each.works for each in endpoints):
-        return decision._replace(endpoints=endpoints)
-    return decision._replace(endpoints=endpoints, verdict=Verdict.DROPPED, why=Reason.DROPPED_PORT_UNEQUAL)
+    return decision
 
 
 def _nftables(case: Case, decision: Decision) -> Decision:

@@ -307,11 +307,6 @@ class Reason(enum.Enum):
         Subject.ENDPOINTS,
         "excluded: mode ipvs has one list for all clients, with only those on this node",
     )
-    PORT_UNEQUAL = (
-        "PortUnequal",
-        Subject.ENDPOINTS,
-        "unusable: mode ebpf drops SCTP packets whose endpoint has another port",
-    )
     HAIRPIN_LOST = (
         "HairpinLost",
         Subject.ENDPOINTS,
@@ -352,8 +347,27 @@ class Reason(enum.Enum):
 
     # Algorithm
     RANDOM = "Random", Subject.ALGORITHM, "each usable endpoint has the same probability"
+    RANDOM_BY_WEIGHT = (
+        "RandomByWeight",
+        Subject.ALGORITHM,
+        "the probability of each usable endpoint is in proportion to its weight",
+    )
+    ALGORITHM = (
+        "Algorithm",
+        Subject.ALGORITHM,
+        "the annotation lb-algorithm or the flag --lb-algorithm selects the algorithm",
+    )
+    BALANCING_IGNORED = (
+        "BalancingIgnored",
+        Subject.ALGORITHM,
+        "this mode does not honor a part of the requested load balancing",
+    )
     SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
-    RELAY_SELECTS = "RelaySelects", Subject.ALGORITHM, "mode userspace: the algorithm of the relay selects"
+    RELAY_SELECTS = (
+        "RelaySelects",
+        Subject.ALGORITHM,
+        "mode userspace: the relay selects them in turn (round robin)",
+    )
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
 
     # Masquerade
@@ -429,11 +443,6 @@ class Reason(enum.Enum):
         "DroppedByRanges",
         Subject.OUTCOME,
         "packets are dropped: source ranges exclude the client",
-    )
-    DROPPED_PORT_UNEQUAL = (
-        "DroppedPortUnequal",
-        Subject.OUTCOME,
-        "packets are dropped: the SCTP checksum covers the port",
     )
     REJECTED_UNUSED_PORT = (
         "RejectedUnusedPort",
