@@ -53,6 +53,7 @@ class UserspaceBackend:
         # Listeners that the last change could not open at each of their addresses. The caller puts them again
         # as long as it wants them, but does not drop them, since they do not count as in force.
         self._rejected: AbstractSet[Key] = frozenset()
+        self._attempts = 0
 
     def open(self) -> None:
         """Start the relays. Nothing is written to the kernel."""
@@ -100,7 +101,9 @@ class UserspaceBackend:
         return rejected
 
     def generation(self) -> Hashable:
-        return self.relays.replaced, self._generation.value()
+        """Also return another value each time while a port is in use by others: it may be free now."""
+        self._attempts += bool(self._rejected)
+        return self.relays.replaced, self._attempts, self._generation.value()
 
     def usage(self) -> Mapping[str, tuple[int, int]]:
         """Return the open UDP flows and their largest number. Any thread may call it."""

@@ -38,6 +38,7 @@ class UserspaceMode:
             usage=backend.usage,
             counters=backend.counters,
             is_notified=lambda: True,
+            binds_sockets=True,
         )
 
     def inspect(self, config: Config) -> Inspection:
