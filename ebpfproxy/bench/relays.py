@@ -17,7 +17,7 @@ FAILURES = frozenset({"held_unopened", "held_silent"})
 
 
 class Size(NamedTuple):
-    """The extent of a run: connections that are held, and connections that are opened before and meanwhile."""
+    """The extent of a run: connections that are held, and those that are opened before and meanwhile."""
 
     held: int
     samples: int

@@ -15,6 +15,7 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.plan.balancing import Support
 
 _DEFAULT = UserspaceSettings()
+_SCTP_UNSERVED = "mode userspace relays TCP and UDP only"
 
 
 class UserspaceMode:
@@ -34,7 +35,7 @@ class UserspaceMode:
         backend = UserspaceBackend(userspace_settings(config), callbacks.changed)
         return Parts(
             backend,
-            plan_context(config, self.name),
+            plan_context(config, self.name, _SCTP_UNSERVED),
             usage=backend.usage,
             counters=backend.counters,
             is_notified=lambda: True,
@@ -42,7 +43,7 @@ class UserspaceMode:
         )
 
     def inspect(self, config: Config) -> Inspection:
-        return UserspaceInspection(plan_context(config, self.name))
+        return UserspaceInspection(plan_context(config, self.name, _SCTP_UNSERVED))
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)
