@@ -75,6 +75,7 @@ KUSTOMIZED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "nftables": ("modes/nftables", "", {"mode": "nftables"}),
     "iptables": ("modes/iptables", "", {"mode": "iptables"}),
     "ipvs": ("modes/ipvs", "", {"mode": "ipvs"}),
+    "userspace": ("modes/userspace", "", {"mode": "userspace"}),
     "one-node": ("base", "one-node", {"nodeSelector": {"service-proxy": "ebpfproxy"}}),
     "host-ports": ("base", "host-ports", {"hostPorts": True}),
     "with-bcc": ("base", "with-bcc", {"compiler": True}),
