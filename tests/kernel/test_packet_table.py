@@ -110,6 +110,8 @@ def seen(table: Table, row: Row, who: Client) -> set[str]:
     if who.by_socket or (here and not DIFFERENCES[pair.mode].masquerades_here):
         return {own}
     masqueraded = {gateway if here else uplink}
+    if DIFFERENCES[pair.mode].by_relay:
+        return masqueraded
     if row.frontend == "ClusterIP":
         return masqueraded if who.group == "outside" else {own}
     return masqueraded if row.policy == "Cluster" else {own}
