@@ -41,7 +41,7 @@ def offered(line: str, shell: str = "bash") -> list[str]:
         ("ebpfproxy run --config=/et", ["<file>"]),
         ("ebpfproxy run --manifests ", ["<dir>"]),
         ("ebpfproxy run --no-such-flag --proxy-mode=n", ["--proxy-mode=nftables"]),
-        ("ebpfproxy dump con", ["conntrack"]),
+        ("ebpfproxy dump con", ["conntrack", "connections"]),
         ("ebpfproxy dump -o ", ["table", "wide", "json", "yaml"]),
         ("ebpfproxy dump 'unclosed", []),
         ("ebpfproxy compile --output ", ["<dir>"]),
