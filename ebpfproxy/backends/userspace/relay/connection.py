@@ -1,8 +1,9 @@
 """Relays the bytes of one TCP connection between a client and an endpoint.
 
 A relay process holds at most `_SMALL` bytes of each direction, so a slow reader costs its own kernel buffers
-and no memory here. Large transfers leave the bytes in the kernel until the other side has taken them: the
-relay looks at them (MSG_PEEK), sends them, and then discards what was sent (MSG_TRUNC).
+and no memory here. The bytes of large transfers stay in the kernel: they pass through a pipe, which takes
+less than half of the CPU time of copying. If no pipe is free, the relay looks at the bytes (MSG_PEEK), sends
+them, and then discards what was sent (MSG_TRUNC).
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ebpfproxy.backends.userspace.relay.pipes import POOL, Pipe
 from ebpfproxy.backends.userspace.relay.target import Target
 
 _SMALL = 16 << 10
@@ -26,7 +28,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 class Direction:
     """The bytes from one socket to the other one."""
 
-    __slots__ = ("_connection", "_is_large", "_rest", "_sink", "_source", "has_ended")
+    __slots__ = ("_connection", "_is_large", "_pipe", "_rest", "_sink", "_source", "has_ended")
 
     def __init__(self, connection: "Connection", source: socket.socket, sink: socket.socket) -> None:
         self._connection = connection
@@ -34,6 +36,7 @@ class Direction:
         self._sink = sink
         self._rest = b""
         self._is_large = False
+        self._pipe: Pipe | None = None  # while it holds bytes
         self.has_ended = False
 
     def start(self, first: bytes = b"") -> None:
@@ -70,8 +73,53 @@ class Direction:
         return count == _SMALL
 
     def _relay_large(self) -> bool:
+        self._connection.used = self._connection.loop.time()
+        pipe = POOL.take()
+        return self._copy() if pipe is None else self._splice(pipe)
+
+    def _splice(self, pipe: Pipe) -> bool:
+        """Relay through a pipe."""
+        try:
+            for _ in range(_ROUNDS):
+                if not pipe.fill(self._source.fileno()):
+                    self._end()
+                    return False
+                is_large = pipe.count >= _SMALL
+                try:
+                    pipe.drain(self._sink.fileno())
+                except (BlockingIOError, InterruptedError):
+                    self._pipe = pipe
+                    self._connection.loop.remove_reader(self._source)
+                    self._connection.loop.add_writer(self._sink, self._drain)
+                    return True
+                if not is_large:
+                    return False
+            return True
+        finally:
+            if self._pipe is None:
+                POOL.give_back(pipe)
+
+    def _drain(self) -> None:
+        """The sink has room for the bytes in the pipe."""
+        assert self._pipe
+        try:
+            self._pipe.drain(self._sink.fileno())
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._connection.reset()
+            return
+        self.discard()
+        self._resume()
+
+    def discard(self) -> None:
+        """Give up the bytes in the pipe, if there are any."""
+        if self._pipe:
+            POOL.give_back(self._pipe)
+            self._pipe = None
+
+    def _copy(self) -> bool:
         connection = self._connection
-        connection.used = connection.loop.time()
         for _ in range(_ROUNDS):
             count = self._source.recv_into(_BUFFER, _LARGE, socket.MSG_PEEK)
             if not count:
@@ -187,6 +235,8 @@ class Connection:
     def _close(self, was_reset: bool) -> None:
         if self._client.fileno() < 0:
             return
+        self._to_server.discard()
+        self._to_client.discard()
         for each in (self._client, self._server):
             if each.fileno() >= 0:
                 self.loop.remove_reader(each)
