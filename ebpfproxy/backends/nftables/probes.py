@@ -152,7 +152,7 @@ def _operations(table: Table) -> Iterator[tuple[int, Operation]]:
         yield owners[name], messages.add_set(table, name, parse_declaration(text), names.number())
     for index, part in enumerate(_PARTS[table.family]):
         yield index, messages.add_chain(table, f"part-{index}", part.hook)
-        for operation in messages.add_rule(table, f"part-{index}", part.rule, names):
+        for operation in messages.add_rule(table, f"part-{index}", part.rule.encoded(), names):
             yield index, operation
 
 

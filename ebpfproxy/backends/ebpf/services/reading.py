@@ -79,7 +79,10 @@ class Reading:
                 yield id_, ServicePortKey(f"?/{id_}", Protocol.TCP, Family.IPV4)
 
     def _read_endpoints(self, known: Set[int]) -> dict[int, list[tuple[bytes, int]]]:
-        """The rows of the endpoints in force and their ids, by service id. Those of an unknown service lose their flags."""
+        """The rows of the endpoints in force and their ids, by service id.
+
+        Endpoints of an unknown service lose their flags.
+        """
         found: dict[int, list[tuple[bytes, int]]] = defaultdict(list)
         taken: set[int] = set()
         for id_, row, service in self._arrays.listed():
