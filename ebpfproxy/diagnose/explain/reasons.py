@@ -302,11 +302,6 @@ class Reason(enum.Enum):
         Subject.ENDPOINTS,
         "excluded: mode ipvs has one list for all clients, with only those on this node",
     )
-    PORT_UNEQUAL = (
-        "PortUnequal",
-        Subject.ENDPOINTS,
-        "unusable: mode ebpf drops SCTP packets whose endpoint has another port",
-    )
     HAIRPIN_LOST = (
         "HairpinLost",
         Subject.ENDPOINTS,
@@ -347,6 +342,21 @@ class Reason(enum.Enum):
 
     # Algorithm
     RANDOM = "Random", Subject.ALGORITHM, "each usable endpoint has the same probability"
+    RANDOM_BY_WEIGHT = (
+        "RandomByWeight",
+        Subject.ALGORITHM,
+        "the probability of each usable endpoint is in proportion to its weight",
+    )
+    ALGORITHM = (
+        "Algorithm",
+        Subject.ALGORITHM,
+        "the annotation lb-algorithm or the flag --lb-algorithm selects the algorithm",
+    )
+    BALANCING_IGNORED = (
+        "BalancingIgnored",
+        Subject.ALGORITHM,
+        "this mode does not honor a part of the requested load balancing",
+    )
     SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
 
@@ -413,11 +423,6 @@ class Reason(enum.Enum):
         "DroppedByRanges",
         Subject.OUTCOME,
         "packets are dropped: source ranges exclude the client",
-    )
-    DROPPED_PORT_UNEQUAL = (
-        "DroppedPortUnequal",
-        Subject.OUTCOME,
-        "packets are dropped: the SCTP checksum covers the port",
     )
     REJECTED_UNUSED_PORT = (
         "RejectedUnusedPort",

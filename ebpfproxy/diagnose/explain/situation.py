@@ -14,7 +14,7 @@ from ebpfproxy.model.device import Device
 from ebpfproxy.model.service import NamespacedName, ServicePortName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize
-from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import NodeLocation
 from ebpfproxy.plan.frontends import plan_name
 from ebpfproxy.plan.node_plan import plan_node
@@ -152,11 +152,12 @@ def plan_situation(
         requested[name] = plans
         claims.update(name, plans)
     pods = any(map(needs_packets_of_pods, claims.plans.values()))
+    of_node = any(map(needs_packets_of_node, claims.plans.values()))
     return Situation(
         mode,
         state,
         context,
-        plan_node(state, context, pods),
+        plan_node(state, context, pods, of_node=of_node),
         claims.plans,
         requested,
         cluster.unserved,
