@@ -59,7 +59,8 @@ def sctp(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
     if id(two_nodes) not in _served:
         _served.add(id(two_nodes))
         for pod in (two_nodes.a, two_nodes.b, two_nodes.d):
-            pod.serve_echo(SCTP, TARGET)
+            for address in (pod.v4, pod.v6):  # one address each: see `of`
+                pod.serve_echo(SCTP, TARGET, address)
     yield two_nodes
     assert bad_crcs(two_nodes) == {}
 
