@@ -3,6 +3,7 @@
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
 from ebpfproxy.errors import KernelError
@@ -10,11 +11,12 @@ from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName, ServicePortName
+from ebpfproxy.plan.balancing import EVERYTHING, Support
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize, NoLocalEndpoints, no_local_endpoints
 from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import API_SERVER, keep_last_endpoints
-from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.frontends import plan_name
 from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
 from ebpfproxy.plan.local_traffic import families_without_detector
 from ebpfproxy.plan.node_plan import plan_node
@@ -59,9 +61,11 @@ class Reconciler(Generic[K, E]):
     reads the kernel back and compares everything.
     """
 
-    def __init__(self, backend: Backend[K, E], context: PlanContext) -> None:
+    def __init__(self, backend: Backend[K, E], context: PlanContext, balancing: Support = EVERYTHING) -> None:
+        """`balancing`: what the mode honors; the rest is reported."""
         self._backend = backend
         self._context = context
+        self.ignored_balancing = IgnoredBalancing(balancing, context)
         self._claims = Claims()
         self._size = ClusterSize()
         self._keys: dict[PlanKey | None, tuple[K, ...]] = {}  # None: the entries of the node
@@ -129,7 +133,7 @@ class Reconciler(Generic[K, E]):
         `services` have changed. `node_changed`: the Node has changed, so all Services are planned again.
         `host_changed`: local addresses or devices have changed, so only the node is planned again.
         """
-        names = services | state.services.keys() if node_changed else services
+        names = services | state.services.keys() | state.pods.keys() if node_changed else services
         for name in names:
             self._size.update(name, state.services.get(name), state.slices_of(name))
         large = self._size.large
@@ -162,14 +166,10 @@ class Reconciler(Generic[K, E]):
 
     def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
         service = state.services.get(name)
-        plans: tuple[ServicePortPlan, ...] = ()
+        plans = self._served(name, plan_name(name, state, self._context, large))
         check = None
-        if service is None:
-            self._unserved.pop(name, None)
-        else:
-            slices = state.slices_of(name)
-            plans = self._served(name, plan_service(service, slices, state.node, self._context, large))
-            check = plan_health_check(service, slices, self._context.node_name) if plans else None
+        if service and plans:
+            check = plan_health_check(service, state.slices_of(name), self._context.node_name)
         self.health_version += check != self.health_checks.get(name)
         if check:
             self.health_checks[name] = check
@@ -177,6 +177,7 @@ class Reconciler(Generic[K, E]):
             self.health_checks.pop(name, None)
         if name == API_SERVER:
             plans = keep_last_endpoints(plans, self._claims.plans.get)
+        self.ignored_balancing.update(name, plans)
         update = self._claims.update(name, plans)
         for lost in update.lost:
             log.warning(

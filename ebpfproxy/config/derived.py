@@ -25,6 +25,9 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         socket_lb=config.socket_lb,
         redirect=config.ebpf_redirect and mode == EBPF,
         device_patterns=config.tc_devices,
+        algorithm=config.lb_algorithm,
+        slow_start=config.slow_start,
+        host_ports=config.host_ports,
         sctp_unserved=sctp_unserved,
     )
 

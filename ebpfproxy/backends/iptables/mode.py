@@ -17,6 +17,8 @@ from ebpfproxy.backends.xtables.entries import Key, Rule
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family, Protocol, parse_address, unspecified
+from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import Frontend
 
 
@@ -25,6 +27,7 @@ class IptablesMode:
 
     name = "iptables"
     uses_kernel_nat = True
+    balancing = Support(frozenset({Algorithm.RANDOM}))
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(config.iptables_backend, families_used.used(config))

@@ -14,6 +14,8 @@ from ebpfproxy.backends.netfilter.tracked_protocols import sctp_is_unserved
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import Frontend
 
 
@@ -22,6 +24,7 @@ class IpvsMode:
 
     name = "ipvs"
     uses_kernel_nat = True
+    balancing = Support(frozenset({Algorithm.ROUND_ROBIN}))
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(

@@ -19,9 +19,11 @@ from ebpfproxy.backends.nftables.node_objects import (
     SERVICE_NODE_PORTS,
 )
 from ebpfproxy.backends.nftables.settings import NftablesSettings
+from ebpfproxy.backends.nftables.shares import DRAWS
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family, Protocol, parse_address, unspecified
+from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import Frontend
 
 
@@ -30,6 +32,7 @@ class NftablesMode:
 
     name = "nftables"
     uses_kernel_nat = True
+    balancing = Support(frozenset(DRAWS), weights=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(families_used.used(config))

@@ -289,6 +289,8 @@ class Reason(enum.Enum):
     HINT_OTHER_ZONE = "HintOtherZone", Subject.ENDPOINTS, "excluded: a hint assigns it to another zone"
     NOT_LOCAL = "NotLocal", Subject.ENDPOINTS, "excluded: on another node, and the policy is Local"
     NODE_UNKNOWN = "NodeUnknown", Subject.ENDPOINTS, "excluded: its EndpointSlice names no node"
+    POD_OF_HOST_PORT = "PodOfHostPort", Subject.ENDPOINTS, "used: the pod that has this host port"
+    NO_WEIGHT = "NoWeight", Subject.ENDPOINTS, "excluded: the annotation endpoint-weights gives it weight 0"
     PORT_MISSING = (
         "PortMissing",
         Subject.ENDPOINTS,
@@ -340,6 +342,21 @@ class Reason(enum.Enum):
 
     # Algorithm
     RANDOM = "Random", Subject.ALGORITHM, "each usable endpoint has the same probability"
+    RANDOM_BY_WEIGHT = (
+        "RandomByWeight",
+        Subject.ALGORITHM,
+        "the probability of each usable endpoint is in proportion to its weight",
+    )
+    ALGORITHM = (
+        "Algorithm",
+        Subject.ALGORITHM,
+        "the annotation lb-algorithm or the flag --lb-algorithm selects the algorithm",
+    )
+    BALANCING_IGNORED = (
+        "BalancingIgnored",
+        Subject.ALGORITHM,
+        "this mode does not honor a part of the requested load balancing",
+    )
     SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
 
