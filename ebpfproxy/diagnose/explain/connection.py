@@ -18,7 +18,7 @@ from ebpfproxy.diagnose.explain.result import (
     Verdict,
     Via,
 )
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
 

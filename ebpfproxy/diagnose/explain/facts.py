@@ -10,7 +10,7 @@ from ebpfproxy.backends.ebpf.inspect.view import ServiceRow
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Via
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address, format_endpoint, is_unspecified
 from ebpfproxy.plan.service_plan import DeviceRole, NoEndpointAction, PolicyResult, Scope
 

@@ -10,7 +10,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.view import DumpView, EndpointRow, ServiceRow
 from ebpfproxy.diagnose.explain.origin import EBPF
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import (
     Address,
     Family,

@@ -9,7 +9,7 @@ from ebpfproxy.backends.selection import AUTO
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.explain.origin import ANY_POD, ANYONE_OUTSIDE, THE_NODE, Origin
 from ebpfproxy.diagnose.explain.result import ClientClass
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.errors import ConfigError, KernelError, NotFound, Rejected
 from ebpfproxy.linux.netlink import links, routing
 from ebpfproxy.linux.netns import namespaces, netns

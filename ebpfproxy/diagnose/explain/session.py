@@ -22,8 +22,8 @@ from ebpfproxy.diagnose.explain.kernel_facts import KernelFacts
 from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
-from ebpfproxy.diagnose.explain.situation import Situation, no_routes, plan_situation
 from ebpfproxy.diagnose.mode_in_use import mode_in_use
+from ebpfproxy.diagnose.situation import Situation, no_routes, plan_situation
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName
