@@ -5,6 +5,7 @@ follows from it.
 - `agent_pages`: the HTTP pages of the running agent.
 - `situation`: the plans of all Services, as the agent makes them.
 - `verify`: compares the entries of these plans with the kernel. `changes`: the result as lines.
+- `canary`: connects by each path of the node.
 - `explain`: what the node does with a connection, and why.
 - `doctor`: what the node lacks, and which other programs it has.
 - `bundle`: the support bundle.

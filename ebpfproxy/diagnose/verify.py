@@ -1,6 +1,5 @@
 """Compares the kernel with the desired state from outside the agent, in any mode. It changes nothing."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from ebpfproxy.backends.mode import Inspection, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster
-from ebpfproxy.diagnose.situation import Situation, plan_situation
+from ebpfproxy.diagnose.situation import Situation, situation_of_mode
 
 _ROUNDS = 4
 _SETTLED = 1.0  # seconds for a sync, besides the shortest interval between two syncs
@@ -60,8 +59,7 @@ def verify(
 
 def _compared(inspection: Inspection, mode: Mode, cluster: Cluster) -> Verified:
     """The kernel is read after the cluster: a change that the agent has applied meanwhile is a difference."""
-    state = dataclasses.replace(cluster.state, bypassing=inspection.bypassing())
-    situation = plan_situation(cluster._replace(state=state), inspection.context, mode.name)
+    situation = situation_of_mode(cluster, inspection, mode.name)
     entries = desired(inspection, situation)
     found = differences(inspection, entries)
     return Verified(tuple(sorted(set(found))), len(entries), situation, entries)

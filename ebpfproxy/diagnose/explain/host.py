@@ -61,6 +61,20 @@ def origin_of(text: str, situation: Situation, live: bool) -> Origin:
     return _of_namespace(_namespace(text), text, situation)
 
 
+def pods_here(situation: Situation) -> Iterator[tuple[Path, Origin]]:
+    """Yield the network namespaces of pods of this node, and the pods as clients.
+
+    Pods whose sockets bypass the hooks, and namespaces that cannot be entered, are left out.
+    """
+    for path in map(Path, namespaces.network_namespaces()):
+        try:
+            found = _of_namespace(path, str(path), situation)
+        except (KernelError, OSError):  # the process may have ended
+            continue
+        if found.interface and not found.bypasses_hooks:
+            yield path, found
+
+
 def _with_own_cookie(origin: Origin) -> Origin:
     try:
         return origin._replace(cookie=netns.cookie())

@@ -24,6 +24,7 @@ from ebpfproxy.backends.ebpf.entries import (
     Key,
     ServicePortEntry,
 )
+from ebpfproxy.backends.ebpf.inspect import translations
 from ebpfproxy.backends.ebpf.inspect.read_only import ReadOnlyArrays, ReadOnlyMap
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
@@ -47,6 +48,7 @@ from ebpfproxy.model.address import (
     network,
     protocol_name,
 )
+from ebpfproxy.model.connection import Connection, Translation
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoint
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan, SocketLb
 
@@ -89,6 +91,9 @@ class EbpfInspection:
             self._further += self._node(maps)
             self._further += self._before_hooks(programs)
             return found
+
+    def endpoint_of(self, connection: Connection) -> Translation | None:
+        return translations.find(self._pins.hooked_in() / "maps", connection)
 
     def _services(self, maps: Maps) -> dict[Key, Entry]:
         arrays = ReadOnlyArrays(maps)
