@@ -34,8 +34,8 @@ EXIT_CODES = (
     ExitCode(
         1,
         "the command found a problem, or an unexpected error occurred",
-        "doctor: something is missing; verify: the kernel differs, or a path fails; explain: a port does not work; "
-        "bench: a connection failed; "
+        "doctor: something is missing; verify: the kernel differs, or a path fails; "
+        "explain: a port does not work; bench: a connection failed; "
         "a bug: run the command again with -v=4 for the traceback",
     ),
     ExitCode(

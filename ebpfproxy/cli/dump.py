@@ -134,11 +134,11 @@ def command(
     """
     _check_combination(what, output, service or address, diff, drift, watch, from_dump)
     if diff:
-        found = dump_diff.read(config)
+        found = dump_diff.read(config, from_dump)
         dump_diff.show(found, output)
         return _DIFFERENT if found.objects else 0
     if what == _OBJECTS:
-        read = dump_diff.objects(config)
+        read = dump_diff.objects(config, from_dump)
         _show_or_watch(lambda: {_OBJECTS: read()}, output, False, interval if watch else None)
         return 0
     row_filter = Filter(service, *dump_sections.parse_address_filter(address))
@@ -151,7 +151,7 @@ def command(
             lambda: _read_all(names, row_filter, config), output, len(SUBJECTS[what]) > 1, interval
         )
         return 0
-    mark = _marker(config) if drift else lambda section, row: row
+    mark = _marker(config, from_dump) if drift else lambda section, row: row
     with contextlib.closing(open_view(config.bpffs_root, from_dump)) as view:
         if "traffic" in names and not view.counts_services:
             click.echo(_NOT_COUNTED, err=True)
@@ -178,10 +178,10 @@ def _check_combination(
         _OBJECTS: what == _OBJECTS,
     }
     excluding = (
-        ("--diff", ("--drift", "--watch", "--from-dump", "--service or --address", what)),
-        ("--drift", ("--watch", "--from-dump", _OBJECTS)),
+        ("--diff", ("--drift", "--watch", "--service or --address", what)),
+        ("--drift", ("--watch", _OBJECTS)),
         ("--watch", ("--from-dump", "-o yaml")),
-        (_OBJECTS, ("--from-dump", "--service or --address")),
+        (_OBJECTS, ("--service or --address",)),
     )
     for one, others in excluding:
         for other in others:
@@ -189,8 +189,8 @@ def _check_combination(
                 raise ConfigError(f"cannot combine {one} with {other}", f"leave {other} or {one} out")
 
 
-def _marker(config: Config) -> Callable[[str, Row], Row]:
-    found = dump_diff.read(config)
+def _marker(config: Config, from_dump: Path | None) -> Callable[[str, Row], Row]:
+    found = dump_diff.read(config, from_dump)
     if note := dump_diff.note_of_missing(found):
         click.echo(note, err=True)
     return dump_diff.marker(found)

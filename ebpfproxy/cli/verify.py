@@ -1,19 +1,21 @@
 """``ebpfproxy verify``: compares the kernel with what the state of the cluster requires."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ebpfproxy import log
+from ebpfproxy.cli.dump_source import compared, from_dump_option
 from ebpfproxy.cli.epilog import examples
+from ebpfproxy.cli.pipe import ends_with_its_pipe
 from ebpfproxy.cli.service_names import complete_service
 from ebpfproxy.config import Config, FlagsCommand, config_options
 from ebpfproxy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ebpfproxy.backends.mode import Mode
     from ebpfproxy.diagnose.canary.result import Result
+    from ebpfproxy.diagnose.verify import Inspectable
 
 _DIFFERENT = 1
 _ANY = "*"
@@ -29,6 +31,8 @@ _ANY = "*"
     ebpfproxy verify --manifests=/etc/ebpfproxy/manifests -o json
     # Connect once by each path of this node, too.
     ebpfproxy verify --config=/etc/ebpfproxy/config.conf --canary
+    # Compare a saved dump with manifests, on any machine.
+    ebpfproxy verify --from-dump=node1.json --manifests=/etc/ebpfproxy/manifests
     """),
 )
 @click.option(
@@ -51,8 +55,10 @@ _ANY = "*"
     "outside at each uplink. SERVICE, such as prod/web:https, selects a Service; it can be given several "
     "times. Default: TCP connections to any Services, which are closed at once.",
 )
+@from_dump_option
 @config_options
-def command(config: Config, output: str, canaries: tuple[str, ...]) -> int:
+@ends_with_its_pipe
+def command(config: Config, output: str, canaries: tuple[str, ...], from_dump: Path | None) -> int:
     """Compare the kernel with the Services and EndpointSlices of the cluster, in the mode that serves here.
 
     Prints one line for each difference: the object, what is wrong with it, and the two values. Only
@@ -63,12 +69,9 @@ def command(config: Config, output: str, canaries: tuple[str, ...]) -> int:
     others. The exit code is 0 without differences, 1 with differences or if a path fails, and another one if
     the comparison is not possible.
     """
-    from ebpfproxy.diagnose.mode_in_use import mode_in_use
-    from ebpfproxy.diagnose.verify import verify
-
-    log.silence()
-    mode = mode_in_use(config)
-    result = verify(mode, config)
+    if canaries and from_dump:
+        raise ConfigError("cannot combine --canary with --from-dump", "leave --from-dump or --canary out")
+    mode, result = compared(config, from_dump)
     connections = _connections(mode, config, canaries) if canaries else None
     if output == "json":
         found = [each._asdict() for each in result.differences]
@@ -88,7 +91,7 @@ def command(config: Config, output: str, canaries: tuple[str, ...]) -> int:
     return _DIFFERENT if result.differences or not works else 0
 
 
-def _connections(mode: "Mode", config: Config, canaries: tuple[str, ...]) -> "list[Result]":
+def _connections(mode: "Inspectable", config: Config, canaries: tuple[str, ...]) -> "list[Result]":
     """Raises ConfigError for a value that is no Service."""
     from ebpfproxy.diagnose.canary.canary import canary
     from ebpfproxy.diagnose.explain.destination import parse

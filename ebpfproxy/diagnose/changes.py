@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ebpfproxy.backends.difference import text
-from ebpfproxy.backends.mode import Inspection, Mode
+from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.config import Config
-from ebpfproxy.diagnose.verify import Verified, verify
+from ebpfproxy.diagnose.verify import Inspectable, Verified
 
 
 class ObjectDiff(NamedTuple):
@@ -37,12 +37,8 @@ class Diff(NamedTuple):
     objects: tuple[ObjectDiff, ...]
 
 
-def diff(mode: Mode, config: Config) -> Diff:
-    """Compare the kernel with the state of the cluster: see `verify`. It changes nothing.
-
-    Raises EbpfProxyError if the cluster or the kernel cannot be read.
-    """
-    result = verify(mode, config)
+def diff(mode: Inspectable, config: Config, result: Verified) -> Diff:
+    """Return the objects that differ by the result of `verify`. Raises KernelError."""
     if not result.differences:
         return Diff(mode.name, result.compared, ())
     inspection = mode.inspect(config)
@@ -66,7 +62,7 @@ def _objects(result: Verified, inspection: Inspection) -> list[ObjectDiff]:
     return found
 
 
-def entries(mode: Mode, config: Config) -> list[tuple[str, list[str]]]:
+def entries(mode: Inspectable, config: Config) -> list[tuple[str, list[str]]]:
     """All objects of a mode in the kernel, each with its content as lines, sorted. Raises KernelError."""
     inspection = mode.inspect(config)
     try:

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ebpfproxy.backends.difference import Difference, compare
-from ebpfproxy.backends.mode import Inspection, Mode
+from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster
@@ -13,6 +13,15 @@ from ebpfproxy.diagnose.situation import Situation, situation_of_mode
 
 _ROUNDS = 4
 _SETTLED = 1.0  # seconds for a sync, besides the shortest interval between two syncs
+
+
+class Inspectable(Protocol):
+    """What is compared with the cluster: a `Mode`, or a saved dump of one."""
+
+    @property
+    def name(self) -> str: ...
+
+    def inspect(self, config: Config) -> Inspection: ...
 
 
 class Verified(NamedTuple):
@@ -30,7 +39,7 @@ class Verified(NamedTuple):
 
 
 def verify(
-    mode: Mode,
+    mode: Inspectable,
     config: Config,
     read: Callable[[Config], Cluster] = read_cluster,
     sleep: Callable[[float], object] = time.sleep,
@@ -57,7 +66,7 @@ def verify(
         inspection.close()
 
 
-def _compared(inspection: Inspection, mode: Mode, cluster: Cluster) -> Verified:
+def _compared(inspection: Inspection, mode: Inspectable, cluster: Cluster) -> Verified:
     """The kernel is read after the cluster: a change that the agent has applied meanwhile is a difference."""
     situation = situation_of_mode(cluster, inspection, mode.name)
     entries = desired(inspection, situation)

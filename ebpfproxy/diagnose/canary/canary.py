@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 
-from ebpfproxy.backends.mode import Inspection, Mode
+from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval
 from ebpfproxy.diagnose.canary.choice import PathKey, paths_of
@@ -19,6 +19,7 @@ from ebpfproxy.diagnose.explain.destination import Request
 from ebpfproxy.diagnose.explain.origin import THE_NODE
 from ebpfproxy.diagnose.explain.result import Destination, Explanation
 from ebpfproxy.diagnose.situation import Situation, situation_of_mode
+from ebpfproxy.diagnose.verify import Inspectable
 from ebpfproxy.plan.service_plan import DeviceRole
 
 _SETTLED = 1.0
@@ -31,7 +32,7 @@ _Path = tuple[str, PathKey]
 
 
 def canary(
-    mode: Mode,
+    mode: Inspectable,
     config: Config,
     named: Sequence[Request] = (),
     read: Callable[[Config], Cluster] = read_cluster,

@@ -40,7 +40,7 @@ from ebpfproxy.plan.service_plan import (
     SocketLb,
 )
 
-_LOOPBACK_DEVICE = "lo"
+LOOPBACK_DEVICE = "lo"
 
 
 def situation_of(view: DumpView, node_name: str) -> Situation:
@@ -76,13 +76,13 @@ def _socket_lb(view: DumpView, devices: Sequence[DeviceRow]) -> SocketLb:
     settings = {row.setting: row.value for row in view.settings()}
     if settings.get("flags", 0) & abi.NODE_SOCKETS_OF_PODS:
         return SocketLb.ON
-    return SocketLb.OFF if any(row.device == _LOOPBACK_DEVICE for row in devices) else SocketLb.HOST
+    return SocketLb.OFF if any(row.device == LOOPBACK_DEVICE for row in devices) else SocketLb.HOST
 
 
 def _device(row: DeviceRow) -> DevicePlan:
     addresses = list(map(parse_address, row.masquerade))
     role = DeviceRole.POD if row.role == "pod" else DeviceRole.UPLINK
-    if row.device == _LOOPBACK_DEVICE:
+    if row.device == LOOPBACK_DEVICE:
         role = DeviceRole.LOOPBACK
     return DevicePlan(
         row.ifindex,

@@ -12,7 +12,7 @@ from ebpfproxy.backends.ebpf.inspect.saved import SavedView
 from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval, plan_context
-from ebpfproxy.diagnose.cluster import Cluster, read_cluster
+from ebpfproxy.diagnose.cluster import Cluster, read_cluster, without_machine
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.destination import Request, Target, parse, targets
@@ -24,10 +24,8 @@ from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
 from ebpfproxy.diagnose.mode_in_use import mode_in_use
 from ebpfproxy.diagnose.situation import Situation, no_routes, plan_situation
-from ebpfproxy.model.address import Network
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.node_ports import LOOPBACK
 
 Compare = Callable[[Explanation, Origin], Explanation]
 
@@ -142,7 +140,7 @@ class Session:
         if self._is_live:
             cluster = cluster._replace(state=dataclasses.replace(cluster.state, bypassing=bypassing))
         else:
-            cluster = _without_machine(cluster)
+            cluster = without_machine(cluster)
         if zone is not None:
             cluster = _with_zone(cluster, config.node_name, zone)
         return plan_situation(
@@ -199,14 +197,6 @@ class Session:
             if complaints:
                 first.append(Step(Reason.REJECTED_PART, Reason.REJECTED_PART.meaning, complaints))
         return dataclasses.replace(explanation, steps=(*first, *explanation.steps))
-
-
-def _without_machine(cluster: Cluster) -> Cluster:
-    """Replace this machine's addresses and devices by the addresses of the Node object."""
-    node = cluster.state.node
-    addresses = (*node.addresses, *node.external_addresses) if node else ()
-    networks = frozenset((*LOOPBACK, *(Network(address, 128) for address in addresses)))
-    return cluster._replace(state=dataclasses.replace(cluster.state, local_networks=networks, devices=()))
 
 
 def _with_zone(cluster: Cluster, name: str, zone: str) -> Cluster:

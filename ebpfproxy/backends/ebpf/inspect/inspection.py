@@ -164,11 +164,7 @@ class EbpfInspection:
                     yield Difference(hook.name, DIFFERENT, f"runs after {names}")
 
     def shown(self, key: Any, entry: Any) -> Any:
-        if isinstance(entry, ServicePortEntry):
-            return _shown(entry)
-        if isinstance(entry, DeviceEntry):
-            return _ShownDevice(entry.flags, entry.v4, entry.v6, " and ".join(entry.sides))
-        return entry
+        return shown(entry)
 
     def bypassing(self) -> frozenset[int]:
         pins = self._pins
@@ -179,6 +175,15 @@ class EbpfInspection:
 
     def close(self) -> None:
         """Nothing stays open."""
+
+
+def shown(entry: Any) -> Any:
+    """An entry in the form for readers."""
+    if isinstance(entry, ServicePortEntry):
+        return _shown_service_port(entry)
+    if isinstance(entry, DeviceEntry):
+        return _ShownDevice(entry.flags, entry.v4, entry.v6, " and ".join(entry.sides))
+    return entry
 
 
 class _ShownServicePort(NamedTuple):
@@ -199,7 +204,7 @@ class _ShownDevice(NamedTuple):
     programs: str
 
 
-def _shown(entry: ServicePortEntry) -> _ShownServicePort:
+def _shown_service_port(entry: ServicePortEntry) -> _ShownServicePort:
     timeout = entry.affinity_timeout
     return _ShownServicePort(
         tuple(map(_frontend_text, entry.frontends)),
