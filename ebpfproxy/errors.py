@@ -28,7 +28,7 @@ class ExitCode(NamedTuple):
     causes: str = ""
 
 
-INTERRUPTED = 130
+INTERRUPTED, CLOSED = 130, 141
 EXIT_CODES = (
     ExitCode(0, "the command is done", "run: ended by a signal"),
     ExitCode(
@@ -53,7 +53,8 @@ EXIT_CODES = (
         "the kernel rejected or lacks something that is needed",
         "not root; no capability; an old kernel; no bcc; another agent; with auto: no mode works",
     ),
-    ExitCode(INTERRUPTED, "interrupted by Ctrl-C", "run ends with 0 instead"),
+    ExitCode(INTERRUPTED, "interrupted by Ctrl-C", "run, monitor and dump --watch end with 0 instead"),
+    ExitCode(CLOSED, "nothing reads the output any more", "a pipe to head"),
 )
 """Every exit code. The help, the man page and docs/exit-codes.md are made from it."""
 

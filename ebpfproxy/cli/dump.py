@@ -12,7 +12,6 @@ from ebpfproxy.cli import dump_diff, dump_sections, dump_watch
 from ebpfproxy.cli.dump_sections import SECTIONS, SUBJECTS, Filter
 from ebpfproxy.cli.dump_source import from_dump_option, open_view
 from ebpfproxy.cli.epilog import examples
-from ebpfproxy.cli.pipe import ends_with_its_pipe
 from ebpfproxy.cli.rows import WRITERS, Row
 from ebpfproxy.cli.service_names import complete_service
 from ebpfproxy.config import Config, FlagsCommand, config_options
@@ -52,7 +51,7 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     type=click.Choice(list(WRITERS)),
     default="table",
     show_default=True,
-    help="Output format. wide: a table that includes ids.",
+    help="Output format. wide: a table that includes ids and the raw keys of map entries.",
 )
 @click.option(
     "--service",
@@ -96,7 +95,6 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
 )
 @from_dump_option
 @config_options
-@ends_with_its_pipe
 def command(
     what: str,
     output: str,

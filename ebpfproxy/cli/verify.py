@@ -8,7 +8,6 @@ import click
 
 from ebpfproxy.cli.dump_source import compared, from_dump_option
 from ebpfproxy.cli.epilog import examples
-from ebpfproxy.cli.pipe import ends_with_its_pipe
 from ebpfproxy.cli.service_names import complete_service
 from ebpfproxy.config import Config, FlagsCommand, config_options
 from ebpfproxy.errors import ConfigError
@@ -57,7 +56,6 @@ _ANY = "*"
 )
 @from_dump_option
 @config_options
-@ends_with_its_pipe
 def command(config: Config, output: str, canaries: tuple[str, ...], from_dump: Path | None) -> int:
     """Compare the kernel with the Services and EndpointSlices of the cluster, in the mode that serves here.
 
