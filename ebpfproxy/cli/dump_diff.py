@@ -95,7 +95,9 @@ def _state(section: str, row: Row, states: Mapping[str, str]) -> str:
 
 
 def _families(row: Row) -> tuple[str, ...]:
-    """Of a NodePort, whose address is "*", both."""
+    """Of a NodePort in a dump of an earlier version, both."""
+    if row.get("family"):
+        return (row["family"],)
     if row["address"] == "*":
         return ("IPv4", "IPv6")
     return ("IPv6",) if ":" in row["address"] else ("IPv4",)

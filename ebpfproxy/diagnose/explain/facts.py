@@ -1,6 +1,7 @@
 """The same connection in the kernel: what the maps of mode ebpf hold, and where they differ from the plan."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -23,6 +24,15 @@ class Tables(Protocol):
     def affinity(self) -> Sequence[AffinityRow]: ...
 
     def devices(self) -> Sequence[DeviceRow]: ...
+
+
+class ReadOnce:
+    """Tables whose rows are read when they are first needed, and kept for all destinations."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.services = functools.cache(tables.services)
+        self.affinity = functools.cache(tables.affinity)
+        self.devices = functools.cache(tables.devices)
 
 
 def with_tables(
@@ -102,7 +112,10 @@ def _frontend_differences(explanation: Explanation, rows: list[ServiceRow]) -> l
 
 
 def _is_of_family(row: ServiceRow, served: Served) -> bool:
-    """NodePorts of both families have the address "*". Their endpoints show the family, if any."""
+    """NodePorts of both families have the address "*". In a dump of an earlier version, only their endpoints
+    show the family, if any."""
+    if row.family:
+        return row.family == served.plan.family.value
     listed = [*row.internal, *row.external]
     if row.address != "*" or not listed:
         return True

@@ -138,8 +138,12 @@ def _plan(
     )
 
 
-def _family(rows: Iterable[ServiceRow], endpoints: Sequence[EndpointRow]) -> Family:
-    """Return the family of a ServicePort. A NodePort shows none; IPv4 if nothing else does."""
+def _family(rows: Sequence[ServiceRow], endpoints: Sequence[EndpointRow]) -> Family:
+    """Return the family of a ServicePort. In a dump of an earlier version, a NodePort shows none; it is IPv4
+    if nothing else shows it."""
+    for row in rows:
+        if row.family:
+            return Family(row.family)
     texts = [row.address for row in rows if row.address != "*"] + [each.address for each in endpoints]
     return family(parse_address(texts[0])) if texts else Family.IPV4
 

@@ -16,7 +16,7 @@ from ebpfproxy.diagnose.cluster import Cluster, read_cluster, without_machine
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.destination import Request, Target, parse, targets
-from ebpfproxy.diagnose.explain.facts import with_affinity, with_facts, with_tables
+from ebpfproxy.diagnose.explain.facts import ReadOnce, with_affinity, with_facts, with_tables
 from ebpfproxy.diagnose.explain.from_tables import situation_of
 from ebpfproxy.diagnose.explain.kernel_facts import KernelFacts
 from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
@@ -109,14 +109,14 @@ class Session:
         if self._is_live:
             return self._of_machine()
         dump = self._sources.dump
-        if dump is not None and self._config.manifests is None:
-            return _Knowledge(
-                situation_of(dump, dump.header.node), lambda each, origin: with_affinity(each, origin, dump)
-            )
-        situation = self._plan(host.mode_without_kernel(self._config))
         if dump is None:
-            return _Knowledge(situation, None)
-        return _Knowledge(situation, lambda each, origin: with_tables(each, situation, origin, dump))
+            return _Knowledge(self._plan(host.mode_without_kernel(self._config)), None)
+        tables = ReadOnce(dump)
+        if self._config.manifests is None:
+            situation = situation_of(dump, dump.header.node)
+            return _Knowledge(situation, lambda each, origin: with_affinity(each, origin, tables))
+        situation = self._plan(host.mode_without_kernel(self._config))
+        return _Knowledge(situation, lambda each, origin: with_tables(each, situation, origin, tables))
 
     def _of_machine(self) -> _Knowledge:
         mode = mode_in_use(self._config)
@@ -128,9 +128,10 @@ class Session:
         if mode.name != EBPF:
             return _Knowledge(situation, lambda each, _: with_facts(each, facts.differences(each)))
         view = self._opened.enter_context(contextlib.closing(View(self._config.bpffs_root)))
+        tables = ReadOnce(view)
 
         def compare(each: Explanation, origin: Origin) -> Explanation:
-            return with_tables(each, situation, origin, view, facts.differences(each))
+            return with_tables(each, situation, origin, tables, facts.differences(each))
 
         return _Knowledge(situation, compare)
 
