@@ -9,9 +9,12 @@ from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Backend
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
+from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.connection import Connection, Translation
 from ebpfproxy.model.counters import ServiceTraffic, SocketCounts, SyncCounts
 from ebpfproxy.model.device import DeviceSide
+from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
 
@@ -121,6 +124,8 @@ class Inspection(Protocol):
     - `shown`: an entry in the form for readers.
     - `bypassing`: as in `ClusterState`, as the mode recorded it in the kernel.
     - `further`: the differences that no entry shows, as of the last `read`.
+    - `endpoint_of`: where the kernel sends an open connection, as of now. None if it does not translate it.
+      It does not read all connections.
     - `close` closes file descriptors.
     """
 
@@ -135,6 +140,8 @@ class Inspection(Protocol):
     def bypassing(self) -> frozenset[int]: ...
 
     def further(self) -> list[Difference]: ...
+
+    def endpoint_of(self, connection: Connection) -> Translation | None: ...
 
     def close(self) -> None: ...
 
@@ -170,6 +177,12 @@ class BackendInspection:
     def further(self) -> list[Difference]:
         return self._further()
 
+    def endpoint_of(self, connection: Connection) -> Translation | None:
+        """As conntrack has it. The modes with kernel NAT have no other record."""
+        flow = conntrack.find(connection)
+        endpoint = (flow.reply_source, flow.reply_source_port) if flow else connection.frontend
+        return Translation(endpoint) if endpoint != connection.frontend else None
+
     def close(self) -> None:
         self._backend.close()
 
@@ -193,6 +206,8 @@ class Mode(Protocol):
       translates only because of this mode. Returns the removed objects, and whether another call is required.
       Raises KernelError.
 
+    `balancing`: what the mode honors of the load balancing that a Service requests.
+
     `uses_kernel_nat`: while this mode serves, the kernel continues to translate the connections that it has
     translated so far.
     """
@@ -202,6 +217,9 @@ class Mode(Protocol):
 
     @property
     def uses_kernel_nat(self) -> bool: ...
+
+    @property
+    def balancing(self) -> Support: ...
 
     def probe(self, config: Config) -> tuple[Finding, ...]: ...
 
@@ -225,6 +243,10 @@ class DeferredMode:
     def __init__(self, name: str, uses_kernel_nat: bool, load: Callable[[], Mode]) -> None:
         self.name, self.uses_kernel_nat = name, uses_kernel_nat
         self._mode = functools.cache(load)
+
+    @property
+    def balancing(self) -> Support:
+        return self._mode().balancing
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return self._mode().probe(config)

@@ -12,9 +12,11 @@ from ebpfproxy.agent.sources import Sources
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    POD,
     SERVICE,
     Event,
     Invalid,
+    PodChanged,
     ServiceChanged,
     SliceChanged,
     Unserved,
@@ -23,8 +25,10 @@ from ebpfproxy.api.tracker import Tracker
 from ebpfproxy.config import Config
 from ebpfproxy.errors import EbpfProxyError, Rejected
 from ebpfproxy.http.metrics import Metrics
+from ebpfproxy.model.address import Network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.node_ports import LOOPBACK
 
 NODE_SECONDS = 3.0
 """How long a Node object is awaited after everything else is known. Without it, zone and pod CIDRs are
@@ -62,13 +66,21 @@ def read_cluster(config: Config, timeout: float = 30.0) -> Cluster:
     sources = Sources(dataclasses.replace(config, config=None), inbox, Metrics(), None)
     sources.start()
     try:
-        return _fold(inbox, time.monotonic() + timeout)
+        return _fold(inbox, time.monotonic() + timeout, config.host_ports)
     finally:
         sources.stop()
 
 
-def _fold(inbox: Inbox, deadline: float) -> Cluster:
-    tracker = Tracker(time.time())
+def without_machine(cluster: Cluster) -> Cluster:
+    """Replace this machine's addresses and devices by the addresses of the Node object."""
+    node = cluster.state.node
+    addresses = (*node.addresses, *node.external_addresses) if node else ()
+    networks = frozenset((*LOOPBACK, *(Network(address, 128) for address in addresses)))
+    return cluster._replace(state=dataclasses.replace(cluster.state, local_networks=networks, devices=()))
+
+
+def _fold(inbox: Inbox, deadline: float, host_ports: bool = False) -> Cluster:
+    tracker = Tracker(time.time(), host_ports=host_ports)
     complaints: dict[Complaint, None] = {}
     unserved: dict[NamespacedName, Unserved] = {}
     has_all_but_node = False
@@ -109,4 +121,6 @@ def _complaints(event: Event) -> list[Complaint]:
             return [Complaint(SERVICE, str(name), reason, partly=True) for reason in reasons]
         case SliceChanged(name, _, reasons):
             return [Complaint(ENDPOINT_SLICE, str(name), reason, partly=True) for reason in reasons]
+        case PodChanged(name, _, reasons):
+            return [Complaint(POD, str(name), reason, partly=True) for reason in reasons]
     return []
