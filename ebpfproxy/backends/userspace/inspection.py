@@ -15,6 +15,7 @@ from ebpfproxy.backends.userspace.messages import (
     Connection,
     Connections,
     Content,
+    Find,
     ListConnections,
     Read,
     Request,
@@ -22,7 +23,9 @@ from ebpfproxy.backends.userspace.messages import (
 from ebpfproxy.backends.userspace.relays import common_entries, entries_of
 from ebpfproxy.backends.userspace.rendering import render
 from ebpfproxy.errors import NotFound
-from ebpfproxy.model.address import format_address, format_endpoint
+from ebpfproxy.model import connection as model
+from ebpfproxy.model.address import format_address, format_endpoint, parse_address
+from ebpfproxy.model.connection import Translation
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
 
@@ -59,6 +62,15 @@ class UserspaceInspection:
 
     def further(self) -> list[Difference]:
         return []
+
+    def endpoint_of(self, connection: model.Connection) -> Translation | None:
+        """As the relay that accepted it has it."""
+        client, frontend = format_endpoint(*connection.client), format_endpoint(*connection.frontend)
+        for answer in _ask_all(Find(connection.protocol.name, client, frontend)):
+            for each in answer.connections if isinstance(answer, Connections) else ():
+                host, _, port = each.endpoint.rpartition(":")
+                return Translation((parse_address(host.strip("[]")), int(port)))
+        return None
 
     def close(self) -> None:
         """Nothing is open between calls."""

@@ -19,7 +19,7 @@ from ebpfproxy.diagnose.explain.result import (
     Verdict,
     Via,
 )
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import unsupported

@@ -4,7 +4,7 @@ from ebpfproxy.diagnose.explain.lookup import IPVS, USERSPACE, is_ebpf
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Family, Protocol, family
 from ebpfproxy.plan.service_plan import DeviceRole, FrontendPlan, SocketLb
 

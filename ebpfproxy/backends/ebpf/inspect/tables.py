@@ -34,6 +34,7 @@ from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import (
     Address,
     Network,
+    family,
     format_address,
     format_endpoint,
     format_network,
@@ -123,6 +124,7 @@ class View:
             internal_slots=_slots(internal),
             external_slots=_slots(external),
             orphaned=self._nameless(id_),
+            family=family(address).value,
         )
         return key, row
 

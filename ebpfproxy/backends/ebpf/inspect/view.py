@@ -19,7 +19,8 @@ class ServiceRow(NamedTuple):
     `internal` and `external` are the endpoints for clients on this node and for other clients, sorted.
     `policy` is the traffic policy of these lists: "Cluster", "Local", or both as "Cluster/Local". `affinity`
     is a timeout in seconds, 0 for none. `internal_slots` and `external_slots` are the ranges of the lists in
-    the map `slots`, as "FIRST+COUNT", "" for an empty list. `orphaned`: the service id has no name.
+    the map `slots`, as "FIRST+COUNT", "" for an empty list. `orphaned`: the service id has no name. `family`:
+    "IPv4" or "IPv6", since the address of a NodePort is "*" in both; "" in a dump of an earlier version.
     """
 
     service: str
@@ -36,6 +37,7 @@ class ServiceRow(NamedTuple):
     internal_slots: str
     external_slots: str
     orphaned: str = ""
+    family: str = ""
 
 
 class EndpointRow(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, parse_weights
 from ebpfproxy.model.pod import HostPort, Pod

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
+from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Family, contains, family, network
@@ -165,3 +166,11 @@ def plan_situation(
         scheduler,
         routes,
     )
+
+
+def situation_of_mode(
+    cluster: Cluster, inspection: Inspection, mode: str, routes: Routes = no_routes
+) -> Situation:
+    """Plan with the options of a mode, and with the bypassing pods that it recorded in the kernel."""
+    state = dataclasses.replace(cluster.state, bypassing=inspection.bypassing())
+    return plan_situation(cluster._replace(state=state), inspection.context, mode, routes=routes)
