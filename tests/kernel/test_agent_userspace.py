@@ -52,7 +52,7 @@ def test_no_connection_is_refused_during_switches_from_and_to_another_mode(
     finally:
         report = load.end_churn(running)
     assert report["attempts"] > 50
-    assert set(report["errors"]) <= {"ECONNRESET"}
+    assert set(report["errors"]) <= {"ECONNRESET", "ENODATA"}  # ENODATA: ended without an answer
     assert report["failed"] <= report["attempts"] / 20
     assert not routes(restartable)
     assert not relays(restartable)
