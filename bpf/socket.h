@@ -161,8 +161,8 @@ static __always_inline u16 usable_flags(const struct service *service)
 	return service->flags & SERVICE_INTERNAL_LOCAL ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
 }
 
-/* Selects the endpoint for a new connection. The client's address is not known yet, so session
- * affinity identifies the client by its network namespace.
+/* Selects the endpoint for a new connection. The client's address and port are not known yet, so
+ * session affinity and hashes identify the client by its network namespace.
  */
 static __always_inline struct endpoint *socket_choose(const struct service *service,
 						      u64 netns_cookie, u32 *id, u16 *uses)
@@ -171,7 +171,7 @@ static __always_inline struct endpoint *socket_choose(const struct service *serv
 
 	client.client.word[0] = (u32)netns_cookie;
 	client.client.word[1] = (u32)(netns_cookie >> 32);
-	return endpoint_choose(service, &service->internal, usable_flags(service), &client, id,
+	return endpoint_choose(service, &service->internal, usable_flags(service), &client, 0, id,
 			       uses);
 }
 

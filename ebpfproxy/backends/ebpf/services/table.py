@@ -31,7 +31,9 @@ from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.linux.bpf.bpf import possible_cpus
+from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
 
+_IN_LISTS = (1 << WEIGHT_SHIFT) - 1  # flags without the weight
 _WALK = 4096  # entries per batch
 _NO_TRAFFIC = bytes((abi.TRAFFIC.size + 7) // 8 * 8)
 
@@ -209,7 +211,7 @@ class ServiceTable:
         for flags, id_ in zip(new.entry.endpoints.flags(), new.ids, strict=True):
             present = self._arrays.flags(id_)
             if flags & ~present:
-                self._arrays.set_flags(id_, flags | present)
+                self._arrays.set_flags(id_, flags | present & _IN_LISTS)
 
     def _release(self, old: Record | None, new: Record | None, now: float) -> None:
         """Release what only `old` used."""
@@ -225,7 +227,7 @@ class ServiceTable:
             self._arrays.endpoint_ids.release(id_, now)
         for range_, kept in ((old.cluster, new and new.cluster), (old.local, new and new.local)):
             if range_ != NOTHING and range_ != kept:
-                self._arrays.ranges.release(*range_, now)
+                self._arrays.ranges.release(range_[0], old.places(range_), now)
         self._sources.remove(old.id, sources_beyond(old.entry, new.entry if new else None))
         if not new:
             self._service_ids.release(old.id, now)
