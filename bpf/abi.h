@@ -65,7 +65,15 @@ enum algorithm {
 	ALGORITHM_ROUND_ROBIN = 1,
 	ALGORITHM_SOURCE_HASH = 2, /* hash of the client */
 	ALGORITHM_MAGLEV = 3,	   /* hash of the client's address and port */
+	/* The endpoint with fewer open connections, of two random ones */
+	ALGORITHM_LEAST_CONNECTIONS = 4,
 };
+
+/* The most endpoints with an entry in `new_endpoints`. */
+#define NEW_ENDPOINTS_MAX 16384
+
+/* The most endpoints with an entry in `connections`. */
+#define CONNECTIONS_MAX 32768
 
 /* Another seed moves the flows of all hash algorithms. */
 #define CLIENT_HASH_SEED 740178029
@@ -88,6 +96,7 @@ struct service {
 	__u16 flags;		    /* enum service_flag */
 	__u8 kind;		    /* enum service_kind */
 	__u8 algorithm;		    /* enum algorithm */
+	__u32 slow_start;	    /* seconds; 0: none */
 };
 
 enum ping_client {
@@ -124,7 +133,9 @@ enum endpoint_flag {
 	ENDPOINT_NODE_UNKNOWN = 16,
 };
 
-/* The upper byte of an endpoint's flags is its weight; 0 stands for 1. Only the agent reads it. */
+/* The upper byte of an endpoint's flags is its weight; 0 stands for 1. Lists and tables contain the
+ * weights, so the programs only read it for ALGORITHM_LEAST_CONNECTIONS.
+ */
 #define ENDPOINT_WEIGHT_SHIFT 8
 
 /* Value of `endpoints`; the key is the endpoint id. An id belongs to one service. */
@@ -173,6 +184,10 @@ struct socket_peer {
 	__u32 service_id;
 	struct address frontend_address;
 	__be16 frontend_port;
+	/* 1: the socket is included in `connections`. Previous versions wrote 0. They call the
+	 * field pad2, and another name would be another layout, which loses all entries at an
+	 * update.
+	 */
 	__u16 pad2;
 	__u32 endpoint; /* an id, or NO_ENDPOINT */
 	__u64 pad3;	/* 64 bytes: one cache line */

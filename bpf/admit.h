@@ -167,6 +167,8 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 		count_drop(scratch, COUNTER_PORT_UNEQUAL);
 		return DROPPED;
 	}
+	if (service.algorithm == ALGORITHM_LEAST_CONNECTIONS)
+		connections_add(id, 1);
 	__builtin_memset(flow, 0, sizeof(*flow));
 	flow->endpoint = endpoint->address;
 	flow->endpoint_port = endpoint->port;

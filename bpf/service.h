@@ -188,26 +188,132 @@ static __always_inline u32 slot_select(const struct service *service,
 	return range->first + (u32)(((u64)number * range->count) >> 32);
 }
 
-/* Selects an endpoint of `range` by the algorithm of the Service, and sets `id`. Returns NULL if
- * the range is empty. Returns NULL as well if the endpoint belongs to another Service: no
- * connection is better than one to the wrong Service.
+/* Returns the endpoint in a slot and sets `id`. Returns NULL if the endpoint belongs to another
+ * Service: no connection is better than one to the wrong Service.
  */
-static __always_inline struct endpoint *endpoint_select(const struct service *service,
-							const struct slot_range *range,
-							const struct address *client, __be16 port,
-							u32 *id)
+static __always_inline struct endpoint *endpoint_in(const struct service *service, u32 slot,
+						    u32 *id)
 {
-	u32 slot = slot_select(service, range, client, port);
 	u32 *chosen = slots.lookup(&slot);
 	struct endpoint *endpoint;
 
-	if (!range->count || !chosen)
+	if (!chosen)
 		return NULL;
 	*id = *chosen;
 	endpoint = endpoints.lookup(id);
 	if (!endpoint || endpoint->service_id != service->id)
 		return NULL;
 	return endpoint;
+}
+
+/* Returns the number of open connections of an endpoint, as far as it is known. */
+static __always_inline u64 connections_of(u32 id)
+{
+	u32 *number = connections.lookup(&id);
+
+	return number ? *number : 0;
+}
+
+/* The number of open connections of the endpoint in a slot, and its weight. */
+struct load {
+	u64 connections;
+	u32 weight;
+};
+
+static __always_inline void load_of(u32 slot, struct load *load)
+{
+	u32 *chosen = slots.lookup(&slot);
+	struct endpoint *endpoint;
+	u32 id;
+
+	load->connections = 0;
+	load->weight = 1;
+	if (!chosen)
+		return;
+	id = *chosen;
+	load->connections = connections_of(id);
+	endpoint = endpoints.lookup(&id);
+	if (endpoint && endpoint->flags >> ENDPOINT_WEIGHT_SHIFT)
+		load->weight = endpoint->flags >> ENDPOINT_WEIGHT_SHIFT;
+}
+
+/* Returns that of two slots whose endpoint has fewer open connections, relative to its weight. If
+ * both are random, this is the "power of two choices".
+ */
+static __always_inline u32 less_used(u32 slot, u32 other_slot)
+{
+	struct load load, other;
+
+	load_of(slot, &load);
+	load_of(other_slot, &other);
+	return load.connections * other.weight <= other.connections * load.weight ? slot
+										  : other_slot;
+}
+
+/* Changes the number of open connections of an endpoint, if it is counted. */
+static __always_inline void connections_add(u32 id, s32 change)
+{
+	u32 *number = connections.lookup(&id);
+
+	if (number && (change > 0 || *number))
+		__sync_fetch_and_add(number, change);
+}
+
+/* Whether a new connection may use the endpoint in a slot. During slow start the probability grows
+ * linearly from 0 to 1.
+ */
+static __always_inline bool admits_connection(const struct service *service, u32 slot)
+{
+	u32 *id = slots.lookup(&slot);
+	u64 *added, age;
+	u32 key;
+
+	if (!id)
+		return true;
+	key = *id;
+	added = new_endpoints.lookup(&key);
+	if (!added)
+		return true;
+	age = (bpf_ktime_get_ns() - *added) >> 20; /* in units of 1.05 ms */
+	return age << 20 >= service->slow_start * NSEC_PER_SEC ||
+	       ((u64)bpf_get_prandom_u32() * ((service->slow_start * NSEC_PER_SEC) >> 20)) >> 32 <
+		   age;
+}
+
+#define SLOW_START_TRIES 4
+
+/* Selects a slot of `range` by the algorithm of the Service. */
+static __always_inline u32 slot_by_algorithm(const struct service *service,
+					     const struct slot_range *range,
+					     const struct address *client, __be16 port)
+{
+	u32 slot = slot_select(service, range, client, port);
+
+	if (service->algorithm == ALGORITHM_LEAST_CONNECTIONS)
+		slot = less_used(slot, slot_select(service, range, client, port));
+	return slot;
+}
+
+/* Selects an endpoint of `range` by the algorithm of the Service, and sets `id`. With slow start,
+ * it selects again if the endpoint admits no connection, a few times. Returns NULL if the range is
+ * empty, or as endpoint_in().
+ */
+static __always_inline struct endpoint *endpoint_select(const struct service *service,
+							const struct slot_range *range,
+							const struct address *client, __be16 port,
+							u32 *id)
+{
+	u32 slot = 0;
+
+	if (!range->count)
+		return NULL;
+#pragma nounroll
+	for (u32 try = 0; try < SLOW_START_TRIES; again(try, 1)) {
+		slot = slot_by_algorithm(service, range, client, port);
+		if (!service->slow_start || admits_connection(service, slot))
+			break;
+	}
+	return endpoint_in(service, slot, id);
 }
 
 /* Selects the endpoint for a new connection of `client`. With session affinity this is the client's

@@ -137,6 +137,11 @@ def row(address: Address, port: int, *, cluster: bool, local: bool, on_node: boo
     return ROW.pack(address, htons(port), flags)
 
 
+def target_of(address: Address, port: int) -> bytes:
+    """Return address and port as in `PlannedEndpoints.targets`."""
+    return ROW.pack(address, htons(port), 0)[:TARGET_SIZE]
+
+
 def _endpoint(address: bytes, port: int, flags: int) -> PlannedEndpoint:
     on_node = None if flags & NODE_UNKNOWN else bool(flags & ON_NODE)
     return PlannedEndpoint(Address(address), ntohs(port), bool(flags & CLUSTER), bool(flags & LOCAL), on_node)

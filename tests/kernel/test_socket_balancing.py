@@ -12,7 +12,7 @@ from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.lab import Netns, manifests
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, format_address
-from tests.kernel.clients import UDP, socket_in
+from tests.kernel.clients import UDP, connected, socket_in
 from tests.kernel.cluster import Cluster
 from tests.support.distribution import CONNECTIONS, assert_equal_turns, assert_in_proportion
 
@@ -43,10 +43,14 @@ def serve(
     return service.v4
 
 
+def map_of(cluster: Cluster, name: str) -> Map:
+    return Map.pinned(Pins(cluster.lab.bpffs).hooked_in() / "maps" / name)
+
+
 @contextlib.contextmanager
 def connecting(cluster: Cluster, netns: Netns) -> Iterator[Callable[[str], str]]:
     """A function that connects a socket of `netns` to an address, and returns the selected endpoint."""
-    peers = Map.pinned(Pins(cluster.lab.bpffs).hooked_in() / "maps" / "socket_peers")
+    peers = map_of(cluster, "socket_peers")
     places, size = peers.shape.max_entries, abi.SOCKET_PEER.size
     client = socket_in(netns, UDP)
     cookie = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
@@ -106,6 +110,34 @@ def test_source_hash_distributes_pods(cluster: Cluster) -> None:
         return len(found) == 2
 
     assert any(differ(number) for number in range(1, 21))
+
+
+def counted(cluster: Cluster) -> list[int]:
+    """The numbers of open connections of all counted endpoints, sorted."""
+    with contextlib.closing(map_of(cluster, "connections")) as connections:
+        return sorted(int.from_bytes(value, "little") for _, value in connections.items())
+
+
+def test_least_connections_counts_open_sockets(cluster: Cluster) -> None:
+    address = serve(cluster, EQUAL, lb_algorithm="least-connections")
+    assert counted(cluster) == [0] * len(EQUAL)
+    with contextlib.ExitStack() as opened:
+        for number in range(1, 401):
+            opened.enter_context(connected(cluster.p, UDP, address, PORT))
+            assert sum(counted(cluster)) == number
+        assert max(counted(cluster)) - min(counted(cluster)) < 10
+    assert counted(cluster) == [0] * len(EQUAL)
+
+
+def test_least_connections_counts_a_socket_that_connects_again_once(cluster: Cluster) -> None:
+    address = serve(cluster, EQUAL, lb_algorithm="lc")
+    other = serve(cluster, EQUAL, lb_algorithm="random")
+    with connecting(cluster, cluster.p) as connect:
+        for _ in range(50):
+            connect(address)
+            assert sum(counted(cluster)) == 1
+        connect(other)
+        assert sum(counted(cluster)) == 0
 
 
 def test_session_affinity_has_precedence(cluster: Cluster) -> None:

@@ -48,7 +48,7 @@ def test_a_service_whose_range_exceeds_the_slots_is_shown_with_a_flag(
         span = abi.SLOT_RANGE.pack(first, count)
         address = parse_address("10.96.0.1")
         key = abi.SERVICE_KEY.pack(address, _HTTP, 6, 0)
-        maps["services"].update(key, abi.SERVICE.pack(span, span, 1, 0, 0, 1, 0))
+        maps["services"].update(key, abi.SERVICE.pack(span, span, 1, 0, 0, 1, 0, 0))
         for slot in range(maps["slots"].shape.max_entries):
             maps["slots"].update(_U32.pack(slot), _U32.pack(slot))
     with contextlib.closing(View(place.bpffs)) as opened:

@@ -32,6 +32,7 @@ class Found(NamedTuple):
     flags: int
     kind: int
     algorithm: int
+    slow_start: int
 
 
 class EndpointValue(NamedTuple):
@@ -227,6 +228,7 @@ def check_exact(
         found, entry = view.services[frontend], wanted[key]
         assert (found.id, found.timeout) == (ids[key], entry.affinity_timeout)
         assert (found.kind, found.flags, found.algorithm) == (kind, flags, entry.algorithm)
+        assert found.slow_start == entry.slow_start
         for bit, range_ in scopes_of(found):
             endpoints = [(p.address, p.port) for p in (view.endpoints[i] for i in view.in_range(range_))]
             expected_entries = _entries_of(entry, bit)
@@ -252,6 +254,10 @@ def check_exact(
     }
     assert {(p.service, p.address, p.port, p.flags) for p in listed.values()} == expected, "endpoints"
     assert len(listed) == len(expected), "an endpoint twice"
+    least = {ids[key] for key, each in wanted.items() if each.algorithm == abi.ALGORITHM_LEAST_CONNECTIONS}
+    counted = {U32.unpack(key)[0] for key, _ in maps["connections"].items()}
+    in_lists = {id_ for id_, each in listed.items() if each.service in least}
+    assert counted == in_lists, "counted endpoints"
     ranges = {ids[key]: set(entry.source_ranges) for key, entry in wanted.items() if entry.source_ranges}
     assert view.sources == ranges, "source ranges"
     assert view.ports == {_port(frontend) for frontend in frontends}, "ports"

@@ -69,7 +69,8 @@ class ServicePortEntry(NamedTuple):
     """A ServicePort in one family. `affinity_timeout` is in seconds, 0 for none.
 
     All tuples are sorted, and the endpoints by address and port. The endpoints have their weights.
-    `source_ranges` apply to the frontends that are restricted. `algorithm` is abi.h's.
+    `source_ranges` apply to the frontends that are restricted. `algorithm` is abi.h's. `slow_start` is in
+    seconds, 0 for none.
     """
 
     frontends: tuple[FrontendEntry, ...]
@@ -77,6 +78,7 @@ class ServicePortEntry(NamedTuple):
     affinity_timeout: int
     source_ranges: tuple[Network, ...] = ()
     algorithm: int = abi.ALGORITHM_RANDOM
+    slow_start: int = 0
 
 
 class DeviceEntry(NamedTuple):
@@ -106,6 +108,7 @@ ALGORITHMS = {
     Algorithm.ROUND_ROBIN: abi.ALGORITHM_ROUND_ROBIN,
     Algorithm.SOURCE_HASH: abi.ALGORITHM_SOURCE_HASH,
     Algorithm.MAGLEV: abi.ALGORITHM_MAGLEV,
+    Algorithm.LEAST_CONNECTIONS: abi.ALGORITHM_LEAST_CONNECTIONS,
 }
 """The algorithms that this mode honors, as abi.h's algorithm."""
 
@@ -125,6 +128,7 @@ def render(
             plan.affinity_timeout if plan.frontends else 0,  # the maps store it with each frontend
             _source_ranges(plan),
             _algorithm(plan),
+            _slow_start(plan),
         )
     if node is not None:
         entries.update(_networks(node))
@@ -137,6 +141,12 @@ def _algorithm(plan: ServicePortPlan) -> int:
     """The maps store it with each frontend. An algorithm that this mode cannot honor counts as missing."""
     requested = plan.balancing.algorithm
     return ALGORITHMS.get(requested, abi.ALGORITHM_RANDOM) if requested and plan.frontends else 0
+
+
+def _slow_start(plan: ServicePortPlan) -> int:
+    """Also stored with each frontend. Hashes select the same endpoint on all nodes, so they have none."""
+    is_hash = _algorithm(plan) in (abi.ALGORITHM_SOURCE_HASH, abi.ALGORITHM_MAGLEV)
+    return plan.balancing.slow_start if plan.frontends and not is_hash else 0
 
 
 def _source_ranges(plan: ServicePortPlan) -> tuple[Network, ...]:

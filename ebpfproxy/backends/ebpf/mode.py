@@ -32,7 +32,7 @@ class EbpfMode:
 
     name = "ebpf"
     uses_kernel_nat = False
-    balancing = Support(frozenset(ALGORITHMS), weights=True)
+    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES

@@ -18,6 +18,7 @@ from ebpfproxy.diagnose.explain.result import (
     Verdict,
     Via,
 )
+from ebpfproxy.diagnose.explain.selection import algorithm_steps
 from ebpfproxy.diagnose.explain.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
@@ -183,7 +184,7 @@ def _selection_steps(case: Case, decision: Decision) -> Iterator[Step]:
     elif case.situation.mode == IPVS:
         yield Step(Reason.SCHEDULER, f"{Reason.SCHEDULER.meaning}: {case.situation.scheduler or 'rr'}")
     else:
-        yield Step(Reason.RANDOM, Reason.RANDOM.meaning)
+        yield from algorithm_steps(case, decision)
 
 
 def _source_steps(endpoints: tuple[EndpointResult, ...]) -> Iterator[Step]:

@@ -346,7 +346,32 @@ class Reason(enum.Enum):
     AFFINITY_UNKNOWN = "AffinityUnknown", Subject.AFFINITY, "the client has no endpoint by affinity yet"
 
     # Algorithm
-    RANDOM = "Random", Subject.ALGORITHM, "each usable endpoint has the same probability"
+    RANDOM = (
+        "Random",
+        Subject.ALGORITHM,
+        "each usable endpoint has the same probability, or a share by its weight",
+    )
+    ROUND_ROBIN = "RoundRobin", Subject.ALGORITHM, "the usable endpoints take turns"
+    SOURCE_HASH = (
+        "SourceHash",
+        Subject.ALGORITHM,
+        "a hash of the client selects: of its address, or of its network namespace for a socket",
+    )
+    MAGLEV = (
+        "Maglev",
+        Subject.ALGORITHM,
+        "a hash of the client's address and port selects; a socket has no port yet, so a random number does",
+    )
+    LEAST_CONNECTIONS = (
+        "LeastConnections",
+        Subject.ALGORITHM,
+        "of two random endpoints, the one with fewer open connections relative to its weight",
+    )
+    NOT_HONORED = (
+        "NotHonored",
+        Subject.ALGORITHM,
+        "the mode cannot honor a request of the Service or of a flag",
+    )
     SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
 

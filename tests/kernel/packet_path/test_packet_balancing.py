@@ -2,6 +2,8 @@
 
 import dataclasses
 import random
+import struct
+import time
 from collections import Counter
 from collections.abc import Iterator
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
@@ -23,6 +25,7 @@ from tests.support.packets import V4, V6, Places
 
 pytestmark = pytest.mark.kernel
 
+_U32 = struct.Struct("=I")
 UDP = Protocol.UDP
 ADDRESS = {V4: (AF_INET, 26, 30, 34), V6: (AF_INET6, 22, 38, 54)}
 """By family: where a frame has its source, destination and source port."""
@@ -47,7 +50,12 @@ def name(at: Places, number: int) -> str:
 
 
 def serve(
-    path: PacketPath, at: Places, algorithm: Algorithm, weights: dict[int, int], affinity: int = 0
+    path: PacketPath,
+    at: Places,
+    algorithm: Algorithm,
+    weights: dict[int, int],
+    affinity: int = 0,
+    slow_start: int = 0,
 ) -> dict[str, int]:
     """A Service whose endpoints have these weights, by number. Returns the weights by address."""
     by_name = {name(at, number): weight for number, weight in weights.items()}
@@ -55,7 +63,7 @@ def serve(
     udp = port(53, "udp", protocol=UDP)
     web = dataclasses.replace(
         service("web", udp, ips=[at.cluster], external=[at.external], affinity=affinity),
-        balancing=Balancing(algorithm, rules),
+        balancing=Balancing(algorithm, rules, slow_start),
     )
     endpoints = [endpoint(each, HERE) for each in by_name]
     path.serve(web, slice_of("web", *endpoints, ports=[EndpointPort("udp", UDP, 5353)]))
@@ -93,6 +101,11 @@ def clients(at: Places, seed: int) -> Iterator[tuple[str, int]]:
             yield prefix + (f"{number >> 8}.{number & 255}" if at is V4 else f"{number:x}"), port
 
 
+def counted(path: PacketPath) -> dict[int, int]:
+    """The numbers of open connections by endpoint id."""
+    return {_U32.unpack(k)[0]: _U32.unpack(v)[0] for k, v in path.maps["connections"].items()}
+
+
 def sample(path: PacketPath, at: Places, count: int = CONNECTIONS) -> Counter[str]:
     client, source = Client(path, at), clients(at, 1)
     return Counter(client.endpoint(*next(source)) for _ in range(count))
@@ -123,6 +136,48 @@ def test_round_robin_gives_each_endpoint_its_exact_share(
 ) -> None:
     by_name = serve(path, at, Algorithm.ROUND_ROBIN, weights)
     assert_equal_turns(sample(path, at), by_name)
+
+
+@families
+@pytest.mark.parametrize("weights", [dict.fromkeys(WEIGHTS, 1), WEIGHTS], ids=["equal", "weighted"])
+def test_least_connections_keeps_the_numbers_of_open_flows_in_proportion(
+    path: PacketPath, at: Places, weights: dict[int, int]
+) -> None:
+    """With two choices, the largest deviation is a few flows, where random selections deviate by hundreds."""
+    by_name = serve(path, at, Algorithm.LEAST_CONNECTIONS, weights)
+    found, of = sample(path, at), sum(by_name.values())
+    for each, weight in by_name.items():
+        assert abs(found[each] / weight - CONNECTIONS / of) < 15
+
+
+def test_least_connections_prefers_the_endpoint_with_fewer_open_flows(path: PacketPath) -> None:
+    """Only if both choices are the endpoint with more flows, it is selected: with probability 1/4."""
+    serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1})
+    for at, id_ in enumerate(counted(path)):
+        path.maps["connections"].update(_U32.pack(id_), _U32.pack(1000 * at))
+    assert sorted(sample(path, V4, 400).values()) == pytest.approx([100, 300], abs=60)
+
+
+def test_a_walk_counts_open_flows_again(path: PacketPath) -> None:
+    serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1, 3: 1})
+    sample(path, V4, 300)
+    right = counted(path)
+    assert sum(right.values()) == 300
+    for id_ in right:
+        path.maps["connections"].update(_U32.pack(id_), _U32.pack(7777))
+    path.sweep_and_count()
+    assert counted(path) == right
+    path.forget_flows()
+    path.sweep_and_count()
+    assert set(counted(path).values()) == {0}
+
+
+def test_a_service_that_changes_its_algorithm_is_no_longer_counted(path: PacketPath) -> None:
+    serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1})
+    assert len(counted(path)) == 2
+    serve(path, V4, Algorithm.RANDOM, {1: 1, 2: 1})
+    sample(path, V4, 20)
+    assert not counted(path)
 
 
 def test_round_robin_takes_turns(path: PacketPath) -> None:
@@ -184,3 +239,65 @@ def test_session_affinity_has_precedence(path: PacketPath, algorithm: Algorithm)
     assert len({client.endpoint(V4.client, port) for port in range(20_000, 20_050)}) == 1
     found = {client.endpoint(f"10.9.8.{number}", 40000) for number in range(250)}
     assert found == {name(V4, number) for number in WEIGHTS}
+
+
+# Slow start
+
+
+SLOW = 60
+THREE, FOUR = dict.fromkeys(range(1, 4), 1), dict.fromkeys(range(1, 5), 1)
+
+
+def set_age(path: PacketPath, seconds: float) -> None:
+    """Make the only new endpoint be so old."""
+    ((key, _),) = path.maps["new_endpoints"].items()
+    added = time.monotonic_ns() - int(seconds * 1e9)
+    path.maps["new_endpoints"].update(key, struct.pack("=Q", added))
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.RANDOM, Algorithm.ROUND_ROBIN, Algorithm.LEAST_CONNECTIONS])
+def test_the_share_of_a_new_endpoint_grows_with_its_age(path: PacketPath, algorithm: Algorithm) -> None:
+    """An endpoint that is not admitted is selected in the last of four tries only."""
+    serve(path, V4, algorithm, THREE, slow_start=SLOW)
+    serve(path, V4, algorithm, FOUR, slow_start=SLOW)
+    shares = []
+    for age in (0, SLOW / 2, 2 * SLOW):
+        set_age(path, age)
+        for id_ in counted(path):
+            path.maps["connections"].update(_U32.pack(id_), _U32.pack(0))
+        shares.append(sample(path, V4, 2000)[name(V4, 4)] / 2000)
+        path.forget_flows()
+    assert shares[0] < 0.06
+    assert 0.08 < shares[1] < 0.22
+    assert shares[2] == pytest.approx(1 / 4, abs=0.05)
+
+
+def test_the_first_endpoints_of_a_service_have_no_slow_start(path: PacketPath) -> None:
+    serve(path, V4, Algorithm.RANDOM, FOUR, slow_start=SLOW)
+    assert not list(path.maps["new_endpoints"].items())
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.SOURCE_HASH, Algorithm.MAGLEV])
+def test_hashes_have_no_slow_start(path: PacketPath, algorithm: Algorithm) -> None:
+    serve(path, V4, algorithm, THREE, slow_start=SLOW)
+    serve(path, V4, algorithm, FOUR, slow_start=SLOW)
+    assert not list(path.maps["new_endpoints"].items())
+
+
+@pytest.mark.parametrize("ends_with", ["endpoint", "request"])
+def test_slow_start_ends_with_the_endpoint_or_the_request(path: PacketPath, ends_with: str) -> None:
+    serve(path, V4, Algorithm.RANDOM, THREE, slow_start=SLOW)
+    serve(path, V4, Algorithm.RANDOM, FOUR, slow_start=SLOW)
+    assert len(list(path.maps["new_endpoints"].items())) == 1
+    if ends_with == "endpoint":
+        serve(path, V4, Algorithm.RANDOM, THREE, slow_start=SLOW)
+    else:
+        serve(path, V4, Algorithm.RANDOM, FOUR)
+    assert not list(path.maps["new_endpoints"].items())
+
+
+def test_all_endpoints_may_be_new(path: PacketPath) -> None:
+    serve(path, V4, Algorithm.RANDOM, {9: 1}, slow_start=SLOW)
+    serve(path, V4, Algorithm.RANDOM, FOUR, slow_start=SLOW)
+    assert len(list(path.maps["new_endpoints"].items())) == 4
+    assert set(sample(path, V4, 400)) == {name(V4, number) for number in FOUR}

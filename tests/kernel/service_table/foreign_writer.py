@@ -139,6 +139,7 @@ DAMAGES: dict[str, Callable[[ForeignWriter], object]] = {
     ),
     "a table that is none": lambda v: v.service("10.96.0.1", algorithm=abi.ALGORITHM_MAGLEV),
     "an unknown algorithm": lambda v: v.service("10.96.0.1", algorithm=200),
+    "another slow start": lambda v: v.service("10.96.0.1", slow_start=9),
     "another weight": lambda v: v.endpoint("10.1.0.2", "web", flags=CLUSTER | 3 << 8),
     "no weight": lambda v: v.endpoint("10.1.0.2", "weighted", flags=CLUSTER),
     "an entry of a weighted list": lambda v: v.slot(

@@ -21,7 +21,9 @@ LISTED = abi.ENDPOINT_LISTED
 
 
 def wipe(maps: Maps) -> None:
-    for name in ("services", "service_names", "affinity", "source_ranges", "frontend_addresses"):
+    hashes = "services", "service_names", "affinity", "source_ranges", "frontend_addresses"
+    names = *hashes, "connections", "new_endpoints"
+    for name in names:
         for key, _ in list(maps[name].items()):
             maps[name].delete(key)
     for name in ("slots", "endpoints", "service_ports"):
@@ -113,7 +115,13 @@ TURNS = entry(
     algorithm=abi.ALGORITHM_ROUND_ROBIN,
 )
 WEIGHTED = entry([frontend("10.96.0.7")], [endpoint("10.1.0.1"), endpoint("10.1.0.2", weighted(CLUSTER, 3))])
+LEAST = entry(
+    [frontend("10.96.0.3")],
+    [endpoint("10.1.0.1"), endpoint("10.1.0.4", weighted(CLUSTER, 2))],
+    algorithm=abi.ALGORITHM_LEAST_CONNECTIONS,
+)
 SEVERAL: Entries = {
+    key("least"): LEAST,
     key("turns"): TURNS,
     key("weighted"): WEIGHTED,
     key("web"): WEB,

@@ -1,6 +1,7 @@
 """The lists of hash algorithms and of weights in the maps, and the turns of round robin."""
 
 import contextlib
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
 from ebpfproxy.backends.ebpf.services import maglev
+from ebpfproxy.backends.ebpf.services.new_endpoints import NewEndpoints
+from ebpfproxy.backends.ebpf.services.record import Record
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from tests.kernel.service_table.samples import (
     BOTH,
@@ -28,6 +31,7 @@ from tests.kernel.service_table.samples import (
     wipe,
 )
 from tests.support.bpf_place import BpfPlace, build_maps
+from tests.support.clock import Clock
 from tests.support.service_maps import View, check_exact
 
 pytestmark = pytest.mark.kernel
@@ -143,3 +147,47 @@ def test_a_changed_weight_keeps_the_ids_of_endpoints(large: Maps) -> None:
         before = View(large).listed().keys()
         bring_and_check(table, large, {key("web"): WEIGHTED}, {key("web"): heavier})
         assert View(large).listed().keys() == before
+
+
+SLOW = WEB._replace(slow_start=60)
+MORE = SLOW._replace(endpoints=packed(*rows(WEB), endpoint("10.1.0.7")))
+
+
+def new_endpoints(maps: Maps) -> set[int]:
+    return {int.from_bytes(key, "little") for key, _ in maps["new_endpoints"].items()}
+
+
+def test_slow_start_survives_a_restart_and_begins_none(large: Maps) -> None:
+    with opened(large) as table:
+        bring_and_check(table, large, {}, {key("web"): SLOW})
+        assert new_endpoints(large) == set()
+        bring_and_check(table, large, {key("web"): SLOW}, {key("web"): MORE})
+        before = list(large["new_endpoints"].items())
+        assert len(before) == 1
+    with opened(large) as other:
+        assert other.read() == {key("web"): MORE}
+        assert list(large["new_endpoints"].items()) == before
+        bring(other, {key("web"): MORE}, {})
+        assert new_endpoints(large) == set()
+
+
+def test_entries_of_unknown_endpoints_are_removed(large: Maps) -> None:
+    large["new_endpoints"].update((7).to_bytes(4, "little"), bytes(8))
+    large["connections"].update((7).to_bytes(4, "little"), bytes(4))
+    with opened(large) as table:
+        table.read()
+    assert new_endpoints(large) == set()
+    assert not list(large["connections"].items())
+
+
+def test_slow_start_ends_after_its_time(large: Maps) -> None:
+    clock = Clock()
+    new = NewEndpoints(large["new_endpoints"], lambda: int(clock.now * 1e9))
+    old, added = Record(1, SLOW, array("I", [1, 2])), Record(1, MORE, array("I", [1, 2, 3]))
+    new.change(None, old)
+    new.change(old, added)
+    new.expire()
+    assert new_endpoints(large) == {3}
+    clock.now += 60
+    new.expire()
+    assert new_endpoints(large) == set()

@@ -101,7 +101,7 @@ class View:
 
     def _service(self, key: bytes, value: bytes) -> tuple[bytes, ServiceRow]:
         address, port, protocol, _ = abi.SERVICE_KEY.unpack(key)
-        internal, external, id_, affinity, flags, kind, algorithm = abi.SERVICE.unpack(value)
+        internal, external, id_, affinity, flags, kind, algorithm, slow_start = abi.SERVICE.unpack(value)
         policy = (
             "Local" if flags & abi.SERVICE_INTERNAL_LOCAL else "Cluster",
             "Local" if flags & abi.SERVICE_EXTERNAL_LOCAL else "Cluster",
@@ -124,6 +124,7 @@ class View:
             internal_slots=_slots(internal),
             external_slots=_slots(external),
             algorithm=abi.ALGORITHMS.get(algorithm, str(algorithm)),
+            slow_start=slow_start,
             orphaned=self._nameless(id_),
         )
         return key, row

@@ -19,7 +19,8 @@ class ServiceRow(NamedTuple):
     `internal` and `external` are the endpoints for clients on this node and for other clients, sorted.
     `policy` is the traffic policy of these lists: "Cluster", "Local", or both as "Cluster/Local". `affinity`
     is a timeout in seconds, 0 for none. `internal_slots` and `external_slots` are the ranges of the lists in
-    the map `slots`, as "FIRST+COUNT", "" for an empty list. `algorithm` selects one of their entries.
+    the map `slots`, as "FIRST+COUNT", "" for an empty list. `algorithm` selects one of their entries,
+    `slow_start` is in seconds, 0 for none.
     `orphaned`: the service id has no name.
     """
 
@@ -37,6 +38,7 @@ class ServiceRow(NamedTuple):
     internal_slots: str
     external_slots: str
     algorithm: str = "random"
+    slow_start: int = 0
     orphaned: str = ""
 
 

@@ -105,12 +105,14 @@ class Reading:
         frontends: list[FrontendEntry] = []
         timeouts: set[int] = set()
         algorithms: set[int] = set()
+        slow_starts: set[int] = set()
         seen = {"cluster": False, "local": False}
         agrees = True
         for packed_key, value in services.items():
             self.owner[packed_key] = key
-            *ranges, _, timeout, flags, kind, algorithm = abi.SERVICE.unpack(value)
+            *ranges, _, timeout, flags, kind, algorithm, slow_start = abi.SERVICE.unpack(value)
             timeouts.add(timeout)
+            slow_starts.add(slow_start)
             algorithms.add(algorithm)
             if len(algorithms) == 1:
                 record.entry = record.entry._replace(algorithm=algorithm)
@@ -127,10 +129,13 @@ class Reading:
         rows, ids = self._adopt_endpoints(endpoints, now)
         record.entry = record.entry._replace(endpoints=PlannedEndpoints.packed(rows))
         record.ids = ids
-        agrees &= len(timeouts) <= 1 and self._lists_are_right(record, seen)
+        agrees &= len(timeouts) <= 1 and len(slow_starts) <= 1 and self._lists_are_right(record, seen)
         timeout = max(timeouts, default=0) if agrees else _CONTRADICTION
         record.entry = record.entry._replace(
-            frontends=tuple(sorted(frontends)), affinity_timeout=timeout, source_ranges=networks
+            frontends=tuple(sorted(frontends)),
+            affinity_timeout=timeout,
+            source_ranges=networks,
+            slow_start=max(slow_starts, default=0),
         )
         self.records[key] = record
 

@@ -56,7 +56,7 @@ def service_value(frontend: FrontendEntry, of: Record) -> bytes:
     return abi.SERVICE.pack(
         abi.SLOT_RANGE.pack(*internal),
         abi.SLOT_RANGE.pack(*external),
-        *(of.id, of.entry.affinity_timeout, flags, frontend.kind, of.entry.algorithm),
+        *(of.id, of.entry.affinity_timeout, flags, frontend.kind, of.entry.algorithm, of.entry.slow_start),
     )
 
 

@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
-from ebpfproxy.diagnose.explain.result import Explanation, Verdict
+from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
 from ebpfproxy.model.address import Protocol, parse_address
-from ebpfproxy.model.balancing import Balancing, parse_weights
+from ebpfproxy.model.balancing import Algorithm, Balancing, parse_weights
 from ebpfproxy.model.pod import HostPort, Pod
-from ebpfproxy.model.service import ServiceType, TrafficPolicy
+from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 from tests.support.build import HERE, draining, endpoint, name, networks, port, service, slice_of
@@ -58,6 +60,12 @@ CHECKED = service(
 )
 SCTP = service("web", port(80, protocol=Protocol.SCTP))
 UDP = service("web", port(80, protocol=Protocol.UDP))
+
+
+def balanced(algorithm: Algorithm, **fields: Any) -> Service:
+    """WEB with this algorithm; `fields` are those of `Balancing`."""
+    return dataclasses.replace(WEB, balancing=Balancing(algorithm, **fields))
+
 
 CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     # Client
@@ -348,6 +356,17 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     ),
     # Algorithm
     Reason.RANDOM: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.ROUND_ROBIN: (CONNECTS, lambda: explained(situation(balanced(Algorithm.ROUND_ROBIN), READY))),
+    Reason.SOURCE_HASH: (CONNECTS, lambda: explained(situation(balanced(Algorithm.SOURCE_HASH), READY))),
+    Reason.MAGLEV: (CONNECTS, lambda: explained(situation(balanced(Algorithm.MAGLEV), READY))),
+    Reason.LEAST_CONNECTIONS: (
+        CONNECTS,
+        lambda: explained(situation(balanced(Algorithm.LEAST_CONNECTIONS), READY)),
+    ),
+    Reason.NOT_HONORED: (
+        CONNECTS,
+        lambda: explained(situation(balanced(Algorithm.LEAST_CONNECTIONS), READY, mode="iptables")),
+    ),
     Reason.SCHEDULER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"))),
     Reason.SINGLE: (CONNECTS, lambda: explained(situation(WEB, REMOTE))),
     # Masquerade
@@ -517,3 +536,31 @@ def test_the_addresses_that_the_server_sees() -> None:
     assert seen == {"pod": (parse_address(POD),), "node": node, "outside": node}
     itself = situation(WEB, slice_of("web", endpoint(POD, HERE)), mode="nftables")
     assert explained(itself, origin=A_POD).endpoints[0].seen == (parse_address("10.1.0.1"),)
+
+
+def step_of(explanation: Explanation, reason: Reason) -> Step:
+    return next(each for each in explanation.steps if each.reason is reason)
+
+
+def test_weights_are_shown_with_the_algorithm() -> None:
+    weighted = balanced(Algorithm.ROUND_ROBIN, weights=parse_weights(f"{REMOTE_POD}=3"))
+    details = step_of(explained(situation(weighted, READY)), Reason.ROUND_ROBIN).details
+    assert sorted(line.rpartition(" ")[2] for line in details) == ["1", "3"]
+
+
+def test_the_endpoint_of_a_known_client_is_shown_for_source_hash() -> None:
+    """The programs' own choice is compared in tests/kernel/packet_path/test_packet_balancing.py."""
+    hashed = situation(balanced(Algorithm.SOURCE_HASH), READY)
+    clients = [Origin(ClientClass.OUTSIDE, "client", (parse_address(f"198.51.100.{n}"),)) for n in range(20)]
+    texts = [step_of(explained(hashed, origin=each), Reason.SOURCE_HASH).text for each in clients]
+    assert {text.rpartition(" ")[2] for text in texts} == {f"{REMOTE_POD}:8080", f"{OTHER_POD}:8080"}
+
+
+def test_the_endpoint_of_a_socket_is_not_shown_for_source_hash() -> None:
+    text = step_of(explained(situation(balanced(Algorithm.SOURCE_HASH), READY)), Reason.SOURCE_HASH).text
+    assert text == Reason.SOURCE_HASH.meaning
+
+
+def test_what_a_mode_cannot_honor_is_shown() -> None:
+    of = situation(balanced(Algorithm.LEAST_CONNECTIONS), READY, mode="iptables")
+    assert step_of(explained(of), Reason.NOT_HONORED).details == ("lb-algorithm least-connections",)
