@@ -9,7 +9,9 @@ from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Backend
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
+from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.connection import Connection, Translation
 from ebpfproxy.model.counters import ServiceTraffic, SocketCounts, SyncCounts
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.balancing import Support
@@ -122,6 +124,8 @@ class Inspection(Protocol):
     - `shown`: an entry in the form for readers.
     - `bypassing`: as in `ClusterState`, as the mode recorded it in the kernel.
     - `further`: the differences that no entry shows, as of the last `read`.
+    - `endpoint_of`: where the kernel sends an open connection, as of now. None if it does not translate it.
+      It does not read all connections.
     - `close` closes file descriptors.
     """
 
@@ -136,6 +140,8 @@ class Inspection(Protocol):
     def bypassing(self) -> frozenset[int]: ...
 
     def further(self) -> list[Difference]: ...
+
+    def endpoint_of(self, connection: Connection) -> Translation | None: ...
 
     def close(self) -> None: ...
 
@@ -170,6 +176,12 @@ class BackendInspection:
 
     def further(self) -> list[Difference]:
         return self._further()
+
+    def endpoint_of(self, connection: Connection) -> Translation | None:
+        """As conntrack has it. The modes with kernel NAT have no other record."""
+        flow = conntrack.find(connection)
+        endpoint = (flow.reply_source, flow.reply_source_port) if flow else connection.frontend
+        return Translation(endpoint) if endpoint != connection.frontend else None
 
     def close(self) -> None:
         self._backend.close()

@@ -15,7 +15,7 @@ import pytest
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
 from ebpfproxy.backends.ebpf.pins import Pins
-from ebpfproxy.cli.pipe import CLOSED
+from ebpfproxy.errors import CLOSED
 from ebpfproxy.model.address import parse_address
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
 from tests.support.kustomize import REPOSITORY

@@ -6,7 +6,7 @@ from ebpfproxy.diagnose.explain.lookup import is_ebpf
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Address, Family, family, loopback
 from ebpfproxy.plan.service_plan import FrontendKind, FrontendPlan, PlannedEndpoint, PolicyResult
 

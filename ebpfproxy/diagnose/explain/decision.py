@@ -8,7 +8,7 @@ from ebpfproxy.diagnose.explain.lookup import Found
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, EndpointResult, Path, Verdict
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Address, contains, family
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.service import NamespacedName

@@ -4,7 +4,7 @@ from ebpfproxy.diagnose.explain.lookup import IPVS, NFTABLES
 from ebpfproxy.diagnose.explain.origin import EBPF, Origin, classify
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import family
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
 

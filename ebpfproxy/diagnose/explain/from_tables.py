@@ -10,7 +10,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.view import DumpView, EndpointRow, ServiceRow
 from ebpfproxy.diagnose.explain.origin import EBPF
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import (
     Address,
     Family,
@@ -42,7 +42,7 @@ from ebpfproxy.plan.service_plan import (
     SocketLb,
 )
 
-_LOOPBACK_DEVICE = "lo"
+LOOPBACK_DEVICE = "lo"
 
 
 def situation_of(view: DumpView, node_name: str) -> Situation:
@@ -74,17 +74,20 @@ def situation_of(view: DumpView, node_name: str) -> Situation:
 
 
 def _socket_lb(view: DumpView, devices: Sequence[DeviceRow]) -> SocketLb:
-    """Return the value of --socket-lb. Only without any socket load balancer, loopback has a program."""
+    """Return the value of --socket-lb.
+
+    HOST is taken for OFF if there are SCTP Services: then loopback has a program in both cases.
+    """
     settings = {row.setting: row.value for row in view.settings()}
     if settings.get("flags", 0) & abi.NODE_SOCKETS_OF_PODS:
         return SocketLb.ON
-    return SocketLb.OFF if any(row.device == _LOOPBACK_DEVICE for row in devices) else SocketLb.HOST
+    return SocketLb.OFF if any(row.device == LOOPBACK_DEVICE for row in devices) else SocketLb.HOST
 
 
 def _device(row: DeviceRow) -> DevicePlan:
     addresses = list(map(parse_address, row.masquerade))
     role = DeviceRole.POD if row.role == "pod" else DeviceRole.UPLINK
-    if row.device == _LOOPBACK_DEVICE:
+    if row.device == LOOPBACK_DEVICE:
         role = DeviceRole.LOOPBACK
     return DevicePlan(
         row.ifindex,
@@ -152,8 +155,12 @@ def _algorithm(row: ServiceRow) -> Algorithm | None:
     return Algorithm(row.algorithm) if is_known and row.algorithm != Algorithm.RANDOM.value else None
 
 
-def _family(rows: Iterable[ServiceRow], endpoints: Sequence[EndpointRow]) -> Family:
-    """Return the family of a ServicePort. A NodePort shows none; IPv4 if nothing else does."""
+def _family(rows: Sequence[ServiceRow], endpoints: Sequence[EndpointRow]) -> Family:
+    """Return the family of a ServicePort. In a dump of an earlier version, a NodePort shows none; it is IPv4
+    if nothing else shows it."""
+    for row in rows:
+        if row.family:
+            return Family(row.family)
     texts = [row.address for row in rows if row.address != "*"] + [each.address for each in endpoints]
     return family(parse_address(texts[0])) if texts else Family.IPV4
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ebpfproxy.diagnose.explain.origin import EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, Protocol, family, is_loopback, unspecified
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.health_check_node_port import needs_health_check

@@ -302,11 +302,6 @@ class Reason(enum.Enum):
         Subject.ENDPOINTS,
         "excluded: mode ipvs has one list for all clients, with only those on this node",
     )
-    PORT_UNEQUAL = (
-        "PortUnequal",
-        Subject.ENDPOINTS,
-        "unusable: mode ebpf drops SCTP packets whose endpoint has another port",
-    )
     HAIRPIN_LOST = (
         "HairpinLost",
         Subject.ENDPOINTS,
@@ -346,31 +341,21 @@ class Reason(enum.Enum):
     AFFINITY_UNKNOWN = "AffinityUnknown", Subject.AFFINITY, "the client has no endpoint by affinity yet"
 
     # Algorithm
-    RANDOM = (
-        "Random",
+    RANDOM = "Random", Subject.ALGORITHM, "each usable endpoint has the same probability"
+    RANDOM_BY_WEIGHT = (
+        "RandomByWeight",
         Subject.ALGORITHM,
-        "each usable endpoint has the same probability, or a share by its weight",
+        "the probability of each usable endpoint is in proportion to its weight",
     )
-    ROUND_ROBIN = "RoundRobin", Subject.ALGORITHM, "the usable endpoints take turns"
-    SOURCE_HASH = (
-        "SourceHash",
+    ALGORITHM = (
+        "Algorithm",
         Subject.ALGORITHM,
-        "a hash of the client selects: of its address, or of its network namespace for a socket",
+        "the annotation lb-algorithm or the flag --lb-algorithm selects the algorithm",
     )
-    MAGLEV = (
-        "Maglev",
+    BALANCING_IGNORED = (
+        "BalancingIgnored",
         Subject.ALGORITHM,
-        "a hash of the client's address and port selects; a socket has no port yet, so a random number does",
-    )
-    LEAST_CONNECTIONS = (
-        "LeastConnections",
-        Subject.ALGORITHM,
-        "of two random endpoints, the one with fewer open connections relative to its weight",
-    )
-    NOT_HONORED = (
-        "NotHonored",
-        Subject.ALGORITHM,
-        "the mode cannot honor a request of the Service or of a flag",
+        "this mode does not honor a part of the requested load balancing",
     )
     SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
@@ -438,11 +423,6 @@ class Reason(enum.Enum):
         "DroppedByRanges",
         Subject.OUTCOME,
         "packets are dropped: source ranges exclude the client",
-    )
-    DROPPED_PORT_UNEQUAL = (
-        "DroppedPortUnequal",
-        Subject.OUTCOME,
-        "packets are dropped: the SCTP checksum covers the port",
     )
     REJECTED_UNUSED_PORT = (
         "RejectedUnusedPort",

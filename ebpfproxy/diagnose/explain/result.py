@@ -5,7 +5,7 @@ import enum
 from typing import NamedTuple
 
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
-from ebpfproxy.diagnose.explain.situation import Served
+from ebpfproxy.diagnose.situation import Served
 from ebpfproxy.model.address import Address, Protocol, format_address, format_endpoint
 
 

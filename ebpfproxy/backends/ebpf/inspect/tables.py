@@ -34,6 +34,7 @@ from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import (
     Address,
     Network,
+    family,
     format_address,
     format_endpoint,
     format_network,
@@ -126,6 +127,7 @@ class View:
             algorithm=abi.ALGORITHMS.get(algorithm, str(algorithm)),
             slow_start=slow_start,
             orphaned=self._nameless(id_),
+            family=family(address).value,
         )
         return key, row
 

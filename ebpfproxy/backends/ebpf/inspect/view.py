@@ -20,8 +20,8 @@ class ServiceRow(NamedTuple):
     `policy` is the traffic policy of these lists: "Cluster", "Local", or both as "Cluster/Local". `affinity`
     is a timeout in seconds, 0 for none. `internal_slots` and `external_slots` are the ranges of the lists in
     the map `slots`, as "FIRST+COUNT", "" for an empty list. `algorithm` selects one of their entries,
-    `slow_start` is in seconds, 0 for none.
-    `orphaned`: the service id has no name.
+    `slow_start` is in seconds, 0 for none. `orphaned`: the service id has no name. `family`:
+    "IPv4" or "IPv6", since the address of a NodePort is "*" in both; "" in a dump of an earlier version.
     """
 
     service: str
@@ -40,6 +40,7 @@ class ServiceRow(NamedTuple):
     algorithm: str = "random"
     slow_start: int = 0
     orphaned: str = ""
+    family: str = ""
 
 
 class EndpointRow(NamedTuple):

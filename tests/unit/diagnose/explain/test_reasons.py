@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_RANDOM
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, parse_weights
 from ebpfproxy.model.pod import HostPort, Pod
-from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
+from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 from tests.support.build import HERE, draining, endpoint, name, networks, port, service, slice_of
@@ -42,6 +44,11 @@ BALANCER, EXTERNAL = "203.0.113.1", "203.0.113.2"
 WEB = service()
 HOST_PORT_POD = Pod(name("web-0"), (parse_address(POD),), (HostPort(None, 8443, Protocol.TCP, 8080),))
 WEIGHTED = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=0")))
+ROUND_ROBIN = dataclasses.replace(
+    WEB, balancing=Balancing(Algorithm.ROUND_ROBIN, parse_weights(f"{REMOTE_POD}=3"))
+)
+LEAST_CONNECTIONS = dataclasses.replace(WEB, balancing=Balancing(Algorithm.LEAST_CONNECTIONS))
+HEAVY = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=3")))
 READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
 NODE_PORT_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT)
 LOCAL_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
@@ -60,12 +67,6 @@ CHECKED = service(
 )
 SCTP = service("web", port(80, protocol=Protocol.SCTP))
 UDP = service("web", port(80, protocol=Protocol.UDP))
-
-
-def balanced(algorithm: Algorithm, **fields: Any) -> Service:
-    """WEB with this algorithm; `fields` are those of `Balancing`."""
-    return dataclasses.replace(WEB, balancing=Balancing(algorithm, **fields))
-
 
 CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     # Client
@@ -331,12 +332,6 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         CONNECTS,
         lambda: explained(situation(LOCAL_WEB, READY, mode="ipvs"), to(NODE, 30080), A_POD),
     ),
-    Reason.PORT_UNEQUAL: (
-        DROPPED,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
-        ),
-    ),
     Reason.HAIRPIN_LOST: (
         CONNECTS,
         lambda: explained(situation(WEB, slice_of("web", endpoint(POD, "")), mode="ipvs"), origin=A_POD),
@@ -356,16 +351,17 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     ),
     # Algorithm
     Reason.RANDOM: (CONNECTS, lambda: explained(situation(WEB, READY))),
-    Reason.ROUND_ROBIN: (CONNECTS, lambda: explained(situation(balanced(Algorithm.ROUND_ROBIN), READY))),
-    Reason.SOURCE_HASH: (CONNECTS, lambda: explained(situation(balanced(Algorithm.SOURCE_HASH), READY))),
-    Reason.MAGLEV: (CONNECTS, lambda: explained(situation(balanced(Algorithm.MAGLEV), READY))),
-    Reason.LEAST_CONNECTIONS: (
+    Reason.RANDOM_BY_WEIGHT: (
         CONNECTS,
-        lambda: explained(situation(balanced(Algorithm.LEAST_CONNECTIONS), READY)),
+        lambda: explained(situation(HEAVY, READY, mode="nftables")),
     ),
-    Reason.NOT_HONORED: (
+    Reason.ALGORITHM: (
         CONNECTS,
-        lambda: explained(situation(balanced(Algorithm.LEAST_CONNECTIONS), READY, mode="iptables")),
+        lambda: explained(situation(ROUND_ROBIN, READY, mode="nftables")),
+    ),
+    Reason.BALANCING_IGNORED: (
+        CONNECTS,
+        lambda: explained(situation(LEAST_CONNECTIONS, READY, mode="nftables")),
     ),
     Reason.SCHEDULER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"))),
     Reason.SINGLE: (CONNECTS, lambda: explained(situation(WEB, REMOTE))),
@@ -407,12 +403,6 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.REJECTED_NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
     Reason.DROPPED_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
     Reason.DROPPED_BY_RANGES: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD)),
-    Reason.DROPPED_PORT_UNEQUAL: (
-        DROPPED,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
-        ),
-    ),
     Reason.REJECTED_UNUSED_PORT: (
         REJECTED,
         lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
@@ -525,6 +515,28 @@ def test_names_and_meanings_differ_and_fit_in_a_line() -> None:
     assert all("\n" not in reason.meaning and len(reason.meaning) <= 110 for reason in Reason)
 
 
+def test_the_algorithm_has_its_name_and_the_weights_that_the_mode_honors() -> None:
+    steps = {
+        mode: algorithm_steps(situation(ROUND_ROBIN, READY, mode=mode)) for mode in ("nftables", "iptables")
+    }
+    (honored,), (default, ignored) = steps["nftables"], steps["iptables"]
+    assert honored.text.endswith(": round-robin")
+    assert honored.details == (f"{OTHER_POD}:8080: weight 1", f"{REMOTE_POD}:8080: weight 3")
+    assert (default.reason, default.details) == (Reason.RANDOM, ())
+    assert ignored.text.endswith(": lb-algorithm round-robin, endpoint-weights other than 0")
+
+
+def test_equal_weights_are_not_shown() -> None:
+    weights = Balancing(weights=parse_weights(f"{REMOTE_POD}=2, {OTHER_POD}=2, {POD}=0"))
+    three = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE), endpoint(POD, HERE))
+    of = situation(dataclasses.replace(WEB, balancing=weights), three, mode="nftables")
+    assert [(step.reason, step.details) for step in algorithm_steps(of)] == [(Reason.RANDOM, ())]
+
+
+def algorithm_steps(of: Situation) -> list[Step]:
+    return [step for step in explained(of).steps if step.subject is Subject.ALGORITHM]
+
+
 def test_the_addresses_that_the_server_sees() -> None:
     """The pod itself by a socket; eth0's address for a client outside; veth7's for a hairpin connection."""
     remote = situation(WEB, REMOTE)
@@ -538,29 +550,28 @@ def test_the_addresses_that_the_server_sees() -> None:
     assert explained(itself, origin=A_POD).endpoints[0].seen == (parse_address("10.1.0.1"),)
 
 
-def step_of(explanation: Explanation, reason: Reason) -> Step:
-    return next(each for each in explanation.steps if each.reason is reason)
-
-
-def test_weights_are_shown_with_the_algorithm() -> None:
-    weighted = balanced(Algorithm.ROUND_ROBIN, weights=parse_weights(f"{REMOTE_POD}=3"))
-    details = step_of(explained(situation(weighted, READY)), Reason.ROUND_ROBIN).details
-    assert sorted(line.rpartition(" ")[2] for line in details) == ["1", "3"]
+def hash_step(algorithm: Algorithm, origin: Origin, **fields: Any) -> Step:
+    of = dataclasses.replace(WEB, balancing=Balancing(algorithm, **fields))
+    steps = explained(situation(of, READY), origin=origin).steps
+    return next(each for each in steps if each.reason is Reason.ALGORITHM)
 
 
 def test_the_endpoint_of_a_known_client_is_shown_for_source_hash() -> None:
     """The programs' own choice is compared in tests/kernel/packet_path/test_packet_balancing.py."""
-    hashed = situation(balanced(Algorithm.SOURCE_HASH), READY)
     clients = [Origin(ClientClass.OUTSIDE, "client", (parse_address(f"198.51.100.{n}"),)) for n in range(20)]
-    texts = [step_of(explained(hashed, origin=each), Reason.SOURCE_HASH).text for each in clients]
-    assert {text.rpartition(" ")[2] for text in texts} == {f"{REMOTE_POD}:8080", f"{OTHER_POD}:8080"}
+    lines = {line for each in clients for line in hash_step(Algorithm.SOURCE_HASH, each).details}
+    assert lines == {f"this client gets {pod}:8080" for pod in (REMOTE_POD, OTHER_POD)}
 
 
-def test_the_endpoint_of_a_socket_is_not_shown_for_source_hash() -> None:
-    text = step_of(explained(situation(balanced(Algorithm.SOURCE_HASH), READY)), Reason.SOURCE_HASH).text
-    assert text == Reason.SOURCE_HASH.meaning
+def test_a_heavy_endpoint_is_shown_for_most_clients() -> None:
+    clients = [Origin(ClientClass.OUTSIDE, "client", (parse_address(f"198.51.100.{n}"),)) for n in range(100)]
+    weights = parse_weights(f"{REMOTE_POD}=100")
+    last = [hash_step(Algorithm.SOURCE_HASH, each, weights=weights).details[-1] for each in clients]
+    assert sum(REMOTE_POD in line for line in last) > 90
 
 
-def test_what_a_mode_cannot_honor_is_shown() -> None:
-    of = situation(balanced(Algorithm.LEAST_CONNECTIONS), READY, mode="iptables")
-    assert step_of(explained(of), Reason.NOT_HONORED).details == ("lb-algorithm least-connections",)
+@pytest.mark.parametrize(
+    ("algorithm", "line"), [(Algorithm.SOURCE_HASH, BY_NETNS), (Algorithm.MAGLEV, BY_RANDOM)]
+)
+def test_what_identifies_the_client_of_a_socket_is_shown_for_hashes(algorithm: Algorithm, line: str) -> None:
+    assert hash_step(algorithm, A_POD).details == (line,)
