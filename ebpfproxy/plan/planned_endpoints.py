@@ -4,6 +4,7 @@ A row is the beginning of `struct endpoint` in bpf/abi.h, so that backend ebpf w
 without converting them.
 """
 
+import functools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from socket import htons, ntohs
@@ -24,6 +25,7 @@ WEIGHT_SHIFT = 8
 ROW = struct.Struct("=16sHH")
 """Address, port in network byte order, flags in the byte order of this machine. The first 18 bytes sort as
 address and port."""
+_AFTER_ADDRESS = struct.Struct("=HH")
 TARGET_SIZE = 18
 """The size of address and port in a row, in bytes."""
 
@@ -91,7 +93,7 @@ class PlannedEndpoints(Sequence[PlannedEndpoint]):
 
     def has(self, flag: int) -> bool:
         """Return whether any endpoint has this flag."""
-        return any(flags & flag for flags in self.flags())
+        return any(map(flag.__and__, self.flags()))
 
     def part(self, start: int, count: int) -> "PlannedEndpoints":
         """Return up to `count` endpoints from number `start` on."""
@@ -125,6 +127,12 @@ class PlannedEndpoints(Sequence[PlannedEndpoint]):
 
 def row(address: Address, port: int, *, cluster: bool, local: bool, on_node: bool | None) -> bytes:
     """Return the row of an endpoint; see `PlannedEndpoint`."""
+    return address + _after_address(port, cluster, local, on_node)
+
+
+@functools.lru_cache(maxsize=4096)
+def _after_address(port: int, cluster: bool, local: bool, on_node: bool | None) -> bytes:
+    """Cached: most endpoints have the same port and flags."""
     flags = LISTED
     if cluster:
         flags |= CLUSTER
@@ -134,7 +142,7 @@ def row(address: Address, port: int, *, cluster: bool, local: bool, on_node: boo
         flags |= ON_NODE
     elif on_node is None:
         flags |= NODE_UNKNOWN
-    return ROW.pack(address, htons(port), flags)
+    return _AFTER_ADDRESS.pack(htons(port), flags)
 
 
 def target_of(address: Address, port: int) -> bytes:

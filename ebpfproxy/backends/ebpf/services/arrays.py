@@ -11,6 +11,7 @@ from ebpfproxy.backends.ebpf.services.slot_ranges import EndGrace, Ids, Ranges
 from ebpfproxy.plan.planned_endpoints import ROW
 
 _FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_halves`
+_SERVICE_AT = abi.ENDPOINT.offset("service_id") // 4  # in units of 32 bits
 _STRIDE = abi.ENDPOINT.size
 _SLOT_STRIDE = 2  # in units of 32 bits: an array's elements are 8-byte aligned
 _SCAN = 4096
@@ -86,10 +87,13 @@ class Arrays:
             block = self._endpoints[start * _STRIDE : (start + _SCAN) * _STRIDE]
             if block == empty[: len(block)]:
                 continue
-            rows = abi.ENDPOINT.iter_unpack(block[: len(block) // _STRIDE * _STRIDE])
-            for id_, (address, port, flags, service) in enumerate(rows, start):
-                if flags & abi.ENDPOINT_LISTED and 0 < id_ < self.endpoint_ids.capacity:
-                    yield id_, ROW.pack(address, port, flags), service
+            whole = memoryview(block)[: len(block) // _STRIDE * _STRIDE]
+            flags = whole.cast("H")[_FLAGS_AT :: _STRIDE // 2].tolist()
+            services = whole.cast("I")[_SERVICE_AT :: _STRIDE // 4].tolist()
+            for number, (has, service) in enumerate(zip(flags, services, strict=True)):
+                if has & abi.ENDPOINT_LISTED and 0 < start + number < self.endpoint_ids.capacity:
+                    at = number * _STRIDE
+                    yield start + number, block[at : at + ROW.size], service
 
     def listed_counts(self) -> Iterator[int]:
         """The number of endpoints in force in each part of the map: their sum is that of `listed`."""

@@ -25,6 +25,7 @@ _CONTRADICTION = -1
 """The affinity timeout of an entry with inconsistent contents. No plan has it."""
 
 _FAMILIES = {4: Family.IPV4, 6: Family.IPV6}  # by service_name.family
+_PROTOCOLS = {int(each): each for each in Protocol}  # Protocol() takes longer
 
 
 class Reading:
@@ -75,18 +76,21 @@ class Reading:
             try:
                 if not 0 < id_ < self._service_ids.capacity:
                     raise ValueError(f"{id_} is not a valid id")
-                yield id_, ServicePortKey(name, Protocol(protocol), _FAMILIES[version])
+                yield id_, ServicePortKey(name, _PROTOCOLS[protocol], _FAMILIES[version])
             except (KeyError, ValueError):  # another program wrote it: a sync removes everything with this id
                 yield id_, ServicePortKey(f"?/{id_}", Protocol.TCP, Family.IPV4)
 
-    def _read_endpoints(self, known: Set[int]) -> dict[int, list[tuple[int, bytes]]]:
-        """The endpoints in force, by service id. Those of an unknown service lose their flags."""
-        found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    def _read_endpoints(self, known: Set[int]) -> dict[int, list[tuple[bytes, int]]]:
+        """The rows of the endpoints in force and their ids, by service id.
+
+        Endpoints of an unknown service lose their flags.
+        """
+        found: dict[int, list[tuple[bytes, int]]] = defaultdict(list)
         taken: set[int] = set()
         for id_, row, service in self._arrays.listed():
             if service in known:
                 taken.add(id_)
-                found[service].append((id_, row))
+                found[service].append((row, id_))
             else:
                 self._arrays.set_flags(id_, 0)
         self._arrays.endpoint_ids.adopt(taken)
@@ -97,11 +101,13 @@ class Reading:
         key: ServicePortKey,
         id_: int,
         services: dict[bytes, bytes],
-        endpoints: list[tuple[int, bytes]],
+        endpoints: list[tuple[bytes, int]],
         networks: tuple[Network, ...],
     ) -> None:
-        record = Record(id_, ServicePortEntry((), PlannedEndpoints(), 0), services=services)
         now = self._clock()
+        rows, ids = self._adopt_endpoints(endpoints, now)
+        found = PlannedEndpoints.packed(rows)
+        record = Record(id_, ServicePortEntry((), found, 0), ids, services=services)
         frontends: list[FrontendEntry] = []
         timeouts: set[int] = set()
         algorithms: set[int] = set()
@@ -114,7 +120,7 @@ class Reading:
             timeouts.add(timeout)
             slow_starts.add(slow_start)
             algorithms.add(algorithm)
-            if len(algorithms) == 1:
+            if algorithm and len(algorithms) == 1:
                 record.entry = record.entry._replace(algorithm=algorithm)
             scopes = (
                 "local" if flags & abi.SERVICE_INTERNAL_LOCAL else "cluster",
@@ -126,9 +132,6 @@ class Reading:
                 )
             address, port, protocol, _ = abi.SERVICE_KEY.unpack(packed_key)
             frontends.append(FrontendEntry(address, ntohs(port), protocol, kind, flags))
-        rows, ids = self._adopt_endpoints(endpoints, now)
-        record.entry = record.entry._replace(endpoints=PlannedEndpoints.packed(rows))
-        record.ids = ids
         agrees &= len(timeouts) <= 1 and len(slow_starts) <= 1 and self._lists_are_right(record, seen)
         timeout = max(timeouts, default=0) if agrees else _CONTRADICTION
         record.entry = record.entry._replace(
@@ -165,17 +168,20 @@ class Reading:
         """Whether the range exists and was free."""
         return first + count <= self._ranges.capacity and self._ranges.reserve(first, count)
 
-    def _adopt_endpoints(self, endpoints: list[tuple[int, bytes]], now: float) -> tuple[bytes, "array[int]"]:
+    def _adopt_endpoints(self, endpoints: list[tuple[bytes, int]], now: float) -> tuple[bytes, "array[int]"]:
         """The rows, sorted, and their ids. Of two endpoints with the same target, one is released."""
-        found: dict[bytes, tuple[bytes, int]] = {}
-        for id_, row in endpoints:
-            if row[:TARGET_SIZE] in found:
+        in_order = sorted(endpoints)
+        if len({row[:TARGET_SIZE] for row, _ in in_order}) < len(in_order):
+            in_order = self._without_duplicates(in_order, now)
+        return b"".join([row for row, _ in in_order]), array("I", [id_ for _, id_ in in_order])
+
+    def _without_duplicates(self, in_order: list[tuple[bytes, int]], now: float) -> list[tuple[bytes, int]]:
+        kept: dict[bytes, tuple[bytes, int]] = {}
+        for row, id_ in in_order:
+            if kept.setdefault(row[:TARGET_SIZE], (row, id_))[1] != id_:
                 self._arrays.set_flags(id_, 0)
                 self._arrays.endpoint_ids.release(id_, now, in_force=True)
-            else:
-                found[row[:TARGET_SIZE]] = row, id_
-        in_order = [found[target] for target in sorted(found)]
-        return b"".join(row for row, _ in in_order), array("I", [id_ for _, id_ in in_order])
+        return list(kept.values())
 
     def _lists_are_right(self, record: Record, seen: Mapping[str, bool]) -> bool:
         """Whether both lists contain exactly the endpoints with their flag, in order.
