@@ -428,7 +428,7 @@ enum counter {
 	COUNTER_ECHO_ANSWERED = 19, /* pings to a frontend address answered */
 	COUNTER_FRAGMENT_ORPHAN = 20, /* fragments without a known first fragment: passed on */
 	COUNTER_UNPARSED = 21,	      /* packets that cannot be parsed: passed on */
-	COUNTER_PORT_UNEQUAL = 22,    /* SCTP: endpoint port differs from frontend port: dropped */
+	COUNTER_SCTP_FRAGMENT = 22,   /* a fragment of an SCTP packet whose port changes: dropped */
 	COUNTER_REDIRECTED = 23,      /* packets that bypassed the node's stack */
 	COUNTER_NO_ROUTE = 24, /* client is this node: no route to the destination, dropped */
 	COUNTER_BYPASSED = 25, /* packets of pods that no program saw before egress */

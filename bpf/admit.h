@@ -20,7 +20,7 @@ enum admission {
 	NO_FLOW,  /* the packet is not for a frontend and passes unchanged */
 	KNOWN,	  /* the packet belongs to the flow in the scratch */
 	OPENS,	  /* the packet opens the flow in the scratch, which has no entries yet */
-	REJECTED, /* the client gets a TCP reset or an ICMP error */
+	REJECTED, /* the client gets a TCP reset, an SCTP ABORT or an ICMP error */
 	DROPPED,  /* the client gets no reply */
 };
 
@@ -161,10 +161,6 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 	    endpoint_choose(&service, &range, usable, client, &id, &scratch->happening.flags);
 	if (!endpoint) {
 		count_drop(scratch, COUNTER_INCONSISTENT);
-		return DROPPED;
-	}
-	if (tuple->protocol == IPPROTO_SCTP && endpoint->port != frontend->port) {
-		count_drop(scratch, COUNTER_PORT_UNEQUAL);
 		return DROPPED;
 	}
 	__builtin_memset(flow, 0, sizeof(*flow));

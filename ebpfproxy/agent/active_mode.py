@@ -22,7 +22,9 @@ class ActiveMode:
         """Prepare the mode. Raises KernelError if something that it needs is missing."""
         self.mode = mode
         self._parts = mode.prepare(config, callbacks)
-        self.reconciler: Reconciler[Any, Any] = Reconciler(self._parts.backend, self._parts.context)
+        self.reconciler: Reconciler[Any, Any] = Reconciler(
+            self._parts.backend, self._parts.context, mode.balancing
+        )
         self._opened = False
         self._reported_node: NodePlan | None = None
 

@@ -14,6 +14,7 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.model.connection import Connection, Translation
 from ebpfproxy.model.counters import ServiceTraffic, SocketCounts, SyncCounts
 from ebpfproxy.model.device import DeviceSide
+from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
 
@@ -205,6 +206,8 @@ class Mode(Protocol):
       translates only because of this mode. Returns the removed objects, and whether another call is required.
       Raises KernelError.
 
+    `balancing`: what the mode honors of the load balancing that a Service requests.
+
     `uses_kernel_nat`: while this mode serves, the kernel continues to translate the connections that it has
     translated so far.
     """
@@ -214,6 +217,9 @@ class Mode(Protocol):
 
     @property
     def uses_kernel_nat(self) -> bool: ...
+
+    @property
+    def balancing(self) -> Support: ...
 
     def probe(self, config: Config) -> tuple[Finding, ...]: ...
 
@@ -237,6 +243,10 @@ class DeferredMode:
     def __init__(self, name: str, uses_kernel_nat: bool, load: Callable[[], Mode]) -> None:
         self.name, self.uses_kernel_nat = name, uses_kernel_nat
         self._mode = functools.cache(load)
+
+    @property
+    def balancing(self) -> Support:
+        return self._mode().balancing
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return self._mode().probe(config)

@@ -402,6 +402,13 @@ def churn_command(
 @click.option(
     "--readers/--no-readers", default=True, help="Measure while monitor runs, too.", show_default=True
 )
+@click.option(
+    "--rate",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Connections per second of the client. 0: without a pause.",
+    show_default=True,
+)
 @options.output
 def monitor_command(
     services: list[int],
@@ -410,6 +417,7 @@ def monitor_command(
     rounds: int,
     other: Path | None,
     readers: bool,
+    rate: float,
     output: str,
 ) -> None:
     """Measure a new connection to a Service in mode ebpf while nothing reads events, and while monitor does.
@@ -425,7 +433,7 @@ def monitor_command(
         raise ConfigError(
             f"--other: {other} is no checkout of ebpfproxy", "name a folder that has ebpfproxy/ and bpf/"
         )
-    sizes = [monitor.Size(count, endpoints, samples, rounds, readers) for count in services]
+    sizes = [monitor.Size(count, endpoints, samples, rounds, readers, rate) for count in services]
     results = _results(
         lambda progress: [result for size in sizes for result in monitor.run(size, other, progress)]
     )

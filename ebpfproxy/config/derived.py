@@ -7,8 +7,11 @@ from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 EBPF, IPVS = "ebpf", "ipvs"
 
 
-def plan_context(config: Config, mode: str) -> PlanContext:
-    """Return the planner's input. `mode` is the active mode. Raises ConfigError if the node has no name."""
+def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanContext:
+    """Return the planner's input. `mode` is the active mode; `sctp_unserved`: see `PlanContext`.
+
+    Raises ConfigError if the node has no name.
+    """
     return PlanContext(
         node_name=config.node_name,
         masquerade_all=config.masquerade_all,
@@ -22,6 +25,10 @@ def plan_context(config: Config, mode: str) -> PlanContext:
         socket_lb=config.socket_lb,
         redirect=config.ebpf_redirect and mode == EBPF,
         device_patterns=config.tc_devices,
+        algorithm=config.lb_algorithm,
+        slow_start=config.slow_start,
+        host_ports=config.host_ports,
+        sctp_unserved=sctp_unserved,
     )
 
 

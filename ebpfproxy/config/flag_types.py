@@ -18,6 +18,7 @@ from ebpfproxy.model.address import (
     parse_address,
     parse_network,
 )
+from ebpfproxy.model.balancing import ALGORITHM_NAMES, Algorithm, parse_algorithm
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 
 
@@ -261,6 +262,11 @@ def duration(*, zero: bool) -> Kind:
     return Kind("DURATION", parse)
 
 
+def parse_lb_algorithm(text: str) -> Algorithm | None:
+    """Parse the name of an algorithm; None for the empty text."""
+    return parse_algorithm(text) if text else None
+
+
 _SOCKET_LB = one_of("on", "host", "off")
 _DETECT_LOCAL = one_of("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
@@ -285,6 +291,7 @@ DEVICE_NAME = Kind("NAME", parse_device_name)
 CLUSTER_CIDRS = Kind("CIDR[,CIDR]", parse_cluster_cidrs)
 DETECT_LOCAL = dataclasses.replace(_DETECT_LOCAL, parse=parse_detect_local)
 SOCKET_LB = dataclasses.replace(_SOCKET_LB, parse=parse_socket_lb)
+LB_ALGORITHM = Kind("NAME", parse_lb_algorithm, words=ALGORITHM_NAMES)
 TIMEOUT = Kind("DURATION", parse_timeout)
 PORT = integer(0, 65535)
 ENTRIES = integer(1, 1 << 26)

@@ -19,6 +19,7 @@ from ebpfproxy.config.mode_options import POD_INTERFACES, EbpfOptions, IpvsOptio
 from ebpfproxy.config.option import Group, Option, declared_by, option
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
+from ebpfproxy.model.balancing import Algorithm
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
@@ -109,6 +110,24 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
         "--iptables-localhost-nodeports", flag_types.BOOLEAN, "true", Group.TRAFFIC,
         "Accept NodePort connections on 127.0.0.1, in all modes except ipvs.",
         fields="iptables.localhostNodePorts",
+    )  # fmt: skip
+    host_ports: bool = option(
+        "--host-ports", flag_types.BOOLEAN, "false", Group.TRAFFIC,
+        "Serve hostPort of the pods on this node, for network plugins without the CNI plugin portmap "
+        "(ebpfproxy only). The account needs list and watch for pods. A host port without hostIP is served "
+        "at the addresses that accept NodePorts.",
+    )  # fmt: skip
+    lb_algorithm: Algorithm | None = option(
+        "--lb-algorithm", flag_types.LB_ALGORITHM, "", Group.TRAFFIC,
+        "How an endpoint is selected for a new connection: random, round-robin, source-hash, maglev, "
+        "least-connections, or the name of an IPVS scheduler (rr, wrr, lc, wlc, sh, mh) as a synonym "
+        "(ebpfproxy only). The annotation ebpfproxy/lb-algorithm of a Service takes precedence. Empty: "
+        "random; in mode ipvs, --ipvs-scheduler.",
+    )  # fmt: skip
+    slow_start: int = option(
+        "--slow-start", flag_types.TIMEOUT, "0s", Group.TRAFFIC,
+        "Time in which a new endpoint gradually gets its share of new connections (ebpfproxy only). The "
+        "annotation ebpfproxy/slow-start of a Service takes precedence. 0: at once.",
     )  # fmt: skip
     conntrack_tcp_timeout_established: int = option(
         "--conntrack-tcp-timeout-established", flag_types.TIMEOUT, "24h", Group.TRAFFIC,

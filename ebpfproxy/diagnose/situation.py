@@ -15,9 +15,9 @@ from ebpfproxy.model.device import Device
 from ebpfproxy.model.service import NamespacedName, ServicePortName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize
-from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import NodeLocation
-from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
@@ -148,16 +148,17 @@ def plan_situation(
         size.update(name, service, state.slices_of(name))
     claims = Claims()
     requested: dict[NamespacedName, tuple[ServicePortPlan, ...]] = {}
-    for name, service in state.services.items():
-        plans = plan_service(service, state.slices_of(name), state.node, context, size.large)
+    for name in (*state.services, *state.pods):
+        plans = plan_name(name, state, context, size.large)
         requested[name] = plans
-        claims.update(name, plans)
+        claims.update(name, tuple(each for each in plans if not is_unserved(each, context)))
     pods = any(map(needs_packets_of_pods, claims.plans.values()))
+    of_node = any(map(needs_packets_of_node, claims.plans.values()))
     return Situation(
         mode,
         state,
         context,
-        plan_node(state, context, pods),
+        plan_node(state, context, pods, of_node=of_node),
         claims.plans,
         requested,
         cluster.unserved,

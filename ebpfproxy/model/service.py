@@ -5,6 +5,7 @@ import enum
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Network, Protocol
+from ebpfproxy.model.balancing import DEFAULT_BALANCING, Balancing
 
 
 class NamespacedName(NamedTuple):
@@ -66,7 +67,7 @@ class Service:
     Addresses are of both families, in the API's order. Invalid addresses and load balancer addresses of
     ipMode Proxy are left out. `source_ranges` is loadBalancerSourceRanges in both families; an empty tuple
     admits every source. `affinity_timeout` is in seconds, 0 if sessionAffinity is None.
-    `health_check_node_port` is 0 if there is none.
+    `health_check_node_port` is 0 if there is none. `balancing` comes from annotations of ebpfproxy.
     """
 
     name: NamespacedName
@@ -80,3 +81,4 @@ class Service:
     external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     affinity_timeout: int = 0
     health_check_node_port: int = 0
+    balancing: Balancing = DEFAULT_BALANCING

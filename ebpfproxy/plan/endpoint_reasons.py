@@ -2,8 +2,10 @@
 
 import enum
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from ebpfproxy.model.endpoint import EndpointState
+from ebpfproxy.plan.balancing import without_weightless
 from ebpfproxy.plan.endpoints import (
     Candidate,
     EndpointAddress,
@@ -32,6 +34,7 @@ class EndpointReason(enum.Enum):
     HINT_OTHER_ZONE = "a hint assigns it to another zone"
     NOT_LOCAL = "on another node"
     NODE_UNKNOWN = "its EndpointSlice names no node"
+    NO_WEIGHT = "its weight is 0"
 
     @property
     def is_used(self) -> bool:
@@ -57,13 +60,24 @@ _BY_HINT = {
 
 
 def endpoint_reasons(
-    endpoints: Mapping[EndpointAddress, EndpointState], scope: Scope, location: NodeLocation
+    endpoints: dict[EndpointAddress, EndpointState],
+    scope: Scope,
+    location: NodeLocation,
+    weights: Mapping[EndpointAddress, int] = MappingProxyType({}),
 ) -> dict[EndpointAddress, EndpointReason]:
     """Return the reason for each endpoint of a ServicePort, sorted by address and port.
 
-    `endpoints` is the result of `merge_slices`. Those whose reason is `is_used` are the endpoints of that
-    scope in the result of `plan_endpoints`.
+    `endpoints` is the result of `merge_slices`, `weights` that of `endpoint_weights`. Those whose reason is
+    `is_used` are the endpoints of that scope in the result of `plan_endpoints`.
     """
+    weightless = {each: EndpointReason.NO_WEIGHT for each in endpoints if weights.get(each) == 0}
+    usable = without_weightless(endpoints, weights)
+    return _by_condition(usable, scope, location) | weightless
+
+
+def _by_condition(
+    endpoints: Mapping[EndpointAddress, EndpointState], scope: Scope, location: NodeLocation
+) -> dict[EndpointAddress, EndpointReason]:
     candidates = sorted(endpoints.items())
     ready = [each for each in candidates if each[1].ready]
     terminating = [each for each in candidates if is_serving_terminating(each[1])]

@@ -8,17 +8,21 @@ from ebpfproxy.model.address import (
     Address,
     Family,
     Network,
+    Protocol,
     contains,
     family,
     is_unspecified,
     network_family,
     unspecified,
 )
+from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
-from ebpfproxy.model.service import Service, ServicePort, ServicePortName, TrafficPolicy
+from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServicePortName, TrafficPolicy
+from ebpfproxy.plan.balancing import endpoint_weights, plan_balancing, without_weightless
 from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
 from ebpfproxy.plan.health_check_node_port import needs_health_check
+from ebpfproxy.plan.host_ports import plan_host_ports
 from ebpfproxy.plan.local_traffic import has_detector, local_traffic
 from ebpfproxy.plan.node_ports import host_ips
 from ebpfproxy.plan.service_plan import (
@@ -66,6 +70,24 @@ class _Exposure(NamedTuple):
     local_traffic: LocalTraffic | None
 
 
+def is_unserved(plan: ServicePortPlan, context: PlanContext) -> bool:
+    """Return whether the kernel cannot translate the protocol of a ServicePort in this mode."""
+    return bool(context.sctp_unserved) and plan.name.protocol is Protocol.SCTP
+
+
+def plan_name(
+    name: NamespacedName, state: ClusterState, context: PlanContext, large: Collection[Family] = ()
+) -> tuple[ServicePortPlan, ...]:
+    """Return the plans of a Service or, for a name of `host_ports.name_of`, those of a pod. See
+    `plan_service`. Empty if there is neither.
+    """
+    service = state.services.get(name)
+    if service:
+        return plan_service(service, state.slices_of(name), state.node, context, large)
+    pod = state.pods.get(name)
+    return plan_host_ports(pod, state.node, context) if pod and context.host_ports else ()
+
+
 def plan_service(
     service: Service,
     slices: Iterable[EndpointSlice],
@@ -90,7 +112,9 @@ def plan_service(
         if exposure:
             of_family = [each for each in slices if each.family is ip_family]
             terse = ip_family in large
-            plans += [_plan_port(service, port, exposure, of_family, location, terse) for port in ports]
+            plans += [
+                _plan_port(service, port, exposure, of_family, location, terse, context) for port in ports
+            ]
     if len(plans) > 1:
         plans.sort(key=lambda plan: (plan.name, plan.family.value))
     return tuple(plans)
@@ -103,11 +127,14 @@ def _plan_port(
     slices: list[EndpointSlice],
     location: NodeLocation,
     terse: bool,
+    context: PlanContext,
 ) -> ServicePortPlan:
     frontends = _frontends(port, exposure)
     is_external = frontends[-1].kind is not FrontendKind.CLUSTER_IP
     merged = merge_slices(slices, port.name, port.protocol, location)
-    endpoints, has_any = plan_endpoints(merged, _used_scopes(service, is_external), location)
+    weights = endpoint_weights(merged, service.balancing.weights)
+    usable = without_weightless(merged, weights)
+    endpoints, has_any = plan_endpoints(usable, _used_scopes(service, is_external), location)
     return ServicePortPlan(
         ServicePortName(*service.name, port.name, port.protocol),
         exposure.ip_family,
@@ -118,6 +145,7 @@ def _plan_port(
         exposure.local_traffic,
         service.health_check_node_port if needs_health_check(service) else 0,
         terse,
+        plan_balancing(service.balancing, endpoints, weights, context.algorithm, context.slow_start),
     )
 
 

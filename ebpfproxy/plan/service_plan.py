@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Family, Network, Protocol, format_endpoint
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.model.service import ServicePortName
+from ebpfproxy.plan.balancing import DEFAULT, PlannedBalancing
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoint as PlannedEndpoint
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints as PlannedEndpoints
 
@@ -111,6 +113,7 @@ class ServicePortPlan:
     - `health_check_node_port`: 0 without one.
     - `terse`: the cluster was large (`ClusterSize.large`) at the time of planning, so text for readers, such
       as comments of rules, may be left out. A plan without other changes keeps its value.
+    - `balancing`: how one of the endpoints is selected.
     - `key`: the identity of the plan. A field, so that all dictionaries of plans share one object.
     """
 
@@ -123,6 +126,7 @@ class ServicePortPlan:
     local_traffic: LocalTraffic | None = None
     health_check_node_port: int = 0
     terse: bool = False
+    balancing: PlannedBalancing = DEFAULT
     key: PlanKey = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -210,6 +214,10 @@ class PlanContext:
     - `redirect`: packets of flows from outside, and replies of pods, bypass the node's stack.
     - `device_patterns`: shell patterns of device names. Empty means that devices are found by their
       properties.
+    - `host_ports`: whether the host ports of pods are served.
+    - `algorithm`: for Services without an annotation. None: the mode's default.
+    - `slow_start`: in seconds, for Services without an annotation.
+    - `sctp_unserved`: why the kernel cannot translate SCTP in this mode, "" if it can.
     """
 
     node_name: str
@@ -224,3 +232,7 @@ class PlanContext:
     socket_lb: SocketLb = SocketLb.ON
     redirect: bool = False
     device_patterns: tuple[str, ...] = ()
+    algorithm: Algorithm | None = None
+    slow_start: int = 0
+    host_ports: bool = False
+    sctp_unserved: str = ""

@@ -75,6 +75,13 @@ def test_a_reader_of_events_and_another_checkout_are_measured() -> None:
     }
 
 
+def test_a_client_with_a_rate_connects_no_faster() -> None:
+    """It sleeps until each connection is due."""
+    found = list(monitor.run(monitor.Size(2, 1, 20, 1, readers=False, rate=100), None, silent))
+    (per_second,) = (each.p50 for each in found if each.metric == "per_s")
+    assert 0 < per_second <= 100
+
+
 def test_a_nodeport_is_measured_on_every_path() -> None:
     found = by_key(nodeport.run([connect.Size(2, 1, 20, 1)], ["ebpf-redirect", "nftables"], 2, silent))
     for path in crossing.PATHS:

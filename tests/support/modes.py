@@ -7,6 +7,7 @@ from ebpfproxy.backends.mode import BackendInspection, Callbacks, Parts
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
+from ebpfproxy.plan.balancing import EVERYTHING
 from tests.support.build import CONTEXT
 from tests.support.fake_backend import FakeBackend, FakeKernel
 
@@ -31,6 +32,7 @@ class FakeMode:
         """The configuration of the last `prepare`."""
         self.owns_namespace = True
         self.uses_kernel_nat = False
+        self.balancing = EVERYTHING
         self.drained = 0
         self.translates = True
         """The argument `translates` of the last `drain`, for IPv4."""

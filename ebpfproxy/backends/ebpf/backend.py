@@ -63,6 +63,7 @@ GROWTH_FAILED = "Cannot enlarge BPF maps, retrying"
 """Retried after a minute if the room is still missing. Usually memory is missing."""
 
 _U32 = struct.Struct("=I")
+_LOOPBACK = 1  # its ifindex in every network namespace
 _GROWTH_PAUSE = 60.0  # seconds after a failure to enlarge maps
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
@@ -252,6 +253,8 @@ class EbpfBackend:
             self._attached.reading()
             self._node.repair()
             found = self._read_node()
+            if entries.has_loopback(found):
+                self._node.note_loopback(True)
             found.update(self._table.read().items())
             return found
 
@@ -412,6 +415,8 @@ class EbpfBackend:
 
         If programs with maps of other sizes are in force, flows, sockets and clients are migrated.
         """
+        if entries.has_loopback(puts):
+            self._node.note_loopback(True)
         hooks = [key.name for key in puts if isinstance(key, HookKey)]
         devices = {k: cast(DeviceEntry, e) for k, e in puts.items() if isinstance(k, DeviceKey)}
         rejected.update(self._devices.fill(devices).items())
@@ -441,7 +446,10 @@ class EbpfBackend:
         failed = self._programs.detach(hooks) if hooks else {}
         rejected: dict[Key, KernelError] = {HookKey(name): failure for name, failure in failed.items()}
         devices = [key for key in drops if isinstance(key, DeviceKey)]
-        return rejected | dict(self._devices.drop(devices).items())
+        rejected |= dict(self._devices.drop(devices).items())
+        if any(key.ifindex == _LOOPBACK and key not in rejected for key in devices):
+            self._node.note_loopback(False)
+        return rejected
 
     def _settle(self, rejected: Collection[Key], attached: bool) -> None:
         """Remove what a previous run left, after the first delta that leaves none of its programs attached.

@@ -4,7 +4,7 @@ One ServicePort in one family is one entry, since it changes in one step. Ids an
 of an entry. They are allocated when the entry is written, and resolved when it is read back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
@@ -139,6 +139,11 @@ def _device(plan: DevicePlan) -> DeviceEntry:
         plan.v6 or unspecified(Family.IPV6),
         (EGRESS,) if plan.role is DeviceRole.LOOPBACK else (INGRESS, EGRESS),
     )
+
+
+def has_loopback(entries: Mapping[Key, Entry]) -> bool:
+    """Whether loopback is one of the devices: the only one with a program at one side."""
+    return any(isinstance(each, DeviceEntry) and each.sides == (EGRESS,) for each in entries.values())
 
 
 def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:

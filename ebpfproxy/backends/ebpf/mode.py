@@ -19,6 +19,8 @@ from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf.bpf import errno_of
 from ebpfproxy.linux.bpf.loader import loaded
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.devices import NO_DEVICES
 
 PROGRAMS = "the BPF programs"
@@ -30,6 +32,7 @@ class EbpfMode:
 
     name = "ebpf"
     uses_kernel_nat = False
+    balancing = Support(frozenset({Algorithm.RANDOM}))
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES

@@ -11,11 +11,14 @@ from ebpfproxy.backends.iptables.settings import IptablesSettings
 from ebpfproxy.backends.mode import BackendInspection, Callbacks, Inspection, Parts
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
+from ebpfproxy.backends.netfilter.tracked_protocols import sctp_is_unserved
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.entries import Key, Rule
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family, Protocol, parse_address, unspecified
+from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import Frontend
 
 
@@ -24,6 +27,7 @@ class IptablesMode:
 
     name = "iptables"
     uses_kernel_nat = True
+    balancing = Support(frozenset({Algorithm.RANDOM}))
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(config.iptables_backend, families_used.used(config))
@@ -35,13 +39,13 @@ class IptablesMode:
         backend = IptablesBackend(iptables_settings(config), config.iptables_backend)
         settings = netfilter_settings(config, self.name)
         sync_hooks = NetfilterHooks(settings, callbacks, frontends, LOOPBACK_GUARD)
-        context = plan_context(config, self.name)
+        context = plan_context(config, self.name, sctp_is_unserved())
         return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
 
     def inspect(self, config: Config) -> Inspection:
         backend = IptablesBackend(iptables_settings(config), config.iptables_backend)
         backend.open_to_read()
-        return BackendInspection(backend, plan_context(config, self.name))
+        return BackendInspection(backend, plan_context(config, self.name, sctp_is_unserved()))
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ebpfproxy.backends.selection import MODES
 from ebpfproxy.diagnose.explain import mode_rules
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last
 from ebpfproxy.diagnose.explain.echo import explain_echo
@@ -20,6 +21,8 @@ from ebpfproxy.diagnose.explain.result import (
 )
 from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address
+from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.balancing import unsupported
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
 
 _MISSING_VERDICTS = {
@@ -183,7 +186,32 @@ def _selection_steps(case: Case, decision: Decision) -> Iterator[Step]:
     elif case.situation.mode == IPVS:
         yield Step(Reason.SCHEDULER, f"{Reason.SCHEDULER.meaning}: {case.situation.scheduler or 'rr'}")
     else:
-        yield Step(Reason.RANDOM, Reason.RANDOM.meaning)
+        yield from _algorithm_steps(case, decision)
+
+
+def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
+    """Yield the algorithm with the weights that this mode honors, and what it does not honor."""
+    balancing = decision.served.plan.balancing
+    support = next(mode.balancing for mode in MODES if mode.name == case.situation.mode)
+    weights = tuple(_weight_lines(decision)) if support.weights else ()
+    if balancing.algorithm not in (None, Algorithm.RANDOM) and balancing.algorithm in support.algorithms:
+        text = f"{Reason.ALGORITHM.meaning}: {balancing.algorithm.value}"
+        yield Step(Reason.ALGORITHM, text, weights)
+    else:
+        why = Reason.RANDOM_BY_WEIGHT if weights else Reason.RANDOM
+        yield Step(why, why.meaning, weights)
+    ignored = ", ".join(unsupported(balancing, support))
+    if ignored:
+        yield Step(Reason.BALANCING_IGNORED, f"{Reason.BALANCING_IGNORED.meaning}: {ignored}")
+
+
+def _weight_lines(decision: Decision) -> Iterator[str]:
+    """Yield the weights of the endpoints that this client may use; nothing if all of them are equal."""
+    plan = decision.served.plan
+    weights = {each[:2]: weight for each, weight in zip(plan.endpoints, plan.balancing.weights, strict=False)}
+    used = [(each, weights.get((each.address, each.port), 1)) for each in decision.endpoints if each.used]
+    if len({weight for _, weight in used}) > 1:
+        yield from (f"{each}: weight {weight}" for each, weight in used)
 
 
 def _source_steps(endpoints: tuple[EndpointResult, ...]) -> Iterator[Step]:

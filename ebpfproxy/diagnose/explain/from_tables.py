@@ -72,7 +72,10 @@ def situation_of(view: DumpView, node_name: str) -> Situation:
 
 
 def _socket_lb(view: DumpView, devices: Sequence[DeviceRow]) -> SocketLb:
-    """Return the value of --socket-lb. Only without any socket load balancer, loopback has a program."""
+    """Return the value of --socket-lb.
+
+    HOST is taken for OFF if there are SCTP Services: then loopback has a program in both cases.
+    """
     settings = {row.setting: row.value for row in view.settings()}
     if settings.get("flags", 0) & abi.NODE_SOCKETS_OF_PODS:
         return SocketLb.ON

@@ -10,7 +10,7 @@ from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.explain.path import reaches_itself
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Verdict, Via
-from ebpfproxy.model.address import Protocol, family
+from ebpfproxy.model.address import family
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction
 
 _EXTERNAL = (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER)
@@ -30,17 +30,7 @@ def _ebpf(case: Case, decision: Decision) -> Decision:
         and reaches_itself(case.situation, case.destination)
     ):
         return decision._replace(verdict=Verdict.REACHES_NODE, why=Reason.REACHES_NODE)
-    if case.destination.protocol is not Protocol.SCTP or decision.verdict is not Verdict.CONNECTS:
-        return decision
-    endpoints = tuple(
-        each._replace(works=False, reason=Reason.PORT_UNEQUAL)
-        if each.used and each.port != decision.served.frontend.frontend.port
-        else each
-        for each in decision.endpoints
-    )
-    if any(each.used and each.works for each in endpoints):
-        return decision._replace(endpoints=endpoints)
-    return decision._replace(endpoints=endpoints, verdict=Verdict.DROPPED, why=Reason.DROPPED_PORT_UNEQUAL)
+    return decision
 
 
 def _nftables(case: Case, decision: Decision) -> Decision:

@@ -30,7 +30,8 @@ def path(
 
 def reaches_itself(situation: Situation, destination: Destination) -> bool:
     """Whether packets of the node to the destination pass no device with a program, in mode ebpf."""
-    return situation.is_local(destination.address) and situation.context.socket_lb is not SocketLb.OFF
+    has_loopback = any(each.role is DeviceRole.LOOPBACK for each in situation.node.devices)
+    return situation.is_local(destination.address) and not has_loopback
 
 
 def _socket_exception(

@@ -289,6 +289,8 @@ class Reason(enum.Enum):
     HINT_OTHER_ZONE = "HintOtherZone", Subject.ENDPOINTS, "excluded: a hint assigns it to another zone"
     NOT_LOCAL = "NotLocal", Subject.ENDPOINTS, "excluded: on another node, and the policy is Local"
     NODE_UNKNOWN = "NodeUnknown", Subject.ENDPOINTS, "excluded: its EndpointSlice names no node"
+    POD_OF_HOST_PORT = "PodOfHostPort", Subject.ENDPOINTS, "used: the pod that has this host port"
+    NO_WEIGHT = "NoWeight", Subject.ENDPOINTS, "excluded: the annotation endpoint-weights gives it weight 0"
     PORT_MISSING = (
         "PortMissing",
         Subject.ENDPOINTS,
@@ -299,11 +301,6 @@ class Reason(enum.Enum):
         "OneListExcluded",
         Subject.ENDPOINTS,
         "excluded: mode ipvs has one list for all clients, with only those on this node",
-    )
-    PORT_UNEQUAL = (
-        "PortUnequal",
-        Subject.ENDPOINTS,
-        "unusable: mode ebpf drops SCTP packets whose endpoint has another port",
     )
     HAIRPIN_LOST = (
         "HairpinLost",
@@ -345,6 +342,21 @@ class Reason(enum.Enum):
 
     # Algorithm
     RANDOM = "Random", Subject.ALGORITHM, "each usable endpoint has the same probability"
+    RANDOM_BY_WEIGHT = (
+        "RandomByWeight",
+        Subject.ALGORITHM,
+        "the probability of each usable endpoint is in proportion to its weight",
+    )
+    ALGORITHM = (
+        "Algorithm",
+        Subject.ALGORITHM,
+        "the annotation lb-algorithm or the flag --lb-algorithm selects the algorithm",
+    )
+    BALANCING_IGNORED = (
+        "BalancingIgnored",
+        Subject.ALGORITHM,
+        "this mode does not honor a part of the requested load balancing",
+    )
     SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
 
@@ -411,11 +423,6 @@ class Reason(enum.Enum):
         "DroppedByRanges",
         Subject.OUTCOME,
         "packets are dropped: source ranges exclude the client",
-    )
-    DROPPED_PORT_UNEQUAL = (
-        "DroppedPortUnequal",
-        Subject.OUTCOME,
-        "packets are dropped: the SCTP checksum covers the port",
     )
     REJECTED_UNUSED_PORT = (
         "RejectedUnusedPort",

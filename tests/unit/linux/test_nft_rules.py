@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.linux.nft import messages, replies
+from ebpfproxy.linux.nft.draws import Draw
 from ebpfproxy.linux.nft.encoding import encode_all, name, nested
 from ebpfproxy.linux.nft.messages import Kind, Operation, SetNames, Table
 from ebpfproxy.linux.nft.rule import Rule
@@ -20,12 +21,12 @@ from ebpfproxy.linux.nft.statements import (
     Marked,
     Masquerade,
     Match,
-    OneIn,
     Outside,
     Reject,
     Remember,
     Remembered,
     SameByte,
+    Share,
     goto,
     jump,
 )
@@ -47,7 +48,10 @@ RULES = [
         "ip daddr . meta l4proto . th dport vmap @service-ips",
     ),
     (Rule(SameByte(15, 19, "equal-bytes"), DROP), "@nh,120,8 . @nh,152,8 @equal-bytes drop"),
-    (Rule(OneIn(3), Dnat(ADDRESS, 80)), "numgen random mod 3 0 dnat to 10.0.0.1:80"),
+    (Rule(Share("ip", 3), Dnat(ADDRESS, 80)), "numgen random mod 3 0 dnat to 10.0.0.1:80"),
+    (Rule(Share("ip", 4, 3), DROP), "numgen random mod 4 < 3 drop"),
+    (Rule(Share("ip6", 4, 1, Draw.IN_TURN), DROP), "numgen inc mod 4 0 drop"),
+    (Rule(Share("ip6", 4, 3, Draw.BY_SOURCE), DROP), "jhash ip6 saddr mod 4 seed 0x65627066 < 3 drop"),
     (Rule(Dnat(bytes.fromhex("fd") + bytes(14) + b"\1", 80)), "dnat to [fd00::1]:80"),
     (
         Rule(Remembered("ip", "affinity", 7), Remember("ip", "affinity", 7, 60)),
@@ -58,6 +62,11 @@ RULES = [
         Rule(DnatToOne("ip", "endpoints-01", (1).to_bytes(4, "little") + (2).to_bytes(4, "little"), 3)),
         "dnat ip to numgen random mod 1 offset 1 . numgen random mod 1 offset 2 . numgen random mod 3 "
         "map @endpoints-01",
+    ),
+    (
+        Rule(DnatToOne("ip6", "endpoints-01", bytes(8), 3, Draw.BY_SOURCE)),
+        "dnat ip6 to numgen random mod 1 offset 0 . numgen random mod 1 offset 0 . "
+        "jhash ip6 saddr mod 3 seed 0x65627066 map @endpoints-01",
     ),
 ]  # fmt: skip
 

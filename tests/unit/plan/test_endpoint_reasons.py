@@ -96,6 +96,14 @@ def test_the_reasons_agree_with_the_plan(of: list[Endpoint], zone: str) -> None:
         assert {target for target, reason in found.items() if reason.is_used} == used
 
 
+def test_an_endpoint_of_weight_0_is_excluded_whatever_its_conditions() -> None:
+    of = endpoint("10.1.0.1"), endpoint("10.1.0.2"), dead("10.1.0.3")
+    merged = merge_slices([slice_of("web", *of)], "", Protocol.TCP, LOCATION)
+    weights = dict.fromkeys([*merged][1:], 0)
+    found = endpoint_reasons(merged, Scope.CLUSTER, LOCATION, weights)
+    assert list(found.values()) == [R.READY, R.NO_WEIGHT, R.NO_WEIGHT]
+
+
 def test_without_endpoints_there_are_no_reasons() -> None:
     for scope in Scope:
         assert endpoint_reasons({}, scope, LOCATION) == {}

@@ -87,8 +87,8 @@ class EbpfInspection:
             found = dict(self._services(maps).items())
             found |= self._networks(maps)
             found |= self._devices(maps, programs)
+            self._further += self._node(maps, entries.has_loopback(found))
             found |= {HookKey(name): state for name, state in programs.hook_states().items()}
-            self._further += self._node(maps)
             self._further += self._before_hooks(programs)
             return found
 
@@ -145,9 +145,9 @@ class EbpfInspection:
         ]
         return found
 
-    def _node(self, maps: Maps) -> Iterator[Difference]:
+    def _node(self, maps: Maps, loopback: bool) -> Iterator[Difference]:
         cookie = netns_cookie.own(self._settings.cgroup_root)
-        detail = NodeEntry(maps["node"], self._settings, cookie).difference()
+        detail = NodeEntry(maps["node"], self._settings, cookie).difference(loopback)
         if detail:
             yield Difference("map node", DIFFERENT, detail)
 

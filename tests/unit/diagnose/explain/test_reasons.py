@@ -1,16 +1,20 @@
 """Every reason, each with a connection that has it, and what happens to that connection."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
-from ebpfproxy.diagnose.explain.result import Explanation, Verdict
+from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Protocol, parse_address
+from ebpfproxy.model.balancing import Algorithm, Balancing, parse_weights
+from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
-from tests.support.build import HERE, draining, endpoint, networks, port, service, slice_of
+from tests.support.build import HERE, draining, endpoint, name, networks, port, service, slice_of
 from tests.unit.diagnose.explain.scene import (
     A_CLIENT,
     A_POD,
@@ -35,6 +39,13 @@ LOCAL = TrafficPolicy.LOCAL
 BALANCER, EXTERNAL = "203.0.113.1", "203.0.113.2"
 
 WEB = service()
+HOST_PORT_POD = Pod(name("web-0"), (parse_address(POD),), (HostPort(None, 8443, Protocol.TCP, 8080),))
+WEIGHTED = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=0")))
+ROUND_ROBIN = dataclasses.replace(
+    WEB, balancing=Balancing(Algorithm.ROUND_ROBIN, parse_weights(f"{REMOTE_POD}=3"))
+)
+LEAST_CONNECTIONS = dataclasses.replace(WEB, balancing=Balancing(Algorithm.LEAST_CONNECTIONS))
+HEAVY = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=3")))
 READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
 NODE_PORT_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT)
 LOCAL_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
@@ -298,6 +309,14 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         DROPPED,
         lambda: explained(situation(INTERNAL_LOCAL, slice_of("web", endpoint(REMOTE_POD, "")))),
     ),
+    Reason.POD_OF_HOST_PORT: (
+        CONNECTS,
+        lambda: explained(situation(HOST_PORT_POD, host_ports=True), to(NODE, 8443), A_CLIENT),
+    ),
+    Reason.NO_WEIGHT: (
+        CONNECTS,
+        lambda: explained(situation(WEIGHTED, slice_of("web", endpoint(POD), endpoint(REMOTE_POD)))),
+    ),
     Reason.PORT_MISSING: (
         REJECTED,
         lambda: explained(situation(WEB, slice_with(Protocol.UDP, 80, endpoint(POD)))),
@@ -309,12 +328,6 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.ONE_LIST_EXCLUDED: (
         CONNECTS,
         lambda: explained(situation(LOCAL_WEB, READY, mode="ipvs"), to(NODE, 30080), A_POD),
-    ),
-    Reason.PORT_UNEQUAL: (
-        DROPPED,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
-        ),
     ),
     Reason.HAIRPIN_LOST: (
         CONNECTS,
@@ -335,6 +348,18 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     ),
     # Algorithm
     Reason.RANDOM: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.RANDOM_BY_WEIGHT: (
+        CONNECTS,
+        lambda: explained(situation(HEAVY, READY, mode="nftables")),
+    ),
+    Reason.ALGORITHM: (
+        CONNECTS,
+        lambda: explained(situation(ROUND_ROBIN, READY, mode="nftables")),
+    ),
+    Reason.BALANCING_IGNORED: (
+        CONNECTS,
+        lambda: explained(situation(LEAST_CONNECTIONS, READY, mode="nftables")),
+    ),
     Reason.SCHEDULER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"))),
     Reason.SINGLE: (CONNECTS, lambda: explained(situation(WEB, REMOTE))),
     # Masquerade
@@ -375,12 +400,6 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.REJECTED_NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
     Reason.DROPPED_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
     Reason.DROPPED_BY_RANGES: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD)),
-    Reason.DROPPED_PORT_UNEQUAL: (
-        DROPPED,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
-        ),
-    ),
     Reason.REJECTED_UNUSED_PORT: (
         REJECTED,
         lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
@@ -491,6 +510,28 @@ def test_names_and_meanings_differ_and_fit_in_a_line() -> None:
     assert len({reason.value for reason in Reason}) == len(Reason)
     assert len({reason.meaning for reason in Reason}) == len(Reason)
     assert all("\n" not in reason.meaning and len(reason.meaning) <= 110 for reason in Reason)
+
+
+def test_the_algorithm_has_its_name_and_the_weights_that_the_mode_honors() -> None:
+    steps = {
+        mode: algorithm_steps(situation(ROUND_ROBIN, READY, mode=mode)) for mode in ("nftables", "iptables")
+    }
+    (honored,), (default, ignored) = steps["nftables"], steps["iptables"]
+    assert honored.text.endswith(": round-robin")
+    assert honored.details == (f"{OTHER_POD}:8080: weight 1", f"{REMOTE_POD}:8080: weight 3")
+    assert (default.reason, default.details) == (Reason.RANDOM, ())
+    assert ignored.text.endswith(": lb-algorithm round-robin, endpoint-weights other than 0")
+
+
+def test_equal_weights_are_not_shown() -> None:
+    weights = Balancing(weights=parse_weights(f"{REMOTE_POD}=2, {OTHER_POD}=2, {POD}=0"))
+    three = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE), endpoint(POD, HERE))
+    of = situation(dataclasses.replace(WEB, balancing=weights), three, mode="nftables")
+    assert [(step.reason, step.details) for step in algorithm_steps(of)] == [(Reason.RANDOM, ())]
+
+
+def algorithm_steps(of: Situation) -> list[Step]:
+    return [step for step in explained(of).steps if step.subject is Subject.ALGORITHM]
 
 
 def test_the_addresses_that_the_server_sees() -> None:

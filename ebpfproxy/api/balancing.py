@@ -1,0 +1,43 @@
+"""Parse the annotations of a Service that select how it is load balanced."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ebpfproxy.api import fields
+from ebpfproxy.api.parts import Complaints, shorten
+from ebpfproxy.config.flag_types import parse_timeout
+from ebpfproxy.model.balancing import DEFAULT_BALANCING, Balancing, Forwarding, parse_algorithm, parse_weights
+
+_T = TypeVar("_T")
+
+
+def balancing(annotations: fields.Annotations | None, complaints: Complaints) -> Balancing:
+    """Return what the annotations request. An invalid annotation counts as missing."""
+    if annotations is None:
+        return DEFAULT_BALANCING
+
+    def parsed(name: str, parse: Callable[[str], _T], missing: _T) -> _T:
+        text = getattr(annotations, name)
+        if not text:
+            return missing
+        try:
+            return parse(text.strip())
+        except ValueError as error:
+            complaints.append(f"annotation ebpfproxy/{name.replace('_', '-')}: {shorten(str(error))}")
+            return missing
+
+    found = Balancing(
+        parsed("lb_algorithm", parse_algorithm, None),
+        parsed("endpoint_weights", parse_weights, ()),
+        parsed("slow_start", parse_timeout, None),
+        parsed("ipvs_forwarding", _forwarding, None),
+    )
+    return found if found != DEFAULT_BALANCING else DEFAULT_BALANCING
+
+
+def _forwarding(text: str) -> Forwarding:
+    try:
+        return Forwarding(text)
+    except ValueError:
+        names = ", ".join(each.value for each in Forwarding)
+        raise ValueError(f'"{text}" is not one of {names}') from None

@@ -1,0 +1,103 @@
+"""How a ServicePort selects one of its endpoints: the request of the Service, and the defaults of this node.
+
+A weight of 0 is a rule of this package: the endpoint gets no new connections, in every mode. What else a
+mode honors is a property of the mode (`Support` and `unsupported`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ebpfproxy.model.address import Address
+from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, WeightRule
+from ebpfproxy.model.endpoint import EndpointState
+from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
+
+
+class PlannedBalancing(NamedTuple):
+    """How a ServicePort selects one of its endpoints.
+
+    - `algorithm`, `forwarding`: None for the mode's default.
+    - `weights`: of the endpoints, in their order. Empty if all have weight 1.
+    - `slow_start`: in seconds. A new endpoint gets its share of connections only after this time.
+    """
+
+    algorithm: Algorithm | None = None
+    weights: tuple[int, ...] = ()
+    slow_start: int = 0
+    forwarding: Forwarding | None = None
+
+
+DEFAULT = PlannedBalancing()
+"""The defaults of the mode. One object for all plans with them."""
+
+
+class Support(NamedTuple):
+    """What a mode honors besides its defaults.
+
+    `algorithms` include the mode's default. A mode may honor weights for these only.
+    """
+
+    algorithms: frozenset[Algorithm]
+    weights: bool = False
+    slow_start: bool = False
+    forwarding: bool = False
+
+
+EVERYTHING = Support(frozenset(Algorithm), True, True, True)
+
+
+def endpoint_weights(
+    endpoints: Mapping[tuple[Address, int], EndpointState], rules: tuple[WeightRule, ...]
+) -> dict[tuple[Address, int], int]:
+    """Return the weight of each endpoint that a rule matches. `endpoints` is the result of `merge_slices`."""
+    if not rules:
+        return {}
+    found = {}
+    for target, state in endpoints.items():
+        for rule in rules:
+            if rule.matches(target[0], state.node):
+                found[target] = rule.weight
+                break
+    return found
+
+
+def without_weightless(
+    endpoints: dict[tuple[Address, int], EndpointState], weights: Mapping[tuple[Address, int], int]
+) -> dict[tuple[Address, int], EndpointState]:
+    """Return the endpoints, where those of weight 0 get no new connections: they serve, but are not ready."""
+    if 0 not in weights.values():
+        return endpoints
+    return {
+        target: state if weights.get(target, 1) else state._replace(ready=False, terminating=False)
+        for target, state in endpoints.items()
+    }
+
+
+def plan_balancing(
+    requested: Balancing,
+    endpoints: PlannedEndpoints,
+    weights: Mapping[tuple[Address, int], int],
+    algorithm: Algorithm | None,
+    slow_start: int,
+) -> PlannedBalancing:
+    """Return how one of `endpoints` is selected. The last two arguments are the defaults of this node."""
+    in_order = tuple(weights.get(each[:2], 1) for each in endpoints) if weights else ()
+    planned = PlannedBalancing(
+        requested.algorithm or algorithm,
+        in_order if any(each != 1 for each in in_order) else (),
+        slow_start if requested.slow_start is None else requested.slow_start,
+        requested.forwarding,
+    )
+    return planned if planned != DEFAULT else DEFAULT
+
+
+def unsupported(planned: PlannedBalancing, support: Support) -> Iterator[str]:
+    """Yield what a mode does not honor, each as the name of the annotation and its value."""
+    if planned.algorithm and planned.algorithm not in support.algorithms:
+        yield f"lb-algorithm {planned.algorithm.value}"
+    if any(each > 1 for each in planned.weights) and not support.weights:
+        yield "endpoint-weights other than 0"
+    if planned.slow_start and not support.slow_start:
+        yield f"slow-start {planned.slow_start}s"
+    if planned.forwarding not in (None, Forwarding.NAT) and not support.forwarding:
+        yield f"ipvs-forwarding {planned.forwarding.value}"

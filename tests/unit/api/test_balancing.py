@@ -1,0 +1,51 @@
+"""The annotations of a Service that select its load balancing."""
+
+import json
+
+from ebpfproxy.api.event import ServiceChanged
+from ebpfproxy.api.parse import parse_service
+from ebpfproxy.model.balancing import DEFAULT_BALANCING, Algorithm, Forwarding
+from tests.support.build import service_object
+
+
+def parsed(**annotations: str | None) -> ServiceChanged:
+    named = {f"ebpfproxy/{name.replace('_', '-')}": text for name, text in annotations.items()}
+    found = parse_service(json.dumps(service_object(annotations=named)).encode())
+    assert isinstance(found, ServiceChanged)
+    assert found.service
+    return found
+
+
+def test_annotations_select_the_load_balancing() -> None:
+    changed = parsed(
+        lb_algorithm="maglev", endpoint_weights="node:a=2", slow_start="30s", ipvs_forwarding="tunnel"
+    )
+    assert changed.service
+    assert not changed.complaints
+    balancing = changed.service.balancing
+    assert balancing.algorithm is Algorithm.MAGLEV
+    assert [(rule.node, rule.weight) for rule in balancing.weights] == [("a", 2)]
+    assert balancing.slow_start == 30
+    assert balancing.forwarding is Forwarding.TUNNEL
+
+
+def test_a_service_without_them_has_the_defaults() -> None:
+    changed = parsed(lb_algorithm="", slow_start=None)
+    assert changed.service
+    assert changed.service.balancing is DEFAULT_BALANCING
+    assert not changed.complaints
+
+
+def test_an_invalid_annotation_is_reported_and_counts_as_missing() -> None:
+    changed = parsed(lb_algorithm="fastest", endpoint_weights="a=1", slow_start="soon", ipvs_forwarding="dr")
+    assert changed.service
+    assert changed.service.balancing is DEFAULT_BALANCING
+    begin = [text.partition(":")[0] for text in changed.complaints]
+    names = "lb-algorithm", "endpoint-weights", "slow-start", "ipvs-forwarding"
+    assert begin == [f"annotation ebpfproxy/{name}" for name in names]
+
+
+def test_zero_overrides_the_default_of_the_node() -> None:
+    changed = parsed(slow_start="0s")
+    assert changed.service
+    assert changed.service.balancing.slow_start == 0
