@@ -105,7 +105,7 @@ def _hashes(session: Session, family: Family) -> Finding:
     operations = [
         messages.add_table(table, dormant=True),
         messages.add_chain(table, "part"),
-        *messages.add_rule(table, "part", rule, SetNames()),
+        *messages.add_rule(table, "part", rule.encoded(), SetNames()),
     ]
     rejections = session.attempt(operations)
     if not rejections:
@@ -168,7 +168,7 @@ def _operations(table: Table) -> Iterator[tuple[int, Operation]]:
         yield owners[name], messages.add_set(table, name, parse_declaration(text), names.number())
     for index, part in enumerate(_PARTS[table.family]):
         yield index, messages.add_chain(table, f"part-{index}", part.hook)
-        for operation in messages.add_rule(table, f"part-{index}", part.rule, names):
+        for operation in messages.add_rule(table, f"part-{index}", part.rule.encoded(), names):
             yield index, operation
 
 
