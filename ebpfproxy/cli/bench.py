@@ -7,7 +7,18 @@ from typing import Any
 
 import click
 
-from ebpfproxy.bench import churn, connect, flows, monitor, nodeport, overhead, packet, report, sync
+from ebpfproxy.bench import (
+    balancing,
+    churn,
+    connect,
+    flows,
+    monitor,
+    nodeport,
+    overhead,
+    packet,
+    report,
+    sync,
+)
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.bench.sides import Progress
@@ -438,6 +449,40 @@ def monitor_command(
         lambda progress: [result for size in sizes for result in monitor.run(size, other, progress)]
     )
     _show("monitor", results, output)
+
+
+@_bench(
+    "balancing",
+    "New connections with each algorithm of mode ebpf",
+    minutes=3,
+    has_modes=False,
+    example="""
+    # Compare all algorithms in a large cluster.
+    ebpfproxy bench balancing --services=10000
+    """,
+)
+@options.services("10000")
+@options.endpoints
+@options.samples(100_000)
+@options.rounds(20)
+@options.output
+def balancing_command(services: list[int], endpoints: int, samples: int, rounds: int, output: str) -> None:
+    """Measure a new connection to a Service in mode ebpf, with each algorithm (--lb-algorithm).
+
+    \b
+    connect_us  time of connect() alone
+
+    All other Services in the cluster have the algorithm random.
+    """
+    if min(services) < balancing.SERVICES_MIN:
+        raise ConfigError(
+            f"--services: clients use {balancing.SERVICES_MIN} Services", "give that number or a larger one"
+        )
+    sizes = [balancing.Size(count, endpoints, samples, rounds) for count in services]
+    results = _results(
+        lambda progress: [result for size in sizes for result in balancing.run(size, progress)]
+    )
+    _show("balancing", results, output)
 
 
 def _results(run: Callable[[Progress], Iterable[Result]]) -> list[Result]:

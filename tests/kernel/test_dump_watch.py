@@ -40,7 +40,7 @@ def build_in(place: BpfPlace, name: str) -> None:
 def put_frontend(place: BpfPlace, name: str, number: int, flags: int = 0) -> None:
     """Write a frontend without endpoints."""
     with contextlib.closing(Maps(place.bpffs / name / "maps")) as maps:
-        maps["services"].update(_key(number), abi.SERVICE.pack(bytes(8), bytes(8), number, 0, flags, 1, 0))
+        maps["services"].update(_key(number), abi.SERVICE.pack(bytes(8), bytes(8), number, 0, flags, 1, 0, 0))
 
 
 def remove_frontend(place: BpfPlace, name: str, number: int) -> None:

@@ -327,11 +327,13 @@ class EbpfBackend:
         return self._sizes
 
     def maintain(self) -> None:
-        """Enlarge `flows` and `replies` if they are half full. Call it every few seconds.
+        """Enlarge `flows` and `replies` if they are half full, and end slow start. Call it every few seconds.
 
         It is cheap if there is nothing to do. Raises KernelError.
         """
         with self._converted():
+            if self._opened:
+                self._table.maintain()
             self._grow_flows()
 
     def _grow_flows(self) -> None:

@@ -6,6 +6,7 @@ from ebpfproxy.backends.selection import MODES
 from ebpfproxy.diagnose.explain import mode_rules
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last
 from ebpfproxy.diagnose.explain.echo import explain_echo
+from ebpfproxy.diagnose.explain.hashes import hash_lines
 from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, Found, Missing, find
 from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify
 from ebpfproxy.diagnose.explain.path import path
@@ -196,7 +197,7 @@ def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
     weights = tuple(_weight_lines(decision)) if support.weights else ()
     if balancing.algorithm not in (None, Algorithm.RANDOM) and balancing.algorithm in support.algorithms:
         text = f"{Reason.ALGORITHM.meaning}: {balancing.algorithm.value}"
-        yield Step(Reason.ALGORITHM, text, weights)
+        yield Step(Reason.ALGORITHM, text, (*weights, *hash_lines(case, decision)))
     else:
         why = Reason.RANDOM_BY_WEIGHT if weights else Reason.RANDOM
         yield Step(why, why.meaning, weights)

@@ -13,6 +13,7 @@ from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Via
 from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address, format_endpoint, is_unspecified
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import DeviceRole, NoEndpointAction, PolicyResult, Scope
 
 
@@ -136,6 +137,9 @@ def _row_differences(row: ServiceRow, served: Served) -> list[str]:
         found += _list_differences(name, listed, served, policy)
     if row.affinity != plan.affinity_timeout:
         found.append(f"affinity {row.affinity} s, the plan has {plan.affinity_timeout} s")
+    algorithm = (plan.balancing.algorithm or Algorithm.RANDOM).value
+    if row.algorithm != algorithm:
+        found.append(f"algorithm {row.algorithm}, the plan has {algorithm}")
     if ("reject" in row.flags) is not (plan.no_endpoint_action is NoEndpointAction.REJECT):
         found.append("another no-endpoint action than in the plan")
     if ("source-ranges" in row.flags) is not frontend.restricted:

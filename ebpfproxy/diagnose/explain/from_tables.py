@@ -21,8 +21,10 @@ from ebpfproxy.model.address import (
     parse_network,
     unspecified,
 )
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName, ServicePortName
+from ebpfproxy.plan.balancing import PlannedBalancing
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
     DeviceRole,
@@ -122,23 +124,35 @@ def _plan(
     first = rows[0]
     of = _family(rows, endpoints)
     planned = sorted(
-        PlannedEndpoint(
-            parse_address(each.address),
-            each.port,
-            "cluster" in each.lists,
-            "local" in each.lists,
-            each.on_node,
+        (
+            PlannedEndpoint(
+                parse_address(each.address),
+                each.port,
+                "cluster" in each.lists,
+                "local" in each.lists,
+                each.on_node,
+            ),
+            each.weight,
         )
         for each in endpoints
     )
+    weights = tuple(weight for _, weight in planned)
+    balancing = PlannedBalancing(_algorithm(first), weights if any(each > 1 for each in weights) else ())
     return ServicePortPlan(
         _name(first),
         of,
         tuple(_frontend(row, of, ranges) for row in rows),
-        PlannedEndpoints(planned),
+        PlannedEndpoints(each for each, _ in planned),
         NoEndpointAction.REJECT if "reject" in first.flags else NoEndpointAction.DROP,
         first.affinity,
+        balancing=balancing,
     )
+
+
+def _algorithm(row: ServiceRow) -> Algorithm | None:
+    """The algorithm of a frontend, None for the default or one of another version."""
+    is_known = row.algorithm in {each.value for each in Algorithm}
+    return Algorithm(row.algorithm) if is_known and row.algorithm != Algorithm.RANDOM.value else None
 
 
 def _family(rows: Sequence[ServiceRow], endpoints: Sequence[EndpointRow]) -> Family:

@@ -193,6 +193,8 @@ class _ShownServicePort(NamedTuple):
     endpoints: tuple[str, ...]
     affinity: str
     source_ranges: tuple[str, ...]
+    algorithm: str
+    slow_start: str
 
 
 class _ShownDevice(NamedTuple):
@@ -208,9 +210,11 @@ def _shown_service_port(entry: ServicePortEntry) -> _ShownServicePort:
     timeout = entry.affinity_timeout
     return _ShownServicePort(
         tuple(map(_frontend_text, entry.frontends)),
-        tuple(map(_endpoint_text, entry.endpoints)),
+        tuple(map(_endpoint_text, entry.endpoints, entry.endpoints.weights())),
         "lists that contradict the endpoints" if timeout < 0 else f"{timeout} s",
         tuple(map(str, entry.source_ranges)),
+        abi.ALGORITHMS.get(entry.algorithm, f"algorithm {entry.algorithm}"),
+        f"{entry.slow_start} s",
     )
 
 
@@ -221,10 +225,11 @@ def _frontend_text(each: FrontendEntry) -> str:
     return f"{kind} {target}/{protocol_name(each.protocol)} flags {each.flags:#x}"
 
 
-def _endpoint_text(each: PlannedEndpoint) -> str:
+def _endpoint_text(each: PlannedEndpoint, weight: int) -> str:
     scopes = [name for name, is_in in (("cluster", each.cluster), ("local", each.local)) if is_in]
     place = {True: "this node", False: "another node", None: "unknown node"}[each.on_node]
-    return f"{format_endpoint(each.address, each.port)} ({', '.join((*scopes, place))})"
+    heavy = [f"weight {weight}"] if weight > 1 else []
+    return f"{format_endpoint(each.address, each.port)} ({', '.join((*scopes, place, *heavy))})"
 
 
 def _stray_endpoint(packed: bytes) -> Difference:

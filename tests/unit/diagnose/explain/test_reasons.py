@@ -2,11 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_RANDOM
+from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
-from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
+from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, parse_weights
@@ -545,3 +548,30 @@ def test_the_addresses_that_the_server_sees() -> None:
     assert seen == {"pod": (parse_address(POD),), "node": node, "outside": node}
     itself = situation(WEB, slice_of("web", endpoint(POD, HERE)), mode="nftables")
     assert explained(itself, origin=A_POD).endpoints[0].seen == (parse_address("10.1.0.1"),)
+
+
+def hash_step(algorithm: Algorithm, origin: Origin, **fields: Any) -> Step:
+    of = dataclasses.replace(WEB, balancing=Balancing(algorithm, **fields))
+    steps = explained(situation(of, READY), origin=origin).steps
+    return next(each for each in steps if each.reason is Reason.ALGORITHM)
+
+
+def test_the_endpoint_of_a_known_client_is_shown_for_source_hash() -> None:
+    """The programs' own choice is compared in tests/kernel/packet_path/test_packet_balancing.py."""
+    clients = [Origin(ClientClass.OUTSIDE, "client", (parse_address(f"198.51.100.{n}"),)) for n in range(20)]
+    lines = {line for each in clients for line in hash_step(Algorithm.SOURCE_HASH, each).details}
+    assert lines == {f"this client gets {pod}:8080" for pod in (REMOTE_POD, OTHER_POD)}
+
+
+def test_a_heavy_endpoint_is_shown_for_most_clients() -> None:
+    clients = [Origin(ClientClass.OUTSIDE, "client", (parse_address(f"198.51.100.{n}"),)) for n in range(100)]
+    weights = parse_weights(f"{REMOTE_POD}=100")
+    last = [hash_step(Algorithm.SOURCE_HASH, each, weights=weights).details[-1] for each in clients]
+    assert sum(REMOTE_POD in line for line in last) > 90
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "line"), [(Algorithm.SOURCE_HASH, BY_NETNS), (Algorithm.MAGLEV, BY_RANDOM)]
+)
+def test_what_identifies_the_client_of_a_socket_is_shown_for_hashes(algorithm: Algorithm, line: str) -> None:
+    assert hash_step(algorithm, A_POD).details == (line,)
