@@ -98,6 +98,9 @@ class Parts(NamedTuple):
     - `owns_namespace`: a network namespace can have only one such mode at a time.
     - `lacking`: after a successful sync, the reason why the mode forwards nothing; None if it forwards.
     - `is_notified`: whether the backend calls `Callbacks.changed`.
+    - `binds_sockets`: the mode serves with sockets that are bound to the frontends.
+    - `free_ports`: another mode, which binds sockets, is about to start. From now on, sockets of the node may
+      be bound to NodePorts. A sync that reads everything reverts this. Raises KernelError.
     - `maintain`: adapts tables to their use. Called every few seconds while the mode is in sync, by the
       thread of the backend. Raises KernelError.
     """
@@ -114,6 +117,8 @@ class Parts(NamedTuple):
     lacking: Callable[[], KernelError | None] = _nothing_missing
     is_notified: Callable[[], bool] = lambda: False
     maintain: Callable[[], object] = lambda: None
+    binds_sockets: bool = False
+    free_ports: Callable[[], object] = lambda: None
 
 
 class Inspection(Protocol):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ebpfproxy.backends.ebpf.inspect.tables import View
 
 _OBJECTS = "objects"
+_CONNECTIONS = "connections"
 _DIFFERENT = 1
 _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --ebpf-traffic-max=0"
 
@@ -44,7 +45,9 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     ebpfproxy dump services --from-dump=node1.json
     """),
 )
-@click.argument("what", type=click.Choice([*SUBJECTS, _OBJECTS]), default="services", metavar="WHAT")
+@click.argument(
+    "what", type=click.Choice([*SUBJECTS, _OBJECTS, _CONNECTIONS]), default="services", metavar="WHAT"
+)
 @click.option(
     "-o",
     "--output",
@@ -124,6 +127,7 @@ def command(
     maps       use of each map
     all        all of these
     objects    all objects that verify compares, in any mode
+    connections  connections and UDP flows that the relays of mode userspace have open
 
     Works with and without a running agent: it reads the pinned maps. Only --diff and --drift also read the
     cluster, and --diff and objects read the kernel in any mode. The column ORPHANED shows entries that belong
@@ -140,6 +144,11 @@ def command(
         _show_or_watch(lambda: {_OBJECTS: read()}, output, False, interval if watch else None)
         return 0
     row_filter = Filter(service, *dump_sections.parse_address_filter(address))
+    if what == _CONNECTIONS:
+        _show_or_watch(
+            lambda: {what: dump_sections.connections(row_filter)}, output, False, interval if watch else None
+        )
+        return 0
     names = [name for name in SUBJECTS[what] if SECTIONS[name].supports(row_filter)]
     if not names:
         flag = "--service" if service else "--address"
@@ -174,10 +183,12 @@ def _check_combination(
         "--service or --address": bool(has_filter),
         what: what not in ("services", "all"),
         _OBJECTS: what == _OBJECTS,
+        _CONNECTIONS: what == _CONNECTIONS,
     }
     excluding = (
         ("--diff", ("--drift", "--watch", "--service or --address", what)),
-        ("--drift", ("--watch", _OBJECTS)),
+        ("--drift", ("--watch", _OBJECTS, _CONNECTIONS)),
+        (_CONNECTIONS, ("--from-dump",)),
         ("--watch", ("--from-dump", "-o yaml")),
         (_OBJECTS, ("--service or --address",)),
     )

@@ -33,6 +33,8 @@ RUN: Sequence[tuple[str, str]] = (
     (r"sysctl net\.ipv4\.conf\.all\.route_localnet", "iptables"),
     (r"for t in iptables ip6tables; do .*", "iptables"),
     (r"(?:ipvsadm|ipset) .*|ip addr show kube-ipvs0|sysctl net\.ipv4\.vs .*", "ipvs"),
+    (r"ip route show table local proto 235|ss -ltnup|ps -C ebpfproxy-relay", "userspace"),
+    (r"ebpfproxy dump connections", "userspace"),
     (r"ebpfproxy (?:cleanup|compile|completion|doctor|man|version)\b.*", "ebpf"),
     (r"ebpfproxy dump\b(?!.*--(?:watch|diff|drift)).*", "ebpf"),
     (r"curl -s(?:i)? '?localhost:(?:10249|10256)/.*", "ebpf"),
@@ -58,6 +60,7 @@ EXEMPT: Mapping[str, str] = {
     r"git commit .*": "changes the repository: tests/unit/test_contributing.py",
     r"ip link show ebpfproxy0": "needs a start with --socket-lb=off: tests/kernel/test_reinjection.py",
     r"ip rule add from ADDRESS": "shown as an example without effect",
+    r"ip addr": "shows what a decision does not do",
 }
 """Commands that no test can run, and why."""
 

@@ -26,11 +26,12 @@ from ebpfproxy.backends.ebpf.entries import (
 )
 from ebpfproxy.backends.ebpf.flows.collector import FlowCollector
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts as FlowTimeouts
+from ebpfproxy.backends.ebpf.hooks import BIND_HOOKS
 from ebpfproxy.backends.ebpf.inspect.counters import Readings
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes, shapes
 from ebpfproxy.backends.ebpf.migration.migrate import Migration
 from ebpfproxy.backends.ebpf.pins import Pins, converted
-from ebpfproxy.backends.ebpf.programs import Programs, first_needed, pinned_classifiers
+from ebpfproxy.backends.ebpf.programs import Programs, detach_all, first_needed, pinned_classifiers
 from ebpfproxy.backends.ebpf.services.node_entry import NodeEntry
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.backends.ebpf.settings import EbpfSettings as EbpfSettings
@@ -335,6 +336,12 @@ class EbpfBackend:
             if self._opened:
                 self._table.maintain()
             self._grow_flows()
+
+    def free_ports(self) -> None:
+        """Let sockets of the node be bound to NodePorts, until everything is read and applied again. Raises
+        KernelError.
+        """
+        detach_all(self._pins, self._settings.cgroup_root, BIND_HOOKS)
 
     def _grow_flows(self) -> None:
         if self._opened and self._settled and self._programs.is_pinned():

@@ -61,6 +61,7 @@ class EbpfMode:
             lacking=backend.lacking,
             is_notified=backend.is_notified,
             maintain=backend.maintain,
+            free_ports=backend.free_ports,
         )
 
     def inspect(self, config: Config) -> Inspection:

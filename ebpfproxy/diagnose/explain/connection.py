@@ -7,7 +7,7 @@ from ebpfproxy.diagnose.explain import mode_rules
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last
 from ebpfproxy.diagnose.explain.echo import explain_echo
 from ebpfproxy.diagnose.explain.hashes import hash_lines
-from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, Found, Missing, find
+from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, USERSPACE, Found, Missing, find
 from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify
 from ebpfproxy.diagnose.explain.path import path
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -198,6 +198,8 @@ def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
     if balancing.algorithm not in (None, Algorithm.RANDOM) and balancing.algorithm in support.algorithms:
         text = f"{Reason.ALGORITHM.meaning}: {balancing.algorithm.value}"
         yield Step(Reason.ALGORITHM, text, (*weights, *hash_lines(case, decision)))
+    elif case.situation.mode == USERSPACE and balancing.algorithm is not Algorithm.RANDOM:
+        yield Step(Reason.RELAY_SELECTS, Reason.RELAY_SELECTS.meaning, weights)
     else:
         why = Reason.RANDOM_BY_WEIGHT if weights else Reason.RANDOM
         yield Step(why, why.meaning, weights)

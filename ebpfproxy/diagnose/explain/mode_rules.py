@@ -5,12 +5,12 @@ The differences are those of kube-proxy's modes, or of the kernel mechanism
 """
 
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, endpoint_results
-from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, NFTABLES
+from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, NFTABLES, USERSPACE
 from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.explain.path import reaches_itself
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Verdict, Via
-from ebpfproxy.model.address import family
+from ebpfproxy.model.address import Protocol, family
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction
 
 _EXTERNAL = (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER)
@@ -119,4 +119,13 @@ def _with_one_list(case: Case, decision: Decision) -> Decision:
     return decision._replace(endpoints=endpoints, policy_reason=Reason.IPVS_ONE_LIST)
 
 
-_BY_MODE = {EBPF: _ebpf, NFTABLES: _nftables, IPTABLES: _iptables, IPVS: _ipvs}
+def _userspace(case: Case, decision: Decision) -> Decision:
+    if case.destination.protocol is Protocol.SCTP:
+        return decision._replace(verdict=Verdict.REJECTED, why=Reason.SCTP_NOT_RELAYED)
+    instead = _node_port_instead(case)
+    if instead is None or decision.verdict is not Verdict.REJECTED:
+        return decision
+    return instead  # there is no listener but that of the NodePort
+
+
+_BY_MODE = {EBPF: _ebpf, NFTABLES: _nftables, IPTABLES: _iptables, IPVS: _ipvs, USERSPACE: _userspace}

@@ -1,6 +1,6 @@
 """The hook, program or chain that sees the connection first."""
 
-from ebpfproxy.diagnose.explain.lookup import IPVS, is_ebpf
+from ebpfproxy.diagnose.explain.lookup import IPVS, USERSPACE, is_ebpf
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
@@ -59,6 +59,8 @@ def _socket(destination: Destination) -> Path:
 
 def _netfilter(situation: Situation, origin: Origin, destination: Destination) -> Path:
     is_node = origin.kind is ClientClass.NODE
+    if situation.mode == USERSPACE:
+        return Path(Via.RELAY, Reason.RELAY, "relay process")
     if situation.mode == IPVS:
         place = "output" if is_node else "input"
         return Path(Via.PACKET, Reason.VIRTUAL_SERVER, f"IPVS, at {place}")

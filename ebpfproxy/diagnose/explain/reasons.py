@@ -119,6 +119,11 @@ class Reason(enum.Enum):
         Subject.PATH,
         "the node has the address, and IPVS takes packets at input",
     )
+    RELAY = (
+        "Relay",
+        Subject.PATH,
+        "the node has the address, and a relay accepts the connection and opens another one to the endpoint",
+    )
 
     # Frontend
     CLUSTER_IP = "ClusterIP", Subject.FRONTEND, "the address is a ClusterIP of the Service"
@@ -156,7 +161,7 @@ class Reason(enum.Enum):
     UNUSED_PORT_ON_NODE = (
         "UnusedPortOnNode",
         Subject.FRONTEND,
-        "mode ipvs: the node has the address, and rejects ports that no Service has",
+        "modes ipvs and userspace: the node has the address, and rejects ports that no Service has",
     )
     ADDRESS_EXCLUDED = (
         "AddressExcluded",
@@ -358,6 +363,11 @@ class Reason(enum.Enum):
         "this mode does not honor a part of the requested load balancing",
     )
     SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
+    RELAY_SELECTS = (
+        "RelaySelects",
+        Subject.ALGORITHM,
+        "mode userspace: the relay selects them in turn (round robin)",
+    )
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
 
     # Masquerade
@@ -368,6 +378,11 @@ class Reason(enum.Enum):
     )
     MASQUERADE_ALL = "MasqueradeAll", Subject.MASQUERADE, "masqueraded: --masquerade-all"
     HAIRPIN = "Hairpin", Subject.MASQUERADE, "masqueraded: the endpoint is the client itself"
+    RELAY_IS_CLIENT = (
+        "RelayIsClient",
+        Subject.MASQUERADE,
+        "mode userspace: the relay is the client of the endpoint, so the endpoint sees the node",
+    )
     POLICY_KEEPS = (
         "PolicyKeeps",
         Subject.MASQUERADE,
@@ -413,6 +428,11 @@ class Reason(enum.Enum):
         "RejectedNoEndpoints",
         Subject.OUTCOME,
         "the connection is rejected: no node has a usable endpoint",
+    )
+    SCTP_NOT_RELAYED = (
+        "SctpNotRelayed",
+        Subject.OUTCOME,
+        "the connection is rejected: mode userspace relays TCP and UDP only",
     )
     DROPPED_BY_POLICY = (
         "DroppedByPolicy",

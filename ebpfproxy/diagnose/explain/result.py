@@ -52,10 +52,11 @@ class Destination(NamedTuple):
 
 
 class Via(enum.Enum):
-    """What translates a connection: a socket hook, the packets' path, or nothing."""
+    """What translates a connection: a socket hook, the packets' path, a relay process, or nothing."""
 
     SOCKET = "socket"
     PACKET = "packet"
+    RELAY = "relay"
     NOTHING = "nothing"
 
 

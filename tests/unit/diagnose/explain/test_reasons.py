@@ -162,6 +162,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         lambda: explained(situation(WEB, READY, mode="nftables"), origin=THE_NODE),
     ),
     Reason.VIRTUAL_SERVER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"), origin=A_POD)),
+    Reason.RELAY: (CONNECTS, lambda: explained(situation(WEB, READY, mode="userspace"), origin=A_POD)),
     # Frontend
     Reason.CLUSTER_IP: (CONNECTS, lambda: explained(situation(WEB, READY))),
     Reason.EXTERNAL_IP: (
@@ -364,6 +365,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         lambda: explained(situation(LEAST_CONNECTIONS, READY, mode="nftables")),
     ),
     Reason.SCHEDULER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"))),
+    Reason.RELAY_SELECTS: (CONNECTS, lambda: explained(situation(WEB, READY, mode="userspace"))),
     Reason.SINGLE: (CONNECTS, lambda: explained(situation(WEB, REMOTE))),
     # Masquerade
     Reason.POLICY_MASQUERADES: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_CLIENT)),
@@ -375,6 +377,18 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         CONNECTS,
         lambda: explained(
             situation(WEB, slice_of("web", endpoint(POD, HERE)), mode="nftables"), origin=A_POD
+        ),
+    ),
+    Reason.RELAY_IS_CLIENT: (
+        CONNECTS,
+        lambda: explained(situation(WEB, REMOTE, mode="userspace"), origin=A_CLIENT),
+    ),
+    Reason.SCTP_NOT_RELAYED: (
+        REJECTED,
+        lambda: explained(
+            situation(SCTP, slice_with(Protocol.SCTP, 80, endpoint(POD)), mode="userspace"),
+            to(protocol=Protocol.SCTP),
+            A_POD,
         ),
     ),
     Reason.POLICY_KEEPS: (
