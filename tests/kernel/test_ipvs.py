@@ -11,8 +11,8 @@ from ebpfproxy.linux.ipvs import ipvs, proc_table
 from ebpfproxy.linux.ipvs.messages import (
     Connections,
     Flag,
-    Forwarding,
     Listed,
+    Method,
     RealServer,
     ServerKey,
     VirtualServer,
@@ -146,8 +146,8 @@ def test_servers_created_by_ipvsadm_are_read(node: Namespace, of: Family) -> Non
     flags = Flag.PORT | Flag.FALLBACK
     virtual = VirtualServer(key(of), "mh", flags, 1234, 24 if of is Family.IPV4 else 64)
     reals = {
-        real(1, of, 258, 7)._replace(forwarding=Forwarding.DIRECT): NONE,  # direct routing keeps the port
-        real(2, of, 258, 65535)._replace(forwarding=Forwarding.TUNNEL): NONE,
+        real(1, of, 258, 7)._replace(method=Method.DIRECT): NONE,  # direct routing keeps the port
+        real(2, of, 258, 65535)._replace(method=Method.TUNNEL): NONE,
     }
     assert ipvs.read() == {key(of): Listed(virtual, reals)}
     assert ipvs.read_one(key(of)) == Listed(virtual, reals)

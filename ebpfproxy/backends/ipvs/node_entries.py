@@ -207,10 +207,16 @@ class _Chains:
 
         A host-originated connection to an address on kube-ipvs0 has that address as its source, and no reply
         would reach the node. As in `masquerading_rules`, the mark is cleared first.
+
+        The first and the last rule keep untranslated connections as they are, also those that a later rule
+        would masquerade: what endpoints of this node reply, and what IPVS sends to endpoints. Translated
+        connections match neither, because IPVS has replaced the frontend address before.
         """
+        yield f"{self._commented(sets.UNTRANSLATED, 'src,src')} -j ACCEPT"
         own = self._commented(sets.IPVS_IPS, "src")
         yield f"{own} -j MARK --set-xmark 0x0/{mark:#x}"
         yield f"{own} -j MASQUERADE{' --random-fully' * self._random_fully}"
+        yield f"{self._commented(sets.UNTRANSLATED, 'dst,dst')} -j ACCEPT"
 
     def _health_checks(self) -> Iterator[str]:
         yield f"{self._commented(sets.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT"
