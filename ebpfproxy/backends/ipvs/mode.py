@@ -27,7 +27,10 @@ class IpvsMode:
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(
-            ipvs_settings(config).scheduler, config.iptables_backend, families_used.used(config)
+            ipvs_settings(config).scheduler,
+            config.iptables_backend,
+            families_used.used(config),
+            tunnels=ipvs_settings(config).forwarding is Forwarding.TUNNEL,
         )
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:

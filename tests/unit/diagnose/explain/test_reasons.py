@@ -8,7 +8,7 @@ import pytest
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import Explanation, Verdict
 from ebpfproxy.model.address import Protocol, parse_address
-from ebpfproxy.model.balancing import Balancing, parse_weights
+from ebpfproxy.model.balancing import Balancing, Forwarding, parse_weights
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
@@ -38,6 +38,13 @@ BALANCER, EXTERNAL = "203.0.113.1", "203.0.113.2"
 
 WEB = service()
 WEIGHTED = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=0")))
+ROUTED_WEB, TUNNELED_WEB = (
+    dataclasses.replace(
+        service("web", port(8080), external=["203.0.113.3"]), balancing=Balancing(forwarding=each)
+    )
+    for each in (Forwarding.DIRECT_ROUTING, Forwarding.TUNNEL)
+)
+FORWARDED = to("203.0.113.3", 8080)
 READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
 NODE_PORT_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT)
 LOCAL_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
@@ -327,6 +334,18 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         CONNECTS,
         lambda: explained(situation(WEB, slice_of("web", endpoint(POD, "")), mode="ipvs"), origin=A_POD),
     ),
+    Reason.NODE_IN_TUNNEL: (
+        DROPPED,
+        lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, THE_NODE),
+    ),
+    Reason.HAS_ADDRESS_ITSELF: (
+        CONNECTS,
+        lambda: explained(
+            situation(ROUTED_WEB, slice_of("web", endpoint(REMOTE_POD), endpoint(POD, HERE)), mode="ipvs"),
+            FORWARDED,
+            A_POD,
+        ),
+    ),
     Reason.NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
     Reason.NONE_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
     Reason.LAST_ENDPOINTS_KEPT: (REJECTED, lambda: explained(situation(service(str(API_SERVER))))),
@@ -344,7 +363,26 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.RANDOM: (CONNECTS, lambda: explained(situation(WEB, READY))),
     Reason.SCHEDULER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"))),
     Reason.SINGLE: (CONNECTS, lambda: explained(situation(WEB, REMOTE))),
+    # Forwarding
+    Reason.DIRECT_ROUTING: (
+        CONNECTS,
+        lambda: explained(situation(ROUTED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
+    ),
+    Reason.TUNNEL: (
+        CONNECTS,
+        lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
+    ),
+    Reason.FORWARDING_LIMITED: (
+        CONNECTS,
+        lambda: explained(
+            situation(ROUTED_WEB, READY, mode="ipvs", has_gateway=lambda address: True), FORWARDED, A_CLIENT
+        ),
+    ),
     # Masquerade
+    Reason.KEEPS_ADDRESSES: (
+        CONNECTS,
+        lambda: explained(situation(ROUTED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
+    ),
     Reason.POLICY_MASQUERADES: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_CLIENT)),
     Reason.MASQUERADE_ALL: (
         CONNECTS,
@@ -387,6 +425,10 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         lambda: explained(
             situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
         ),
+    ),
+    Reason.DROPPED_IN_TUNNEL: (
+        DROPPED,
+        lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, THE_NODE),
     ),
     Reason.REJECTED_UNUSED_PORT: (
         REJECTED,
