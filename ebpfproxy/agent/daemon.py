@@ -90,7 +90,7 @@ class _Agent:
         self._inbox = inbox
         self._front = front
         self._thread = threading.get_ident()
-        self._tracker = Tracker(time.time())
+        self._tracker = Tracker(time.time(), host_ports=config.host_ports)
         self._health, self._metrics = front.health, front.metrics
         callbacks = Callbacks(
             self._metrics.sockets_destroyed,

@@ -16,7 +16,7 @@ from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize, NoLocalEndpoints, no_local_endpoints
 from ebpfproxy.plan.devices import needs_packets_of_pods
 from ebpfproxy.plan.endpoints import API_SERVER, keep_last_endpoints
-from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.frontends import plan_name
 from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
 from ebpfproxy.plan.local_traffic import families_without_detector
 from ebpfproxy.plan.node_plan import plan_node
@@ -129,7 +129,7 @@ class Reconciler(Generic[K, E]):
         `services` have changed. `node_changed`: the Node has changed, so all Services are planned again.
         `host_changed`: local addresses or devices have changed, so only the node is planned again.
         """
-        names = services | state.services.keys() if node_changed else services
+        names = services | state.services.keys() | state.pods.keys() if node_changed else services
         for name in names:
             self._size.update(name, state.services.get(name), state.slices_of(name))
         large = self._size.large
@@ -161,12 +161,10 @@ class Reconciler(Generic[K, E]):
 
     def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
         service = state.services.get(name)
-        plans: tuple[ServicePortPlan, ...] = ()
+        plans = plan_name(name, state, self._context, large)
         check = None
-        if service is not None:
-            slices = state.slices_of(name)
-            plans = plan_service(service, slices, state.node, self._context, large)
-            check = plan_health_check(service, slices, self._context.node_name) if plans else None
+        if service and plans:
+            check = plan_health_check(service, state.slices_of(name), self._context.node_name)
         self.health_version += check != self.health_checks.get(name)
         if check:
             self.health_checks[name] = check

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from ebpfproxy.agent import node_events
 from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
@@ -21,6 +22,9 @@ from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
+
+if TYPE_CHECKING:
+    from ebpfproxy.api.watch import Access, ApiSource
 
 Run = Callable[[threading.Event], object]
 
@@ -91,13 +95,19 @@ class Sources:
 
             yield "manifests", FileSource(self._config.manifests, self._config.node_name, self.put).run
         else:
-            from ebpfproxy.api.watch import ApiSource, load_configuration
+            from ebpfproxy.api.watch import load_configuration
 
             kubeconfig = str(self._config.kubeconfig or "")
             requests = self._metrics.rest_client
             configuration = load_configuration(kubeconfig, self._config.master, observer=requests)
             self._session = configuration.session
-            yield "api", ApiSource(configuration, self._config.node_name, self.put, self._metrics).run
+            yield "api", self._api(configuration).run
+
+    def _api(self, access: "Access") -> "ApiSource":
+        from ebpfproxy.api.watch import ApiSource
+
+        name, host_ports = self._config.node_name, self._config.host_ports
+        return ApiSource(access, name, self.put, self._metrics, host_ports=host_ports)
 
     def _supervise(self, name: str, run: Run) -> None:
         # Shown by top -H, and read by `ebpfproxy bench churn`: the kernel keeps 15 characters.

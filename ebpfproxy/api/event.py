@@ -10,9 +10,10 @@ from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
+from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 
-SERVICE, ENDPOINT_SLICE, NODE = "Service", "EndpointSlice", "Node"
+SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
 ADDRESSES, DEVICES = "addresses", "devices"
 
 
@@ -46,6 +47,18 @@ class SliceChanged(NamedTuple):
 
     name: NamespacedName
     slice: EndpointSlice | None
+    complaints: tuple[str, ...] = ()
+
+
+class PodChanged(NamedTuple):
+    """A pod was added, changed or deleted.
+
+    `pod` is None if it was deleted, or if no host port of it can be served now: it has none or no address, or
+    it has ended. `complaints` are as in ServiceChanged.
+    """
+
+    name: NamespacedName
+    pod: Pod | None
     complaints: tuple[str, ...] = ()
 
 
@@ -97,6 +110,7 @@ class Invalid(NamedTuple):
 Event = (
     ServiceChanged
     | SliceChanged
+    | PodChanged
     | NodeChanged
     | AddressesChanged
     | DevicesChanged

@@ -184,6 +184,40 @@ class Node(Api):
     status: NodeStatus | None = None
 
 
+class ContainerPort(Api):
+    container_port: int | None = None
+    host_port: int | None = None
+    host_ip: str | None = field(default=None, name="hostIP")
+    protocol: str | None = None
+
+
+class Container(Api):
+    ports: list[ContainerPort | None] | None = None
+
+
+class PodSpec(Api):
+    node_name: str | None = None
+    host_network: bool | None = None
+    containers: list[Container | None] | None = None
+    init_containers: list[Container | None] | None = None
+
+
+class PodIP(Api):
+    ip: str | None = None
+
+
+class PodStatus(Api):
+    phase: str | None = None
+    pod_ip: str | None = field(default=None, name="podIP")
+    pod_ips: list[PodIP | None] | None = field(default=None, name="podIPs")
+
+
+class Pod(Api):
+    metadata: Metadata
+    spec: PodSpec
+    status: PodStatus | None = None
+
+
 class ListMetadata(Api):
     resource_version: str | None = None
     continue_token: str | None = field(name="continue", default=None)
@@ -230,6 +264,7 @@ class Manifest(Api):
 
 SERVICE_DECODER = msgspec.json.Decoder(Service)
 SLICE_DECODER = msgspec.json.Decoder(EndpointSlice)
+POD_DECODER = msgspec.json.Decoder(Pod)
 NODE_DECODER = msgspec.json.Decoder(Node)
 LIST_DECODER = msgspec.json.Decoder(List)
 WATCH_EVENT_DECODER = msgspec.json.Decoder(WatchEvent)

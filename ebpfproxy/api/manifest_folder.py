@@ -19,10 +19,12 @@ import watchfiles
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    POD,
     SERVICE,
     Event,
     Invalid,
     NodeChanged,
+    PodChanged,
     ServiceChanged,
     SliceChanged,
     Synced,
@@ -243,7 +245,7 @@ class FileSource:
         for event in changes(self._reading or Reading(), reading):
             self._put(event)
         if self._reading is None:
-            for kind in SERVICE, ENDPOINT_SLICE, NODE:
+            for kind in SERVICE, ENDPOINT_SLICE, NODE, POD:
                 self._put(Synced(kind))
         self._reading = reading
 
@@ -325,6 +327,8 @@ def _key(event: Event) -> Key:
             return SERVICE, str(name)
         case SliceChanged(name):
             return ENDPOINT_SLICE, str(name)
+        case PodChanged(name):
+            return POD, str(name)
         case NodeChanged(node):
             return NODE, node.name if node else ""
         case _:
@@ -337,5 +341,7 @@ def _deleted(event: Event) -> Event:
             return ServiceChanged(name, None)
         case SliceChanged(name):
             return SliceChanged(name, None)
+        case PodChanged(name):
+            return PodChanged(name, None)
         case _:
             return NodeChanged(None)

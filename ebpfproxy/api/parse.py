@@ -16,14 +16,17 @@ from ebpfproxy.api.balancing import balancing
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    POD,
     SERVICE,
     Event,
     Invalid,
     NodeChanged,
+    PodChanged,
     ServiceChanged,
     SliceChanged,
     Unserved,
 )
+from ebpfproxy.api.host_ports import pod_changed
 from ebpfproxy.api.parts import FAMILIES, JUNK, NAME, Complaints, shorten, usable_name
 from ebpfproxy.errors import InvalidObject, SourceError
 from ebpfproxy.model.address import Address
@@ -38,7 +41,7 @@ MANIFEST = "manifest"
 """The kind in an Invalid about an object of a kind that a proxy does not read."""
 
 _MAX_LIST_DEPTH = 8
-_API_VERSIONS = {SERVICE: "v1", NODE: "v1", ENDPOINT_SLICE: "discovery.k8s.io/v1"}
+_API_VERSIONS = {SERVICE: "v1", NODE: "v1", POD: "v1", ENDPOINT_SLICE: "discovery.k8s.io/v1"}
 _LISTS = frozenset({"List", *(f"{kind}List" for kind in _API_VERSIONS)})
 _WATCH_TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"})
 
@@ -198,6 +201,14 @@ def parse_node(raw: bytes | Raw) -> NodeChanged | Invalid:
         return _invalid(NODE, raw, error)
 
 
+def parse_pod(raw: bytes | Raw) -> PodChanged | Invalid:
+    """Parse a core/v1 Pod of any node. Never raises."""
+    try:
+        return pod_changed(fields.POD_DECODER.decode(raw))
+    except (*JUNK, InvalidObject) as error:
+        return _invalid(POD, raw, error)
+
+
 def parse_manifest_object(raw: bytes | Raw, node_name: str) -> list[Event]:
     """Parse an object of a manifest by its kind; a list yields the events of all its items. Never raises.
 
@@ -230,9 +241,19 @@ def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[E
         return [parse_service(raw)]
     if kind == ENDPOINT_SLICE:
         return [parse_slice(raw)]
+    if kind == POD:
+        return _pod_of_node(raw, node_name)
     node = parse_node(raw)
     is_own = isinstance(node, Invalid) or (node.node is not None and node.node.name == node_name)
     return [node] if is_own else []
+
+
+def _pod_of_node(raw: bytes | Raw, node_name: str) -> list[Event]:
+    try:
+        node = fields.POD_DECODER.decode(raw).spec.node_name
+    except JUNK:
+        node = node_name  # so that the error is reported
+    return [parse_pod(raw)] if node == node_name else []
 
 
 def _service(decoded: fields.Service) -> ServiceChanged:

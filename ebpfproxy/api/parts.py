@@ -38,7 +38,7 @@ MAX_AFFINITY_TIMEOUT = 86400
 JUNK = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 """The exceptions of decoders. UnicodeDecodeError is a ValueError; deep nesting raises RecursionError."""
 
-_PROTOCOLS = {None: Protocol.TCP, "": Protocol.TCP} | {p.name: p for p in Protocol}
+PROTOCOLS = {None: Protocol.TCP, "": Protocol.TCP} | {p.name: p for p in Protocol}
 FAMILIES = {f.value: f for f in Family}
 _UNSPECIFIED = frozenset(unspecified(f) for f in Family)
 _MAX_COMPLAINTS = 8
@@ -207,12 +207,12 @@ def _port_key(
     name, number = port.name or "", port.port or 0
     if name and not NAME.fullmatch(name):
         complaints.append(f"ports: {shorten(repr(name))} is not a usable name")
-    elif port.protocol not in _PROTOCOLS:
+    elif port.protocol not in PROTOCOLS:
         complaints.append(f"ports: protocol {shorten(repr(port.protocol))} is unknown")
     elif not 0 < number < 65536:
         complaints.append(f"ports: {shorten(str(number))} is not a port number (1 to 65535)")
     else:
-        return sys.intern(name), _PROTOCOLS[port.protocol], number
+        return sys.intern(name), PROTOCOLS[port.protocol], number
     return None
 
 

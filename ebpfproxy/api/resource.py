@@ -10,13 +10,15 @@ from typing import Any
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    POD,
     SERVICE,
     Event,
     NodeChanged,
+    PodChanged,
     ServiceChanged,
     SliceChanged,
 )
-from ebpfproxy.api.parse import parse_node, parse_service, parse_slice
+from ebpfproxy.api.parse import parse_node, parse_pod, parse_service, parse_slice
 from ebpfproxy.model.service import NamespacedName
 
 SELECTOR = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
@@ -50,6 +52,12 @@ def services() -> Resource:
 def endpoint_slices() -> Resource:
     path, selector = "/apis/discovery.k8s.io/v1/endpointslices", {"labelSelector": SELECTOR}
     return Resource(ENDPOINT_SLICE, path, selector, parse_slice, lambda name: SliceChanged(name, None))
+
+
+def pods_of(node: str) -> Resource:
+    """The pods on a node, for host ports."""
+    selector = {"fieldSelector": f"spec.nodeName={node}"}
+    return Resource(POD, "/api/v1/pods", selector, parse_pod, lambda name: PodChanged(name, None))
 
 
 def own_node(name: str) -> Resource:

@@ -19,12 +19,14 @@ from ebpfproxy.api.event import (
     DEVICES,
     ENDPOINT_SLICE,
     NODE,
+    POD,
     SERVICE,
     AddressesChanged,
     DevicesChanged,
     Event,
     Invalid,
     NodeChanged,
+    PodChanged,
     PodsBypass,
     ServiceChanged,
     SliceChanged,
@@ -36,7 +38,9 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
+from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
+from ebpfproxy.plan.host_ports import name_of
 
 log = Logger(__name__)
 
@@ -46,7 +50,7 @@ REJECTED_PART = "Rejected a part of an object"
 """The rest of the object is served. Logged once for each reason."""
 
 AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES, DEVICES})
-"""The kinds that must be known completely before the first sync."""
+"""The kinds that must be known completely before the first sync. If host ports are served, pods as well."""
 
 _MAX_LOGGED_OBJECTS = 10_000
 _MAX_LOGGED_TEXTS = 100
@@ -56,7 +60,7 @@ class Drained(NamedTuple):
     """The input of a sync: the cluster state and what changed since the last drain.
 
     - `state`: valid until the next event, which changes its mappings;
-    - `services`: the Services whose plan may have changed;
+    - `services`: the Services whose plan may have changed, and the names of pods (`host_ports.name_of`);
     - `node_changed`: this node's Node changed, which may change every plan;
     - `host_changed`: kernel state changed (local networks, devices, bypassing pods). The plan of the node
       depends on it, the plans of Services do not;
@@ -78,15 +82,18 @@ class Tracker:
     """Folds events, in any order, into the state of the cluster.
 
     `started` is a Unix time in seconds. Trigger times before it are not reported, because after a start
-    every slice looks changed (kubernetes PR 81360).
+    every slice looks changed (kubernetes PR 81360). `host_ports`: whether pods are awaited.
     """
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, started: float, *, host_ports: bool = False) -> None:
         self._started = started
+        self._awaited = AWAITED | {POD} if host_ports else AWAITED
         self._services: dict[NamespacedName, Service] = {}
         self._slices: dict[NamespacedName, EndpointSlice] = {}
         self._by_service: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
+        self._pods: dict[NamespacedName, Pod] = {}  # by `host_ports.name_of`
         self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
+        self._pods_view = MappingProxyType(self._pods)
         self._drained = ClusterState(*self._views)
         self._node = self._drained.node
         self._networks = self._drained.local_networks
@@ -98,6 +105,7 @@ class Tracker:
         # Previous values of the objects that changed since the last drain.
         self._previous_services: dict[NamespacedName, Service | None] = {}
         self._previous_slices: dict[NamespacedName, EndpointSlice | None] = {}
+        self._previous_pods: dict[NamespacedName, Pod | None] = {}
         self._trigger_times: dict[NamespacedName, list[tuple[Family, float]]] = {}
         self._received: Counter[str] = Counter()
 
@@ -112,12 +120,12 @@ class Tracker:
     @property
     def lacking(self) -> frozenset[str]:
         """The AWAITED kinds that are not known completely yet."""
-        return AWAITED - self._synced
+        return self._awaited - self._synced
 
     @property
     def pending(self) -> bool:
         """Whether a drain would return a change."""
-        changed = self._previous_services or self._previous_slices
+        changed = self._previous_services or self._previous_slices or self._previous_pods
         return bool(changed) or self._node_changed or self._host_changed
 
     @property
@@ -142,6 +150,8 @@ class Tracker:
                 self._fold_service(event)
             case SliceChanged():
                 self._fold_slice(event)
+            case PodChanged():
+                self._fold_pod(event)
             case NodeChanged(node):
                 self._fold_node(node)
             case AddressesChanged(networks):
@@ -167,7 +177,7 @@ class Tracker:
         times = [each for service, moments in triggers if service in affected for each in moments]
         drained = Drained(
             state=self._state(),
-            services=affected.union(self._previous_services),
+            services=affected.union(self._previous_services, self._previous_pods),
             node_changed=self._node_changed,
             host_changed=self._host_changed,
             trigger_times=tuple(times),
@@ -175,8 +185,9 @@ class Tracker:
             slice_changes=self._received[ENDPOINT_SLICE],
         )
         self._drained = drained.state
-        for pending in self._previous_services, self._previous_slices, self._trigger_times:
+        for pending in self._previous_services, self._previous_slices, self._previous_pods:
             pending.clear()
+        self._trigger_times.clear()
         self._received.clear()
         return drained
 
@@ -195,7 +206,9 @@ class Tracker:
     def _state(self) -> ClusterState:
         """Return the current state. Its mappings are not copied: that would cost the more, the larger the
         cluster is, for each change."""
-        return ClusterState(*self._views, self._node, self._networks, self._devices, self._bypassing)
+        return ClusterState(
+            *self._views, self._node, self._networks, self._devices, self._bypassing, self._pods_view
+        )
 
     def _services_of_changed_slices(self) -> list[tuple[NamespacedName | None, NamespacedName | None]]:
         """Return the previous and current Service of each changed slice: a slice may change its Service."""
@@ -215,6 +228,19 @@ class Tracker:
         previous = self._previous_services.setdefault(event.name, old)
         if previous == new:
             del self._previous_services[event.name]
+
+    def _fold_pod(self, event: PodChanged) -> None:
+        self._complain(POD, event.name, event.pod is None, event.complaints)
+        name = name_of(event.name)
+        old = self._pods.get(name)
+        if old == event.pod:
+            return
+        if event.pod is None:
+            del self._pods[name]
+        else:
+            self._pods[name] = event.pod
+        if self._previous_pods.setdefault(name, old) == event.pod:
+            del self._previous_pods[name]
 
     def _fold_slice(self, event: SliceChanged) -> None:
         self._received[ENDPOINT_SLICE] += 1

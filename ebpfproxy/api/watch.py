@@ -20,7 +20,7 @@ from ebpfproxy.api.event import Event
 from ebpfproxy.api.parse import parse_status_reason
 from ebpfproxy.api.reflector import UNOBSERVED, Observer, Reflector
 from ebpfproxy.api.requests import UNOBSERVED_REQUESTS, RequestObserver
-from ebpfproxy.api.resource import endpoint_slices, own_node, services
+from ebpfproxy.api.resource import endpoint_slices, own_node, pods_of, services
 from ebpfproxy.errors import ConfigError, SourceError
 from ebpfproxy.log import Logger
 
@@ -300,10 +300,15 @@ class ApiSource:
         node_name: str,
         put: Callable[[Event], object],
         observer: Observer = UNOBSERVED,
+        *,
+        host_ports: bool = False,
     ) -> None:
+        """`host_ports`: whether to watch the pods of the node."""
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        resources = (services(), endpoint_slices(), own_node(node_name))
+        resources = [services(), endpoint_slices(), own_node(node_name)]
+        if host_ports:
+            resources.append(pods_of(node_name))
         self.reflectors = tuple(
             Reflector(resource, access.session, put, self._stopping, access.timing, observer)
             for resource in resources
@@ -313,7 +318,7 @@ class ApiSource:
         """Run the reflectors until `stop` is set. Call it only once.
 
         Server errors never end a reflector. If a bug ends one, `stop` is set and its exception is raised
-        here: the agent must not continue with only two of three kinds.
+        here: the agent must not continue with only some of the kinds.
         """
         threads = [
             threading.Thread(

@@ -24,6 +24,7 @@ def plan_context(config: Config, mode: str) -> PlanContext:
         device_patterns=config.tc_devices,
         algorithm=config.lb_algorithm,
         slow_start=config.slow_start,
+        host_ports=config.host_ports,
     )
 
 

@@ -111,6 +111,12 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
         "Accept NodePort connections on 127.0.0.1, in all modes except ipvs.",
         fields="iptables.localhostNodePorts",
     )  # fmt: skip
+    host_ports: bool = option(
+        "--host-ports", flag_types.BOOLEAN, "false", Group.TRAFFIC,
+        "Serve hostPort of the pods on this node, for network plugins without the CNI plugin portmap "
+        "(ebpfproxy only). The account needs list and watch for pods. A host port without hostIP is served "
+        "at the addresses that accept NodePorts.",
+    )  # fmt: skip
     lb_algorithm: Algorithm | None = option(
         "--lb-algorithm", flag_types.LB_ALGORITHM, "", Group.TRAFFIC,
         "How an endpoint is selected for a new connection: random, round-robin, source-hash, maglev, "

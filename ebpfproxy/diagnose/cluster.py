@@ -12,9 +12,11 @@ from ebpfproxy.agent.sources import Sources
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    POD,
     SERVICE,
     Event,
     Invalid,
+    PodChanged,
     ServiceChanged,
     SliceChanged,
     Unserved,
@@ -62,13 +64,13 @@ def read_cluster(config: Config, timeout: float = 30.0) -> Cluster:
     sources = Sources(dataclasses.replace(config, config=None), inbox, Metrics(), None)
     sources.start()
     try:
-        return _fold(inbox, time.monotonic() + timeout)
+        return _fold(inbox, time.monotonic() + timeout, config.host_ports)
     finally:
         sources.stop()
 
 
-def _fold(inbox: Inbox, deadline: float) -> Cluster:
-    tracker = Tracker(time.time())
+def _fold(inbox: Inbox, deadline: float, host_ports: bool = False) -> Cluster:
+    tracker = Tracker(time.time(), host_ports=host_ports)
     complaints: dict[Complaint, None] = {}
     unserved: dict[NamespacedName, Unserved] = {}
     has_all_but_node = False
@@ -109,4 +111,6 @@ def _complaints(event: Event) -> list[Complaint]:
             return [Complaint(SERVICE, str(name), reason, partly=True) for reason in reasons]
         case SliceChanged(name, _, reasons):
             return [Complaint(ENDPOINT_SLICE, str(name), reason, partly=True) for reason in reasons]
+        case PodChanged(name, _, reasons):
+            return [Complaint(POD, str(name), reason, partly=True) for reason in reasons]
     return []

@@ -1,4 +1,4 @@
-"""Builders of API objects (Service, EndpointSlice, Node), and a writer of manifest files."""
+"""Builders of API objects (Service, EndpointSlice, Node, Pod), and a writer of manifest files."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -89,6 +89,18 @@ def node(name: str, addresses: Sequence[str] = (), *, labels: dict[str, str] | N
         "kind": "Node",
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name} | (labels or {})},
         "status": {"addresses": [{"type": "InternalIP", "address": address} for address in addresses]},
+    }
+
+
+def pod(name: str, node: str, addresses: Sequence[str], ports: Sequence[Object]) -> Object:
+    """Return a running Pod with one container; `ports` are its containerPorts."""
+    status: Object = {"phase": "Running", "podIPs": [{"ip": address} for address in addresses]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"nodeName": node, "containers": [{"name": "main", "ports": list(ports)}]},
+        "status": status,
     }
 
 

@@ -7,6 +7,7 @@ from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
+from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 
 
@@ -20,6 +21,7 @@ class ClusterState:
     - `local_networks`: the kernel's local routing table, which lists what this node delivers to itself. Most
       entries are single addresses; some are networks such as 127.0.0.0/8.
     - `devices`: all network devices of this node, sorted by ifindex.
+    - `pods`: those of this node with host ports, by name. Empty unless host ports are served.
     - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
     """
 
@@ -29,6 +31,7 @@ class ClusterState:
     local_networks: frozenset[Network] = frozenset()
     devices: tuple[Device, ...] = ()
     bypassing: frozenset[int] = frozenset()
+    pods: Mapping[NamespacedName, Pod] = dataclasses.field(default_factory=dict)
 
     def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:
         """Return the EndpointSlices of `service`; empty if it has none."""

@@ -7,7 +7,8 @@ frontend decides, never the order of events:
 1. ClusterIP, which the API server allocates;
 2. NodePort, which the API server allocates, too;
 3. load balancer IP, which a controller reports;
-4. external IP, which users write.
+4. external IP, which users write;
+5. host port, which users write into pods.
 
 Of two claims of the same kind, that of the smaller `namespace/name:port` wins.
 """
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 from ebpfproxy.model.address import family
 from ebpfproxy.model.service import NamespacedName, ServicePortName
+from ebpfproxy.plan.host_ports import is_host_port
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, FrontendPlan, PlanKey, ServicePortPlan
 
 _RANKS = {
@@ -27,6 +29,8 @@ _RANKS = {
     FrontendKind.LOAD_BALANCER: 2,
     FrontendKind.EXTERNAL_IP: 3,
 }
+
+_HOST_PORT_RANK = 4
 
 _Claim = tuple[int, ServicePortName]
 """The rank of the frontend's kind, and the claiming ServicePort. The smallest claim wins."""
@@ -199,7 +203,11 @@ class _Conflicts:
 
 
 def _claims_of(plan: ServicePortPlan | None) -> list[tuple[Frontend, _Claim]]:
-    return [(each.frontend, (_RANKS[each.kind], plan.name)) for each in plan.frontends] if plan else []
+    if plan is None:
+        return []
+    if is_host_port(plan.name):
+        return [(each.frontend, (_HOST_PORT_RANK, plan.name)) for each in plan.frontends]
+    return [(each.frontend, (_RANKS[each.kind], plan.name)) for each in plan.frontends]
 
 
 def _same_claims(old: tuple[FrontendPlan, ...], new: tuple[FrontendPlan, ...]) -> bool:

@@ -14,12 +14,14 @@ from ebpfproxy.model.address import (
     network_family,
     unspecified,
 )
+from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
-from ebpfproxy.model.service import Service, ServicePort, ServicePortName, TrafficPolicy
+from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServicePortName, TrafficPolicy
 from ebpfproxy.plan.balancing import endpoint_weights, plan_balancing, without_weightless
 from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
 from ebpfproxy.plan.health_check_node_port import needs_health_check
+from ebpfproxy.plan.host_ports import plan_host_ports
 from ebpfproxy.plan.local_traffic import has_detector, local_traffic
 from ebpfproxy.plan.node_ports import host_ips
 from ebpfproxy.plan.service_plan import (
@@ -65,6 +67,19 @@ class _Exposure(NamedTuple):
     external: PolicyResults
     admission: _Admission
     local_traffic: LocalTraffic | None
+
+
+def plan_name(
+    name: NamespacedName, state: ClusterState, context: PlanContext, large: Collection[Family] = ()
+) -> tuple[ServicePortPlan, ...]:
+    """Return the plans of a Service or, for a name of `host_ports.name_of`, those of a pod. See
+    `plan_service`. Empty if there is neither.
+    """
+    service = state.services.get(name)
+    if service:
+        return plan_service(service, state.slices_of(name), state.node, context, large)
+    pod = state.pods.get(name)
+    return plan_host_ports(pod, state.node, context) if pod and context.host_ports else ()
 
 
 def plan_service(

@@ -214,6 +214,7 @@ class PlanContext:
     - `redirect`: packets of flows from outside, and replies of pods, bypass the node's stack.
     - `device_patterns`: shell patterns of device names. Empty means that devices are found by their
       properties.
+    - `host_ports`: whether the host ports of pods are served.
     - `algorithm`: for Services without an annotation. None: the mode's default.
     - `slow_start`: in seconds, for Services without an annotation.
     """
@@ -232,3 +233,4 @@ class PlanContext:
     device_patterns: tuple[str, ...] = ()
     algorithm: Algorithm | None = None
     slow_start: int = 0
+    host_ports: bool = False

@@ -52,6 +52,11 @@ def external_policy_results(service: Service, has_detector: bool) -> PolicyResul
     return _external(external_policy_local(service), has_detector)
 
 
+def local_policy_results(has_detector: bool) -> PolicyResults:
+    """Return the results for frontends with externalTrafficPolicy Local."""
+    return _external(True, has_detector)
+
+
 def external_policy_local(service: Service) -> bool:
     """Return whether externalTrafficPolicy Local applies: only if the Service accepts external traffic.
 

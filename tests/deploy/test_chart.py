@@ -76,6 +76,7 @@ KUSTOMIZED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "iptables": ("modes/iptables", "", {"mode": "iptables"}),
     "ipvs": ("modes/ipvs", "", {"mode": "ipvs"}),
     "one-node": ("base", "one-node", {"nodeSelector": {"service-proxy": "ebpfproxy"}}),
+    "host-ports": ("base", "host-ports", {"hostPorts": True}),
     "with-bcc": ("base", "with-bcc", {"compiler": True}),
     "least-privilege": ("base", "least-privilege", {"privileged": False}),
 }

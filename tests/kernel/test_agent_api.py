@@ -21,7 +21,7 @@ from ebpfproxy.lab import Pod, manifests
 from ebpfproxy.lab.agent import is_sync
 from ebpfproxy.linux.netns import netns
 from tests.kernel.clients import REFUSED, TCP, answers, outcome
-from tests.kernel.cluster import Cluster, Exposed, eventually
+from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, eventually
 from tests.support.apiserver import ApiServer, Request
 
 pytestmark = pytest.mark.kernel
@@ -45,11 +45,11 @@ def start(restartable: Cluster, server: ApiServer) -> None:
         server.start()
 
 
-def run(restartable: Cluster, server: ApiServer, folder: Path) -> None:
+def run(restartable: Cluster, server: ApiServer, folder: Path, *flags: str) -> None:
     """Start the agent with this server and wait for its first sync."""
     kubeconfig = folder / "kubeconfig"
     server.write_kubeconfig(kubeconfig)
-    restartable.start("--manifests=", f"--kubeconfig={kubeconfig}")
+    restartable.start("--manifests=", f"--kubeconfig={kubeconfig}", *flags)
 
 
 def put(server: ApiServer, web: Exposed, *backends: Pod) -> Exposed:
@@ -73,6 +73,24 @@ def test_services_from_an_api_server_are_served(
     eventually(lambda: answer(restartable, later) in ("a", "b"), "the later Service is served")
     eventually(lambda: set(answers(restartable.p, TCP, later.v4, 80)) == {"a", "b"}, "both endpoints")
     assert outcome(restartable.node, TCP, "127.0.0.1", later.node_port) in ("a", "b")
+
+
+def test_host_ports_of_the_pods_of_this_node_are_served(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    for pod, node, host_port in (
+        (restartable.a, restartable.lab.node_name, 8443),
+        (restartable.b, "elsewhere", 8444),
+    ):
+        ports = [{"containerPort": TCP_TARGET, "hostPort": host_port}]
+        server.put(manifests.pod(pod.name, node, [pod.v4], ports))
+    run(restartable, server, tmp_path, "--host-ports")
+    assert outcome(restartable.lab.outside, TCP, restartable.node.v4, 8443) == "a"
+    assert outcome(restartable.lab.outside, TCP, restartable.node.v4, 8444) == REFUSED
+    server.delete("Pod", "default", restartable.a.name)
+    eventually(
+        lambda: outcome(restartable.lab.outside, TCP, restartable.node.v4, 8443) == REFUSED, "the deletion"
+    )
 
 
 def test_a_deletion_missed_by_the_watch_is_applied_after_a_new_list(

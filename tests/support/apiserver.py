@@ -40,6 +40,7 @@ _RESOURCES = {
     "/api/v1/services": ("Service", "v1"),
     "/apis/discovery.k8s.io/v1/endpointslices": ("EndpointSlice", "discovery.k8s.io/v1"),
     "/api/v1/nodes": ("Node", "v1"),
+    "/api/v1/pods": ("Pod", "v1"),
 }
 _EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 _VERSIONS = dict(_RESOURCES.values())
@@ -83,10 +84,11 @@ class Request(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """`encoded` is the object without kind and apiVersion."""
+    """`encoded` is the object without kind and apiVersion. `node`: that of a pod, else ""."""
 
     key: Key
     labels: Mapping[str, str]
+    node: str
     encoded: bytes
 
 
@@ -155,8 +157,10 @@ def _requirement(term: str) -> Callable[[_Stored], bool]:
 
 
 def _field(term: str) -> Callable[[_Stored], bool]:
-    """``metadata.name=x`` or ``metadata.namespace=x``; raises ValueError for other fields."""
+    """``metadata.name=x``, ``metadata.namespace=x`` or ``spec.nodeName=x``; raises ValueError for others."""
     place, _, value = term.replace("==", "=").partition("=")
+    if place == "spec.nodeName":
+        return lambda stored: stored.node == value
     index = ("metadata.namespace", "metadata.name").index(place)
     return lambda stored: stored.key[index] == value
 
@@ -285,7 +289,8 @@ class ApiServer:
             for field, content in value.items()
             if field not in ("kind", "apiVersion", "metadata")
         }
-        stored = _Stored(key, dict(metadata.get("labels") or {}), msgspec.json.encode(body))
+        labels, node = dict(metadata.get("labels") or {}), value.get("spec", {}).get("nodeName", "")
+        stored = _Stored(key, labels, node, msgspec.json.encode(body))
         old = self._objects[kind].get(key)
         self._objects[kind][key] = stored
         self._notify(_Change(self._version, kind, old, stored))

@@ -22,6 +22,7 @@ from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.balancing import endpoint_weights
 from ebpfproxy.plan.endpoint_reasons import EndpointReason, endpoint_reasons
 from ebpfproxy.plan.endpoints import API_SERVER, EndpointAddress, merge_slices
+from ebpfproxy.plan.host_ports import is_host_port
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
@@ -125,6 +126,8 @@ def endpoint_results(case: Case, served: Served, policy: PolicyResult) -> tuple[
     plan, situation = served.plan, case.situation
     if situation.is_from_tables:
         return tuple(_listed(case, served, policy, each) for each in plan.endpoints)
+    if is_host_port(plan.name):
+        return tuple(_of_pod(case, served, policy, each) for each in plan.endpoints)
     name = NamespacedName(plan.name.namespace, plan.name.name)
     slices = situation.state.slices_of(name)
     of_family = [each for each in slices if each.family is plan.family]
@@ -142,6 +145,12 @@ def endpoint_results(case: Case, served: Served, policy: PolicyResult) -> tuple[
         results.append(found)
     results += _without_port(plan, merged.keys(), case, name)
     return tuple(results)
+
+
+def _of_pod(case: Case, served: Served, policy: PolicyResult, endpoint: PlannedEndpoint) -> EndpointResult:
+    node = case.situation.context.node_name
+    found = EndpointResult(endpoint.address, endpoint.port, Reason.POD_OF_HOST_PORT, True, node=node)
+    return _with_source(found, case, served, policy, endpoint)
 
 
 def _listed(case: Case, served: Served, policy: PolicyResult, endpoint: PlannedEndpoint) -> EndpointResult:

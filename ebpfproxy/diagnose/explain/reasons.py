@@ -290,6 +290,7 @@ class Reason(enum.Enum):
     HINT_OTHER_ZONE = "HintOtherZone", Subject.ENDPOINTS, "excluded: a hint assigns it to another zone"
     NOT_LOCAL = "NotLocal", Subject.ENDPOINTS, "excluded: on another node, and the policy is Local"
     NODE_UNKNOWN = "NodeUnknown", Subject.ENDPOINTS, "excluded: its EndpointSlice names no node"
+    POD_OF_HOST_PORT = "PodOfHostPort", Subject.ENDPOINTS, "used: the pod that has this host port"
     NO_WEIGHT = "NoWeight", Subject.ENDPOINTS, "excluded: the annotation endpoint-weights gives it weight 0"
     PORT_MISSING = (
         "PortMissing",

@@ -17,7 +17,7 @@ from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize
 from ebpfproxy.plan.devices import needs_packets_of_pods
 from ebpfproxy.plan.endpoints import NodeLocation
-from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.frontends import plan_name
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
@@ -163,8 +163,8 @@ def plan_situation(
         size.update(name, service, state.slices_of(name))
     claims = Claims()
     requested: dict[NamespacedName, tuple[ServicePortPlan, ...]] = {}
-    for name, service in state.services.items():
-        plans = plan_service(service, state.slices_of(name), state.node, context, size.large)
+    for name in (*state.services, *state.pods):
+        plans = plan_name(name, state, context, size.large)
         requested[name] = plans
         claims.update(name, plans)
     pods = any(map(needs_packets_of_pods, claims.plans.values()))

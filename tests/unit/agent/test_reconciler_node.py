@@ -51,16 +51,17 @@ class Work:
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     done = Work()
+    original = frontends.plan_service
 
     def plan_service(service_: Service, *rest: Any) -> tuple[ServicePortPlan, ...]:
         done.services.append(service_.name.name)
-        return frontends.plan_service(service_, *rest)
+        return original(service_, *rest)
 
     def plan_node(*given: Any) -> NodePlan:
         done.nodes += 1
         return node_plan.plan_node(*given)
 
-    monkeypatch.setattr(reconciler, "plan_service", plan_service)
+    monkeypatch.setattr(frontends, "plan_service", plan_service)
     monkeypatch.setattr(reconciler, "plan_node", plan_node)
     return done
 

@@ -15,6 +15,7 @@ from ebpfproxy.api import manifest_folder
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    POD,
     SERVICE,
     Event,
     Invalid,
@@ -265,7 +266,7 @@ class Followed:
 
     def until_synced(self) -> list[Event]:
         found: list[Event] = []
-        while Synced(NODE) not in found:
+        while Synced(POD) not in found:
             found.append(self.next())
         return found
 
@@ -295,7 +296,8 @@ def write(path: Path, content: str) -> None:
 
 
 def test_all_objects_are_reported_before_synced_of_each_kind(followed: Followed) -> None:
-    assert followed.until_synced() == [changed("web"), Synced(SERVICE), Synced(ENDPOINT_SLICE), Synced(NODE)]
+    synced = [Synced(kind) for kind in (SERVICE, ENDPOINT_SLICE, NODE, POD)]
+    assert followed.until_synced() == [changed("web"), *synced]
 
 
 def test_changes_of_files_are_reported(followed: Followed, folder: Path) -> None:

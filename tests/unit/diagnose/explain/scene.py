@@ -15,7 +15,9 @@ from ebpfproxy.model.address import Address, Network, Protocol, parse_address
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointPort, EndpointSlice
+from ebpfproxy.model.pod import Pod as KubernetesPod
 from ebpfproxy.model.service import NamespacedName, Service
+from ebpfproxy.plan.host_ports import name_of
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 from tests.support.build import HERE, networks, node, slice_of
 
@@ -42,7 +44,7 @@ def route(address: Address) -> Route:
 
 
 def situation(
-    *objects: Service | EndpointSlice,
+    *objects: Service | EndpointSlice | KubernetesPod,
     mode: str = "ebpf",
     zone: str = "",
     unserved: Mapping[NamespacedName, Unserved] | None = None,
@@ -58,8 +60,9 @@ def situation(
         if isinstance(each, EndpointSlice):
             slices[each.service] = (*slices.get(each.service, ()), each)
     local = networks(["127.0.0.0/8", "::1/128", f"{NODE}/32", f"{NODE_V6}/128", "10.1.0.1/32"])
+    pods = {name_of(each.name): each for each in objects if isinstance(each, KubernetesPod)}
     state = ClusterState(
-        services, slices, node(zone, (NODE, NODE_V6)), frozenset[Network](local), tuple(devices)
+        services, slices, node(zone, (NODE, NODE_V6)), frozenset[Network](local), tuple(devices), pods=pods
     )
     if mode != "ebpf":
         options.setdefault("detect_local", DetectLocal.CLUSTER_CIDR)

@@ -9,10 +9,11 @@ from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import Explanation, Verdict
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Balancing, Forwarding, parse_weights
+from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
-from tests.support.build import HERE, draining, endpoint, networks, port, service, slice_of
+from tests.support.build import HERE, draining, endpoint, name, networks, port, service, slice_of
 from tests.unit.diagnose.explain.scene import (
     A_CLIENT,
     A_POD,
@@ -37,6 +38,7 @@ LOCAL = TrafficPolicy.LOCAL
 BALANCER, EXTERNAL = "203.0.113.1", "203.0.113.2"
 
 WEB = service()
+HOST_PORT_POD = Pod(name("web-0"), (parse_address(POD),), (HostPort(None, 8443, Protocol.TCP, 8080),))
 WEIGHTED = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=0")))
 ROUTED_WEB, TUNNELED_WEB = (
     dataclasses.replace(
@@ -307,6 +309,10 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.NODE_UNKNOWN: (
         DROPPED,
         lambda: explained(situation(INTERNAL_LOCAL, slice_of("web", endpoint(REMOTE_POD, "")))),
+    ),
+    Reason.POD_OF_HOST_PORT: (
+        CONNECTS,
+        lambda: explained(situation(HOST_PORT_POD, host_ports=True), to(NODE, 8443), A_CLIENT),
     ),
     Reason.NO_WEIGHT: (
         CONNECTS,
