@@ -7,8 +7,9 @@
 - With tunnels also a tunnel device, which removes the outer header. Its reverse path filter must accept
   clients whose replies leave by another device.
 
-All of this is in the kernel alone: the note of the dummy device names the endpoint and what the sysctls were
-before. A namespace that ends takes it along.
+All of this is in the kernel alone: the note of each device names the network namespace of the node, so that
+agents of several nodes on one machine do not touch each other's, and that of the dummy device also the
+endpoint and what the sysctls were before. A namespace that ends takes it along.
 
 An address that a connected TCP socket uses stays until the connection ends, as a real server without new
 connections does (`servers`). It then lingers: it is not read as an entry.
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.backends.ipvs.entries import EndpointKey, Entry, Key, PodAddress, Tunnel
-from ebpfproxy.errors import KernelError, NotFound, Unsupported
+from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import dummy, iproute, owned_devices
 from ebpfproxy.linux.netlink.owned_devices import DUMMY, TUNNELS, OwnedDevice
@@ -54,10 +55,11 @@ Rejections = dict[EndpointKey, KernelError]
 class _Namespace(NamedTuple):
     """The network namespace that the calling thread has entered.
 
-    `owned`: the agent's devices. `own`: the ifindex of each address of other devices. `on_device`: the
-    addresses of each device, by ifindex.
+    `node`: see `_node`. `owned`: the agent's devices. `own`: the ifindex of each address of other devices.
+    `on_device`: the addresses of each device, by ifindex.
     """
 
+    node: str
     owned: list[OwnedDevice]
     own: Mapping[Address, int]
     on_device: Mapping[int, set[Address]]
@@ -194,25 +196,35 @@ def _addresses_of(found: _Namespace) -> set[Address]:
     return {address for device in found.owned for address in found.on_device.get(device.ifindex, ())}
 
 
+def _node() -> str:
+    """Return the identity of the node: of the calling thread's network namespace, until the next boot."""
+    found = namespaces.identity_of("/proc/thread-self/ns/net")
+    return f"netns:{found[1]}" if found else ""
+
+
 @contextlib.contextmanager
 def _entered(path: str) -> Iterator[_Namespace | None]:
-    """Run the block in a network namespace. None if it is gone or may not be entered."""
+    """Run the block in a network namespace. None if it is gone or may not be entered. The calling thread is
+    in the node's.
+    """
+    node = _node()
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(netns.entered(Path(path)))
-            owned = owned_devices.read(*_PREFIXES)
+            devices = owned_devices.read(*_PREFIXES)
+            owned = [each for each in devices if each.note.partition(" ")[0] == node]
             on_device = owned_devices.addresses()
         except KernelError:
             yield None
             return
-        of_agent = {device.ifindex for device in owned}
+        of_agents = {device.ifindex for device in devices}
         own = {
             address: ifindex
             for ifindex, addresses in on_device.items()
-            if ifindex not in of_agent
+            if ifindex not in of_agents
             for address in addresses
         }
-        yield _Namespace(owned, own, on_device)
+        yield _Namespace(node, owned, own, on_device)
 
 
 def _by_endpoint(keys: Iterable[EndpointKey]) -> dict[Address, set[EndpointKey]]:
@@ -264,10 +276,9 @@ def _put_device(endpoint: Address, found: _Namespace) -> str:
     name = _name(_ADDRESSES, endpoint)
     known = next((each for each in found.owned if each.name == name), None)
     note = known and _Note.parse(known.note)
-    if not known:
-        owned_devices.create(name, DUMMY)
     if not note:
-        note = _Note.now(endpoint, iproute.device_name(found.own[endpoint]))
+        _create(name, DUMMY)
+        note = _Note.now(found.node, endpoint, iproute.device_name(found.own[endpoint]))
         owned_devices.set_note(name, str(note))
     if family(endpoint) is Family.IPV4:
         for setting, least in _ARP.items():
@@ -276,13 +287,23 @@ def _put_device(endpoint: Address, found: _Namespace) -> str:
     return name
 
 
+def _create(name: str, kind: str, local: Address | None = None) -> None:
+    """Create a device that has no note yet, also if it exists because its creation was interrupted."""
+    try:
+        owned_devices.create(name, kind, local)
+    except AlreadyExists:
+        if owned_devices.note(name):
+            raise
+
+
 def _put_tunnel(endpoint: Address, found: _Namespace) -> None:
     name = _name(_TUNNELS, endpoint)
     known = next((each for each in found.owned if each.name == name), None)
     if known and not known.up:
         owned_devices.delete(name)
     if not known or not known.up:
-        owned_devices.create(name, TUNNELS[family(endpoint)], endpoint)
+        _create(name, TUNNELS[family(endpoint)], endpoint)
+        owned_devices.set_note(name, found.node)
     if family(endpoint) is Family.IPV4:
         sysctl.ensure(_path(name, "rp_filter"), "2" if _value("all", "rp_filter") else "0")
     else:
@@ -325,31 +346,31 @@ def _used_addresses() -> set[Address]:
 
 
 class _Note(NamedTuple):
-    """The endpoint's own address and the device that has it, and its sysctls before the first change."""
+    """The node, the endpoint's own address and the device that has it, and its sysctls before the first change."""
 
+    node: str
     endpoint: Address
     device: str
     before: Mapping[str, str]
 
     def __str__(self) -> str:
         settings = (f"{name}={value}" for name, value in self.before.items())
-        return " ".join([format_address(self.endpoint), self.device, *settings])
+        return " ".join([self.node, format_address(self.endpoint), self.device, *settings])
 
     @classmethod
     def parse(cls, text: str) -> "_Note | None":
-        address, _, rest = text.partition(" ")
-        device, *settings = rest.split() or [""]
         try:
+            node, address, device, *settings = text.split()
             pairs = dict(each.split("=", 1) for each in settings)
-            return cls(parse_address(address), device, pairs) if device else None
-        except ValueError:
+            return cls(node, parse_address(address), device, pairs)
+        except ValueError:  # that of a tunnel device, or not the agent's
             return None
 
     @classmethod
-    def now(cls, endpoint: Address, device: str) -> "_Note":
+    def now(cls, node: str, endpoint: Address, device: str) -> "_Note":
         if family(endpoint) is Family.IPV6:
-            return cls(endpoint, device, {})
-        return cls(endpoint, device, {name: str(_value(device, name)) for name in _ARP})
+            return cls(node, endpoint, device, {})
+        return cls(node, endpoint, device, {name: str(_value(device, name)) for name in _ARP})
 
     def restore(self) -> None:
         """Restore the sysctls that still have the values that the agent set."""
