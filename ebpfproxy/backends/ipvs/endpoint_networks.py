@@ -346,7 +346,7 @@ def _used_addresses() -> set[Address]:
 
 
 class _Note(NamedTuple):
-    """The node, the endpoint's own address and the device that has it, and its sysctls before the first change."""
+    """The node, the endpoint's address and its device, and the sysctls of that before the first change."""
 
     node: str
     endpoint: Address
