@@ -89,6 +89,7 @@ def test_an_endpoint_gets_addresses_and_tunnels_and_loses_them(pod: Namespace) -
         ("link del {ebpv6}", address_of(Family.IPV6)),
         ("link set {ebpt4} down", tunnel_of(Family.IPV4)),
         ("link del {ebpt6}", tunnel_of(Family.IPV6)),
+        ("addr flush dev {ebpt4}", tunnel_of(Family.IPV4)),
     ],
 )
 def test_a_change_by_others_is_read_and_restored(pod: Namespace, change: str, key: EndpointKey) -> None:
@@ -115,13 +116,13 @@ def test_a_changed_sysctl_is_read_and_restored(pod: Namespace) -> None:
 
 
 def test_an_endpoint_without_a_namespace_is_not_an_error(
-    pod: Namespace, capsys: pytest.CaptureFixture[str]
+    pod: Namespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     networks = EndpointNetworks()
     key = address_of(Family.IPV4, NOWHERE)
     assert networks.put([key]) == {}
     assert networks.read(BOTH) == {key: True}
-    assert capsys.readouterr().err.count(endpoint_networks.NO_NAMESPACE) == 1
+    assert caplog.text.count(endpoint_networks.NO_NAMESPACE) == 1
     pod.ip(f"addr add {NOWHERE}/24 dev eth0")
     assert networks.read(BOTH) == {}  # now it differs
     networks.put([key])

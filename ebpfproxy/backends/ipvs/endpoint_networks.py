@@ -25,7 +25,7 @@ from ebpfproxy.backends.ipvs.entries import EndpointKey, Entry, Key, PodAddress,
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import dummy, iproute, owned_devices
-from ebpfproxy.linux.netlink.owned_devices import DUMMY, TUNNELS, OwnedDevice
+from ebpfproxy.linux.netlink.owned_devices import DUMMY, DUMMY_ADDRESS, TUNNELS, OwnedDevice
 from ebpfproxy.linux.netns import namespaces, netns
 from ebpfproxy.linux.sockets import sockets
 from ebpfproxy.linux.sockets.sockets import State
@@ -242,7 +242,7 @@ def _name(prefixes: Mapping[Family, str], endpoint: Address) -> str:
 def _entries(found: _Namespace) -> Iterator[tuple[EndpointKey, bool]]:
     for device in found.owned:
         if device.local:
-            yield Tunnel(family(device.local), device.local), device.up and _tunnel_accepts(device)
+            yield Tunnel(family(device.local), device.local), device.up and _tunnel_accepts(device, found)
             continue
         note = _Note.parse(device.note)
         if note is None:
@@ -305,7 +305,9 @@ def _put_tunnel(endpoint: Address, found: _Namespace) -> None:
         _create(name, TUNNELS[family(endpoint)], endpoint)
         owned_devices.set_note(name, found.node)
     if family(endpoint) is Family.IPV4:
-        sysctl.ensure(_path(name, "rp_filter"), "2" if _value("all", "rp_filter") else "0")
+        # On a device without an address, even a loose filter drops packets of clients behind other devices.
+        owned_devices.add_dummy_address(name)
+        sysctl.ensure(_path(name, "rp_filter"), "2")
     else:
         sysctl.ensure(f"net/ipv6/conf/{name}/disable_ipv6", "0")
 
@@ -384,10 +386,11 @@ def _arp_is_quiet(device: str) -> bool:
     return all(_effective(device, name) >= least for name, least in _ARP.items())
 
 
-def _tunnel_accepts(device: OwnedDevice) -> bool:
+def _tunnel_accepts(device: OwnedDevice, found: _Namespace) -> bool:
     try:
         if device.kind == TUNNELS[Family.IPV4]:
-            return _effective(device.name, "rp_filter") != 1
+            has_address = DUMMY_ADDRESS in found.on_device.get(device.ifindex, ())
+            return has_address and _effective(device.name, "rp_filter") == 2
         return sysctl.read(f"net/ipv6/conf/{device.name}/disable_ipv6") == "0"
     except KernelError:
         return False

@@ -1,7 +1,7 @@
 """Dummy devices and tunnel devices that the agent creates, each with a note for its later runs.
 
 The note is the device's alias (`ip link show`), so it exists exactly as long as the device. A tunnel device
-here only receives: it removes the outer header of packets to its local address, whoever sent them. The outer
+here only receives: it removes the outer header of packets to its local address, from any sender. The outer
 and the inner header are of the same family.
 
 All functions act in the calling thread's network namespace. They use raw netlink, since pyroute2 runs an
@@ -18,13 +18,18 @@ from typing import NamedTuple
 from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux.netlink import iproute, netlink, rtnetlink
 from ebpfproxy.linux.netlink.netlink import attribute
-from ebpfproxy.model.address import V4_PREFIX, Address, Family, family
+from ebpfproxy.model.address import V4_PREFIX, Address, Family, family, parse_address
 
 _RTM_NEWLINK, _RTM_DELLINK = 16, 17
 _IFLA_IFALIAS = 20
 _INFO_DATA = 2  # IFLA_INFO_DATA
 _LOCAL, _PROTOCOL = 2, 9  # IFLA_IPTUN_*
 _IPV6_IN_IPV6 = 41
+
+_SCOPE_HOST = 254  # RT_SCOPE_HOST
+
+DUMMY_ADDRESS: Address = parse_address("192.0.0.8")
+"""The IPv4 dummy address (RFC 7600), which no host has."""
 
 DUMMY = "dummy"
 TUNNELS = {Family.IPV4: "ipip", Family.IPV6: "ip6tnl"}
@@ -78,6 +83,22 @@ def create(name: str, kind: str, local: Address | None = None) -> None:
                 f"modprobe {module}",
             ) from error
         raise _failure(f"cannot create the device {name}", error) from error
+
+
+def add_dummy_address(name: str) -> None:
+    """Add DUMMY_ADDRESS, if it is missing. It is of scope host: no packet has it as its source.
+
+    Raises NotFound, Rejected.
+    """
+    try:
+        ifindex = socket.if_nametoindex(name)
+        raw = attribute(rtnetlink.IFA_LOCAL, DUMMY_ADDRESS[len(V4_PREFIX) :])
+        body = rtnetlink.ADDRESS.pack(socket.AF_INET, 32, 0, _SCOPE_HOST, ifindex) + raw
+        flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+        netlink.change(socket.NETLINK_ROUTE, rtnetlink.RTM_NEWADDR, body, flags)
+    except OSError as error:
+        if error.errno != errno.EEXIST:
+            raise _failure(f"cannot add an address to the device {name}", error) from error
 
 
 def delete(name: str) -> bool:
