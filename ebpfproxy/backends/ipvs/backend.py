@@ -135,15 +135,14 @@ class IpvsBackend:
         return entries
 
     def _report_limits(self, plan: ServicePortPlan, found: set[str]) -> None:
-        """Log the limits of a Service once until they change."""
+        """Log the limits of a Service once until they change. The first of its ports that has any counts."""
         name = (plan.name.namespace, plan.name.name)
-        known = {each for key, texts in self._limits.items() if key[0][:2] == name for each in texts}
+        previous = self._limits.pop(plan.key, set())
+        is_reported = any(key[0][:2] == name for key in self._limits)
         if found:
             self._limits[plan.key] = found
-        else:
-            self._limits.pop(plan.key, None)
-        if found - known:
-            log.warning(LIMITED, service="/".join(name), instead="; ".join(sorted(found)))
+            if found != previous and not (is_reported and not previous):
+                log.warning(LIMITED, service="/".join(name), instead="; ".join(sorted(found)))
 
     def read(self) -> dict[Key, Entry]:
         if not self._families.is_for_reading:
