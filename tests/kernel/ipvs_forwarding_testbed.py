@@ -183,12 +183,12 @@ def settings(pod: Pod) -> dict[str, str]:
 
 @contextlib.contextmanager
 def load(client: Pod, *targets: tuple[Protocol, str]) -> Iterator[None]:
-    """Within the block, the client connects to all targets, in turns. No connection may fail, and the open
-    one of TCP must last.
+    """Within the block, the client connects to all targets, in turns. No connection may fail, and those of
+    TCP that are open at the beginning of the block must last.
     """
     stop, stopped = os.pipe()
 
-    def connect() -> int:
+    def connect(ready: int) -> int:
         os.set_blocking(stop, False)
         done = 0
         with contextlib.ExitStack() as stack:
@@ -199,6 +199,8 @@ def load(client: Pod, *targets: tuple[Protocol, str]) -> Iterator[None]:
             ]
             for each in lasting:
                 sockets.exchange(each, b"first")
+            os.write(ready, b"!")
+            os.close(ready)
             while True:
                 try:
                     if os.read(stop, 1):
@@ -212,7 +214,7 @@ def load(client: Pod, *targets: tuple[Protocol, str]) -> Iterator[None]:
                 assert sockets.exchange(each, b"last") == b"last"
         return done
 
-    running: Call[int] = client.start(connect)
+    running: Call[int] = client.start_until_ready(connect)
     try:
         yield
     except BaseException:

@@ -134,7 +134,7 @@ def test_verify_finds_no_difference_and_an_injected_one_is_restored(nodes: Forwa
         found = nodes.node.run(command, check=False, timeout=300).stdout
     finally:
         nodes.agents[0].process.send_signal(18)
-    assert clean.returncode == 0, clean.stdout + clean.stderr
+    assert clean.returncode == 0, clean.stdout + clean.stderr + nodes.agents[0].log()[-4000:]
     for text in (
         f"address {vips(ROUTED)[0]} at endpoint {nodes.a.v4}",
         f"tunnel device at endpoint {nodes.a.v4}",

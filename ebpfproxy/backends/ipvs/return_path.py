@@ -30,6 +30,7 @@ log = Logger(__name__)
 _MARK = "return-path"
 _MAX_NOTE = 255  # IFALIASZ, without the zero byte
 _OFF, _STRICT, _LOOSE = 0, 1, 2
+_WITHOUT_PACKETS = ("lo", KUBE_IPVS0)
 _ACCEPT_LOCAL = "all/accept_local"
 _ALL, _DEFAULT = "all/rp_filter", "default/rp_filter"
 
@@ -91,7 +92,7 @@ def _changes(endpoints: Collection[Address]) -> Iterator[_Change]:
     of_all = _value(_ALL)
     outer = {routing.device_to(each) for each in endpoints if family(each) is Family.IPV4}
     for device in links.read():
-        if device.name == "lo":
+        if device.name in _WITHOUT_PACKETS:
             continue
         name = f"{device.name}/rp_filter"
         try:
@@ -113,7 +114,9 @@ def _changes(endpoints: Collection[Address]) -> Iterator[_Change]:
 
 def _devices_without_address() -> Iterator[str]:
     for device in links.read():
-        if device.name != "lo" and not any(family(each) is Family.IPV4 for each in device.addresses):
+        if device.name not in _WITHOUT_PACKETS and not any(
+            family(each) is Family.IPV4 for each in device.addresses
+        ):
             yield f"{device.name}/rp_filter"
 
 
