@@ -367,3 +367,27 @@ def test_namespaces_have_separate_servers(node: Namespace) -> None:
     with namespace("ipvs-other") as other, other.entered():
         assert ipvs.read() == {}
         assert ipvs.fingerprint() != first
+
+
+def test_all_real_servers_are_read_beside_those_of_other_namespaces(node: Namespace) -> None:
+    """The kernel then omits virtual servers of a table in proc that is longer than a page."""
+    keys = [key(port=port) for port in range(1000, 1100)]
+
+    def add() -> None:
+        apply(
+            *(
+                each
+                for of in keys
+                for each in (ipvs.add_server(VirtualServer(of, "rr")), ipvs.add_real(of, real(1)))
+            )
+        )
+
+    with namespace("ipvs-other") as other, other.entered():
+        other.ip("link set lo up")
+        add()
+        with node.entered():
+            add()
+            listed = proc_table.real_servers(proc_table.read())
+            found = ipvs.read()
+    assert len(listed) < len(keys)  # otherwise the kernel does not do this anymore
+    assert found == {of: Listed(VirtualServer(of, "rr"), {real(1): NONE}) for of in keys}
