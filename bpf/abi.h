@@ -39,7 +39,10 @@ enum port_line {
 	PORTS_SCTP = 2,
 };
 
-/* `count` entries of `slots`, starting at `first`. Each entry is an endpoint id. */
+/* `count` entries of `slots`, starting at `first`. Each entry is an endpoint id. An endpoint may
+ * have several entries: by its weight, or in the table of a hash algorithm. With
+ * ALGORITHM_ROUND_ROBIN the entry after the last one is the number of the next turn.
+ */
 struct slot_range {
 	__u32 first;
 	__u32 count;
@@ -55,6 +58,25 @@ enum service_flag {
 	SERVICE_MASQUERADE_NODE = 64,
 	SERVICE_MASQUERADE_OUTSIDE = 128,
 };
+
+/* How the entry of a slot range is selected for a new connection. */
+enum algorithm {
+	ALGORITHM_RANDOM = 0,
+	ALGORITHM_ROUND_ROBIN = 1,
+	ALGORITHM_SOURCE_HASH = 2, /* hash of the client */
+	ALGORITHM_MAGLEV = 3,	   /* hash of the client's address and port */
+	/* The endpoint with fewer open connections, of two random ones */
+	ALGORITHM_LEAST_CONNECTIONS = 4,
+};
+
+/* The most endpoints with an entry in `new_endpoints`. */
+#define NEW_ENDPOINTS_MAX 16384
+
+/* The most endpoints with an entry in `connections`. */
+#define CONNECTIONS_MAX 32768
+
+/* Another seed moves the flows of all hash algorithms. */
+#define CLIENT_HASH_SEED 740178029
 
 enum service_kind {
 	KIND_CLUSTER_IP = 1,
@@ -73,7 +95,8 @@ struct service {
 	__u32 affinity_timeout;	    /* seconds; 0: no affinity */
 	__u16 flags;		    /* enum service_flag */
 	__u8 kind;		    /* enum service_kind */
-	__u8 pad;
+	__u8 algorithm;		    /* enum algorithm */
+	__u32 slow_start;	    /* seconds; 0: none */
 };
 
 enum ping_client {
@@ -110,11 +133,16 @@ enum endpoint_flag {
 	ENDPOINT_NODE_UNKNOWN = 16,
 };
 
+/* The upper byte of an endpoint's flags is its weight; 0 stands for 1. Lists and tables contain the
+ * weights, so the programs only read it for ALGORITHM_LEAST_CONNECTIONS.
+ */
+#define ENDPOINT_WEIGHT_SHIFT 8
+
 /* Value of `endpoints`; the key is the endpoint id. An id belongs to one service. */
 struct endpoint {
 	struct address address;
 	__be16 port;
-	__u16 flags;	  /* enum endpoint_flag */
+	__u16 flags;	  /* enum endpoint_flag, and the weight */
 	__u32 service_id; /* 0: the entry is free */
 };
 
@@ -156,6 +184,10 @@ struct socket_peer {
 	__u32 service_id;
 	struct address frontend_address;
 	__be16 frontend_port;
+	/* 1: the socket is included in `connections`. Previous versions wrote 0. They call the
+	 * field pad2, and another name would be another layout, which loses all entries at an
+	 * update.
+	 */
 	__u16 pad2;
 	__u32 endpoint; /* an id, or NO_ENDPOINT */
 	__u64 pad3;	/* 64 bytes: one cache line */
@@ -428,7 +460,7 @@ enum counter {
 	COUNTER_ECHO_ANSWERED = 19, /* pings to a frontend address answered */
 	COUNTER_FRAGMENT_ORPHAN = 20, /* fragments without a known first fragment: passed on */
 	COUNTER_UNPARSED = 21,	      /* packets that cannot be parsed: passed on */
-	COUNTER_PORT_UNEQUAL = 22,    /* SCTP: endpoint port differs from frontend port: dropped */
+	COUNTER_SCTP_FRAGMENT = 22,   /* a fragment of an SCTP packet whose port changes: dropped */
 	COUNTER_REDIRECTED = 23,      /* packets that bypassed the node's stack */
 	COUNTER_NO_ROUTE = 24, /* client is this node: no route to the destination, dropped */
 	COUNTER_BYPASSED = 25, /* packets of pods that no program saw before egress */

@@ -20,7 +20,7 @@ enum admission {
 	NO_FLOW,  /* the packet is not for a frontend and passes unchanged */
 	KNOWN,	  /* the packet belongs to the flow in the scratch */
 	OPENS,	  /* the packet opens the flow in the scratch, which has no entries yet */
-	REJECTED, /* the client gets a TCP reset or an ICMP error */
+	REJECTED, /* the client gets a TCP reset, an SCTP ABORT or an ICMP error */
 	DROPPED,  /* the client gets no reply */
 };
 
@@ -157,16 +157,14 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 	client->client = tuple->source;
 	client->client_kind = CLIENT_ADDRESS;
 	client->service_id = service.id;
-	endpoint =
-	    endpoint_choose(&service, &range, usable, client, &id, &scratch->happening.flags);
+	endpoint = endpoint_choose(&service, &range, usable, client, tuple->source_port, &id,
+				   &scratch->happening.flags);
 	if (!endpoint) {
 		count_drop(scratch, COUNTER_INCONSISTENT);
 		return DROPPED;
 	}
-	if (tuple->protocol == IPPROTO_SCTP && endpoint->port != frontend->port) {
-		count_drop(scratch, COUNTER_PORT_UNEQUAL);
-		return DROPPED;
-	}
+	if (service.algorithm == ALGORITHM_LEAST_CONNECTIONS)
+		connections_add(id, 1);
 	__builtin_memset(flow, 0, sizeof(*flow));
 	flow->endpoint = endpoint->address;
 	flow->endpoint_port = endpoint->port;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Replies that are built in place from the received packet: a TCP reset and an ICMP error. echo.h
- * builds the third one, an echo reply.
+ * Replies that are built in place from the received packet: a TCP reset, an SCTP ABORT and an ICMP
+ * error. echo.h builds the fourth one, an echo reply.
  */
 #pragma once
 
@@ -87,6 +87,68 @@ static __always_inline bool answer_reset(struct __sk_buff *skb, struct packet *p
 	return swap_ethernet(skb, packet->l3) && swap_addresses(skb, packet) &&
 	       !bpf_l4_csum_replace(skb, packet->l4 + TCP_CHECKSUM, 0, diff, 0) &&
 	       !bpf_skb_store_bytes(skb, packet->l4, &new, sizeof(new), 0);
+}
+
+#define SCTP_INIT  1
+#define SCTP_ABORT 6
+
+/* The first 20 bytes of an SCTP packet that opens an association (RFC 9260, 3.3.2). */
+struct sctp_init {
+	struct sctp_header header;
+	u8 type;
+	u8 flags;
+	__be16 length;
+	__be32 tag;
+};
+
+/* An SCTP packet with an ABORT chunk (RFC 9260, 3.3.7). */
+struct sctp_abort {
+	struct sctp_header header;
+	u8 type;
+	u8 flags;
+	__be16 length;
+};
+
+/* Sets the length of the IP packet. `packet` still has the previous one. */
+static __always_inline bool write_length(struct __sk_buff *skb, const struct packet *packet,
+					 u32 length)
+{
+	__be16 new[2] ALIGNED;
+
+	if (packet->version == 6) {
+		new[0] = bpf_htons(length - IPV6_HEADER);
+		return !bpf_skb_store_bytes(skb, packet->l3 + 4, new, 2, RECOMPUTE_SUM);
+	}
+	new[0] = bpf_htons(length);
+	return !bpf_l3_csum_replace(skb, packet->l3 + IPV4_CHECKSUM, bpf_htons(packet->length),
+				    new[0], 2) &&
+	       !bpf_skb_store_bytes(skb, packet->l3 + 2, new, 2, 0);
+}
+
+/* Turns an INIT into the ABORT that a host without a listening socket sends (RFC 9260, 8.4). Its
+ * verification tag is the one that the client has sent in the INIT. A CRC that the device computes
+ * stays 0. Returns false if the packet gets no reply.
+ */
+static __always_inline bool answer_abort(struct __sk_buff *skb, struct packet *packet)
+{
+	struct sctp_init init;
+	struct sctp_abort abort = {};
+	bool pending;
+
+	if (packet->fragment != WHOLE || !load(skb, packet->l4, &init, sizeof(init)) ||
+	    init.type != SCTP_INIT || !init.tag)
+		return false;
+	pending = !init.header.checksum && crc_is_pending(skb, packet->l4 + SCTP_CHECKSUM);
+	abort.header.ports = init.header.ports << 16 | init.header.ports >> 16;
+	abort.header.tag = init.tag;
+	abort.type = SCTP_ABORT;
+	abort.length = bpf_htons(4);
+	if (!pending)
+		abort.header.checksum = crc_of((u32 *)&abort, sizeof(abort) / 4);
+	return !bpf_skb_change_tail(skb, packet->l4 + sizeof(abort), 0) &&
+	       swap_ethernet(skb, packet->l3) && swap_addresses(skb, packet) &&
+	       write_length(skb, packet, packet->l4 - packet->l3 + sizeof(abort)) &&
+	       !bpf_skb_store_bytes(skb, packet->l4, &abort, sizeof(abort), RECOMPUTE_SUM);
 }
 
 /* Truncates the packet after the first QUOTED_PAYLOAD bytes of payload. Copies the result to
@@ -263,6 +325,8 @@ static __always_inline bool answer_rejection(struct __sk_buff *skb, struct packe
 		return false;
 	if (packet->tuple.protocol == IPPROTO_TCP)
 		return answer_reset(skb, packet);
+	if (packet->tuple.protocol == IPPROTO_SCTP)
+		return answer_abort(skb, packet);
 	if (!icmp_is_allowed())
 		return false;
 	return answer_unreachable(skb, packet, scratch->bytes);

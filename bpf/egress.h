@@ -293,7 +293,7 @@ static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, const st
 
 /* Classifies a first packet that belongs to no flow. A host-originated packet can open a flow to a
  * Service. A packet that collides with a flow, or whose source is a frontend address, opens a
- * direct flow. Colliding SCTP packets are unchanged, because SCTP's checksum covers the ports.
+ * direct flow.
  */
 static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 							 const struct packet *packet,
@@ -306,7 +306,7 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 	if (!skb->ingress_ifindex)
 		admission = admit(skb, packet, NODE, scratch);
 	*outgoing = OUT_HOST_ORIGINATED;
-	if (admission == NO_FLOW && collides && packet->tuple.protocol != IPPROTO_SCTP) {
+	if (admission == NO_FLOW && collides) {
 		direct_flow(packet, &scratch->flow);
 		*outgoing = OUT_DIRECT;
 		return OPENS;

@@ -45,6 +45,7 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 	u32 end = error->l3 + error->length; /* padding may follow */
 	u8 version = error->version;
 	__be16 ports[2];
+	u32 length;
 
 	if (version == 4) {
 		struct ipv4_header ip;
@@ -53,6 +54,7 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 		    (ip.version_length & 15) < 5 || ip.offset & bpf_htons(FRAGMENT_OFFSET))
 			return false;
 		quoted->l4 = quoted->l3 + (ip.version_length & 15) * 4;
+		length = bpf_ntohs(ip.total_length);
 		quoted->checksum = ip.checksum;
 		address_v4(&quoted->tuple.source, ip.source);
 		address_v4(&quoted->tuple.destination, ip.destination);
@@ -63,6 +65,7 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 		if (!load(skb, quoted->l3, &ip, sizeof(ip)) || *(u8 *)&ip >> 4 != 6)
 			return false;
 		quoted->l4 = quoted->l3 + sizeof(ip);
+		length = bpf_ntohs(ip.payload_length) + sizeof(ip);
 		quoted->tuple.source = ip.source;
 		quoted->tuple.destination = ip.destination;
 		if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
@@ -75,6 +78,8 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 	if (!is_transport(quoted->tuple.protocol) || quoted->l4 + 4 > end ||
 	    !load(skb, quoted->l4, ports, 4))
 		return false;
+	if (quoted->tuple.protocol == IPPROTO_SCTP)
+		quoted->crc_shift = crc_shift(length - (quoted->l4 - quoted->l3));
 	quoted->tuple.source_port = ports[0];
 	quoted->tuple.destination_port = ports[1];
 	tuple_reverse(&scratch->tuple, &quoted->tuple);
@@ -99,6 +104,21 @@ static __always_inline bool patch_quoted_checksum(struct __sk_buff *skb, u32 off
 	return !bpf_skb_store_bytes(skb, offset, &new, 2, 0);
 }
 
+/* As patch_quoted_checksum(), for SCTP. A CRC of 0 most likely is not computed yet, because this
+ * node's stack quotes a packet that it did not send.
+ */
+static __always_inline bool patch_quoted_crc(struct __sk_buff *skb, const struct packet *quoted,
+					     u32 ports_change, u32 *checksum_diff)
+{
+	u32 crc[2] = {};
+
+	if (!load(skb, quoted->l4 + SCTP_CHECKSUM, &crc[0], 4) || !crc[0])
+		return true;
+	crc[1] = crc[0] ^ crc_change(ports_change, quoted->crc_shift);
+	*checksum_diff = sum_diff(&crc[0], &crc[1], 1);
+	return !bpf_skb_store_bytes(skb, quoted->l4 + SCTP_CHECKSUM, &crc[1], 4, 0);
+}
+
 /* Replaces the tuple of the quoted packet by `to`. Sets `diff` to the resulting difference of the
  * sum over the ICMP message. Returns false on failure; the packet is then invalid and must be
  * dropped.
@@ -115,6 +135,11 @@ static __always_inline bool rewrite_quoted(struct __sk_buff *skb, struct packet 
 	if (checksum && quoted->l4 + checksum + 2 <= quoted->l3 + quoted->length &&
 	    !patch_quoted_checksum(skb, quoted->l4 + checksum, fold(addresses) + fold(ports),
 				   quoted->tuple.protocol == IPPROTO_UDP, &checksum_diff))
+		return false;
+	if (quoted->tuple.protocol == IPPROTO_SCTP &&
+	    quoted->l4 + SCTP_CHECKSUM + 4 <= quoted->l3 + quoted->length &&
+	    !patch_quoted_crc(skb, quoted, words ^ *(u32 *)&quoted->tuple.source_port,
+			      &checksum_diff))
 		return false;
 	if (bpf_skb_store_bytes(skb, quoted->l4, &words, 4, 0))
 		return false;

@@ -35,6 +35,16 @@ PINNED("array", u32, struct node, node, 1, BPF_F_MMAPABLE);
 
 PINNED("lpm_trie", struct network_key, u32, local_networks, 65536, BPF_F_NO_PREALLOC);
 
+/* The approximate numbers of open connections of endpoints whose Service has
+ * ALGORITHM_LEAST_CONNECTIONS, by endpoint id. Other endpoints have no entry.
+ */
+PINNED("hash", u32, u32, connections, CONNECTIONS_MAX, BPF_F_NO_PREALLOC);
+
+/* Endpoints that do not get their full share of new connections yet (slow start), by endpoint id.
+ * The value is the time at which the endpoint was added, by bpf_ktime_get_ns().
+ */
+PINNED("hash", u32, u64, new_endpoints, NEW_ENDPOINTS_MAX, BPF_F_NO_PREALLOC);
+
 PINNED("lru_hash", struct affinity_key, struct affinity, affinity, AFFINITY_MAX, 0);
 PINNED("lru_hash", struct socket_flow_key, struct socket_flow, socket_flows, SOCKETS_MAX, 0);
 

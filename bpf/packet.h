@@ -7,6 +7,7 @@
 
 #include "maps.h"
 #include "addr.h"
+#include "crc32c.h"
 
 #define ETHERNET_HEADER	  14
 #define FRAGMENT_OFFSET	  0x1fff
@@ -52,6 +53,7 @@ struct packet {
 	u32 sequence;
 	u32 sequence_end;
 	u32 acknowledged;
+	u32 crc_shift;	      /* SCTP: crc_shift() of the length of the SCTP packet */
 	u8 version;	      /* 4 or 6 */
 	u8 fragment;	      /* enum fragment_kind */
 	u8 fragment_protocol; /* as fragment_key.protocol */
@@ -294,6 +296,8 @@ static __always_inline enum parsed parse(struct __sk_buff *skb, struct packet *p
 		parsed = parse6(skb, packet);
 	if (parsed == MALFORMED)
 		count(COUNTER_UNPARSED);
+	if (parsed == TRANSPORT && packet->tuple.protocol == IPPROTO_SCTP)
+		packet->crc_shift = crc_shift(packet->length - (packet->l4 - packet->l3));
 	return parsed;
 }
 

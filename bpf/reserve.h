@@ -198,7 +198,6 @@ static __always_inline void record_exhausted(struct scratch *scratch)
  */
 static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, struct scratch *scratch)
 {
-	u8 protocol = scratch->reply_key.protocol;
 	int failed = EEXIST_NEGATIVE;
 
 #pragma nounroll
@@ -208,8 +207,7 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 #pragma nounroll
 		for (int try = 0; try < TRIES; again(try, 1)) {
 			state = port_state_of(scratch);
-			/* SCTP's checksum covers the ports. */
-			if (state != PORT_TAKEN || protocol == IPPROTO_SCTP)
+			if (state != PORT_TAKEN)
 				break;
 			scratch->reply_key.destination_port = random_port();
 		}
@@ -218,8 +216,6 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 			if (failed != EEXIST_NEGATIVE)
 				break;
 		}
-		if (protocol == IPPROTO_SCTP)
-			break;
 		scratch->reply_key.destination_port = random_port();
 	}
 	if (!failed)
@@ -228,7 +224,7 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 		count_drop(scratch, COUNTER_FLOWS_FULL);
 		return false;
 	}
-	if (protocol != IPPROTO_SCTP && !is_exhausted(scratch)) {
+	if (!is_exhausted(scratch)) {
 		scratch->search.next = bpf_ntohs(scratch->reply_key.destination_port) - FIRST_PORT;
 		scratch->search.left = PORT_COUNT;
 		scratch->search.redirect_to = redirect_to;

@@ -16,6 +16,7 @@
 #define IPV6_SOURCE   8
 #define TCP_CHECKSUM  16
 #define UDP_CHECKSUM  6
+#define SCTP_CHECKSUM 8
 #define ICMP_CHECKSUM 2
 #define IPV4_HEADER   20
 #define IPV6_HEADER   40
@@ -52,6 +53,11 @@ static __always_inline u32 sum_diff(const __be32 *from, const __be32 *to, u32 co
 static __always_inline u32 addresses_diff(const struct flow_key *from, const struct flow_key *to)
 {
 	return sum_diff(from->source.word, to->source.word, ADDRESSES / 4);
+}
+
+static __always_inline bool ports_differ(const struct flow_key *from, const struct flow_key *to)
+{
+	return *(u32 *)&from->source_port != *(u32 *)&to->source_port;
 }
 
 static __always_inline u32 ports_diff(const struct flow_key *from, const struct flow_key *to)
@@ -107,8 +113,8 @@ static __always_inline bool write_addresses(struct __sk_buff *skb, u32 l3, u8 ve
 				    ports ? sizeof(tail) : sizeof(tail) - PORTS, 0);
 }
 
-/* Returns the offset of the checksum in the transport header. Returns 0 for SCTP, whose CRC32c does
- * not cover addresses (RFC 9260, 6.8).
+/* Returns the offset of the Internet checksum in the transport header. Returns 0 for SCTP, which
+ * has a CRC (crc32c.h).
  */
 static __always_inline u32 checksum_offset(u8 protocol)
 {
@@ -117,9 +123,52 @@ static __always_inline u32 checksum_offset(u8 protocol)
 	return protocol == IPPROTO_UDP ? UDP_CHECKSUM : 0;
 }
 
+/* Whether the device or the stack still has to compute the CRC of an SCTP packet
+ * (CHECKSUM_PARTIAL). The CRC field at `offset` is 0, which is also one of the 2^32 possible CRCs.
+ * No helper returns skb->ip_summed. bpf_l4_csum_replace() depends on it: with CHECKSUM_PARTIAL it
+ * does not write a sum that covers no pseudo header.
+ */
+static __always_inline bool crc_is_pending(struct __sk_buff *skb, u32 offset)
+{
+	u16 sum[2] ALIGNED = {};
+
+	if (bpf_l4_csum_replace(skb, offset, 0, 1, 0) || !load(skb, offset, sum, 2) || !sum[0])
+		return true;
+	sum[0] = 0;
+	bpf_skb_store_bytes(skb, offset, sum, 2, 0);
+	return false;
+}
+
+struct sctp_header {
+	__be32 ports;
+	__be32 tag;
+	u32 checksum;
+};
+
+/* Replaces the ports of an SCTP packet. A fragment cannot be changed: the change of the CRC depends
+ * on the length of the complete packet. Returns false if the packet must be dropped.
+ */
+static __always_inline bool write_sctp_ports(struct __sk_buff *skb, const struct packet *packet,
+					     const struct flow_key *to)
+{
+	u32 ports = *(u32 *)&to->source_port;
+	struct sctp_header header;
+
+	if (packet->fragment != WHOLE) {
+		count(COUNTER_SCTP_FRAGMENT);
+		return false;
+	}
+	if (!load(skb, packet->l4, &header, sizeof(header)))
+		return false;
+	if (header.checksum || !crc_is_pending(skb, packet->l4 + SCTP_CHECKSUM))
+		header.checksum ^= crc_change(header.ports ^ ports, packet->crc_shift);
+	header.ports = ports;
+	return !bpf_skb_store_bytes(skb, packet->l4, &header, sizeof(header), RECOMPUTE_SUM);
+}
+
 /* Replaces the addresses and ports of the packet by those of `to`. `packet` still describes the
- * packet before the change. For SCTP the ports must be equal. Returns false if the kernel has no
- * memory; the packet is then invalid and must be dropped.
+ * packet before the change. Returns false if the kernel has no memory, or for a fragment of an SCTP
+ * packet whose ports change; the packet is then invalid and must be dropped.
  */
 static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet,
 				    struct flow_key *to)
@@ -134,8 +183,11 @@ static __always_inline bool rewrite(struct __sk_buff *skb, struct packet *packet
 		if (!update_pseudo_header_sum(skb, packet->l4 + checksum, packet->version, diff,
 					      flags))
 			return false;
-		ports = *(u32 *)&packet->tuple.source_port != *(u32 *)&to->source_port;
+		ports = ports_differ(&packet->tuple, to);
 	}
+	if (packet->tuple.protocol == IPPROTO_SCTP && ports_differ(&packet->tuple, to) &&
+	    !write_sctp_ports(skb, packet, to))
+		return false;
 	if (ports) {
 		u32 port_diff = ports_diff(&packet->tuple, to);
 

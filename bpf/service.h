@@ -123,18 +123,81 @@ static __always_inline struct endpoint *endpoint_of(const struct service *servic
 	return endpoint;
 }
 
-/* Selects a random endpoint of `range`, all with the same probability, and sets `id`. Returns NULL
- * if the range is empty. Returns NULL as well if the endpoint belongs to another Service: no
- * connection is better than one to the wrong Service.
+/* The hash of a client's address, or of its network namespace, and of its port. It is part of what
+ * all nodes agree on: ebpfproxy/backends/ebpf/services/client_hash.py computes the same.
  */
-static __always_inline struct endpoint *endpoint_random(const struct service *service,
-							const struct slot_range *range, u32 *id)
+static __always_inline u32 hash_add(u32 hash, u32 word)
 {
-	u32 slot = range->first + (u32)(((u64)bpf_get_prandom_u32() * range->count) >> 32);
+	word *= 0xcc9e2d51;
+	word = word << 15 | word >> 17;
+	hash ^= word * 0x1b873593;
+	hash = hash << 13 | hash >> 19;
+	return hash * 5 + 0xe6546b64;
+}
+
+static __always_inline u32 client_hash(const struct address *client, __be16 port)
+{
+	u32 hash = CLIENT_HASH_SEED; /* the same on all nodes */
+
+	hash = hash_add(hash, bpf_ntohl(client->word[0]));
+	hash = hash_add(hash, bpf_ntohl(client->word[1]));
+	hash = hash_add(hash, bpf_ntohl(client->word[2]));
+	hash = hash_add(hash, bpf_ntohl(client->word[3]));
+	hash = hash_add(hash, bpf_ntohs(port));
+	hash ^= hash >> 16;
+	hash *= 0x85ebca6b;
+	hash ^= hash >> 13;
+	hash *= 0xc2b2ae35;
+	return hash ^ hash >> 16;
+}
+
+/* Returns the number of the next turn of the list `range`. CPUs that select at the same time may
+ * get the same number: kernels before 5.12 have no atomic operation that returns the previous
+ * value.
+ */
+static __always_inline u32 next_turn(const struct slot_range *range)
+{
+	u32 slot = range->first + range->count;
+	u32 *turn = slots.lookup(&slot);
+	u32 number = 0;
+
+	if (turn) {
+		number = *(volatile u32 *)turn;
+		__sync_fetch_and_add(turn, 1);
+	}
+	return number;
+}
+
+/* Returns the slot of `range` for a new connection of `client` from `port`, which is 0 if it is not
+ * known yet.
+ */
+static __always_inline u32 slot_select(const struct service *service,
+				       const struct slot_range *range, const struct address *client,
+				       __be16 port)
+{
+	u32 number;
+
+	if (service->algorithm == ALGORITHM_ROUND_ROBIN)
+		return range->first + next_turn(range) % range->count;
+	if (service->algorithm == ALGORITHM_SOURCE_HASH)
+		number = client_hash(client, 0);
+	else if (service->algorithm == ALGORITHM_MAGLEV && port)
+		number = client_hash(client, port);
+	else
+		number = bpf_get_prandom_u32();
+	return range->first + (u32)(((u64)number * range->count) >> 32);
+}
+
+/* Returns the endpoint in a slot and sets `id`. Returns NULL if the endpoint belongs to another
+ * Service: no connection is better than one to the wrong Service.
+ */
+static __always_inline struct endpoint *endpoint_in(const struct service *service, u32 slot,
+						    u32 *id)
+{
 	u32 *chosen = slots.lookup(&slot);
 	struct endpoint *endpoint;
 
-	if (!range->count || !chosen)
+	if (!chosen)
 		return NULL;
 	*id = *chosen;
 	endpoint = endpoints.lookup(id);
@@ -143,21 +206,132 @@ static __always_inline struct endpoint *endpoint_random(const struct service *se
 	return endpoint;
 }
 
+/* Returns the number of open connections of an endpoint, as far as it is known. */
+static __always_inline u64 connections_of(u32 id)
+{
+	u32 *number = connections.lookup(&id);
+
+	return number ? *number : 0;
+}
+
+/* The number of open connections of the endpoint in a slot, and its weight. */
+struct load {
+	u64 connections;
+	u32 weight;
+};
+
+static __always_inline void load_of(u32 slot, struct load *load)
+{
+	u32 *chosen = slots.lookup(&slot);
+	struct endpoint *endpoint;
+	u32 id;
+
+	load->connections = 0;
+	load->weight = 1;
+	if (!chosen)
+		return;
+	id = *chosen;
+	load->connections = connections_of(id);
+	endpoint = endpoints.lookup(&id);
+	if (endpoint && endpoint->flags >> ENDPOINT_WEIGHT_SHIFT)
+		load->weight = endpoint->flags >> ENDPOINT_WEIGHT_SHIFT;
+}
+
+/* Returns that of two slots whose endpoint has fewer open connections, relative to its weight. If
+ * both are random, this is the "power of two choices".
+ */
+static __always_inline u32 less_used(u32 slot, u32 other_slot)
+{
+	struct load load, other;
+
+	load_of(slot, &load);
+	load_of(other_slot, &other);
+	return load.connections * other.weight <= other.connections * load.weight ? slot
+										  : other_slot;
+}
+
+/* Changes the number of open connections of an endpoint, if it is counted. */
+static __always_inline void connections_add(u32 id, s32 change)
+{
+	u32 *number = connections.lookup(&id);
+
+	if (number && (change > 0 || *number))
+		__sync_fetch_and_add(number, change);
+}
+
+/* Whether a new connection may use the endpoint in a slot. During slow start the probability grows
+ * linearly from 0 to 1.
+ */
+static __always_inline bool admits_connection(const struct service *service, u32 slot)
+{
+	u32 *id = slots.lookup(&slot);
+	u64 *added, age;
+	u32 key;
+
+	if (!id)
+		return true;
+	key = *id;
+	added = new_endpoints.lookup(&key);
+	if (!added)
+		return true;
+	age = (bpf_ktime_get_ns() - *added) >> 20; /* in units of 1.05 ms */
+	return age << 20 >= service->slow_start * NSEC_PER_SEC ||
+	       ((u64)bpf_get_prandom_u32() * ((service->slow_start * NSEC_PER_SEC) >> 20)) >> 32 <
+		   age;
+}
+
+#define SLOW_START_TRIES 4
+
+/* Selects a slot of `range` by the algorithm of the Service. */
+static __always_inline u32 slot_by_algorithm(const struct service *service,
+					     const struct slot_range *range,
+					     const struct address *client, __be16 port)
+{
+	u32 slot = slot_select(service, range, client, port);
+
+	if (service->algorithm == ALGORITHM_LEAST_CONNECTIONS)
+		slot = less_used(slot, slot_select(service, range, client, port));
+	return slot;
+}
+
+/* Selects an endpoint of `range` by the algorithm of the Service, and sets `id`. With slow start,
+ * it selects again if the endpoint admits no connection, a few times. Returns NULL if the range is
+ * empty, or as endpoint_in().
+ */
+static __always_inline struct endpoint *endpoint_select(const struct service *service,
+							const struct slot_range *range,
+							const struct address *client, __be16 port,
+							u32 *id)
+{
+	u32 slot = 0;
+
+	if (!range->count)
+		return NULL;
+#pragma nounroll
+	for (u32 try = 0; try < SLOW_START_TRIES; again(try, 1)) {
+		slot = slot_by_algorithm(service, range, client, port);
+		if (!service->slow_start || admits_connection(service, slot))
+			break;
+	}
+	return endpoint_in(service, slot, id);
+}
+
 /* Selects the endpoint for a new connection of `client`. With session affinity this is the client's
  * previous endpoint, if the timeout has not passed and the endpoint has one of `flags`. Otherwise
- * it is a random endpoint of `range`. `uses` gets the flags of an event that describe this.
+ * the algorithm of the Service selects an endpoint of `range`. `port` is the client's port, 0 if it
+ * is not known yet. `uses` gets the flags of an event that describe this.
  */
 static __always_inline struct endpoint *endpoint_choose(const struct service *service,
 							const struct slot_range *range, u16 flags,
-							struct affinity_key *client, u32 *id,
-							u16 *uses)
+							struct affinity_key *client, __be16 port,
+							u32 *id, u16 *uses)
 {
 	struct affinity fresh = {};
 	struct affinity *known;
 	struct endpoint *endpoint;
 
 	if (!service->affinity_timeout)
-		return endpoint_random(service, range, id);
+		return endpoint_select(service, range, &client->client, port, id);
 
 	fresh.last_used = bpf_ktime_get_ns();
 	known = affinity.lookup(client);
@@ -172,7 +346,7 @@ static __always_inline struct endpoint *endpoint_choose(const struct service *se
 			return endpoint;
 		}
 	}
-	endpoint = endpoint_random(service, range, id);
+	endpoint = endpoint_select(service, range, &client->client, port, id);
 	if (endpoint) {
 		fresh.endpoint = *id;
 		affinity.update(client, &fresh);

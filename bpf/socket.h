@@ -53,16 +53,28 @@ static __always_inline struct socket_peer *peer_slot(u64 cookie, u8 protocol)
 	return expendable;
 }
 
+/* Ends the count of a socket whose entry is removed or replaced. */
+static __always_inline void peer_uncount(struct socket_peer *entry)
+{
+	if (!entry->pad2)
+		return;
+	entry->pad2 = 0;
+	connections_add(entry->endpoint, -1);
+}
+
 /* Records that the socket connected to `frontend`. `peer` is the address of the endpoint `id`. If
- * the socket waits for an endpoint, `id` is NO_ENDPOINT and `peer` is the frontend.
+ * the socket waits for an endpoint, `id` is NO_ENDPOINT and `peer` is the frontend. `counted`: the
+ * endpoint's open connections are counted.
  */
 static __always_inline void peer_write(u64 cookie, const struct service_key *frontend,
-				       const struct service_key *peer, u32 service_id, u32 id)
+				       const struct service_key *peer, u32 service_id, u32 id,
+				       bool counted)
 {
 	struct socket_peer *entry = peer_slot(cookie, frontend->protocol);
 
 	if (!entry)
 		return;
+	peer_uncount(entry);
 	entry->endpoint_address = peer->address;
 	entry->endpoint_port = peer->port;
 	entry->protocol = frontend->protocol;
@@ -70,6 +82,10 @@ static __always_inline void peer_write(u64 cookie, const struct service_key *fro
 	entry->frontend_address = frontend->address;
 	entry->frontend_port = frontend->port;
 	entry->endpoint = id;
+	if (counted) {
+		entry->pad2 = 1;
+		connections_add(id, 1);
+	}
 	entry->cookie = cookie;
 }
 
@@ -161,8 +177,8 @@ static __always_inline u16 usable_flags(const struct service *service)
 	return service->flags & SERVICE_INTERNAL_LOCAL ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
 }
 
-/* Selects the endpoint for a new connection. The client's address is not known yet, so session
- * affinity identifies the client by its network namespace.
+/* Selects the endpoint for a new connection. The client's address and port are not known yet, so
+ * session affinity and hashes identify the client by its network namespace.
  */
 static __always_inline struct endpoint *socket_choose(const struct service *service,
 						      u64 netns_cookie, u32 *id, u16 *uses)
@@ -171,7 +187,7 @@ static __always_inline struct endpoint *socket_choose(const struct service *serv
 
 	client.client.word[0] = (u32)netns_cookie;
 	client.client.word[1] = (u32)(netns_cookie >> 32);
-	return endpoint_choose(service, &service->internal, usable_flags(service), &client, id,
+	return endpoint_choose(service, &service->internal, usable_flags(service), &client, 0, id,
 			       uses);
 }
 
@@ -186,8 +202,10 @@ static __always_inline void peer_remove(u64 cookie)
 {
 	struct socket_peer *peer = peer_find(cookie);
 
-	if (peer)
+	if (peer) {
+		peer_uncount(peer);
 		peer->cookie = 0;
+	}
 }
 
 /* Whether the packet path decides on this client. The socket path does not know the client's
@@ -249,8 +267,9 @@ static __always_inline void udp_connect_unserved(u64 cookie, const struct servic
 	if (entry->frontend_port == destination->port &&
 	    address_equal(&entry->frontend_address, &destination->address)) {
 		keep_previous_endpoint(cookie, destination);
-		peer_write(cookie, destination, destination, entry->service_id, NO_ENDPOINT);
+		peer_write(cookie, destination, destination, entry->service_id, NO_ENDPOINT, false);
 	} else {
+		peer_uncount(entry);
 		entry->cookie = 0;
 	}
 }
@@ -268,7 +287,7 @@ static __always_inline enum verdict connect_without_endpoint(const struct servic
 		return verdict;
 	}
 	keep_previous_endpoint(cookie, frontend);
-	peer_write(cookie, frontend, frontend, service->id, NO_ENDPOINT);
+	peer_write(cookie, frontend, frontend, service->id, NO_ENDPOINT, false);
 	return PASS;
 }
 
@@ -309,7 +328,8 @@ static __always_inline enum verdict socket_connect_to(const struct service_key *
 	what->reason = COUNTER_CONNECT;
 	if (destination->protocol == IPPROTO_UDP && keep_previous_endpoint(cookie, destination))
 		what->kind = EVENT_RECONNECTED;
-	peer_write(cookie, destination, to, service.id, id);
+	peer_write(cookie, destination, to, service.id, id,
+		   service.algorithm == ALGORITHM_LEAST_CONNECTIONS);
 	count(COUNTER_CONNECT);
 	return TRANSLATED;
 }

@@ -28,14 +28,14 @@ class ExitCode(NamedTuple):
     causes: str = ""
 
 
-INTERRUPTED = 130
+INTERRUPTED, CLOSED = 130, 141
 EXIT_CODES = (
     ExitCode(0, "the command is done", "run: ended by a signal"),
     ExitCode(
         1,
         "the command found a problem, or an unexpected error occurred",
-        "doctor: something is missing; verify: the kernel differs; explain: a port does not work; "
-        "bench: a connection failed; "
+        "doctor: something is missing; verify: the kernel differs, or a path fails; "
+        "explain: a port does not work; bench: a connection failed; "
         "a bug: run the command again with -v=4 for the traceback",
     ),
     ExitCode(
@@ -53,7 +53,8 @@ EXIT_CODES = (
         "the kernel rejected or lacks something that is needed",
         "not root; no capability; an old kernel; no bcc; another agent; with auto: no mode works",
     ),
-    ExitCode(INTERRUPTED, "interrupted by Ctrl-C", "run ends with 0 instead"),
+    ExitCode(INTERRUPTED, "interrupted by Ctrl-C", "run, monitor and dump --watch end with 0 instead"),
+    ExitCode(CLOSED, "nothing reads the output any more", "a pipe to head"),
 )
 """Every exit code. The help, the man page and docs/exit-codes.md are made from it."""
 

@@ -59,14 +59,14 @@ def svg(theme: Theme) -> str:
     }
     arrows = (
         Arrow(180, 36, 280, 36, "watch"),
-        Arrow(480, 128, 590, 128, "as if dialed", both=True),
+        Arrow(480, 128, 590, 128, "direct", both=True),
         Arrow(180, 128, 280, 128),
         Arrow(180, 292, 280, 292, both=True),
         Arrow(480, 292, 590, 292, "each packet", both=True),
         Arrow(380, 233, 380, 269),
         Arrow(380, 187, 380, 151),
     )
-    elbow = "M 480 36 H 530 V 210 H 484"
+    elbow = "M 480 36 H 500 V 210 H 484"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" font-family="system-ui, sans-serif" text-anchor="middle" role="img">',
@@ -78,7 +78,7 @@ def svg(theme: Theme) -> str:
     lines.append(
         f'<path d="{elbow}" fill="none" stroke="{theme.line}" stroke-width="1.5" marker-end="url(#end)"/>'
     )
-    lines.append(_text(560, 84, "writes", theme.muted, 12))
+    lines.append(_text(524, 84, "writes", theme.muted, 12))
     lines += [_box(each, theme) for each in boxes.values()]
     lines.append("</svg>")
     return "\n".join(lines) + "\n"

@@ -87,6 +87,15 @@ class ActiveMode:
         """Adapt tables to their use. Call it every few seconds while in sync. Raises KernelError."""
         self._parts.maintain()
 
+    @property
+    def binds_sockets(self) -> bool:
+        """Whether the mode serves with sockets that are bound to the frontends."""
+        return self._parts.binds_sockets
+
+    def free_ports(self) -> None:
+        """Let sockets of the node be bound to NodePorts, for another mode. Raises KernelError."""
+        self._parts.free_ports()
+
     def take_over(self, state_now: Callable[[], ClusterState]) -> SyncResult:
         """Open the mode, apply the complete state, and verify that it is in the kernel.
 

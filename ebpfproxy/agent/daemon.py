@@ -72,7 +72,6 @@ def run(loaded: Loaded, reread: Callable[[], Loaded], inbox: Inbox, front: Front
     when the file has changed. Raises EbpfProxyError.
     """
     _adjust_oom_score(loaded.config.oom_score_adj)
-    gc.disable()  # the first state has no garbage, and collection would take longer than parsing
     agent = _Agent(loaded, reread, inbox, front)
     try:
         agent.open()
@@ -263,7 +262,7 @@ class _Agent:
         verify = self._pacer.verify_due(now)
         if verify:
             self._verification.cancel()
-        if not gc.isenabled():  # the first attempt: failed ones leave garbage
+        if not gc.isenabled():  # disabled in __main__; the first attempt: failed ones leave garbage
             gc.freeze()  # the state stays in use, so collections can skip it
             gc.enable()
         try:

@@ -201,6 +201,8 @@ class ModeSwitcher:
         new = self._prepare(choice, config)
         self._lock_namespace(new)
         try:
+            if new.binds_sockets:
+                self.serving.free_ports()
             result = new.take_over(state_now)
             if self._last_result and result.rejected > self._last_result.rejected:
                 raise Rejected(f"cannot use mode {new.name}: the kernel rejects {result.rejected} entries")

@@ -8,13 +8,13 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.model.service import NamespacedName, ServicePortName
 from ebpfproxy.plan.balancing import EVERYTHING, Support
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize, NoLocalEndpoints, no_local_endpoints
-from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import API_SERVER, keep_last_endpoints
 from ebpfproxy.plan.frontends import plan_name
 from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
@@ -35,6 +35,8 @@ FRONTEND_CONFLICT = "Services claim the same frontend"
 """The frontend is served for `served`, and not for `rejected`."""
 REPAIRED = "Repaired drift"
 """Another program had changed `entries` entries in the kernel; `first` is the first of their keys."""
+UNSERVED = "Kernel cannot serve the protocol of a ServicePort in this mode"
+"""Its traffic is not translated. Logged once for each ServicePort, and counted as a rejected entry."""
 NOT_SERVED = "Kernel rejected an entry, its ServicePort is not up to date"
 """Usually a map is full. `hint` names the flag that sets its size."""
 
@@ -42,8 +44,8 @@ NOT_SERVED = "Kernel rejected an entry, its ServicePort is not up to date"
 class SyncResult(NamedTuple):
     """The number of entries that a sync put, dropped, and found drifted, and that the kernel rejected.
 
-    `rejected` counts rejected puts and drops. `drifted` counts the entries that differed from what the agent
-    had written.
+    `rejected` counts rejected puts and drops, and ServicePorts that the kernel cannot serve. `drifted` counts
+    the entries that differed from what the agent had written.
     """
 
     put: int
@@ -71,7 +73,7 @@ class Reconciler(Generic[K, E]):
         self._shared: dict[K, int] = {}  # by key: how many plans besides the first have the entry
         self.node_plan: NodePlan | None = None
         self._undetected: frozenset[Family] = frozenset()
-        self._pods = False  # whether `node_plan` includes the devices of pods
+        self._needed = False, False  # whether `node_plan` includes the devices of pods, and loopback
         self._actual: dict[K, E] | None = None  # None: unknown, so the next sync reads it
         self._generation: Hashable = None  # `Backend.generation` at the time of `_actual`
         self._touched: set[K] = set()
@@ -86,6 +88,8 @@ class Reconciler(Generic[K, E]):
         self._no_local = {family: [0, 0] for family in Family}  # internal, external
         self.needing_pods = 0
         """The number of ServicePorts that need the packets of pods (`needs_packets_of_pods`)."""
+        self._unserved: dict[NamespacedName, frozenset[ServicePortName]] = {}
+        self._needing_node = 0  # as `needing_pods`, by `needs_packets_of_node`
         self.health_checks: dict[NamespacedName, HealthCheck] = {}
         """The health checks of load balancers, by Service."""
         self.health_version = 0
@@ -129,20 +133,23 @@ class Reconciler(Generic[K, E]):
         `services` have changed. `node_changed`: the Node has changed, so all Services are planned again.
         `host_changed`: local addresses or devices have changed, so only the node is planned again.
         """
-        names = services | state.services.keys() | state.pods.keys() if node_changed else services
+        names: Collection[NamespacedName] = services
+        if node_changed:  # in the order of their objects in memory, which is faster than that of a set
+            names = dict.fromkeys((*state.services, *state.pods, *services))
         for name in names:
             self._size.update(name, state.services.get(name), state.slices_of(name))
         large = self._size.large
         for name in names:
             self._plan_service(name, state, large)
-        pods = self.needing_pods > 0
-        if node_changed or host_changed or pods is not self._pods or self.node_plan is None:
-            self._pods = pods
+        needed = self.needing_pods > 0, self._needing_node > 0
+        if node_changed or host_changed or needed != self._needed or self.node_plan is None:
+            self._needed = needed
             self._plan_node(state)
 
     def _plan_node(self, state: ClusterState) -> None:
         self._report_undetected(families_without_detector(self._context, state.node))
-        plan = plan_node(state, self._context, self._pods, self.node_plan)
+        pods, of_node = self._needed
+        plan = plan_node(state, self._context, pods, self.node_plan, of_node)
         if plan != self.node_plan:  # not every change of a device changes the plan
             self._desire(None, self._backend.render((), plan))
             self.node_plan = plan
@@ -161,7 +168,7 @@ class Reconciler(Generic[K, E]):
 
     def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
         service = state.services.get(name)
-        plans = plan_name(name, state, self._context, large)
+        plans = self._served(name, plan_name(name, state, self._context, large))
         check = None
         if service and plans:
             check = plan_health_check(service, state.slices_of(name), self._context.node_name)
@@ -190,6 +197,20 @@ class Reconciler(Generic[K, E]):
             self._changed[key] = None
         for plan in update.previous:
             self._count(plan, -1)
+
+    def _served(
+        self, name: NamespacedName, plans: tuple[ServicePortPlan, ...]
+    ) -> tuple[ServicePortPlan, ...]:
+        """Return the plans without those that the kernel cannot serve, which are reported."""
+        reason = self._context.sctp_unserved
+        without = frozenset(each.name for each in plans if reason and each.name.protocol is Protocol.SCTP)
+        for each in sorted(without - self._unserved.get(name, frozenset())):
+            log.warning(UNSERVED, service=str(each), reason=reason, hint="use another --proxy-mode")
+        if without:
+            self._unserved[name] = without
+        else:
+            self._unserved.pop(name, None)
+        return tuple(each for each in plans if each.name not in without)
 
     def _desire(self, origin: PlanKey | None, entries: Mapping[K, E]) -> None:
         """Replace the desired entries of a plan; `origin` is None for the plan of the node."""
@@ -228,6 +249,7 @@ class Reconciler(Generic[K, E]):
         of_family[0] += sign * internal
         of_family[1] += sign * external
         self.needing_pods += sign * needs_packets_of_pods(plan)
+        self._needing_node += sign * needs_packets_of_node(plan)
 
     def take_changed(self) -> Mapping[PlanKey, ServicePortPlan | None]:
         """Return the plans that changed since the last call, None for deleted ones."""
@@ -314,7 +336,9 @@ class Reconciler(Generic[K, E]):
             self._generation = self._backend.generation()
         self._touched = set(rejected)
         self._report(rejected)
-        return SyncResult(len(delta.puts.keys() - rejected.keys()), len(dropped), len(rejected), drifted)
+        unserved = sum(map(len, self._unserved.values()))
+        put = len(delta.puts.keys() - rejected.keys())
+        return SyncResult(put, len(dropped), len(rejected) + unserved, drifted)
 
     def _with_rejected(self, delta: Delta[K, E]) -> Delta[K, E]:
         """Add the rejected entries to the puts, even those that seem to be as desired.

@@ -31,8 +31,15 @@ def balancing(annotations: fields.Annotations | None, complaints: Complaints) ->
         parsed("endpoint_weights", parse_weights, ()),
         parsed("slow_start", parse_timeout, None),
         parsed("ipvs_forwarding", _forwarding, None),
+        parsed("proxy_protocol", _proxy_protocol, False),
     )
     return found if found != DEFAULT_BALANCING else DEFAULT_BALANCING
+
+
+def _proxy_protocol(text: str) -> bool:
+    if text != "v2":
+        raise ValueError(f'"{text}" is not v2')
+    return True
 
 
 def _forwarding(text: str) -> Forwarding:

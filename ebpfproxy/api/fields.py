@@ -60,6 +60,7 @@ class Annotations(Api):
     endpoint_weights: str | None = field(name="ebpfproxy/endpoint-weights", default=None)
     slow_start: str | None = field(name="ebpfproxy/slow-start", default=None)
     ipvs_forwarding: str | None = field(name="ebpfproxy/ipvs-forwarding", default=None)
+    proxy_protocol: str | None = field(name="ebpfproxy/proxy-protocol", default=None)
 
 
 class Metadata(Api):

@@ -1,7 +1,7 @@
 """Backends: one package for each kernel mechanism, all behind one interface.
 
-- `ebpf`, `nftables`, `iptables` and `ipvs`: one package for each mode. Each contains the mode's definition,
-  its cleanup and its inspection.
+- `ebpf`, `nftables`, `iptables`, `ipvs` and `userspace`: one package for each mode. Each contains the mode's
+  definition, its cleanup and its inspection.
 - `xtables`: tables of iptables as entries, for the modes iptables and ipvs.
 - `netfilter`: what the modes that use the kernel's NAT share (nftables, iptables, ipvs).
 - `interface`, `mode`: what a backend is, and what a mode is to the agent.

@@ -77,15 +77,23 @@ def describe(have: Any, want: Any) -> str:
 
 def _text(value: Any) -> str:
     """
-    >>> _text((1, "a", bytes(15) + bytes([1]))), _text(None), _text("")
-    ('(1, a, ::1)', 'nothing', 'nothing')
+    >>> _text(None), _text("")
+    ('nothing', 'nothing')
     """
-    if value is None or value in ("", ()):
-        return "nothing"
+    shown = "nothing" if value is None or value in ("", ()) else text(value)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+
+
+def text(value: Any) -> str:
+    """Return a value for readers, on one line: addresses instead of bytes, and the names of fields.
+
+    >>> text((1, "a", bytes(15) + bytes([1]))), text(Difference("a", MISSING))
+    ('1 a ::1', 'a: missing')
+    """
     if isinstance(value, bytes):
         return format_address(Address(value)) if len(value) == _ADDRESS else value.hex()
     if isinstance(value, tuple) and type(value).__str__ is object.__str__:
-        text = f"({', '.join(map(_text, value))})"
-    else:
-        text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        names = getattr(value, "_fields", None)
+        members = zip(names, value, strict=True) if names else (("", each) for each in value)
+        return " ".join(f"{name}={text(each)}" if name else text(each) for name, each in members)
+    return str(value)

@@ -9,7 +9,9 @@ from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Backend
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
+from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.connection import Connection, Translation
 from ebpfproxy.model.counters import ServiceTraffic, SocketCounts, SyncCounts
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.balancing import Support
@@ -96,6 +98,9 @@ class Parts(NamedTuple):
     - `owns_namespace`: a network namespace can have only one such mode at a time.
     - `lacking`: after a successful sync, the reason why the mode forwards nothing; None if it forwards.
     - `is_notified`: whether the backend calls `Callbacks.changed`.
+    - `binds_sockets`: the mode serves with sockets that are bound to the frontends.
+    - `free_ports`: another mode, which binds sockets, is about to start. From now on, sockets of the node may
+      be bound to NodePorts. A sync that reads everything reverts this. Raises KernelError.
     - `maintain`: adapts tables to their use. Called every few seconds while the mode is in sync, by the
       thread of the backend. Raises KernelError.
     """
@@ -112,6 +117,8 @@ class Parts(NamedTuple):
     lacking: Callable[[], KernelError | None] = _nothing_missing
     is_notified: Callable[[], bool] = lambda: False
     maintain: Callable[[], object] = lambda: None
+    binds_sockets: bool = False
+    free_ports: Callable[[], object] = lambda: None
 
 
 class Inspection(Protocol):
@@ -122,6 +129,8 @@ class Inspection(Protocol):
     - `shown`: an entry in the form for readers.
     - `bypassing`: as in `ClusterState`, as the mode recorded it in the kernel.
     - `further`: the differences that no entry shows, as of the last `read`.
+    - `endpoint_of`: where the kernel sends an open connection, as of now. None if it does not translate it.
+      It does not read all connections.
     - `close` closes file descriptors.
     """
 
@@ -136,6 +145,8 @@ class Inspection(Protocol):
     def bypassing(self) -> frozenset[int]: ...
 
     def further(self) -> list[Difference]: ...
+
+    def endpoint_of(self, connection: Connection) -> Translation | None: ...
 
     def close(self) -> None: ...
 
@@ -170,6 +181,12 @@ class BackendInspection:
 
     def further(self) -> list[Difference]:
         return self._further()
+
+    def endpoint_of(self, connection: Connection) -> Translation | None:
+        """As conntrack has it. The modes with kernel NAT have no other record."""
+        flow = conntrack.find(connection)
+        endpoint = (flow.reply_source, flow.reply_source_port) if flow else connection.frontend
+        return Translation(endpoint) if endpoint != connection.frontend else None
 
     def close(self) -> None:
         self._backend.close()

@@ -37,11 +37,18 @@ def _ipvs() -> Mode:
     return IpvsMode()
 
 
+def _userspace() -> Mode:
+    from ebpfproxy.backends.userspace.mode import UserspaceMode
+
+    return UserspaceMode()
+
+
 MODES: tuple[Mode, ...] = (
     DeferredMode("ebpf", False, _ebpf),
     DeferredMode("nftables", True, _nftables),
     DeferredMode("iptables", True, _iptables),
     DeferredMode("ipvs", True, _ipvs),
+    DeferredMode("userspace", False, _userspace),
 )
 """All modes, in the order in which `auto` prefers them."""
 

@@ -40,18 +40,27 @@ class ChangingSlice:
 
 
 def change_all(
-    changing: ChangingSlice, write: Write, changes: int, spacing: float, limit: float = math.inf
+    changing: ChangingSlice,
+    write: Write,
+    changes: int,
+    spacing: float,
+    limit: float = math.inf,
+    *,
+    warm_up: int = 0,
 ) -> list[float]:
     """Change the endpoint `changes` times, `spacing` seconds apart. Runs in the client.
 
-    Make no further change `limit` seconds after the begin.
+    First change it `warm_up` times without measuring. From then on, no change begins after `limit` seconds.
 
     Return milliseconds from the begin of each change (the file is replaced, or the API server gets the
     object) to a connection that reaches the new endpoint.
     """
-    durations, due = [], time.monotonic()
-    end = due + limit
-    for number in range(1, changes + 1):
+    durations: list[float] = []
+    due = time.monotonic()
+    end = math.inf
+    for number in range(1, warm_up + changes + 1):
+        if number == warm_up + 1:
+            end = time.monotonic() + limit
         if time.monotonic() >= end:
             break
         due = max(due + spacing, time.monotonic() + SPACING)
@@ -60,7 +69,8 @@ def change_all(
         write(changing.at(number))
         while answering_endpoint(changing.service) != changing.address(number):
             time.sleep(_POLL)
-        durations.append((time.monotonic() - began) * 1000)
+        if number > warm_up:
+            durations.append((time.monotonic() - began) * 1000)
     return durations
 
 

@@ -25,7 +25,7 @@ _MODES = {
     "kube-proxy-iptables": ("#cf222e", "#ff7b72"),
     "kube-proxy-ipvs": ("#bf3989", "#f778ba"),
 }
-_OTHERS = (("#7d4e00", "#e3b341"), ("#4d2d00", "#d8b98f"), ("#0550ae", "#a5d6ff"), ("#622cbc", "#d2a8ff"))
+_OTHERS = (("#9a6700", "#e3b341"), ("#a0439c", "#e599e0"), ("#0550ae", "#a5d6ff"), ("#622cbc", "#d2a8ff"))
 """The colors of variants of modes, in order of use."""
 
 

@@ -23,6 +23,9 @@ _PANELS_IN_A_ROW = 3
 _PANEL = (3.7, 2.9)
 """Width and height of a panel, in inches of 72 points."""
 
+_LEGEND_COLUMNS = {1: 2, 2: 4, 3: 7}
+"""The columns of a legend, by the panels in a row."""
+
 TITLES = {
     "connect_us": "New TCP connection to a ClusterIP",
     "request_us": "Request on an open connection",
@@ -38,6 +41,9 @@ TITLES = {
 """The title of each metric."""
 
 UNITS = {"us": "µs", "ns": "ns", "ms": "ms", "s": "s", "mb": "MB", "mbit_s": "Mbit/s"}
+
+_WIDE = 3.0
+"""A chart with a ratio above this one has a logarithmic axis, so that small ratios can be compared."""
 
 _LATENCIES = ("connect_us", "request_us", "udp_us", "dns_us", "nodeport_us")
 
@@ -78,16 +84,17 @@ def all_charts(comparison: Comparison) -> list[Chart]:
         (
             "ratios",
             "Cost of a Service",
-            "Ratio to the same traffic without a proxy, median of all rounds; bars are 95 % confidence "
-            "intervals. 1 is free; for throughput higher is better, otherwise lower.",
+            "Ratio to the same traffic without a proxy: median of all rounds, with its 95 % confidence "
+            "interval. The line at 1 is no proxy; lower is better, for throughput higher. An axis with large "
+            "ratios is logarithmic.",
             [*_LATENCIES, "throughput_mbit_s"],
             _draw_ratios,
         ),
         (
             "distributions",
             "Distribution of latencies",
-            "Boxes are the middle half of all samples, with the median; whiskers reach from the 5th to the "
-            "95th percentile, points are the 99th.",
+            "A box is the middle half of all samples, with the median; whiskers reach from the 5th to the "
+            "95th percentile, and a point is the 99th. The vertical axes are logarithmic.",
             _LATENCIES,
             _draw_boxes,
         ),
@@ -180,7 +187,7 @@ def _drawn(comparison: Comparison, name: str, metrics: Sequence[str], draw: _Dra
                 continue
             axes.set_title(TITLES[metric])
             draw(axes, comparison, metric, style)
-        _add_legend(drawing, 2 * columns)
+        _add_legend(drawing, _LEGEND_COLUMNS[columns])
         return _svg(drawing, name)
 
 
@@ -216,12 +223,12 @@ def _settings(style: _Style, name: str) -> Any:
 
 
 def _add_legend(drawing: "Drawing", columns: int) -> None:
-    """Add one legend for all panels, below them."""
+    """Add one legend for all panels, above them."""
     handles: dict[str, Any] = {}
     for axes in drawing.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+    drawing.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=columns)
 
 
 def _svg(drawing: "Drawing", name: str) -> str:
@@ -272,6 +279,9 @@ def _draw_ratios(axes: "Axes", comparison: Comparison, metric: str, style: _Styl
             **style.line(mode),
         )
     axes.axhline(1.0, color=style.colors["none"], linewidth=1.0)
+    if max(figure.ratio.high for figures in by_mode.values() for figure in figures if figure.ratio) > _WIDE:
+        axes.set_yscale("log")
+        _plain_ticks(axes)
     axes.set_ylabel("ratio to no proxy")
     _label_services(axes, counts)
 
@@ -353,11 +363,11 @@ def _draw_lines(axes: "Axes", comparison: Comparison, metric: str, style: _Style
 
 
 def _plain_ticks(axes: "Axes") -> None:
-    """Label a logarithmic axis with numbers instead of powers, also between the powers if it is short."""
+    """Label a logarithmic axis with numbers instead of powers, and between the powers if it is short."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
-    steps = (1, 2, 5) if high / low < 300 else (1,)
+    steps = range(1, 10) if high / low < 5 else (1, 2, 5) if high / low < 300 else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=steps))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:,g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

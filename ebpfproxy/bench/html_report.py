@@ -21,22 +21,25 @@ h2 { font-size: 1.25rem; margin: 2.2rem 0 .4rem; padding-top: .6rem; border-top:
 p { margin: .4rem 0; max-width: 55rem; }
 .muted, figcaption, caption { color: var(--muted); font-size: .9rem; text-align: left; }
 figure { margin: .8rem 0; }
-figure svg { width: 100%; height: auto; font-family: system-ui, sans-serif; }
+figcaption { max-width: 55rem; margin-bottom: .5rem; }
+figure svg { display: block; width: 100%; height: auto; font-family: system-ui, sans-serif; }
 figure svg text { font-family: inherit !important; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
 td.number, th.number { text-align: right; }
+th:first-child, td:first-child { position: sticky; left: 0; background: var(--page); }
+td.text { white-space: normal; min-width: 8.5rem; }
 code, pre { font: .85rem/1.4 ui-monospace, monospace; background: var(--panel); border-radius: .3rem; }
-code { padding: .1rem .3rem; } pre { padding: .7rem; overflow-x: auto; }
+code { padding: .1rem .3rem; } pre { padding: .7rem; white-space: pre-wrap; }
 details summary { cursor: pointer; padding: .4rem 0; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .5rem 0; }
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: .8rem; } dl { grid-template-columns: 1fr; } }
 """
 
-_PANEL_REM = 24
-"""The width of a panel at most."""
+_PANEL_REM, _PANEL_REM_MIN = 24, 16
+"""The width of a panel at most, and at least: the charts of a narrow page scroll."""
 
 _PATHS = {
     "connect": "A client in a pod connects to the ClusterIP of a random Service: time of connect().",
@@ -99,35 +102,42 @@ def _heading(comparison: Comparison) -> Iterable[str]:
         f"endpoints each; {_text(comparison.environment.ended)}</p>"
     )
     yield (
-        "<p>Nodes and wires are network namespaces and veth pairs of one machine. So times apply to this "
-        "machine only. Ratios of modes that were measured in turn are comparable.</p>"
+        "<p>Each mode is a service proxy on a node of its own; mode none has no proxy, and clients connect "
+        "to the endpoints directly. A ratio of 1.20 to none means that the same operation takes 20 % longer "
+        "than without a proxy.</p>"
+    )
+    yield (
+        "<p>Nodes and wires are network namespaces and veth pairs of one machine, so times apply to this "
+        "machine only. Ratios are comparable, because modes take turns.</p>"
     )
 
 
 def _summary(comparison: Comparison) -> Iterable[str]:
-    """Yield a table with a row for each mode: the ratios with the most Services."""
+    """Yield the ratios with the most Services: a row for each metric, a column for each mode."""
     most = max(comparison.method.services)
-    metrics = [
-        metric
-        for metric in charts.TITLES
-        if any(each.ratio and (each.metric, each.services) == (metric, most) for each in comparison.figures)
-    ]
-    if not metrics:
+    found = {
+        (each.metric, each.mode): each
+        for each in comparison.figures
+        if each.services == most and each.metric in charts.TITLES
+    }
+    bases = {metric: each.base for (metric, _), each in found.items() if each.ratio}
+    if not bases:
         return
-    bases = {each.metric: each.base for each in comparison.figures if each.ratio}
+    modes = [mode for mode in comparison.method.modes if any((metric, mode) in found for metric in bases)]
     yield f"<h2>Ratios with {most:,} Services</h2>"
     yield (
-        '<p class="muted">Median and 95 % confidence interval. For throughput higher is better, '
-        "otherwise lower.</p>"
+        '<p class="muted">Median, and below it the 95 % confidence interval. Lower is better, except for '
+        "throughput. Start, change and memory are compared with the first mode that has them.</p>"
     )
-    head = ["mode", *(f"{charts.TITLES[metric]}<br>to {_text(bases[metric])}" for metric in metrics)]
-    by_metric = {metric: comparison.of(metric) for metric in metrics}
-    rows = []
-    for mode in comparison.method.modes:
-        cells = [_ratio(by_metric[metric].get(mode, []), most) for metric in metrics]
-        if any(cells):
-            rows.append([_text(mode), *cells])
-    yield _table(head, rows, wrap=True)
+    rows = [
+        [
+            _text(charts.TITLES[metric]),
+            *(_ratio(found.get((metric, mode)), bases[metric]) for mode in modes),
+        ]
+        for metric in charts.TITLES
+        if metric in bases
+    ]
+    yield _table(["case", *(_text(mode) for mode in modes)], rows)
     for each in comparison.left_out:
         yield (
             f"<p>{_text(each.mode)} is not measured with {each.services:,} Services: its start took longer "
@@ -135,24 +145,32 @@ def _summary(comparison: Comparison) -> Iterable[str]:
         )
 
 
-def _ratio(figures: Sequence[Figure], services: int) -> str:
-    for each in figures:
-        if each.services == services:
-            if each.ratio is None:
-                return "1"
-            return (
-                f'{each.ratio.median:.2f}<br><span class="muted">{each.ratio.low:.2f}–'
-                f"{each.ratio.high:.2f}</span>"
-            )
-    return ""
+def _ratio(figure: Figure | None, base: str) -> str:
+    if figure is None:
+        return ""
+    if figure.ratio is None:
+        return "1" if figure.mode == base else ""
+    low, high = _short(figure.ratio.low), _short(figure.ratio.high)
+    return f'{_short(figure.ratio.median)}<br><span class="muted">{low}–{high}</span>'
+
+
+def _short(ratio: float) -> str:
+    """Return a ratio with two decimals, and with fewer if it is large.
+
+    >>> _short(1.0312), _short(18.179), _short(5366.2)
+    ('1.03', '18.2', '5,366')
+    """
+    decimals = 2 if ratio < 10 else 1 if ratio < 100 else 0
+    return f"{ratio:,.{decimals}f}"
 
 
 def _figure(chart: charts.Chart, modes: Sequence[str]) -> Iterable[str]:
     yield f"<h2>{_text(chart.title)}</h2>"
+    widest, narrowest = chart.columns * _PANEL_REM, chart.columns * _PANEL_REM_MIN
     yield (
-        f'<figure id="figure-{chart.name}" style="max-width: {chart.columns * _PANEL_REM}rem">'
-        f"<figcaption>{_text(chart.caption)}</figcaption>"
-        f"{chart_colors.with_variables(chart.svg, modes)}</figure>"
+        f'<figure id="figure-{chart.name}"><figcaption>{_text(chart.caption)}</figcaption>'
+        f'<div class="scroll"><div style="max-width: {widest}rem; min-width: {narrowest}rem">'
+        f"{chart_colors.with_variables(chart.svg, modes)}</div></div></figure>"
     )
 
 
@@ -164,11 +182,15 @@ def _method(comparison: Comparison) -> Iterable[str]:
         f"<p>Traffic: {method.rounds} rounds of {method.seconds:g} s for each case and mode, in rotating "
         "order, with one node for each mode, all of which exist at the same time. A ratio compares the "
         f"medians of the same round. Start, change and memory: {method.starts} starts for each mode on new "
-        f"nodes, with {method.changes} changes each, or as many as begin within {method.limit:g} s. "
-        "Confidence intervals are bootstrapped over rounds. In mode none, clients connect to the endpoints "
-        "directly. Each tenth Service has a UDP port and NodePorts. All proxies get objects from an API "
-        "server on the node.</p>"
+        f"nodes, with {method.changes} changes each after one that is not measured, or as many as begin "
+        f"within {method.limit:g} s. Confidence intervals are bootstrapped over rounds. Each tenth Service "
+        "has a UDP port and NodePorts. All proxies get objects from an API server on the node.</p>"
     )
+    if method.cpu is not None:
+        yield (
+            f"<p>Clients and servers share CPU {method.cpu}. On several CPUs, the duration of the same "
+            "connection depends on whether the scheduler places both on one of them.</p>"
+        )
     yield "<dl>"
     for case in method.cases:
         yield f"<dt>{_text(case)}</dt><dd>{_text(_PATHS[case])}</dd>"
@@ -216,11 +238,10 @@ def _all_figures(comparison: Comparison) -> Iterable[str]:
 _TEXT_COLUMNS = {"case", "mode", "unit", "to"}
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> str:
-    """Return a table of HTML cells. `wrap`: the head may have several lines."""
-    style = ' style="white-space: normal"' if wrap else ""
-    kinds = ["" if name in _TEXT_COLUMNS else ' class="number"' for name in head]
-    top = "".join(f"<th{kind}{style}>{name}</th>" for kind, name in zip(kinds, head, strict=True))
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of HTML cells."""
+    kinds = [' class="text"' if name in _TEXT_COLUMNS else ' class="number"' for name in head]
+    top = "".join(f"<th{kind}>{name}</th>" for kind, name in zip(kinds, head, strict=True))
     body = "\n".join(
         "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
         for row in rows

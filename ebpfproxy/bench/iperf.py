@@ -34,9 +34,15 @@ def serve(server: Netns) -> None:
         time.sleep(0.02)
 
 
-def megabits(client: Netns, address: str, megabytes: int, port: int = PORT) -> float:
-    """Return Mbit/s of a TCP stream of so many MiB, as counted by the receiver. Raises LoadFailed."""
-    return received_megabits(_run(client, address, port, ["-n", f"{megabytes}M"]))
+def megabits(
+    client: Netns, address: str, megabytes: int, port: int = PORT, *, cpu: int | None = None
+) -> float:
+    """Return Mbit/s of a TCP stream of so many MiB, as counted by the receiver. Raises LoadFailed.
+
+    With `cpu`, the sender and the receiver run on this CPU.
+    """
+    affinity = [] if cpu is None else ["-A", f"{cpu},{cpu}"]
+    return received_megabits(_run(client, address, port, ["-n", f"{megabytes}M", *affinity]))
 
 
 def datagrams(client: Netns, address: str, count: int, port: int = PORT) -> float:

@@ -2,6 +2,7 @@
 
 import array
 import json
+import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,16 @@ _SOURCES = sorted(Path(__file__).with_name("c").glob("*.c"))
 _FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
+def one_cpu() -> int:
+    """Return the CPU on which clients and servers run if they share one.
+
+    With several CPUs, the scheduler decides in each turn whether a client and its server share one, and
+    the duration of the same connection differs by a factor of up to 3. Other work of the machine
+    prefers the first CPU, therefore this is the last one.
+    """
+    return max(os.sched_getaffinity(0))
+
+
 class LoadFailed(EbpfProxyError):
     """A connection that must succeed failed, or a client crashed."""
 
@@ -25,10 +36,15 @@ class LoadFailed(EbpfProxyError):
 class Load:
     """The compiled program, in the lab's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Compile the program, which takes about half a second. Raises ConfigError without a C compiler."""
+    def __init__(self, folder: Path, cpu: int | None = None) -> None:
+        """Compile the program, which takes about half a second. Raises ConfigError without a C compiler.
+
+        With `cpu`, all clients and servers run on this CPU.
+        """
         self._folder = folder
         self._binary = folder / "load"
+        on_cpu = () if cpu is None else ("taskset", "--cpu-list", str(cpu))
+        self._command: tuple[str | Path, ...] = (*on_cpu, self._binary)
         try:
             done = subprocess.run(
                 ["cc", *_FLAGS, "-o", self._binary, *_SOURCES], capture_output=True, text=True, check=False
@@ -45,7 +61,7 @@ class Load:
 
     def serve(self, namespace: Netns, port: int) -> "subprocess.Popen[bytes]":
         """Answer TCP and UDP on a port of all addresses. Returns once the server is ready."""
-        server = namespace.popen([self._binary, "serve", "-p", str(port)], stdout=subprocess.PIPE)
+        server = namespace.popen([*self._command, "serve", "-p", str(port)], stdout=subprocess.PIPE)
         assert server.stdout
         with server.stdout as line:
             if not line.readline():
@@ -69,17 +85,19 @@ class Load:
         seconds: float = 0.0,
         seed: int = 0,
         connected: bool = False,
+        rate: float = 0.0,
     ) -> "list[array.array[int]]":
         """Return nanoseconds for each list of targets, in order.
 
         They are durations of connections (mode connect, crr, rr, udp or udprr), or of a datagram until it is
         dropped (packet; first: the first of a flow). There are `samples` for all lists together, after a
-        warm-up, and fewer if they take longer than `seconds`; 0: no limit. Raises LoadFailed at the first
+        warm-up, and fewer if they take longer than `seconds`; 0: no limit. `rate` is the number of new
+        connections (mode connect or crr) per second; 0: as many as possible. Raises LoadFailed at the first
         failure.
         """
         lists = 1 + sum(line == "-\n" for line in targets.open())
         warm_up = min(500, samples) // lists * lists  # a multiple, so that samples begin with the first list
-        flags = ["-n", str(samples), "-t", str(seconds), "-w", str(warm_up), "-s", str(seed)]
+        flags = ["-n", str(samples), "-t", str(seconds), "-w", str(warm_up), "-s", str(seed), "-r", str(rate)]
         raw = self._run(client, [mode, *flags, *(["-c"] if connected else [])], targets)
         figures = array.array("Q", raw)
         return [figures[turn::lists] for turn in range(lists)]
@@ -156,12 +174,12 @@ class Load:
 
     def _start(self, client: Netns, arguments: Sequence[str], targets: Path) -> "subprocess.Popen[bytes]":
         with open(targets, "rb") as lines:
-            return client.popen([self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE)
+            return client.popen([*self._command, *arguments], stdin=lines, stdout=subprocess.PIPE)
 
     def _run(self, client: Netns, arguments: Sequence[str], targets: Path) -> bytes:
         with open(targets, "rb") as lines:
             process = client.popen(
-                [self._binary, *arguments], stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                [*self._command, *arguments], stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
             out, err = process.communicate()
         if process.returncode:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf.inspect import events
 from ebpfproxy.bench import workload
-from ebpfproxy.bench.load import Load
+from ebpfproxy.bench.load import Load, one_cpu
 from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.bench.sides import Progress, rotated
 from ebpfproxy.lab import Lab
@@ -27,18 +27,20 @@ _PATIENCE = 30.0
 
 class Size(NamedTuple):
     """The extent of a run. `samples` is the number of connections for each row in all rounds together.
-    `readers`: whether rows with a reader are measured."""
+    `readers`: whether rows with a reader are measured. `rate`: connections per second; 0: without a pause."""
 
     services: int
     endpoints: int
     samples: int
     rounds: int
     readers: bool
+    rate: float = 0.0
 
 
 def run(size: Size, other: Path | None, progress: Progress) -> Iterator[Result]:
-    """Measure connections from a pod, whose client connects again at once. `other`: another checkout.
+    """Measure connections from a pod, whose client connects again at once, or at the rate of `size`.
 
+    The client and the server share a CPU. `other`: another checkout.
     Metrics: connect_us, and per_s, the connections per second of a turn. Raises EbpfProxyError.
     """
     names = [*([OTHER] if other else []), UNUSED, *(_READERS if size.readers else ())]
@@ -75,7 +77,8 @@ class _Side:
     """A server, and a client in a pod."""
 
     def __init__(self, lab: Lab, size: Size) -> None:
-        self._load = Load(lab.folder)
+        self._load = Load(lab.folder, one_cpu())
+        self._rate = size.rate
         self._bpffs = lab.bpffs
         workload.write(lab.folder / "manifests", size.services, size.endpoints)
         workload.server_pod(lab, self._load)
@@ -84,7 +87,9 @@ class _Side:
 
     def measure(self, count: int, seed: int) -> Sequence[float]:
         """Return microseconds."""
-        (figures,) = self._load.measure(self._client, "connect", self._targets, count, seed=seed)
+        (figures,) = self._load.measure(
+            self._client, "connect", self._targets, count, seed=seed, rate=self._rate
+        )
         return [each / 1000 for each in figures]
 
     @contextlib.contextmanager

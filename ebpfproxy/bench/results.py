@@ -71,7 +71,7 @@ class Environment(msgspec.Struct, frozen=True):
 class Method(msgspec.Struct, frozen=True):
     """How it was measured. `seconds` is the duration of a turn, `starts` the number of starts of each mode,
     `changes` the number of changes after each start, `limit` the longest time in seconds for a start, and
-    after which no further change is made."""
+    after which no further change is made, `cpu` the CPU of clients and servers; None: any."""
 
     command: str
     modes: tuple[str, ...]
@@ -83,6 +83,7 @@ class Method(msgspec.Struct, frozen=True):
     starts: int
     changes: int
     limit: float
+    cpu: int | None = None
 
 
 class LeftOut(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ebpfproxy.bench.load import Load, Target
 from ebpfproxy.errors import ConfigError
@@ -84,7 +85,7 @@ def services(
             target=ENDPOINT_PORT,
             node_port=node_port(index) if node_ports else 0,
         )
-        spec = {"sessionAffinity": "ClientIP"} if has_affinity(index, affinity) else {}
+        spec: dict[str, Any] = {"sessionAffinity": "ClientIP"} if has_affinity(index, affinity) else {}
         yield manifests.service(f"service-{index}", [cluster_ip(index)], [port], **spec)
 
 

@@ -8,20 +8,23 @@ No package imports this one, except `ebpfproxy.__main__`. This package may impor
 Read first: this file, then `run.py`.
 """
 
+import contextlib
 import importlib
 import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from ebpfproxy import __version__, log
+from ebpfproxy.cli import pipe
 from ebpfproxy.cli.epilog import exit_codes
 from ebpfproxy.config.command import unknown_flag
-from ebpfproxy.errors import EXIT_CODES, INTERRUPTED, ConfigError, EbpfProxyError, Rejected
+from ebpfproxy.errors import CLOSED, EXIT_CODES, INTERRUPTED, ConfigError, EbpfProxyError, Rejected
 
 COMMANDS = {
     "run": "Run the agent on this node.",
@@ -61,8 +64,28 @@ def module_of(command: str) -> str:
     return command.replace("-", "_")
 
 
+class _BrokenPipe(Exception):
+    """A BrokenPipeError, which click would take for closed output, and end the process with 1."""
+
+
+@contextlib.contextmanager
+def _broken_pipes() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _BrokenPipe(str(error)) from error
+
+
 class LazyGroup(click.Group):
     """A group that imports a command's file only when the command is used."""
+
+    def make_context(self, *given: Any, **named: Any) -> click.Context:
+        with _broken_pipes():
+            return super().make_context(*given, **named)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _broken_pipes():
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Raises ConfigError for an unknown flag."""
@@ -109,18 +132,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments`, the default being those of the process; return the exit code.
 
     An expected error prints one line with a hint and has its own exit code (`ebpfproxy.errors`). The exit
-    code of an unexpected error is 1, that of an interrupt 130. From ``-v=4`` on, errors print a traceback.
-    If the command logs, the error is logged instead.
+    code of an unexpected error is 1, that of an interrupt 130, and 141 if nothing reads the output any more.
+    From ``-v=4`` on, errors print a traceback. If the command logs, the error is logged instead.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if COMPLETION_VARIABLE in os.environ:
         importlib.import_module("ebpfproxy.cli.completion")  # its scripts set the variable
     try:
         code = group.main(words, prog_name="ebpfproxy", standalone_mode=False)
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except Exception as error:
+        if isinstance(error, _BrokenPipe | BrokenPipeError) and pipe.is_closed():
+            pipe.discard_output()
+            return CLOSED
         return _report(error, _wants_trace(words))
 
 

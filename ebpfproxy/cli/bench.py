@@ -7,7 +7,19 @@ from typing import Any
 
 import click
 
-from ebpfproxy.bench import churn, connect, flows, monitor, nodeport, overhead, packet, report, sync
+from ebpfproxy.bench import (
+    balancing,
+    churn,
+    connect,
+    flows,
+    monitor,
+    nodeport,
+    overhead,
+    packet,
+    relays,
+    report,
+    sync,
+)
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.samples import Result
 from ebpfproxy.bench.sides import Progress
@@ -249,6 +261,35 @@ def flows_command(held: int, seconds: float, rounds: int, small: int, modes: lis
 
 
 @_bench(
+    "relays",
+    "Memory of mode userspace with many connections",
+    minutes=1,
+    example="""
+    # Hold fewer connections.
+    ebpfproxy bench relays --held=1000
+    """,
+    has_modes=False,
+)
+@options.count("--held", 10_000, "Connections that are held. A client has up to 28,000 ports.")
+@options.samples(2000)
+@options.output
+def relays_command(held: int, samples: int, output: str) -> None:
+    """Hold many connections through the relays of mode userspace.
+
+    \b
+    relays_rss_mb        memory of all relays together, before
+    relays_rss_held_mb   the same while the connections are held
+    crr_us, crr_held_us  a new connection with one byte and its answer, before and
+                         while the others are held
+
+    The exit code is 1 if a connection could not be opened, or did not answer at the end.
+    """
+    results = _results(lambda progress: relays.run(relays.Size(held, samples), progress))
+    _show("relays", results, output)
+    _fail_where_any(results, relays.FAILURES)
+
+
+@_bench(
     "sync",
     "Start time, change time and memory of the agent",
     minutes=3,
@@ -402,6 +443,13 @@ def churn_command(
 @click.option(
     "--readers/--no-readers", default=True, help="Measure while monitor runs, too.", show_default=True
 )
+@click.option(
+    "--rate",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Connections per second of the client. 0: without a pause.",
+    show_default=True,
+)
 @options.output
 def monitor_command(
     services: list[int],
@@ -410,6 +458,7 @@ def monitor_command(
     rounds: int,
     other: Path | None,
     readers: bool,
+    rate: float,
     output: str,
 ) -> None:
     """Measure a new connection to a Service in mode ebpf while nothing reads events, and while monitor does.
@@ -425,11 +474,45 @@ def monitor_command(
         raise ConfigError(
             f"--other: {other} is no checkout of ebpfproxy", "name a folder that has ebpfproxy/ and bpf/"
         )
-    sizes = [monitor.Size(count, endpoints, samples, rounds, readers) for count in services]
+    sizes = [monitor.Size(count, endpoints, samples, rounds, readers, rate) for count in services]
     results = _results(
         lambda progress: [result for size in sizes for result in monitor.run(size, other, progress)]
     )
     _show("monitor", results, output)
+
+
+@_bench(
+    "balancing",
+    "New connections with each algorithm of mode ebpf",
+    minutes=3,
+    has_modes=False,
+    example="""
+    # Compare all algorithms in a large cluster.
+    ebpfproxy bench balancing --services=10000
+    """,
+)
+@options.services("10000")
+@options.endpoints
+@options.samples(100_000)
+@options.rounds(20)
+@options.output
+def balancing_command(services: list[int], endpoints: int, samples: int, rounds: int, output: str) -> None:
+    """Measure a new connection to a Service in mode ebpf, with each algorithm (--lb-algorithm).
+
+    \b
+    connect_us  time of connect() alone
+
+    All other Services in the cluster have the algorithm random.
+    """
+    if min(services) < balancing.SERVICES_MIN:
+        raise ConfigError(
+            f"--services: clients use {balancing.SERVICES_MIN} Services", "give that number or a larger one"
+        )
+    sizes = [balancing.Size(count, endpoints, samples, rounds) for count in services]
+    results = _results(
+        lambda progress: [result for size in sizes for result in balancing.run(size, progress)]
+    )
+    _show("balancing", results, output)
 
 
 def _results(run: Callable[[Progress], Iterable[Result]]) -> list[Result]:

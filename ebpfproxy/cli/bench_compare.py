@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from ebpfproxy.bench import charts, compare, compare_cases, html_report, proxies
+from ebpfproxy.bench.load import one_cpu
 from ebpfproxy.bench.results import Comparison, Method, from_json
 from ebpfproxy.bench.steps import Reached, duration
 from ebpfproxy.cli import bench_options as options
@@ -19,12 +20,12 @@ from ebpfproxy.cli.terminal import console
 
 _DEFAULTS: dict[str, Any] = {
     "services": (1, 100, 1000, 10000),
-    "rounds": 5,
-    "seconds": 0.3,
+    "rounds": 10,
+    "seconds": 0.1,
     "starts": 2,
     "changes": 10,
 }
-_QUICK: dict[str, Any] = {"services": (1, 1000), "rounds": 3, "seconds": 0.1, "starts": 1, "changes": 5}
+_QUICK: dict[str, Any] = {"services": (1, 1000), "rounds": 5, "seconds": 0.05, "starts": 1, "changes": 5}
 
 _SUFFIXES = (".json", ".csv", ".html")
 _LINE_INTERVAL = 0.05
@@ -86,7 +87,7 @@ def _preset(name: str) -> str:
 @click.option(
     "--kube-proxy",
     "kube_proxy",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
     help="The binary of a kube-proxy to compare with, in all modes that this kernel supports.",
 )
 @options.count("--endpoints", 3, "Endpoints of each Service.")
@@ -159,8 +160,10 @@ def command(
     change      from the change of an endpoint to the first connection that shows it
     memory      memory of the proxy after that
 
-    Modes take turns within each round, so that a change of the machine's speed affects all. Prints the
-    ratios: of traffic to no proxy, of the others to the first mode.
+    Modes take turns within each round, so that a change of the machine's speed affects all, and clients
+    and servers share a CPU. Prints the ratios: of traffic to no proxy, of the others to the first mode.
+
+    With the defaults, it takes about six minutes on two CPUs, and longer with kube-proxy.
     """
     if folder or any(path.suffix == ".html" for path in outputs):
         charts.require()
@@ -178,6 +181,7 @@ def command(
             cases=tuple(cases),
             endpoints=endpoints,
             limit=limit,
+            cpu=one_cpu(),
             **chosen,
         )
         with Shown() as shown:

@@ -12,7 +12,6 @@ from ebpfproxy.cli import dump_diff, dump_sections, dump_watch
 from ebpfproxy.cli.dump_sections import SECTIONS, SUBJECTS, Filter
 from ebpfproxy.cli.dump_source import from_dump_option, open_view
 from ebpfproxy.cli.epilog import examples
-from ebpfproxy.cli.pipe import ends_with_its_pipe
 from ebpfproxy.cli.rows import WRITERS, Row
 from ebpfproxy.cli.service_names import complete_service
 from ebpfproxy.config import Config, FlagsCommand, config_options
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from ebpfproxy.backends.ebpf.inspect.tables import View
 
 _OBJECTS = "objects"
+_CONNECTIONS = "connections"
 _DIFFERENT = 1
 _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --ebpf-traffic-max=0"
 
@@ -45,14 +45,16 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     ebpfproxy dump services --from-dump=node1.json
     """),
 )
-@click.argument("what", type=click.Choice([*SUBJECTS, _OBJECTS]), default="services", metavar="WHAT")
+@click.argument(
+    "what", type=click.Choice([*SUBJECTS, _OBJECTS, _CONNECTIONS]), default="services", metavar="WHAT"
+)
 @click.option(
     "-o",
     "--output",
     type=click.Choice(list(WRITERS)),
     default="table",
     show_default=True,
-    help="Output format. wide: a table that includes ids.",
+    help="Output format. wide: a table that includes ids and the raw keys of map entries.",
 )
 @click.option(
     "--service",
@@ -96,7 +98,6 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
 )
 @from_dump_option
 @config_options
-@ends_with_its_pipe
 def command(
     what: str,
     output: str,
@@ -126,6 +127,7 @@ def command(
     maps       use of each map
     all        all of these
     objects    all objects that verify compares, in any mode
+    connections  connections and UDP flows that the relays of mode userspace have open
 
     Works with and without a running agent: it reads the pinned maps. Only --diff and --drift also read the
     cluster, and --diff and objects read the kernel in any mode. The column ORPHANED shows entries that belong
@@ -134,14 +136,19 @@ def command(
     """
     _check_combination(what, output, service or address, diff, drift, watch, from_dump)
     if diff:
-        found = dump_diff.read(config)
+        found = dump_diff.read(config, from_dump)
         dump_diff.show(found, output)
         return _DIFFERENT if found.objects else 0
     if what == _OBJECTS:
-        read = dump_diff.objects(config)
+        read = dump_diff.objects(config, from_dump)
         _show_or_watch(lambda: {_OBJECTS: read()}, output, False, interval if watch else None)
         return 0
     row_filter = Filter(service, *dump_sections.parse_address_filter(address))
+    if what == _CONNECTIONS:
+        _show_or_watch(
+            lambda: {what: dump_sections.connections(row_filter)}, output, False, interval if watch else None
+        )
+        return 0
     names = [name for name in SUBJECTS[what] if SECTIONS[name].supports(row_filter)]
     if not names:
         flag = "--service" if service else "--address"
@@ -151,7 +158,7 @@ def command(
             lambda: _read_all(names, row_filter, config), output, len(SUBJECTS[what]) > 1, interval
         )
         return 0
-    mark = _marker(config) if drift else lambda section, row: row
+    mark = _marker(config, from_dump) if drift else lambda section, row: row
     with contextlib.closing(open_view(config.bpffs_root, from_dump)) as view:
         if "traffic" in names and not view.counts_services:
             click.echo(_NOT_COUNTED, err=True)
@@ -176,12 +183,14 @@ def _check_combination(
         "--service or --address": bool(has_filter),
         what: what not in ("services", "all"),
         _OBJECTS: what == _OBJECTS,
+        _CONNECTIONS: what == _CONNECTIONS,
     }
     excluding = (
-        ("--diff", ("--drift", "--watch", "--from-dump", "--service or --address", what)),
-        ("--drift", ("--watch", "--from-dump", _OBJECTS)),
+        ("--diff", ("--drift", "--watch", "--service or --address", what)),
+        ("--drift", ("--watch", _OBJECTS, _CONNECTIONS)),
+        (_CONNECTIONS, ("--from-dump",)),
         ("--watch", ("--from-dump", "-o yaml")),
-        (_OBJECTS, ("--from-dump", "--service or --address")),
+        (_OBJECTS, ("--service or --address",)),
     )
     for one, others in excluding:
         for other in others:
@@ -189,8 +198,8 @@ def _check_combination(
                 raise ConfigError(f"cannot combine {one} with {other}", f"leave {other} or {one} out")
 
 
-def _marker(config: Config) -> Callable[[str, Row], Row]:
-    found = dump_diff.read(config)
+def _marker(config: Config, from_dump: Path | None) -> Callable[[str, Row], Row]:
+    found = dump_diff.read(config, from_dump)
     if note := dump_diff.note_of_missing(found):
         click.echo(note, err=True)
     return dump_diff.marker(found)

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ebpfproxy.cli.dump_source import compared, inspectable
 from ebpfproxy.cli.rows import Row
 from ebpfproxy.cli.terminal import console, progress
 
@@ -16,25 +18,20 @@ if TYPE_CHECKING:
 _READING = "comparing the kernel with the cluster"
 
 
-def read(config: "Config") -> "Diff":
-    """Compare the kernel with the cluster, in the mode in use. Raises EbpfProxyError."""
-    from ebpfproxy import log
+def read(config: "Config", from_dump: Path | None) -> "Diff":
+    """Compare the kernel, or a saved dump, with the cluster, in the mode in use. Raises EbpfProxyError."""
     from ebpfproxy.diagnose.changes import diff
-    from ebpfproxy.diagnose.mode_in_use import mode_in_use
 
-    log.silence()
     with progress(_READING):
-        return diff(mode_in_use(config), config)
+        mode, result = compared(config, from_dump)
+        return diff(mode, config, result)
 
 
-def objects(config: "Config") -> Callable[[], list[Row]]:
+def objects(config: "Config", from_dump: Path | None) -> Callable[[], list[Row]]:
     """Return a function that reads all objects of the mode in use. It raises KernelError."""
-    from ebpfproxy import log
     from ebpfproxy.diagnose.changes import entries
-    from ebpfproxy.diagnose.mode_in_use import mode_in_use
 
-    log.silence()
-    mode = mode_in_use(config)
+    mode = inspectable(config, from_dump)
     return lambda: [{"object": name, "content": lines} for name, lines in entries(mode, config)]
 
 
@@ -98,7 +95,9 @@ def _state(section: str, row: Row, states: Mapping[str, str]) -> str:
 
 
 def _families(row: Row) -> tuple[str, ...]:
-    """Of a NodePort, whose address is "*", both."""
+    """Of a NodePort in a dump of an earlier version, both."""
+    if row.get("family"):
+        return (row["family"],)
     if row["address"] == "*":
         return ("IPv4", "IPv6")
     return ("IPv6",) if ":" in row["address"] else ("IPv4",)

@@ -18,6 +18,9 @@ _ADDRESS_COLUMNS = (
 """Columns with addresses, with or without port, besides "address" and "port"."""
 
 
+_MOST_CONNECTIONS = 100_000  # of each relay
+
+
 class Filter(NamedTuple):
     """The values of --service and --address: namespace/name with or without :port, and address and port.
 
@@ -95,6 +98,14 @@ def rows(view: "DumpView", section: str, row_filter: Filter) -> Iterator[Row]:
     """The rows of a section that the filter admits."""
     found = (row._asdict() for row in SECTIONS[section].rows(view))
     return filter(row_filter.admits, found) if row_filter.service or row_filter.address else found
+
+
+def connections(row_filter: Filter) -> list[Row]:
+    """The open connections of the relays of mode userspace that the filter admits."""
+    from ebpfproxy.backends.userspace import inspection
+
+    found = (each._asdict() for each in inspection.connections(_MOST_CONNECTIONS))
+    return [row for row in found if row_filter.admits(row)]
 
 
 def parse_address_filter(text: str) -> tuple[str, int | None]:

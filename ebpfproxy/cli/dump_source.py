@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ebpfproxy import log
+from ebpfproxy.config import Config
+
 if TYPE_CHECKING:
     from ebpfproxy.backends.ebpf.inspect.saved import SavedView
     from ebpfproxy.backends.ebpf.inspect.tables import View
+    from ebpfproxy.diagnose.verify import Inspectable, Verified
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,3 +41,25 @@ def open_view(bpffs_root: Path, from_dump: Path | None) -> "View | SavedView":
     from ebpfproxy.backends.ebpf.inspect.tables import View
 
     return View(bpffs_root)
+
+
+def inspectable(config: Config, from_dump: Path | None) -> "Inspectable":
+    """The mode in use on this node, or mode ebpf as a saved dump has it. Raises EbpfProxyError."""
+    log.silence()
+    if from_dump:
+        from ebpfproxy.backends.ebpf.inspect.saved import SavedView
+        from ebpfproxy.diagnose.dumped import DumpedMode
+
+        return DumpedMode(SavedView(from_dump))
+    from ebpfproxy.diagnose.mode_in_use import mode_in_use
+
+    return mode_in_use(config)
+
+
+def compared(config: Config, from_dump: Path | None) -> "tuple[Inspectable, Verified]":
+    """Compare the kernel, or a saved dump, with the cluster. Raises EbpfProxyError."""
+    from ebpfproxy.diagnose.dumped import DumpedMode
+    from ebpfproxy.diagnose.verify import verify
+
+    mode = inspectable(config, from_dump)
+    return mode, mode.verify(config) if isinstance(mode, DumpedMode) else verify(mode, config)

@@ -12,7 +12,7 @@ from ebpfproxy.cli.rows import Row
 from ebpfproxy.cli.terminal import console
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "services": ("address", "port", "protocol"),
+    "services": ("address", "port", "protocol", "family"),
     "endpoints": ("service", "protocol", "address", "port"),
     "ranges": ("service", "network"),
     "affinity": ("service", "client"),

@@ -8,7 +8,6 @@ import click
 
 from ebpfproxy.cli.dump_source import from_dump_option
 from ebpfproxy.cli.epilog import examples
-from ebpfproxy.cli.pipe import ends_with_its_pipe
 from ebpfproxy.cli.terminal import console
 from ebpfproxy.config import Config, FlagsCommand, config_options
 from ebpfproxy.config.command import BooleanOption
@@ -74,7 +73,6 @@ _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a 
     help="Output format.",
 )
 @config_options
-@ends_with_its_pipe
 def command(
     destination: str,
     client: str,

@@ -1,7 +1,6 @@
 """``ebpfproxy monitor``: shows new connections and their fate as they happen."""
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -121,14 +120,10 @@ def needs_ebpf() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """End without an error after --count events, Ctrl-C or SIGTERM, or with the reader of the output."""
+    """End without an error after --count events, Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # of background processes, SIGINT is ignored
-    try:
+    with contextlib.suppress(_Enough, KeyboardInterrupt):
         yield
-    except (_Enough, KeyboardInterrupt):
-        pass
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
 
 
 def parse_client(text: str) -> str:

@@ -1,5 +1,6 @@
 """Writers of rows: table, json and yaml. Rows are streamed, because there may be very many."""
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,11 @@ Sections = Iterable[tuple[str, Iterable[Row]]]
 _MAX_LIST_ITEMS = 4  # of a list in a table's cell; json and yaml have the complete list
 _MAX_TABLE_ROWS = 2000  # a longer table is streamed; the first rows determine its column widths
 _CHUNK = 1000
-_IDS = ("id", "service_id", "endpoint_id", "internal_slots", "external_slots", "ifindex", "cookie", "per_cpu")
+_IDS = (
+    *("id", "service_id", "endpoint_id", "internal_slots", "external_slots", "ifindex", "cookie", "per_cpu"),
+    "family",
+)
+"""Columns that a table without -o wide leaves out."""
 _STYLES = {"orphaned": "yellow", "drifted": "red"}
 """The style of a column on terminals."""
 
@@ -73,18 +78,24 @@ def _write_yaml(sections: Sections, titled: bool, header: Row | None = None) -> 
 
 
 def _write_table(sections: Sections, titled: bool, header: Row | None = None) -> None:
-    _write_lines(sections, titled, narrow)
+    _write_lines(sections, titled, lambda _, row: narrow(row))
 
 
 def _write_wide(sections: Sections, titled: bool, header: Row | None = None) -> None:
-    _write_lines(sections, titled, wide)
+    from ebpfproxy.backends.ebpf.inspect.raw_keys import raw_key
+
+    def with_key(section: str, row: Row) -> Row:
+        key = raw_key(section, row)
+        return wide(row) if key is None else {**wide(row), "key": key.hex(" ")}
+
+    _write_lines(sections, titled, with_key)
 
 
-def _write_lines(sections: Sections, titled: bool, line_of: Callable[[Row], Row]) -> None:
+def _write_lines(sections: Sections, titled: bool, line_of: Callable[[str, Row], Row]) -> None:
     # If it is piped, a table has a fixed width that wraps no line, so that grep finds complete rows.
     output = console(piped_width=400)
     for name, rows in sections:
-        remaining = map(line_of, rows)
+        remaining = map(functools.partial(line_of, name), rows)
         lines = list(itertools.islice(remaining, _MAX_TABLE_ROWS))
         if not lines:
             output.print(f"{name}: none")

@@ -39,9 +39,15 @@ def console(*, piped_width: int | None = None, stderr: bool = False, markup: boo
     """
     from rich.console import Console
 
+    class Output(Console):
+        """A console that leaves closed output to `cli.main`: rich would end the process with 1."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream.isatty()
-    return Console(
+    return Output(
         stderr=stderr,
         width=None if terminal else piped_width,
         # Explicit, because rich also colors a pipe if FORCE_COLOR is set, and keeps bold text with NO_COLOR.

@@ -4,11 +4,14 @@ from ebpfproxy.config.settings import Config
 from ebpfproxy.model.address import is_unspecified
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 
-EBPF, IPVS = "ebpf", "ipvs"
+EBPF, IPVS, USERSPACE = "ebpf", "ipvs", "userspace"
 
 
-def plan_context(config: Config, mode: str) -> PlanContext:
-    """Return the planner's input. `mode` is the active mode. Raises ConfigError if the node has no name."""
+def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanContext:
+    """Return the planner's input. `mode` is the active mode; `sctp_unserved`: see `PlanContext`.
+
+    Raises ConfigError if the node has no name.
+    """
     return PlanContext(
         node_name=config.node_name,
         masquerade_all=config.masquerade_all,
@@ -25,6 +28,7 @@ def plan_context(config: Config, mode: str) -> PlanContext:
         algorithm=config.lb_algorithm,
         slow_start=config.slow_start,
         host_ports=config.host_ports,
+        sctp_unserved=sctp_unserved,
     )
 
 
@@ -33,5 +37,6 @@ def least_interval(config: Config, mode: str) -> float:
 
     Modes that start a process for each sync have a minimum of their own, as in kube-proxy.
     """
-    mode_minimum = {EBPF: 0.0, IPVS: config.ipvs_min_sync_period}.get(mode, config.iptables_min_sync_period)
+    minimums = {EBPF: 0.0, USERSPACE: 0.0, IPVS: config.ipvs_min_sync_period}
+    mode_minimum = minimums.get(mode, config.iptables_min_sync_period)
     return min(max(config.min_sync_period, mode_minimum), config.sync_period)

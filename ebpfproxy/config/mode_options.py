@@ -15,7 +15,7 @@ from ebpfproxy.model.address import Network
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 
-_EBPF, _NETFILTER, _IPVS = Group.EBPF, Group.NETFILTER, Group.IPVS
+_EBPF, _NETFILTER, _IPVS, _USERSPACE = Group.EBPF, Group.NETFILTER, Group.IPVS, Group.USERSPACE
 
 POD_INTERFACES = {
     DetectLocal.BRIDGE_INTERFACE: "pod_bridge_interface",
@@ -143,6 +143,33 @@ class IpvsOptions:
         "--ipvs-udp-timeout", flag_types.TIMEOUT, "0s", _IPVS,
         "Idle timeout of a UDP flow in IPVS. 0: keep the kernel's value.",
         fields="ipvs.udpTimeout",
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UserspaceOptions:
+    """Options of mode userspace only."""
+
+    udp_timeout: float = option(
+        "--udp-timeout", flag_types.duration(zero=False), "250ms", _USERSPACE,
+        "Idle timeout of a UDP flow whose last datagram was a reply. A flow that waits for a reply has "
+        "--conntrack-udp-timeout instead, if that is longer. Must be more than 0.",
+        fields="udpIdleTimeout", zero_is_unset=True,
+    )  # fmt: skip
+    userspace_relays: int = option(
+        "--userspace-relays", flag_types.integer(0, 1024), "0", _USERSPACE,
+        "Number of processes that relay connections (ebpfproxy only). 0: one for each CPU that the agent may "
+        "use.",
+    )  # fmt: skip
+    userspace_udp_flows_max: int = option(
+        "--userspace-udp-flows-max", flag_types.ENTRIES, "65536", _USERSPACE,
+        "Maximum number of UDP flows in each relay process (ebpfproxy only). Beyond it, the least recently "
+        "active flow ends.",
+    )  # fmt: skip
+    userspace_affinity_max: int = option(
+        "--userspace-affinity-max", flag_types.ENTRIES, "65536", _USERSPACE,
+        "Maximum number of clients with session affinity in each relay process (ebpfproxy only). Beyond it, "
+        "the least recently active client loses its affinity.",
     )  # fmt: skip
 
 

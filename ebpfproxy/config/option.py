@@ -15,6 +15,7 @@ class Group(enum.Enum):
     TRAFFIC = "Traffic"
     NETFILTER = "Modes nftables, iptables and ipvs"
     IPVS = "Mode ipvs"
+    USERSPACE = "Mode userspace"
     EBPF = "Mode ebpf (ebpfproxy's own)"
     HTTP = "HTTP servers"
     PROCESS = "The process"

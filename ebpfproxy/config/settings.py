@@ -15,7 +15,13 @@ from typing import Any
 
 from ebpfproxy.config import flag_types
 from ebpfproxy.config.flag_types import NodePortAddresses
-from ebpfproxy.config.mode_options import POD_INTERFACES, EbpfOptions, IpvsOptions, NetfilterOptions
+from ebpfproxy.config.mode_options import (
+    POD_INTERFACES,
+    EbpfOptions,
+    IpvsOptions,
+    NetfilterOptions,
+    UserspaceOptions,
+)
 from ebpfproxy.config.option import Group, Option, declared_by, option
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
@@ -23,9 +29,7 @@ from ebpfproxy.model.balancing import Algorithm
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
-MODES = ("auto", "ebpf", "nftables", "iptables", "ipvs")
-UNSUPPORTED_MODES = frozenset({"userspace"})
-_MODE = flag_types.one_of(*MODES)
+MODES = ("auto", "ebpf", "nftables", "iptables", "ipvs", "userspace")
 _NETFILTER_MINIMUM, _IPVS_MINIMUM = "iptables_min_sync_period", "ipvs_min_sync_period"
 _MIN_SYNC_PERIODS = {
     "auto": (_NETFILTER_MINIMUM,),
@@ -33,19 +37,14 @@ _MIN_SYNC_PERIODS = {
     "nftables": (_NETFILTER_MINIMUM,),
     "iptables": (_NETFILTER_MINIMUM,),
     "ipvs": (_IPVS_MINIMUM,),
+    "userspace": (),
 }
 """The minimum sync periods, besides --min-sync-period, that must not be longer than --sync-period, by mode.
 As in kube-proxy, auto does not check those of ipvs."""
 
 
-def _parse_mode(text: str) -> str:
-    if text in UNSUPPORTED_MODES:
-        raise ValueError(f'"{text}" is not supported')
-    return str(_MODE.parse(text))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
+class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
     """All options. Durations are in seconds. A path is None if the option is not given."""
 
     config: Path | None = option(
@@ -83,7 +82,7 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     )  # fmt: skip
 
     proxy_mode: str = option(
-        "--proxy-mode", dataclasses.replace(_MODE, parse=_parse_mode), "auto", Group.TRAFFIC,
+        "--proxy-mode", flag_types.one_of(*MODES), "auto", Group.TRAFFIC,
         "Proxy mode. auto or empty: the first of the other modes, in this order, that works on this node.",
         fields="mode",
     )  # fmt: skip
@@ -131,19 +130,20 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
     )  # fmt: skip
     conntrack_tcp_timeout_established: int = option(
         "--conntrack-tcp-timeout-established", flag_types.TIMEOUT, "24h", Group.TRAFFIC,
-        "Idle timeout of an established TCP connection. 0: 24h in mode ebpf, the kernel's value in other "
-        "modes.",
+        "Idle timeout of an established TCP connection. 0: 24h in modes ebpf and userspace, the kernel's "
+        "value in other modes.",
         fields="conntrack.tcpEstablishedTimeout",
     )  # fmt: skip
     conntrack_tcp_timeout_close_wait: int = option(
         "--conntrack-tcp-timeout-close-wait", flag_types.TIMEOUT, "1h", Group.TRAFFIC,
-        "Idle timeout of a TCP connection that one side has closed. 0: 1h in mode ebpf, the kernel's "
-        "value in other modes.",
+        "Idle timeout of a TCP connection that one side has closed. 0: 1h in modes ebpf and userspace, the "
+        "kernel's value in other modes.",
         fields="conntrack.tcpCloseWaitTimeout",
     )  # fmt: skip
     conntrack_udp_timeout: int = option(
         "--conntrack-udp-timeout", flag_types.TIMEOUT, "0s", Group.TRAFFIC,
-        "Idle timeout of an unreplied UDP flow. 0: 30s in mode ebpf, the kernel's value in other modes.",
+        "Idle timeout of an unreplied UDP flow. 0: 30s in modes ebpf and userspace, the kernel's value in "
+        "other modes.",
         fields="conntrack.udpTimeout",
     )  # fmt: skip
     conntrack_udp_timeout_stream: int = option(
@@ -233,7 +233,7 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions):
             errors = list(config._conflicts(label))
             if not errors:
                 return config
-        raise _rejection(errors, texts)
+        raise _rejection(errors)
 
     def _conflicts(self, label: "_Label") -> Iterator[str]:
         """Yield an error for each conflict between options that are valid alone."""
@@ -313,7 +313,7 @@ def parse_some(texts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
     """
     values, errors = _parse(texts, {name: OPTIONS[name] for name in names}, _labeller({}))
     if errors:
-        raise _rejection(errors, texts)
+        raise _rejection(errors)
     return values
 
 
@@ -335,8 +335,5 @@ def _parse(
     return values, errors
 
 
-def _rejection(errors: list[str], texts: Mapping[str, Any]) -> ConfigError:
-    hint = ""
-    if texts.get("proxy_mode") in UNSUPPORTED_MODES:
-        hint = f"use one of {', '.join(MODES[1:])}, or auto for the first of them that works on this node"
-    return ConfigError("\n".join(errors), hint)
+def _rejection(errors: list[str]) -> ConfigError:
+    return ConfigError("\n".join(errors))

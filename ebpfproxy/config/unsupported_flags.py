@@ -6,7 +6,7 @@ logging (k8s.io/component-base/logs/api/v1), klog and cadvisor; types.go of k8s.
 
 _REMOVED = "leave it out: kube-proxy itself has removed this flag"
 
-_REMOVED_FLAGS = "cleanup-ipvs resource-container udp-timeout"
+_REMOVED_FLAGS = "cleanup-ipvs resource-container"
 _VALUE_FLAGS = (
     "boot-id-file config-sync-period feature-gates kube-api-burst kube-api-content-type kube-api-qps "
     "log-backtrace-at log-dir log-file log-file-max-size log-flush-frequency log-json-info-buffer-size "
@@ -21,7 +21,7 @@ _FIELDS_WITHOUT_EFFECT = (
     "clientConnection.acceptContentTypes clientConnection.burst clientConnection.contentType "
     "clientConnection.qps configSyncPeriod enableProfiling featureGates iptables.snatNodeInternalIP "
     "logging.flushFrequency logging.options logging.vmodule portRange showHiddenMetricsForVersion "
-    "udpIdleTimeout windowsRunAsService "
+    "windowsRunAsService "
     "winkernel.enableDSR winkernel.forwardHealthCheckVip winkernel.networkName "
     "winkernel.rootHnsEndpointName winkernel.sourceVip"
 )

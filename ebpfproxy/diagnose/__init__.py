@@ -3,8 +3,9 @@ follows from it.
 
 - `cluster`: the state of the cluster. `mode_in_use`: the mode that serves on the node.
 - `agent_pages`: the HTTP pages of the running agent.
-- `desired`: the entries that a mode should have. `verify`: compares them with the kernel. `changes`: the
-  result as lines.
+- `situation`: the plans of all Services, as the agent makes them.
+- `verify`: compares the entries of these plans with the kernel. `changes`: the result as lines.
+- `canary`: connects by each path of the node.
 - `explain`: what the node does with a connection, and why.
 - `doctor`: what the node lacks, and which other programs it has.
 - `bundle`: the support bundle.

@@ -7,12 +7,10 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ebpfproxy.backends.mode import Inspection, Mode
+from ebpfproxy.backends.difference import text
+from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.config import Config
-from ebpfproxy.diagnose.verify import Verified, verify
-from ebpfproxy.model.address import Address, format_address
-
-_ADDRESS_SIZE = 16
+from ebpfproxy.diagnose.verify import Inspectable, Verified
 
 
 class ObjectDiff(NamedTuple):
@@ -39,12 +37,8 @@ class Diff(NamedTuple):
     objects: tuple[ObjectDiff, ...]
 
 
-def diff(mode: Mode, config: Config) -> Diff:
-    """Compare the kernel with the state of the cluster: see `verify`. It changes nothing.
-
-    Raises EbpfProxyError if the cluster or the kernel cannot be read.
-    """
-    result = verify(mode, config)
+def diff(mode: Inspectable, config: Config, result: Verified) -> Diff:
+    """Return the objects that differ by the result of `verify`. Raises KernelError."""
     if not result.differences:
         return Diff(mode.name, result.compared, ())
     inspection = mode.inspect(config)
@@ -55,7 +49,7 @@ def diff(mode: Mode, config: Config) -> Diff:
 
 
 def _objects(result: Verified, inspection: Inspection) -> list[ObjectDiff]:
-    actual, desired = inspection.read(), result.desired.entries
+    actual, desired = inspection.read(), result.desired
     keys = {str(key): key for key in (*actual, *desired)}
     found = []
     for each in result.differences:
@@ -68,7 +62,7 @@ def _objects(result: Verified, inspection: Inspection) -> list[ObjectDiff]:
     return found
 
 
-def entries(mode: Mode, config: Config) -> list[tuple[str, list[str]]]:
+def entries(mode: Inspectable, config: Config) -> list[tuple[str, list[str]]]:
     """All objects of a mode in the kernel, each with its content as lines, sorted. Raises KernelError."""
     inspection = mode.inspect(config)
     try:
@@ -88,18 +82,8 @@ def lines(content: Any) -> list[str]:
     if names and all(isinstance(name, str) for name in names):
         return [f"{name}: {line}" for name in names for line in lines(getattr(content, name))]
     if isinstance(content, Sequence) and not isinstance(content, str | bytes) and not names:
-        return [_text(each) for each in content]
-    return [] if content is True or content is None or content == "" else [_text(content)]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return format_address(Address(value)) if len(value) == _ADDRESS_SIZE else value.hex()
-    if isinstance(value, tuple) and type(value).__str__ is object.__str__:
-        names = getattr(value, "_fields", None)
-        members = zip(names, value, strict=True) if names else (("", each) for each in value)
-        return " ".join(f"{name}={_text(each)}" if name else _text(each) for name, each in members)
-    return str(value)
+        return [text(each) for each in content]
+    return [] if content is True or content is None or content == "" else [text(content)]
 
 
 def _without_common(have: list[str], want: list[str]) -> tuple[list[str], list[str]]:

@@ -25,8 +25,10 @@ from ebpfproxy.api.tracker import Tracker
 from ebpfproxy.config import Config
 from ebpfproxy.errors import EbpfProxyError, Rejected
 from ebpfproxy.http.metrics import Metrics
+from ebpfproxy.model.address import Network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.node_ports import LOOPBACK
 
 NODE_SECONDS = 3.0
 """How long a Node object is awaited after everything else is known. Without it, zone and pod CIDRs are
@@ -67,6 +69,14 @@ def read_cluster(config: Config, timeout: float = 30.0) -> Cluster:
         return _fold(inbox, time.monotonic() + timeout, config.host_ports)
     finally:
         sources.stop()
+
+
+def without_machine(cluster: Cluster) -> Cluster:
+    """Replace this machine's addresses and devices by the addresses of the Node object."""
+    node = cluster.state.node
+    addresses = (*node.addresses, *node.external_addresses) if node else ()
+    networks = frozenset((*LOOPBACK, *(Network(address, 128) for address in addresses)))
+    return cluster._replace(state=dataclasses.replace(cluster.state, local_networks=networks, devices=()))
 
 
 def _fold(inbox: Inbox, deadline: float, host_ports: bool = False) -> Cluster:

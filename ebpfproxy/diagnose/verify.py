@@ -1,18 +1,27 @@
 """Compares the kernel with the desired state from outside the agent, in any mode. It changes nothing."""
 
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from ebpfproxy.backends.difference import Difference, compare
-from ebpfproxy.backends.mode import Inspection, Mode
+from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster
-from ebpfproxy.diagnose.desired import Desired, desired
+from ebpfproxy.diagnose.situation import Situation, situation_of_mode
 
 _ROUNDS = 4
 _SETTLED = 1.0  # seconds for a sync, besides the shortest interval between two syncs
+
+
+class Inspectable(Protocol):
+    """What is compared with the cluster: a `Mode`, or a saved dump of one."""
+
+    @property
+    def name(self) -> str: ...
+
+    def inspect(self, config: Config) -> Inspection: ...
 
 
 class Verified(NamedTuple):
@@ -20,17 +29,17 @@ class Verified(NamedTuple):
 
     - `differences`: sorted.
     - `compared`: the number of desired entries.
-    - `cluster`, `desired`: of the last comparison.
+    - `situation`, `desired`: the plans and the desired entries of the last comparison.
     """
 
     differences: tuple[Difference, ...]
     compared: int
-    cluster: Cluster
-    desired: Desired
+    situation: Situation
+    desired: Mapping[Any, Any]
 
 
 def verify(
-    mode: Mode,
+    mode: Inspectable,
     config: Config,
     read: Callable[[Config], Cluster] = read_cluster,
     sleep: Callable[[float], object] = time.sleep,
@@ -43,12 +52,12 @@ def verify(
     """
     inspection = mode.inspect(config)
     try:
-        result = _compared(inspection, read(config))
+        result = _compared(inspection, mode, read(config))
         for _ in range(_ROUNDS - 1):
             if not result.differences:
                 break
             sleep(least_interval(config, mode.name) + _SETTLED)
-            again = _compared(inspection, read(config))
+            again = _compared(inspection, mode, read(config))
             lasting = {(each.key, each.state) for each in result.differences}
             kept = tuple(each for each in again.differences if (each.key, each.state) in lasting)
             result = again._replace(differences=kept)
@@ -57,9 +66,20 @@ def verify(
         inspection.close()
 
 
-def _compared(inspection: Inspection, cluster: Cluster) -> Verified:
+def _compared(inspection: Inspection, mode: Inspectable, cluster: Cluster) -> Verified:
     """The kernel is read after the cluster: a change that the agent has applied meanwhile is a difference."""
-    wanted = desired(cluster.state, inspection)
-    found = compare(inspection.read(), wanted.entries, inspection.shown)
-    further = inspection.further()
-    return Verified(tuple(sorted({*found, *further})), len(wanted.entries), cluster, wanted)
+    situation = situation_of_mode(cluster, inspection, mode.name)
+    entries = desired(inspection, situation)
+    found = differences(inspection, entries)
+    return Verified(tuple(sorted(set(found))), len(entries), situation, entries)
+
+
+def desired(inspection: Inspection, situation: Situation) -> Mapping[Any, Any]:
+    """The entries that the kernel should have: those of all plans and of the node."""
+    return inspection.render(situation.plans.values(), situation.node)
+
+
+def differences(inspection: Inspection, entries: Mapping[Any, Any]) -> list[Difference]:
+    """Read the kernel and compare it with `entries`. Raises KernelError."""
+    found = compare(inspection.read(), entries, inspection.shown)
+    return [*found, *inspection.further()]

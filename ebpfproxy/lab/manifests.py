@@ -1,7 +1,7 @@
 """Builders of API objects (Service, EndpointSlice, Node, Pod), and a writer of manifest files."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,13 @@ def port(
 
 
 def service(
-    name: str, cluster_ips: Sequence[str], ports: Sequence[Object], *, namespace: str = "default", **spec: Any
+    name: str,
+    cluster_ips: Sequence[str],
+    ports: Sequence[Object],
+    *,
+    namespace: str = "default",
+    annotations: Mapping[str, str] | None = None,
+    **spec: Any,
 ) -> Object:
     """Return a Service. `spec` is merged into its spec. Its type is NodePort if a port has a nodePort."""
     kind = "NodePort" if any("nodePort" in entry for entry in ports) else "ClusterIP"
@@ -36,7 +42,9 @@ def service(
         "ipFamilies": ["IPv6" if ":" in address else "IPv4" for address in cluster_ips],
         "ports": list(ports),
     }
-    metadata = {"name": name, "namespace": namespace}
+    metadata: Object = {"name": name, "namespace": namespace}
+    if annotations:
+        metadata["annotations"] = dict(annotations)
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": fields | spec}
 
 

@@ -6,10 +6,11 @@ Sources: capabilities(7), seccomp(2); proc_pid_status(5) for CapEff and Seccomp.
 from pathlib import Path
 
 NET_ADMIN, SYS_ADMIN, PERFMON, BPF = "CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_PERFMON", "CAP_BPF"
-SYS_PTRACE = "CAP_SYS_PTRACE"
+SYS_PTRACE, NET_BIND_SERVICE = "CAP_SYS_PTRACE", "CAP_NET_BIND_SERVICE"
 
 _STATUS = Path("/proc/thread-self/status")
-_BITS = {NET_ADMIN: 12, SYS_PTRACE: 19, SYS_ADMIN: 21, PERFMON: 38, BPF: 39}  # PERFMON, BPF: since Linux 5.8
+_BITS = {NET_BIND_SERVICE: 10, NET_ADMIN: 12, SYS_PTRACE: 19, SYS_ADMIN: 21, PERFMON: 38, BPF: 39}
+# PERFMON, BPF: since Linux 5.8
 _FILTER = 2  # SECCOMP_MODE_FILTER
 
 

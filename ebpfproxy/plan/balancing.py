@@ -19,12 +19,14 @@ class PlannedBalancing(NamedTuple):
     - `algorithm`, `forwarding`: None for the mode's default.
     - `weights`: of the endpoints, in their order. Empty if all have weight 1.
     - `slow_start`: in seconds. A new endpoint gets its share of connections only after this time.
+    - `proxy_protocol`: as in `Balancing`.
     """
 
     algorithm: Algorithm | None = None
     weights: tuple[int, ...] = ()
     slow_start: int = 0
     forwarding: Forwarding | None = None
+    proxy_protocol: bool = False
 
 
 DEFAULT = PlannedBalancing()
@@ -41,9 +43,10 @@ class Support(NamedTuple):
     weights: bool = False
     slow_start: bool = False
     forwarding: bool = False
+    proxy_protocol: bool = False
 
 
-EVERYTHING = Support(frozenset(Algorithm), True, True, True)
+EVERYTHING = Support(frozenset(Algorithm), True, True, True, True)
 
 
 def endpoint_weights(
@@ -87,6 +90,7 @@ def plan_balancing(
         in_order if any(each != 1 for each in in_order) else (),
         slow_start if requested.slow_start is None else requested.slow_start,
         requested.forwarding,
+        requested.proxy_protocol,
     )
     return planned if planned != DEFAULT else DEFAULT
 
@@ -101,3 +105,5 @@ def unsupported(planned: PlannedBalancing, support: Support) -> Iterator[str]:
         yield f"slow-start {planned.slow_start}s"
     if planned.forwarding not in (None, Forwarding.NAT) and not support.forwarding:
         yield f"ipvs-forwarding {planned.forwarding.value}"
+    if planned.proxy_protocol and not support.proxy_protocol:
+        yield "proxy-protocol v2"

@@ -171,6 +171,8 @@ class Claims:
         return next((plan for plan in plans if plan.key == key), None)
 
     def _with_won_frontends(self, plan: ServicePortPlan) -> ServicePortPlan:
+        if not self._losers:
+            return plan
         kept = tuple(each for each in plan.frontends if self._winners[each.frontend][1] == plan.name)
         return plan if len(kept) == len(plan.frontends) else dataclasses.replace(plan, frontends=kept)
 

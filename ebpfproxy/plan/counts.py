@@ -52,8 +52,8 @@ def no_local_endpoints(plans: Iterable[ServicePortPlan]) -> NoLocalEndpoints:
     """
     internal = external = 0
     for plan in plans:
-        if plan.no_endpoint_action is NoEndpointAction.DROP and not plan.endpoints.has(LOCAL):
-            kinds = {each.kind for each in plan.frontends if each.outside.scope is Scope.LOCAL}
+        kinds = {each.kind for each in plan.frontends if each.outside.scope is Scope.LOCAL}
+        if kinds and plan.no_endpoint_action is NoEndpointAction.DROP and not plan.endpoints.has(LOCAL):
             internal += FrontendKind.CLUSTER_IP in kinds
             external += bool(kinds - {FrontendKind.CLUSTER_IP})
     return NoLocalEndpoints(internal, external)

@@ -43,18 +43,20 @@ def plan_devices(
     context: PlanContext,
     pods: bool,
     bypassing: Collection[int],
+    of_node: bool = False,
 ) -> tuple[DevicePlan, ...]:
     """Return the devices that get programs, sorted by ifindex. The order of `devices` does not matter.
 
     - Uplinks, and tunnels that are up, always get programs.
-    - Loopback gets them if no socket is load balanced (`SocketLb.OFF`).
+    - Loopback gets them if no socket is load balanced (`SocketLb.OFF`), or if `of_node` is set.
     - A pod's veth or netkit device gets them if sockets of pods are not load balanced, with
       `context.redirect`, if `pods` is set, or if it is in `bypassing`.
     - A tap device always gets them. It leads to a guest with its own kernel, whose sockets are invisible to
       this node.
 
-    `pods`: whether any ServicePort needs the packets of pods. `bypassing`: the ifindexes of devices whose
-    pods were seen to need programs, or whose devices have had programs so far.
+    `pods`: whether any ServicePort needs the packets of pods. `of_node`: the same for the node's own packets.
+    `bypassing`: the ifindexes of devices whose pods were seen to need programs, or whose devices have had
+    programs so far.
 
     With `context.device_patterns`, exactly the matching devices get programs, and loopback as above. A
     matching device without a role counts as an uplink. With `NO_DEVICES` no device gets programs.
@@ -66,7 +68,7 @@ def plan_devices(
     for device in sorted(devices, key=lambda each: each.ifindex):
         role = host.role_of(device)
         if role is DeviceRole.LOOPBACK:
-            wanted = context.socket_lb is SocketLb.OFF
+            wanted = context.socket_lb is SocketLb.OFF or of_node
         elif context.device_patterns:
             wanted = device.name not in REINJECTION_PAIR and _matches(device.name, context.device_patterns)
         elif role is DeviceRole.POD and device.kind in PAIRS:
@@ -102,9 +104,17 @@ def needs_packets_of_pods(plan: ServicePortPlan) -> bool:
     - The connect() hook can reject a connection, but it cannot drop packets, which `NoEndpointAction.DROP`
       requires.
     """
-    if plan.name.protocol is Protocol.SCTP and plan.frontends:
+    if needs_packets_of_node(plan):
         return True
     return any(each.restricted or _is_dropped(plan, each) for each in plan.frontends)
+
+
+def needs_packets_of_node(plan: ServicePortPlan) -> bool:
+    """Return whether the node's own processes reach the frontends of `plan` only by packets.
+
+    Source ranges do not count: the programs of the other devices drop the node's packets.
+    """
+    return plan.name.protocol is Protocol.SCTP and bool(plan.frontends)
 
 
 def _is_dropped(plan: ServicePortPlan, frontend: FrontendPlan) -> bool:

@@ -91,15 +91,15 @@ def plan_endpoints(
     scope LOCAL uses them even if other nodes have ready ones. An endpoint that does not serve is never used,
     nor is one that serves but is neither ready nor terminating.
     """
-    candidates = sorted(endpoints.items())
+    candidates = list(endpoints.items())
     ready = [each for each in candidates if each[1].ready]
     near = nearest(ready, location)[0] if uses.cluster else []
     if not uses.local and len(near) == len(candidates):
-        rows = b"".join(
-            row(*target, cluster=True, local=False, on_node=_is_on_node(endpoint, location))
-            for target, endpoint in candidates
-        )
-        return PlannedEndpoints.packed(rows), bool(rows)
+        rows = [
+            row(address, port, cluster=True, local=False, on_node=_is_on_node(endpoint, location))
+            for (address, port), endpoint in candidates
+        ]
+        return _sorted(rows), bool(rows)
     terminating = [each for each in candidates if is_serving_terminating(each[1])]
     cluster = {target for target, _ in near or terminating} if uses.cluster else set()
     local = targets_here(ready, location) or targets_here(terminating, location) if uses.local else set()
@@ -149,7 +149,12 @@ def _planned(
         for target, endpoint in candidates
         if endpoint.serving or target in cluster or target in local
     )
-    return PlannedEndpoints.packed(b"".join(rows))
+    return _sorted(rows)
+
+
+def _sorted(rows: Iterable[bytes]) -> PlannedEndpoints:
+    """Return the endpoints with these rows, sorted by address and port."""
+    return PlannedEndpoints.packed(b"".join(sorted(rows)))
 
 
 def nearest(ready: list[Candidate], location: NodeLocation) -> tuple[list[Candidate], Hint]:

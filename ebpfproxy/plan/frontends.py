@@ -101,7 +101,7 @@ def plan_service(
     location = NodeLocation(context.node_name, node.zone if node else "")
     ports = {(port.name, port.protocol): port for port in service.ports}.values()
     plans = []
-    for ip_family in Family:
+    for ip_family in {family(address) for address in service.cluster_ips}:
         exposure = _expose(service, ip_family, node, context)
         if exposure:
             of_family = [each for each in slices if each.family is ip_family]

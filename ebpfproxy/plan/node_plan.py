@@ -9,19 +9,26 @@ from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 
 
 def plan_node(
-    state: ClusterState, context: PlanContext, pods: bool, previous: NodePlan | None = None
+    state: ClusterState,
+    context: PlanContext,
+    pods: bool,
+    previous: NodePlan | None = None,
+    of_node: bool = False,
 ) -> NodePlan:
     """Return the plan of this node.
 
-    `pods`: whether any ServicePort needs the packets of pods (`needs_packets_of_pods`). `previous`: the plan
-    before this one. A pod's device in `previous` keeps its programs as long as it exists, since its
-    established connections are translated there.
+    `pods`: whether any ServicePort needs the packets of pods (`needs_packets_of_pods`); `of_node`: those of
+    the node (`needs_packets_of_node`). `previous`: the plan before this one. Loopback, and a pod's device, in
+    `previous` keep their programs as long as they exist, since their established connections are translated
+    there.
     """
     kept = _pod_devices(previous, state) if previous else frozenset()
+    if previous and any(each.role is DeviceRole.LOOPBACK for each in previous.devices):
+        of_node = True
     return NodePlan(
         state.local_networks,
         plan_node_ports(state.local_networks, state.node, context),
-        plan_devices(state.devices, state.node, context, pods, state.bypassing | kept),
+        plan_devices(state.devices, state.node, context, pods, state.bypassing | kept, of_node),
         node_ports_everywhere(context),
         {each: traffic for each in Family if (traffic := local_traffic(context, each, state.node))},
     )

@@ -4,6 +4,7 @@ A row is the beginning of `struct endpoint` in bpf/abi.h, so that backend ebpf w
 without converting them.
 """
 
+import functools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from socket import htons, ntohs
@@ -18,9 +19,13 @@ ON_NODE = 8
 NODE_UNKNOWN = 16
 """The flags of a row: those of `enum endpoint_flag` in bpf/abi.h. LISTED is always set."""
 
+WEIGHT_SHIFT = 8
+"""The upper byte of the flags is the weight; 0 stands for 1."""
+
 ROW = struct.Struct("=16sHH")
 """Address, port in network byte order, flags in the byte order of this machine. The first 18 bytes sort as
 address and port."""
+_AFTER_ADDRESS = struct.Struct("=HH")
 TARGET_SIZE = 18
 """The size of address and port in a row, in bytes."""
 
@@ -72,9 +77,23 @@ class PlannedEndpoints(Sequence[PlannedEndpoint]):
         """Return the flags of each endpoint."""
         return memoryview(self.rows).cast("H")[_FLAGS_AT::_HALVES].tolist() if self.rows else []
 
+    def weights(self) -> list[int]:
+        """Return the weight of each endpoint."""
+        return [flags >> WEIGHT_SHIFT or 1 for flags in self.flags()]
+
+    def with_weights(self, weights: Sequence[int]) -> "PlannedEndpoints":
+        """Return the endpoints with these weights, in their order. Empty: this object, where all have 1."""
+        if not weights:
+            return self
+        packed = bytearray(self.rows)
+        halves = memoryview(packed).cast("H")
+        for at, weight in zip(range(_FLAGS_AT, len(halves), _HALVES), weights, strict=True):
+            halves[at] |= (weight if weight > 1 else 0) << WEIGHT_SHIFT
+        return self.packed(bytes(packed))
+
     def has(self, flag: int) -> bool:
         """Return whether any endpoint has this flag."""
-        return any(flags & flag for flags in self.flags())
+        return any(map(flag.__and__, self.flags()))
 
     def part(self, start: int, count: int) -> "PlannedEndpoints":
         """Return up to `count` endpoints from number `start` on."""
@@ -108,6 +127,12 @@ class PlannedEndpoints(Sequence[PlannedEndpoint]):
 
 def row(address: Address, port: int, *, cluster: bool, local: bool, on_node: bool | None) -> bytes:
     """Return the row of an endpoint; see `PlannedEndpoint`."""
+    return address + _after_address(port, cluster, local, on_node)
+
+
+@functools.lru_cache(maxsize=4096)
+def _after_address(port: int, cluster: bool, local: bool, on_node: bool | None) -> bytes:
+    """Cached: most endpoints have the same port and flags."""
     flags = LISTED
     if cluster:
         flags |= CLUSTER
@@ -117,7 +142,12 @@ def row(address: Address, port: int, *, cluster: bool, local: bool, on_node: boo
         flags |= ON_NODE
     elif on_node is None:
         flags |= NODE_UNKNOWN
-    return ROW.pack(address, htons(port), flags)
+    return _AFTER_ADDRESS.pack(htons(port), flags)
+
+
+def target_of(address: Address, port: int) -> bytes:
+    """Return address and port as in `PlannedEndpoints.targets`."""
+    return ROW.pack(address, htons(port), 0)[:TARGET_SIZE]
 
 
 def _endpoint(address: bytes, port: int, flags: int) -> PlannedEndpoint:

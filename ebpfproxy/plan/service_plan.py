@@ -217,6 +217,7 @@ class PlanContext:
     - `host_ports`: whether the host ports of pods are served.
     - `algorithm`: for Services without an annotation. None: the mode's default.
     - `slow_start`: in seconds, for Services without an annotation.
+    - `sctp_unserved`: why the kernel cannot translate SCTP in this mode, "" if it can.
     """
 
     node_name: str
@@ -234,3 +235,4 @@ class PlanContext:
     algorithm: Algorithm | None = None
     slow_start: int = 0
     host_ports: bool = False
+    sctp_unserved: str = ""

@@ -21,6 +21,8 @@ from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.settings import NftablesSettings
+from ebpfproxy.backends.userspace.backend import UserspaceBackend
+from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Link, bpf
@@ -139,7 +141,7 @@ def _namespace() -> Iterator[None]:
         netns.delete(name)
 
 
-BACKENDS = ("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables", "ipvs")
+BACKENDS = ("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables", "ipvs", "userspace")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -178,6 +180,11 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
             pytest.skip(unsupported.message)
         _run("ip", "link", "set", "lo", "up")  # without any route, IPVS rejects all endpoints
         make = lambda clock: IpvsBackend(IpvsSettings())  # noqa: E731
+    elif request.param == "userspace":
+        request.getfixturevalue("_namespace")
+        devices = RealDevices()
+        _run("ip", "link", "set", "lo", "up")
+        make = lambda clock: UserspaceBackend(UserspaceSettings(relays=2))  # noqa: E731
     elif request.param == "nftables":
         request.getfixturevalue("_namespace")
         devices = RealDevices()

@@ -30,6 +30,8 @@ from ebpfproxy.plan.service_plan import (
 from tests.contract.conftest import ROOM, Subject
 
 Entries = dict[Any, Any]
+OF_KERNEL = pytest.mark.backends("fake", "ebpf", "iptables-legacy", "iptables-nft", "nftables", "ipvs")
+"""Backends whose entries outlast the agent. Those of mode userspace end with its relays, except addresses."""
 
 NODE = NodePlan(
     frozenset({parse_network("127.0.0.0/8"), parse_network("192.0.2.10/32"), parse_network("::1/128")}),
@@ -141,6 +143,7 @@ def test_dropping_a_missing_entry_is_no_error(subject: Subject) -> None:
     assert subject.plane.read() == wanted
 
 
+@OF_KERNEL
 def test_an_empty_delta_changes_nothing(subject: Subject) -> None:
     """Each verification without differences applies an empty delta, also the first one of a run."""
     wanted = entries(subject, plan("web", "10.96.0.1"))
@@ -246,6 +249,7 @@ def test_a_renamed_device_stays_managed(subject: Subject, at_once: bool) -> None
     assert subject.plane.read() == wanted
 
 
+@OF_KERNEL
 def test_managed_devices_are_kept_over_a_restart(subject: Subject) -> None:
     one, two = subject.devices.add("one"), subject.devices.add("two")
     wanted = entries(subject, node=watched((one, "one"), (two, "two")))
@@ -271,6 +275,7 @@ def test_reading_changes_nothing(subject: Subject) -> None:
     assert subject.plane.read() == subject.plane.read()
 
 
+@OF_KERNEL
 def test_entries_are_kept_over_a_restart(subject: Subject) -> None:
     wanted = entries(
         subject,
@@ -456,6 +461,7 @@ def test_any_history_ends_in_the_last_state(
     assert subject.plane.read() == recorded
 
 
+@OF_KERNEL
 @pytest.mark.parametrize("twice", [False, True])
 def test_closing_without_changes_loses_nothing(subject: Subject, twice: bool) -> None:
     before = subject.plane.read()
@@ -463,3 +469,12 @@ def test_closing_without_changes_loses_nothing(subject: Subject, twice: bool) ->
     if twice:
         subject.reopen()
     assert subject.plane.read() == before
+
+
+@pytest.mark.backends("userspace")
+def test_after_a_restart_everything_can_be_put_again(subject: Subject) -> None:
+    wanted = entries(subject, plan("web", "10.96.0.1", endpoints=2))
+    bring(subject, wanted)
+    subject.reopen()
+    assert not bring(subject, wanted)
+    assert subject.plane.read() == wanted

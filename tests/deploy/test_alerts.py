@@ -138,6 +138,16 @@ def test_the_alerts_about_devices_fire_when_another_program_keeps_the_first_plac
         fighter.join()
 
 
+def test_fallback_fires_when_bpf_is_not_permitted(healthy: Cluster, server: Server) -> None:
+    healthy.end()
+    healthy.ebpfproxy("cleanup")
+    before = confined.without("bpf", "perfmon", "sys_admin")
+    healthy.launch("--proxy-mode=auto", "--oom-score-adj=0", before=before)
+    healthy.agent.await_sync()
+    assert healthy.http_get("proxyMode") != "ebpf"
+    fires(server, "EbpfproxyModeFallback")
+
+
 def test_objects_fires_when_an_object_is_rejected(healthy: Cluster, server: Server) -> None:
     numbers = itertools.count(1)
 

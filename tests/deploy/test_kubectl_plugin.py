@@ -1,6 +1,7 @@
 """kubectl ebpfproxy, with a real kubectl and an API server that runs what the plugin executes in pods."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,9 +44,13 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         return {"HOME": str(self.home), "PATH": f"{PLUGIN.parent}:{KUBECTL.parent}:/usr/bin:/bin"}
 
-    def kubectl(self, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    def kubectl(
+        self, *words: str, folder: Path | None = None, **environment: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run the plugin in `folder`, by default in the home."""
         return subprocess.run(
             [KUBECTL, "ebpfproxy", *words],
+            cwd=folder or self.home,
             env=self.environment() | environment,
             capture_output=True,
             text=True,
@@ -91,12 +96,88 @@ def test_commands_that_work_like_the_agent_get_its_flags_first(cluster: Cluster)
     cluster.server.pods[0]["spec"] = spec | {"nodeName": "a"}
     cluster.server.environment = {"NODE_NAME": "a", "API_SERVER": "https://192.0.2.1:6443"}
     flags = "--config=/etc/ebpfproxy/config.conf --hostname-override=a --master=https://192.0.2.1:6443"
-    for command in ("explain", "verify", "doctor"):
+    for command in ("explain", "verify", "doctor", "dump"):
         done = cluster.kubectl(command, "a", "--", "10.96.0.1:443")
         assert done.stdout == (
             f'ebpfproxy-aaaaa runs ebpfproxy {command} {flags} --cluster-cidr=$5 "`\\ 10.96.0.1:443\n'
         )
-    assert cluster.kubectl("dump", "a").stdout == "ebpfproxy-aaaaa runs ebpfproxy dump\n"
+    assert cluster.kubectl("version", "a").stdout == "ebpfproxy-aaaaa runs ebpfproxy version\n"
+
+
+@pytest.mark.parametrize("flags", [["--bpffs-root=/sys/fs/bpf/two"], ["--bpffs-root", "/sys/fs/bpf/two"]])
+def test_commands_without_a_configuration_get_only_the_root_of_the_maps(
+    cluster: Cluster, flags: list[str]
+) -> None:
+    pod = make_pod("ebpfproxy-aaaaa", "a")
+    pod["spec"]["containers"] = [
+        {"name": "ebpfproxy", "args": ["run", "--config=/etc/config.conf", *flags, "-v=2"]}
+    ]
+    cluster.server.pods[0] = pod
+    for command in ("monitor", "top"):
+        done = cluster.kubectl(command, "a", "--", "--seconds=1")
+        assert done.stdout == f"ebpfproxy-aaaaa runs ebpfproxy {command} {' '.join(flags)} --seconds=1\n"
+
+
+def test_monitor_shows_the_lines_of_several_nodes_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    """Each pod ends only after both lines were shown."""
+    for pod in ("ebpfproxy-aaaaa", "ebpfproxy-bbbbb"):
+        cluster.install(
+            pod, f"#!/bin/sh\necho an event\nwhile [ ! -e {tmp_path}/seen ]; do sleep 0.05; done\nexit 4\n"
+        )
+    with subprocess.Popen(
+        [KUBECTL, "ebpfproxy", "monitor", "a", "b"],
+        env=cluster.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as plugin:
+        assert plugin.stdout
+        shown = {plugin.stdout.readline(), plugin.stdout.readline()}
+        (tmp_path / "seen").touch()
+        assert plugin.wait(60) == 4
+    assert shown == {"a: an event\n", "b: an event\n"}
+
+
+def test_an_interrupt_ends_monitor_on_all_nodes(cluster: Cluster) -> None:
+    for pod in ("ebpfproxy-aaaaa", "ebpfproxy-bbbbb"):
+        cluster.install(pod, "#!/bin/sh\necho an event\nexec sleep 600\n")
+    with subprocess.Popen(
+        [KUBECTL, "ebpfproxy", "monitor", "-A"],
+        env=cluster.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as plugin:
+        assert plugin.stdout
+        plugin.stdout.readline()
+        plugin.stdout.readline()
+        plugin.send_signal(signal.SIGINT)
+        assert plugin.wait(60) == 130
+        assert plugin.stdout.read() == "", "a process has the output still open"
+
+
+def test_support_bundles_are_written_for_each_node(cluster: Cluster, tmp_path: Path) -> None:
+    for pod in ("ebpfproxy-aaaaa", "ebpfproxy-bbbbb"):
+        cluster.install(pod, "#!/bin/sh\nprintf '\\000\\377%s' \"$*\"\necho contents >&2\n")
+    folder = tmp_path / "bundles"
+    folder.mkdir()
+    done = cluster.kubectl("support-bundle", "a", "b", "--anonymize", folder=folder)
+    assert done.returncode == 0, done.stderr
+    files = sorted(folder.iterdir())
+    assert [each.name for each in files] == ["ebpfproxy-a.tar.gz", "ebpfproxy-b.tar.gz"]
+    assert {each.read_bytes() for each in files} == {b"\0\xffsupport-bundle --anonymize -"}
+    assert {each.stat().st_mode & 0o777 for each in files} == {0o600}
+    assert done.stdout.splitlines()[0] == "a: wrote ebpfproxy-a.tar.gz: read it before you send it"
+    assert "b: contents" in done.stderr.splitlines()
+    again = cluster.kubectl("support-bundle", "a", folder=folder)
+    assert again.returncode == 2
+    assert "cannot write ebpfproxy-a.tar.gz: it exists" in again.stderr
+
+
+def test_a_support_bundle_that_fails_leaves_no_file(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.install("ebpfproxy-aaaaa", "#!/bin/sh\necho part\nexit 4\n")
+    folder = tmp_path / "bundles"
+    folder.mkdir()
+    assert cluster.kubectl("support-bundle", "a", folder=folder).returncode == 4
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: f"{each.text}")

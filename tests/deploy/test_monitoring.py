@@ -1,14 +1,18 @@
 """Alerts and dashboard: valid, about metrics that exist, and with a runbook for each alert."""
 
+import copy
 import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+import jsonschema
+import pytest
 import yaml
 
-from tests.support import metric_names, prometheus
-from tests.support.kustomize import REPOSITORY
+from tests.support import chart, metric_names, monitoring_schemas, prometheus
+from tests.support.kustomize import DEPLOY, REPOSITORY
 
 _METRIC = re.compile(r"\b(?:ebpfproxy|kubeproxy|rest_client|process)_[a-z0-9_]+")
 
@@ -75,3 +79,47 @@ def test_the_panels_do_not_overlap() -> None:
     ]
     assert len(set(cells)) == len(cells)
     assert len({panel["title"] for panel in board["panels"]}) == len(places)
+
+
+def operator_objects() -> list[dict[str, Any]]:
+    """Those of kustomize, and those of the chart."""
+    files = [DEPLOY / "monitoring" / name for name in ("pod-monitor.yaml", "prometheus-rule.yaml")]
+    rendered = chart.render(chart.example(DEPLOY / "helm/examples/monitoring.yaml"))
+    found = [each for each in rendered if each["apiVersion"] == "monitoring.coreos.com/v1"]
+    return [*(yaml.safe_load(file.read_text()) for file in files), *found]
+
+
+def test_the_objects_of_the_prometheus_operator_are_valid() -> None:
+    found = operator_objects()
+    assert sorted(each["kind"] for each in found) == ["PodMonitor"] * 2 + ["PrometheusRule"] * 2
+    for each in found:
+        monitoring_schemas.validate(each)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "value"),
+    [
+        ("PodMonitor", ("spec", "selector"), None),
+        ("PodMonitor", ("spec", "podMetricsEndpoints", 0, "interval"), "30 s"),
+        ("PodMonitor", ("spec", "podMetricsEndpoints", 0, "port"), 10249),
+        ("PodMonitor", ("spec", "podMetricsEndpoints", 0, "relabelings", 0, "sourceLabels"), ["a-b"]),
+        ("PodMonitor", ("spec", "podMetricEndpoints"), []),
+        ("PrometheusRule", ("apiVersion",), "monitoring.coreos.com/v1alpha1"),
+        ("PrometheusRule", ("spec", "groups", 0, "name"), ""),
+        ("PrometheusRule", ("spec", "groups", 0, "rules", 0, "for"), "2 minutes"),
+        ("PrometheusRule", ("spec", "groups", 0, "rules", 0, "labels"), {"severity": 1}),
+        ("PrometheusRule", ("spec", "groups", 0, "rules", 0, "expression"), "up"),
+    ],
+)
+def test_the_schemas_find_mistakes(kind: str, where: tuple[str | int, ...], value: object) -> None:
+    entry = copy.deepcopy(next(each for each in operator_objects() if each["kind"] == kind))
+    *path, last = where
+    place: Any = entry
+    for step in path:
+        place = place[step]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    with pytest.raises(jsonschema.ValidationError):
+        monitoring_schemas.validate(entry)

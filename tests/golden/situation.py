@@ -23,7 +23,7 @@ from ebpfproxy.model.address import Network, parse_address, parse_network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.plan.claims import Claims, LostClaim
-from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import DetectLocal, NodePlan, PlanContext, ServicePortPlan, SocketLb
@@ -117,7 +117,8 @@ def _planned(name: str, state: ClusterState, context: PlanContext, rejected: tup
         settled = claims.update(service.name, plan_service(service, slices, state.node, context))
         lost.update(settled.lost)
     plans = sorted(claims.plans.values(), key=lambda plan: (plan.name, plan.family.value))
-    node_plan = plan_node(state, context, any(map(needs_packets_of_pods, plans)))
+    pods, of_node = any(map(needs_packets_of_pods, plans)), any(map(needs_packets_of_node, plans))
+    node_plan = plan_node(state, context, pods, of_node=of_node)
     return Situation(name, state, context, tuple(plans), node_plan, tuple(sorted(lost)), rejected)
 
 

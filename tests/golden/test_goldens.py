@@ -17,6 +17,7 @@ from tests.golden.ipvs_text import ipvs_text
 from tests.golden.nftables_text import nftables_text
 from tests.golden.plan_text import flows_text, plan_text
 from tests.golden.situation import CASES, Situation, case_text, load, path_of, situations
+from tests.golden.userspace_text import userspace_text
 
 RENDERERS: dict[str, Callable[[Situation], str]] = {
     "plan": plan_text,
@@ -25,6 +26,7 @@ RENDERERS: dict[str, Callable[[Situation], str]] = {
     "iptables": iptables_text,
     "nftables": nftables_text,
     "ipvs": ipvs_text,
+    "userspace": userspace_text,
 }
 """The renderer of each section of expected text. A new backend adds a line here."""
 

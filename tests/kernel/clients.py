@@ -20,7 +20,7 @@ _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
-KINDS = {TCP: socket.SOCK_STREAM, UDP: socket.SOCK_DGRAM}
+KINDS = {TCP: socket.SOCK_STREAM, UDP: socket.SOCK_DGRAM, Protocol.SCTP: socket.SOCK_STREAM}
 
 new_ports = itertools.cycle(range(11_000, 30_000))
 """Source ports that are no servers' ports, no NodePorts and no ephemeral ports. An ephemeral port may belong
@@ -34,7 +34,7 @@ def socket_in(netns: Netns, protocol: Protocol, family: int = socket.AF_INET) ->
     receiver, sender = socket.socketpair()
 
     def create() -> None:
-        with socket.socket(family, KINDS[protocol]) as created:
+        with socket.socket(family, KINDS[protocol], protocol) as created:
             socket.send_fds(sender, [b"!"], [created.fileno()])
 
     with receiver, sender:

@@ -67,6 +67,7 @@ class Exposed:
         self.node_port = node_port
         self.spec = spec
         self.status: dict[str, Any] = {}
+        self.annotations: dict[str, str] = {}
         self.backends: tuple[Pod | PodEndpoint, ...] = ()
 
     def address(self, family: str) -> str:
@@ -88,7 +89,9 @@ class Exposed:
             manifests.port(80, name="tcp", node_port=self.node_port),
             manifests.port(53, name="udp", protocol="UDP", node_port=self.node_port),
         ]
-        service = manifests.service(self.name, [self.v4, self.v6], ports, **self.spec)
+        service = manifests.service(
+            self.name, [self.v4, self.v6], ports, annotations=self.annotations, **self.spec
+        )
         if self.status:
             service["status"] = self.status
         targets = [

@@ -22,11 +22,14 @@ from tests.kernel.uplinks import Uplinks
 
 # Tests wait for each change: netfilter's modes would delay each sync by a second.
 _AT_ONCE = "--iptables-min-sync-period=0s"
+# Tests wait between datagrams of a flow.
+_UDP_TIMEOUT = "--udp-timeout=3m"
 MODES = {
     "ebpf": ("ebpf", ()),
     "nftables": ("nftables", (_AT_ONCE,)),
     "iptables": ("iptables", (_AT_ONCE, "--iptables-backend=legacy")),
     "ipvs": ("ipvs", ("--iptables-backend=legacy",)),
+    "userspace": ("userspace", (_UDP_TIMEOUT,)),
 }
 """By backend: the mode and the agent's flags."""
 # The kernel rounds up the size of an LRU map: it never has exactly this size.
@@ -39,10 +42,11 @@ WAYS = {
     "iptables": ("iptables", (_AT_ONCE, "--iptables-backend=legacy")),
     "iptables-nft": ("iptables", (_AT_ONCE, "--iptables-backend=nft")),
     "ipvs": ("ipvs", ("--iptables-backend=legacy",)),
+    "userspace": ("userspace", (_UDP_TIMEOUT,)),
 }
 """By configuration: the mode and the agents' flags."""
 UPLINK_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables")
-USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs")
+USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs", "userspace")
 
 _SHARED = {"cluster", "two_nodes", "uplinks", "target"}
 """The fixtures of clusters that all tests share."""

@@ -21,6 +21,11 @@ class Differences(NamedTuple):
     connect() ignores while it holds the socket lock (tcp_v4_err): then the next SYN is rejected, a second
     later. An unconnected datagram socket gets no error."""
 
+    by_relay: bool
+    """Connections end at processes of the agent, which end with it. The kernel rejects packets to ports
+    without a listener, which an unconnected datagram socket does not notice. A NodePort is reachable at the
+    addresses of the node's devices, which include only one of 127.0.0.0/8."""
+
     masquerades_here: bool
     """With policy Cluster, external clients, and pods that connect to another address than the ClusterIP, are
     masqueraded even if the endpoint is on this node (KUBE-EXT-*, KUBE-MARK-MASQ), as with kube-proxy."""
@@ -90,6 +95,7 @@ class Differences(NamedTuple):
 
 _NFTABLES = Differences(
     by_packet=True,
+    by_relay=False,
     masquerades_here=True,
     loopback=frozenset(),
     other_port=REFUSED,
@@ -106,6 +112,7 @@ _NFTABLES = Differences(
 DIFFERENCES = {
     "ebpf": Differences(
         by_packet=False,
+        by_relay=False,
         masquerades_here=False,
         loopback=frozenset({socket.AF_INET, socket.AF_INET6}),
         other_port=SILENT,
@@ -131,6 +138,13 @@ DIFFERENCES = {
         ends_with_service=True,
         takes_answers=True,
         affinity_by_address=True,
+        answers_pings=True,
+    ),
+    "userspace": _NFTABLES._replace(
+        by_packet=False,
+        by_relay=True,
+        loopback=frozenset({socket.AF_INET, socket.AF_INET6}),
+        flows_end_later=False,
         answers_pings=True,
     ),
 }

@@ -20,6 +20,7 @@ from ebpfproxy.bench import (
     nodeport,
     overhead,
     packet,
+    relays,
     report,
     results,
     source,
@@ -73,6 +74,13 @@ def test_a_reader_of_events_and_another_checkout_are_measured() -> None:
     assert {(each.mode, each.n) for each in found if each.metric == "connect_us"} == {
         (mode, 20) for mode in (monitor.OTHER, monitor.UNUSED, monitor.LIMITED, monitor.UNLIMITED)
     }
+
+
+def test_a_client_with_a_rate_connects_no_faster() -> None:
+    """It sleeps until each connection is due."""
+    found = list(monitor.run(monitor.Size(2, 1, 20, 1, readers=False, rate=100), None, silent))
+    (per_second,) = (each.p50 for each in found if each.metric == "per_s")
+    assert 0 < per_second <= 100
 
 
 def test_a_nodeport_is_measured_on_every_path() -> None:
@@ -218,6 +226,16 @@ def test_kube_proxy_that_ends_is_reported_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(kube_proxy.KubeProxyFailed, match="ended with status 3") as raised:
         compare.run(method, lambda reached: None, binary)
     assert raised.value.hint == "broken"
+
+
+def test_relays_hold_connections_in_mode_userspace() -> None:
+    found = by_key(relays.run(relays.Size(50, 20), silent))
+    assert found["userspace", "clusterip", "crr_us"].n == 20
+    assert found["userspace", "clusterip", "crr_held_us"].n == 20
+    assert found["userspace", "clusterip", "held_unopened"].p50 == 0
+    assert found["userspace", "clusterip", "held_silent"].p50 == 0
+    before, held = (found["userspace", "clusterip", f"relays_rss{part}_mb"].p50 for part in ("", "_held"))
+    assert 10 < before <= held + 1
 
 
 def test_more_flows_than_conntrack_can_hold_are_rejected_at_once() -> None:

@@ -33,6 +33,7 @@ MODES = {
     "nftables": ("nftables", ()),
     "iptables": ("iptables", ("--iptables-backend=nft",)),
     "ipvs": ("ipvs", ("--iptables-backend=nft",)),
+    "userspace": ("userspace", ()),
 }
 """As tests/support/documented_checks.py names them: the mode, and flags of the agent."""
 

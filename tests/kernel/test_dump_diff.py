@@ -71,8 +71,10 @@ def test_entries_that_differ_are_marked(served: Served) -> None:
     pin = (served.cluster.lab.bpffs / "current").resolve() / "maps" / "services"
     with contextlib.closing(Map.pinned(pin)) as services:
         key, value = min(services.items())
-        *head, flags, kind, rest = abi.SERVICE.unpack(value)
-        services.update(key, abi.SERVICE.pack(*head, flags ^ abi.SERVICE_MASQUERADE_OUTSIDE, kind, rest))
+        *head, flags, kind, algorithm, slow_start = abi.SERVICE.unpack(value)
+        services.update(
+            key, abi.SERVICE.pack(*head, flags ^ abi.SERVICE_MASQUERADE_OUTSIDE, kind, algorithm, slow_start)
+        )
         try:
             _, output, _ = dump(served, "services", "--drift", "-o", "json")
             marks = [row["drifted"] for row in json.loads(output)]

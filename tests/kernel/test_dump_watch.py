@@ -15,7 +15,7 @@ import pytest
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
 from ebpfproxy.backends.ebpf.pins import Pins
-from ebpfproxy.cli.pipe import CLOSED
+from ebpfproxy.errors import CLOSED
 from ebpfproxy.model.address import parse_address
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
 from tests.support.kustomize import REPOSITORY
@@ -40,7 +40,7 @@ def build_in(place: BpfPlace, name: str) -> None:
 def put_frontend(place: BpfPlace, name: str, number: int, flags: int = 0) -> None:
     """Write a frontend without endpoints."""
     with contextlib.closing(Maps(place.bpffs / name / "maps")) as maps:
-        maps["services"].update(_key(number), abi.SERVICE.pack(bytes(8), bytes(8), number, 0, flags, 1, 0))
+        maps["services"].update(_key(number), abi.SERVICE.pack(bytes(8), bytes(8), number, 0, flags, 1, 0, 0))
 
 
 def remove_frontend(place: BpfPlace, name: str, number: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.inspect.events import LEASE, Event, EventReader
 from ebpfproxy.backends.ebpf.pins import Pins
-from ebpfproxy.errors import AlreadyExists
+from ebpfproxy.errors import CLOSED, AlreadyExists
 from ebpfproxy.lab import Netns
 from ebpfproxy.linux.bpf.bpf import Map
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome, socket_in
@@ -293,6 +293,15 @@ def test_the_command_writes_json_lines(cluster: Cluster) -> None:
     assert (process.returncode, errors) == (0, "")
     rows = [json.loads(line) for line in output.splitlines()]
     assert [(row["event"], row["client"]) for row in rows] == [("new", cluster.p.v4)] * 2
+
+
+def test_closed_output_ends_the_command_with_141(cluster: Cluster) -> None:
+    web = cluster.service().to(cluster.a)
+    with started(cluster) as process:
+        assert process.stdout
+        process.stdout.close()
+        outcome(cluster.p, TCP, web.v4, 80)
+        assert process.wait(30) == CLOSED
 
 
 def test_the_command_ends_at_an_interrupt(cluster: Cluster) -> None:

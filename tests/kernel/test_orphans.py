@@ -45,7 +45,7 @@ def maps(place: BpfPlace) -> Iterator[Maps]:
     with contextlib.closing(Maps(folder)) as opened:
         opened["service_names"].update(_U32.pack(SERVICE), abi.SERVICE_NAME.pack(b"default/web:http", 6, 4))
         span = abi.SLOT_RANGE.pack(0, 1)
-        opened["services"].update(_SERVICE_KEY, abi.SERVICE.pack(span, span, SERVICE, 3600, 0, 1, 0))
+        opened["services"].update(_SERVICE_KEY, abi.SERVICE.pack(span, span, SERVICE, 3600, 0, 1, 0, 0))
         opened["slots"].update(_U32.pack(0), _U32.pack(ENDPOINT))
         _list_endpoint(opened)
         now = time.monotonic_ns()

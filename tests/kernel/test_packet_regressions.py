@@ -146,8 +146,9 @@ def test_session_affinity_survives_syncs_and_restarts(two_nodes: TwoNodes, famil
     web.to(pair.a, pair.b, pair.c, pair.d, pair.e)
     assert len(pair.agent.lines) > syncs
     assert chosen() == first_choice
-    pair.restart()
-    assert chosen() == first_choice
+    if not DIFFERENCES[pair.mode].by_relay:  # whose tables end with the agent
+        pair.restart()
+        assert chosen() == first_choice
 
 
 @pytest.mark.ways(
@@ -225,7 +226,9 @@ def test_replies_to_the_nodes_own_connection_from_a_node_port_reach_the_node(
     """Regression: cilium #10261. NodePorts and ephemeral ports may overlap (kubernetes #111823). The
     connection may be older than the Service: its replies are not connections to the Service."""
     pair, web = two_nodes, two_nodes.everywhere()
-    taken = protocol is UDP and DIFFERENCES[pair.mode].takes_answers
+    differences = DIFFERENCES[pair.mode]
+    taken = protocol is UDP and differences.takes_answers
+    served = REFUSED if protocol is UDP and differences.by_relay else "a"  # the port of a relay is in use
     server = pair.x.serve_echo(protocol, 7070, getattr(pair.x, family))
     source, to = (getattr(pair.node, family), web.node_port), (getattr(pair.x, family), 7070)
     try:
@@ -234,7 +237,7 @@ def test_replies_to_the_nodes_own_connection_from_a_node_port_reach_the_node(
             web.to(pair.a)
             for _ in range(3):
                 assert name_of(converse(own)) == (SILENT if taken else "outside")
-                assert name_of(outcome(pair.x, protocol, source[0], web.node_port)) == "a"
+                assert name_of(outcome(pair.x, protocol, source[0], web.node_port)) == served
     finally:
         server.kill()
 

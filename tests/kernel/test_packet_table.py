@@ -19,7 +19,9 @@ from tests.kernel.two_nodes import FRONTENDS, Everywhere, TwoNodes, name_and_cli
 
 pytestmark = [
     pytest.mark.kernel,
-    pytest.mark.ways("ebpf-on", "ebpf-off", "ebpf-host", "nftables", "iptables", "iptables-nft", "ipvs"),
+    pytest.mark.ways(
+        "ebpf-on", "ebpf-off", "ebpf-host", "nftables", "iptables", "iptables-nft", "ipvs", "userspace"
+    ),
 ]
 
 POLICIES = ("Cluster", "Local")
@@ -108,6 +110,8 @@ def seen(table: Table, row: Row, who: Client) -> set[str]:
     if who.by_socket or (here and not DIFFERENCES[pair.mode].masquerades_here):
         return {own}
     masqueraded = {gateway if here else uplink}
+    if DIFFERENCES[pair.mode].by_relay:
+        return masqueraded
     if row.frontend == "ClusterIP":
         return masqueraded if who.group == "outside" else {own}
     return masqueraded if row.policy == "Cluster" else {own}

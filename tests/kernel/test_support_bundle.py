@@ -43,7 +43,7 @@ def _write_service(place: BpfPlace) -> None:
     with contextlib.closing(Maps(folder)) as maps:
         maps["service_names"].update(bytes([1, 0, 0, 0]), abi.SERVICE_NAME.pack(b"shop/cart:http", 6, 4))
         key = abi.SERVICE_KEY.pack(parse_address("10.96.0.77"), htons(80), 6, 0)
-        maps["services"].update(key, abi.SERVICE.pack(bytes(8), bytes(8), 1, 0, 0, 1, 0))
+        maps["services"].update(key, abi.SERVICE.pack(bytes(8), bytes(8), 1, 0, 0, 1, 0, 0))
 
 
 def test_a_bundle_has_the_state_of_the_node_without_names(tmp_path: Path) -> None:

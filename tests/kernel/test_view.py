@@ -1,6 +1,7 @@
 """The view of pinned maps with unusual content, and of maps that are replaced while they are opened."""
 
 import contextlib
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from socket import htons
@@ -19,6 +20,8 @@ from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
 pytestmark = pytest.mark.kernel
 
 _SIZES = MapSizes(services=8, slots=16, endpoints=8, affinity=8, sockets=8)
+_U32 = struct.Struct("=I")
+_U32 = struct.Struct("=I")
 _HTTP = htons(80)
 
 
@@ -45,7 +48,9 @@ def test_a_service_whose_range_exceeds_the_slots_is_shown_with_a_flag(
         span = abi.SLOT_RANGE.pack(first, count)
         address = parse_address("10.96.0.1")
         key = abi.SERVICE_KEY.pack(address, _HTTP, 6, 0)
-        maps["services"].update(key, abi.SERVICE.pack(span, span, 1, 0, 0, 1, 0))
+        maps["services"].update(key, abi.SERVICE.pack(span, span, 1, 0, 0, 1, 0, 0))
+        for slot in range(maps["slots"].shape.max_entries):
+            maps["slots"].update(_U32.pack(slot), _U32.pack(slot))
     with contextlib.closing(View(place.bpffs)) as opened:
         (row,) = opened.services()
     assert (len(row.internal), len(row.external)) == (seen, seen)

@@ -33,6 +33,8 @@ RUN: Sequence[tuple[str, str]] = (
     (r"sysctl net\.ipv4\.conf\.all\.route_localnet", "iptables"),
     (r"for t in iptables ip6tables; do .*", "iptables"),
     (r"(?:ipvsadm|ipset) .*|ip addr show kube-ipvs0|sysctl net\.ipv4\.vs .*", "ipvs"),
+    (r"ip route show table local proto 235|ss -ltnup|ps -C ebpfproxy-relay", "userspace"),
+    (r"ebpfproxy dump connections", "userspace"),
     (r"ebpfproxy (?:cleanup|compile|completion|doctor|man|version)\b.*", "ebpf"),
     (r"ebpfproxy dump\b(?!.*--(?:watch|diff|drift)).*", "ebpf"),
     (r"curl -s(?:i)? '?localhost:(?:10249|10256)/.*", "ebpf"),
@@ -53,9 +55,12 @@ EXEMPT: Mapping[str, str] = {
     r"modprobe .*|echo ip_vs .*|grep net-pf-16.*": "needs the node's modules",
     r"ebpfproxy (?:monitor|top)\b.*|ebpfproxy dump .*--watch.*": "run until an interrupt: test_monitor.py",
     r"pip uninstall bcc|pip install .*|apt-get install .*": "changes the machine",
+    r"kubectl krew .*": "needs krew: tests/deploy/test_krew.py installs what it would",
+    r"bpftool map lookup pinned MAP .*": "needs the key of an entry: tests/kernel/test_raw_keys.py",
     r"git commit .*": "changes the repository: tests/unit/test_contributing.py",
     r"ip link show ebpfproxy0": "needs a start with --socket-lb=off: tests/kernel/test_reinjection.py",
     r"ip rule add from ADDRESS": "shown as an example without effect",
+    r"ip addr": "shows what a decision does not do",
 }
 """Commands that no test can run, and why."""
 
@@ -175,12 +180,19 @@ def _plugin(words: Sequence[str]) -> None:
             program = Path(folder, name)
             program.write_text(f"#!/bin/sh\n{script}\n")
             program.chmod(0o755)
-        environment = {"PATH": f"{folder}:/usr/bin:/bin"}
         done = subprocess.run(
-            [PLUGIN, *words], env=environment, capture_output=True, text=True, timeout=60, check=False
+            [PLUGIN, *words],
+            env={"PATH": f"{folder}:/usr/bin:/bin"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
-    assert done.returncode == 0, done.stderr
-    command, *arguments = [line.removeprefix("worker-1: ") for line in done.stdout.splitlines()]
+        assert done.returncode == 0, done.stderr
+        written = Path(folder, "ebpfproxy-worker-1.tar.gz")
+        output = written.read_text() if written.exists() else done.stdout
+    command, *arguments = [line.removeprefix("worker-1: ") for line in output.splitlines()]
     if group.get_command(click.Context(group), command):
         _ebpfproxy([command, *[word for word in arguments if not word.startswith("worker-2: ")]])
 

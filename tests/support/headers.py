@@ -1,10 +1,12 @@
-"""Parses Ethernet frames, independently of bpf/packet.h and scapy.
+"""Parses Ethernet frames, independently of bpf/packet.h and, except for the CRC of SCTP, of scapy.
 
 Addresses are the 16 bytes of `Address`; ports are in host byte order.
 """
 
 import struct
 from typing import NamedTuple
+
+from scapy.layers.sctp import crc32c
 
 from ebpfproxy.model.address import V4_PREFIX, Address
 
@@ -17,6 +19,7 @@ _HOP_BY_HOP, _ROUTING, _FRAGMENT, _OPTIONS = 0, 43, 44, 60
 _PORTS = struct.Struct("!HH")
 _SIZES = {TCP: 20, UDP: 8, SCTP: 12}
 _CHECKSUMS = {TCP: 16, UDP: 6, ICMP: 2, ICMPV6: 2}
+_CRC = 8
 _ERRORS = {ICMP: frozenset({3, 11, 12}), ICMPV6: frozenset(range(1, 128))}
 
 
@@ -164,6 +167,8 @@ def defects(frame: bytes, of: Parts) -> tuple[int, ...]:
 def _defects(frame: bytes, of: Headers) -> tuple[int, ...]:
     header = (total(frame[of.l3 : min(of.l4, len(frame))]),) if of.version == 4 else ()
     at = of.l4 + _CHECKSUMS.get(of.protocol, 0)
+    if of.protocol == SCTP and of.has_ports:
+        return (*header, *_crc_defect(frame, of))
     if of.protocol not in _CHECKSUMS or of.fragment == "later" or len(frame) < at + 2:
         return header
     if of.protocol == UDP and frame[at : at + 2] == b"\0\0":
@@ -192,6 +197,23 @@ def _transport_defect(frame: bytes, headers: Headers) -> int:
     return (pseudo + headers.end - headers.l4 + total(data)) % 65535
 
 
+def _crc_defect(frame: bytes, headers: Headers) -> tuple[int, ...]:
+    """None if the CRC is missing in a truncated packet, or if the length contradicts the headers."""
+    at = headers.l4 + _CRC
+    if len(frame) < at + 4 or headers.end < at + 4:
+        return ()
+    return (int.from_bytes(frame[at : at + 4]) ^ crc_of(frame, headers),)
+
+
+def crc_of(frame: bytes, headers: Headers) -> int:
+    """The correct CRC of an SCTP packet (RFC 9260, 6.8), in the byte order of the field. A truncated packet
+    ends with zeros."""
+    at = headers.l4 + _CRC
+    data = frame[headers.l4 : at] + bytes(4) + frame[at + 4 : headers.end]
+    found: int = crc32c(data.ljust(headers.end - headers.l4, b"\0"))  # type: ignore[no-untyped-call]
+    return found
+
+
 def without_translated_fields(frame: bytes, of: Parts) -> bytes:
     """The frame with addresses, ports and their checksums blanked: a translation changes nothing else."""
     kept = bytearray(frame)
@@ -210,6 +232,8 @@ def _blank(kept: bytearray, headers: Headers) -> None:
         return
     if headers.has_ports:
         _clear(kept, headers.l4, 4)
+    if headers.protocol == SCTP:
+        _clear(kept, headers.l4 + _CRC, 4)
     if headers.protocol in _CHECKSUMS:
         _clear(kept, headers.l4 + _CHECKSUMS[headers.protocol], 2)
 

@@ -30,11 +30,12 @@ _MARK = re.compile(r"meta mark set meta mark \| 0x[0-9a-f]{8}")
 _CLIENT = r"ip6? saddr \. numgen random mod 1 offset [0-9]+"
 _REMEMBERED = re.compile(rf"{_CLIENT} @affinity ")
 _UPDATE = re.compile(rf"update @affinity \{{ {_CLIENT} timeout [0-9]+s \}} ")
-_CHANCE = re.compile(r"numgen random mod [0-9]+ 0 ")
+_DRAWN = r"(?:numgen (?:random|inc) mod ([0-9]+)|jhash ip6? saddr mod ([0-9]+) seed 0x65627066)"
+_SHARE = re.compile(rf"{_DRAWN} (?:0|< [0-9]+) ")
 _DNAT = re.compile(r"meta l4proto (\S+) dnat to (\S+)")
 _DNAT_CHOICE = re.compile(
     r"meta l4proto (\S+) dnat ip6? to numgen random mod 1 offset ([0-9]+)"
-    r" \. numgen random mod 1 offset ([0-9]+) \. numgen random mod ([0-9]+) map @(endpoints-[0-9]+)"
+    rf" \. numgen random mod 1 offset ([0-9]+) \. {_DRAWN} map @(endpoints-[0-9]+)"
 )
 _MARKED = re.compile(r"meta mark & (0x[0-9a-f]{8}) != 0x00000000 meta mark set meta mark \^ \1 ")
 _SAME_BYTE = re.compile(r"@nh,([0-9]+),8 \. @nh,([0-9]+),8 @equal-bytes ")
@@ -178,7 +179,7 @@ class Ruleset:
                 header = _network_header(packet)
                 one, other = (f"0x{header[int(bits) // 8]:08x}" for bits in found.groups())
                 answer = ("equal-bytes", f"{one} . {other}") in self.elements
-            elif found := _REMEMBERED.match(text) or _UPDATE.match(text) or _CHANCE.match(text):
+            elif found := _REMEMBERED.match(text) or _UPDATE.match(text) or _SHARE.match(text):
                 answer = None
             elif found := _ADDRESS.match(text):
                 address = packet.source if found[1] == "s" else packet.destination
@@ -210,9 +211,9 @@ class Ruleset:
             yield f"DNAT {found[2]}" if found[1] == packet.protocol else ""
         elif found := _DNAT_CHOICE.fullmatch(text):
             identity = struct.pack("=II", int(found[2]), int(found[3]))
-            endpoints = self.endpoints[found[5], identity]
-            assert int(found[4]) in (1, len(endpoints))
-            for endpoint in endpoints[: int(found[4])]:
+            endpoints, modulus = self.endpoints[found[6], identity], int(found[4] or found[5])
+            assert modulus in (1, len(endpoints))
+            for endpoint in endpoints[:modulus]:
                 address, _, port = endpoint.partition(" . ")
                 destination = format_endpoint(parse_address(address), int(port))
                 yield f"DNAT {destination}" if found[1] == packet.protocol else ""

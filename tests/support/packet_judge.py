@@ -68,6 +68,8 @@ class Judge:
         assert before, "a packet that cannot be parsed was changed"
         if before.protocol in (headers.ICMP, headers.ICMPV6):
             self._icmp("ingress", frame, before, verdict, out)
+        elif verdict == SHOT and _is_sctp_fragment(before):
+            self.judged["dropped"] += 1
         elif before.fragment == "later":
             self._later("ingress", frame, before, verdict, out)
         else:
@@ -81,11 +83,12 @@ class Judge:
             self._rejection(frame, before, out)
         elif verdict == SHOT:
             assert offer, "a packet for no Service was dropped"
-            excused = (
-                offer.drops
-                or _may_lack_ports(before)
-                or (offer.rejects and (_is_too_long_to_quote(before) or _gets_no_answer(before.tuple.source)))
+            unanswered = (
+                _is_too_long_to_quote(before)
+                or _gets_no_answer(before.tuple.source)
+                or not _is_init(frame, before)
             )
+            excused = offer.drops or (offer.rejects and unanswered)
             assert excused, "a packet for a Service with endpoints was dropped"
             self.judged["dropped"] += 1
         else:
@@ -118,6 +121,9 @@ class Judge:
         assert before, "a packet that cannot be parsed was changed"
         if before.protocol in (headers.ICMP, headers.ICMPV6):
             self._icmp("egress", frame, before, verdict, out)
+            return
+        if verdict == SHOT and _is_sctp_fragment(before):
+            self.judged["dropped"] += 1
             return
         assert verdict in (UNSPEC, REDIRECT), f"verdict {verdict} at egress"
         if before.fragment == "later":
@@ -197,6 +203,13 @@ class Judge:
             assert out[after.l4 + 13] == 0x14, "not RST and ACK"
             assert len(out) == len(frame)
             assert headers.is_good(out) or not headers.is_good(frame), "a reset with a bad checksum"
+        elif before.protocol == headers.SCTP:
+            assert after.tuple == before.tuple.reversed()
+            assert out[after.l4 + 4 : after.l4 + 8] == frame[before.l4 + 16 : before.l4 + 20]
+            assert out[after.l4 + 12 :] == b"\x06\0\0\x04", "not an ABORT"
+            *_, defect = headers.defects(out, headers.Parts(after, None))
+            assert not defect, "an ABORT with a bad CRC"
+            assert headers.is_good(out) or not headers.is_good(frame), "an ABORT with a bad checksum"
         else:
             expected = (3, 3) if before.version == 4 else (1, 4)
             assert (out[after.l4], out[after.l4 + 1]) == expected, "no port unreachable"
@@ -206,9 +219,16 @@ class Judge:
         self.judged["refused"] += 1
 
 
-def _may_lack_ports(packet: Headers) -> bool:
-    """SCTP ports cannot be translated, because the checksum covers them. So a second flow may lack a port."""
-    return packet.protocol == headers.SCTP
+def _is_sctp_fragment(packet: Headers) -> bool:
+    """The CRC cannot be changed without the length of the complete packet."""
+    return packet.protocol == headers.SCTP and packet.fragment != ""
+
+
+def _is_init(frame: bytes, packet: Headers) -> bool:
+    """False only for a packet of SCTP without an INIT chunk, or with the tag 0."""
+    at = packet.l4 + 12
+    chunk = frame[at : at + 8]
+    return packet.protocol != headers.SCTP or (len(chunk) == 8 and chunk[0] == 1 and any(chunk[4:]))
 
 
 def _gets_no_answer(source: Address) -> bool:

@@ -27,6 +27,7 @@ from scapy.packet import Packet
 
 from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey, render
+from ebpfproxy.backends.ebpf.flows.connections import Connections
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.flows.sweep import FlowMaps, FlowSweep, Swept
 from ebpfproxy.backends.ebpf.hooks import TAIL_CALLS
@@ -301,10 +302,20 @@ class PacketPath:
 
     def sweep(self, **timeouts: int) -> Swept:
         """What the agent's collector does all the time; timeouts as for `set_node`."""
+        return self._sweep(None, TIMEOUTS | timeouts)
+
+    def _sweep(self, connections: Connections | None, timeouts: Mapping[str, int]) -> Swept:
         with contextlib.closing(self.maps["endpoints"].mapped()) as endpoints:
             flows, replies, established = (self.maps[n] for n in ("flows", "replies", "established_flows"))
             of = FlowMaps(flows, replies, established, endpoints)
-            return FlowSweep(of, FlowTimeouts(**(TIMEOUTS | timeouts))).run(lambda _: False)
+            sweep = FlowSweep(of, FlowTimeouts(**timeouts), connections=connections)
+            return sweep.run(lambda _: False)
+
+    def sweep_and_count(self) -> None:
+        """As `sweep`, which also counts the open connections of endpoints."""
+        connections = Connections(self.maps["connections"], self.maps["socket_peers"])
+        with contextlib.closing(connections):
+            self._sweep(connections, TIMEOUTS)
 
     def counted(self) -> dict[str, int]:
         """The counters that went up since `start_over` or the last call, by how much."""

@@ -24,7 +24,7 @@ from scapy.layers.inet6 import (
     IPv6ExtHdrRouting,
 )
 from scapy.layers.l2 import ARP, Dot1Q, Ether
-from scapy.layers.sctp import SCTP, SCTPChunkData
+from scapy.layers.sctp import SCTP, SCTPChunkInit
 from scapy.packet import Packet, Raw
 
 from tests.support import headers
@@ -57,6 +57,8 @@ class _Complete(NamedTuple):
     checksums: tuple[int, ...]
     """Offsets of the checksums that cover the address."""
     port_checksums: tuple[int, ...]
+    sctp: Headers | None
+    """The CRC covers the port."""
 
 
 class RandomPackets:
@@ -112,6 +114,9 @@ class RandomPackets:
             _adjust(frame, at, address - before[0])
         for at in complete.port_checksums:
             _adjust(frame, at, port - before[1])
+        if complete.sctp:
+            at = complete.sctp.l4 + 8
+            frame[at : at + 4] = headers.crc_of(bytes(frame), complete.sctp).to_bytes(4)
         return bytes(frame)
 
     def _about_flow(self) -> bytes:
@@ -164,9 +169,10 @@ def _complete(packet: Packet) -> _Complete:
     assert found.has_ports
     at = found.l4 + {headers.TCP: 16, headers.UDP: 6}.get(found.protocol, 0)
     own = (at,) if at != found.l4 and frame[at : at + 2] != b"\0\0" else ()
+    sctp = found if found.protocol == headers.SCTP else None
     if found.version == 4:
-        return _Complete(frame, found.l3 + 14, found.l4, (found.l3 + 10, *own), own)
-    return _Complete(frame, found.l3 + 22, found.l4, own, own)
+        return _Complete(frame, found.l3 + 14, found.l4, (found.l3 + 10, *own), own, sctp)
+    return _Complete(frame, found.l3 + 22, found.l4, own, own, sctp)
 
 
 def client_of(address: str) -> str:
@@ -183,7 +189,8 @@ def _transports(target: Target) -> list[Packet]:
         ]
     if target.protocol == headers.UDP:
         return [UDP(sport=20000, dport=target.port), UDP(sport=20000, dport=target.port, chksum=0)]
-    return [SCTP(sport=20000, dport=target.port) / SCTPChunkData(data=b"sctp", tsn=7)]
+    init = SCTPChunkInit(init_tag=0xCAFE0001, a_rwnd=1, n_out_streams=1, n_in_streams=1, init_tsn=7)
+    return [SCTP(sport=20000, dport=target.port) / init]
 
 
 def _between(target: Target) -> list[Packet]:
@@ -257,8 +264,7 @@ def _deep(packet: Packet, count: int) -> Packet:
 
 
 def _answers(forwarded: bytes) -> list[bytes]:
-    """The packet with source and destination exchanged, which keeps the checksums valid; and an error about
-    it."""
+    """The packet with source and destination exchanged, and an error about it. All checksums stay valid."""
     found = headers.read(forwarded)
     if not found or not found.has_ports:
         return []
@@ -268,6 +274,8 @@ def _answers(forwarded: bytes) -> list[bytes]:
     back[found.l4 : found.l4 + 4] = (
         forwarded[found.l4 + 2 : found.l4 + 4] + forwarded[found.l4 : found.l4 + 2]
     )
+    if found.protocol == headers.SCTP and not found.fragment:
+        back[found.l4 + 8 : found.l4 + 12] = headers.crc_of(bytes(back), found).to_bytes(4)
     return [bytes(back), error_about(forwarded, found)]
 
 

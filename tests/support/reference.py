@@ -221,7 +221,17 @@ def endpoints(q: Question) -> dict[Target, Endpoint]:
             staying or here or graded,
             key=lambda e: (e.serving, e.node, sorted(e.nodes), sorted(e.zones)),
         )
+        if _weight(q, target[0], best[target].node) == 0:
+            best[target] = best[target]._replace(ready=False, terminating=False)
     return best
+
+
+def _weight(q: Question, address: Address, node: str) -> int:
+    """By the first matching rule of the annotation endpoint-weights."""
+    for rule in q.service.balancing.weights:
+        if contains(rule.network, address) if rule.network else rule.node == node:
+            return rule.weight
+    return 1
 
 
 def _ready(endpoint: Endpoint) -> bool:

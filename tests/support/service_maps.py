@@ -5,8 +5,9 @@ It is intentionally independent of ServiceTable, whose results it checks.
 
 import itertools
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from math import gcd
 from socket import ntohs
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from ebpfproxy.model.address import Address, Family, Network, is_unspecified, ne
 
 U32 = struct.Struct("=I")
 PORT_LINES = (6, 17, 132)  # TCP, UDP, SCTP
+TABLES = (abi.ALGORITHM_SOURCE_HASH, abi.ALGORITHM_MAGLEV)
 _EMPTY = bytes(1024)
 
 
@@ -29,6 +31,8 @@ class Found(NamedTuple):
     timeout: int
     flags: int
     kind: int
+    algorithm: int
+    slow_start: int
 
 
 class EndpointValue(NamedTuple):
@@ -51,8 +55,7 @@ class View:
         for key, value in maps["services"].items():
             address, port, protocol, pad = abi.SERVICE_KEY.unpack(key)
             assert pad == 0
-            internal, external, *rest, pad = abi.SERVICE.unpack(value)
-            assert pad == 0
+            internal, external, *rest = abi.SERVICE.unpack(value)
             found = Found(struct.unpack("=II", internal), struct.unpack("=II", external), *rest)
             self.services[address, ntohs(port), protocol] = found
         self.names: dict[int, ServicePortKey] = {}
@@ -83,6 +86,9 @@ class View:
 
     def listed(self) -> dict[int, EndpointValue]:
         return {id_: each for id_, each in enumerate(self.endpoints) if each.flags & abi.ENDPOINT_LISTED}
+
+    def weight(self, id_: int) -> int:
+        return self.endpoints[id_].flags >> abi.CONSTANTS["ENDPOINT_WEIGHT_SHIFT"] or 1
 
     def in_range(self, range_: tuple[int, int]) -> list[int]:
         """The endpoint ids in a range of slots."""
@@ -145,7 +151,8 @@ def check_safe(maps: Maps, allowed: Mapping[FrontendKey, frozenset[frozenset[tup
         assert _port(frontend) in view.ports, f"{frontend}: missing in service_ports"
         for bit, range_ in scopes_of(found):
             ids = view.in_range(range_)
-            assert len(set(ids)) == len(ids), f"{frontend}: an endpoint twice in one list"
+            is_plain = found.algorithm not in TABLES and not any(view.weight(id_) > 1 for id_ in ids)
+            assert not is_plain or len(set(ids)) == len(ids), f"{frontend}: an endpoint twice in one list"
             for id_ in ids:
                 assert 0 < id_ < len(view.endpoints), f"{frontend}: no such endpoint"
                 endpoint = view.endpoints[id_]
@@ -170,11 +177,29 @@ def check_admitted(maps: Maps, allowed: Mapping[FrontendKey, list[frozenset[Netw
             assert held <= frozenset().union(*states), f"{frontend}: admits clients outside its ranges"
 
 
+def _entries_of(entry: ServicePortEntry, bit: int) -> Counter[tuple[Address, int]]:
+    """How many entries each endpoint has in the list of this flag. In a table, equal endpoints may differ by
+    one: then the counts are those without a remainder."""
+    flags = entry.endpoints.flags()
+    members = [(each, has >> 8 or 1) for each, has in zip(entry.endpoints, flags, strict=True) if has & bit]
+    total = sum(weight for _, weight in members)
+    if entry.algorithm in TABLES:
+        size = next((s for s in (2039, 16381, 65521) if s >= 128 * len(members)), 65521)
+        return Counter({(e.address, e.port): size * weight // total for e, weight in members})
+    common = gcd(*(weight for _, weight in members))
+    return Counter({(e.address, e.port): weight // common for e, weight in members})
+
+
 def _room_of_lists(entry: ServicePortEntry) -> int:
     """The number of slots of both lists: each takes the next power of two."""
     bits = (abi.ENDPOINT_CLUSTER, abi.ENDPOINT_LOCAL)
-    counts = (sum(bool(flags & bit) for flags in entry.endpoints.flags()) for bit in bits)
-    return sum(1 << (count - 1).bit_length() for count in counts if count)
+    counts = [_entries_of(entry, bit).total() for bit in bits]
+    return sum(_span(count, entry.algorithm) for count in counts if count)
+
+
+def _span(count: int, algorithm: int) -> int:
+    """The number of slots that a list occupies, including the turn of round robin."""
+    return 1 << (count + (algorithm == abi.ALGORITHM_ROUND_ROBIN) - 1).bit_length()
 
 
 def _with_flag(entry: ServicePortEntry, flag: int) -> list[tuple[Address, int]]:
@@ -202,13 +227,25 @@ def check_exact(
     for frontend, (key, kind, flags) in frontends.items():
         found, entry = view.services[frontend], wanted[key]
         assert (found.id, found.timeout) == (ids[key], entry.affinity_timeout)
-        assert (found.kind, found.flags) == (kind, flags)
+        assert (found.kind, found.flags, found.algorithm) == (kind, flags, entry.algorithm)
+        assert found.slow_start == entry.slow_start
         for bit, range_ in scopes_of(found):
             endpoints = [(p.address, p.port) for p in (view.endpoints[i] for i in view.in_range(range_))]
-            assert endpoints == _with_flag(entry, bit), frontend
+            expected_entries = _entries_of(entry, bit)
+            if entry.algorithm in TABLES:
+                surplus = Counter(endpoints) - expected_entries
+                assert expected_entries <= Counter(endpoints), frontend
+                assert surplus.total() < len(expected_entries), frontend
+            elif max(expected_entries.values(), default=1) > 1:
+                assert Counter(endpoints) == expected_entries, frontend
+            else:
+                assert endpoints == _with_flag(entry, bit), frontend
             if range_[1]:
                 assert blocks.setdefault((found.id, bit), range_) == range_, "two lists of one scope"
-    spans = sorted((first, first + (1 << (count - 1).bit_length())) for first, count in blocks.values())
+    algorithms = {ids[key]: entry.algorithm for key, entry in wanted.items()}
+    spans = sorted(
+        (first, first + _span(count, algorithms[id_])) for (id_, _), (first, count) in blocks.items()
+    )
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "overlap"
     expected = {
         (ids[key], e.address, e.port, flags)
@@ -217,6 +254,10 @@ def check_exact(
     }
     assert {(p.service, p.address, p.port, p.flags) for p in listed.values()} == expected, "endpoints"
     assert len(listed) == len(expected), "an endpoint twice"
+    least = {ids[key] for key, each in wanted.items() if each.algorithm == abi.ALGORITHM_LEAST_CONNECTIONS}
+    counted = {U32.unpack(key)[0] for key, _ in maps["connections"].items()}
+    in_lists = {id_ for id_, each in listed.items() if each.service in least}
+    assert counted == in_lists, "counted endpoints"
     ranges = {ids[key]: set(entry.source_ranges) for key, entry in wanted.items() if entry.source_ranges}
     assert view.sources == ranges, "source ranges"
     assert view.ports == {_port(frontend) for frontend in frontends}, "ports"

@@ -1,9 +1,12 @@
 """Random clusters for hypothesis with few addresses, names and zones, so that objects conflict."""
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address, parse_network
+from ebpfproxy.model.balancing import DEFAULT_BALANCING, Algorithm, Balancing, WeightRule
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
@@ -50,11 +53,31 @@ PORTS = st.builds(
     node_port=st.sampled_from((0, 0, 30080, 30053)),
 )
 
+_SOME_PORTS = st.lists(PORTS, min_size=1, max_size=3, unique_by=lambda port: (port.name, port.protocol)).map(
+    tuple
+)
+
+BALANCINGS = st.builds(
+    Balancing,
+    algorithm=st.none() | st.sampled_from(Algorithm),
+    weights=st.lists(
+        st.builds(
+            WeightRule,
+            node=st.sampled_from((HERE, ELSEWHERE)),
+            network=st.none() | st.sampled_from((parse_network("10.1.0.1/32"), parse_network("fd01::/64"))),
+            weight=st.sampled_from((0, 1, 2, 3)),
+        ),
+        max_size=2,
+    ).map(tuple),
+    slow_start=st.none() | st.sampled_from((0, 30)),
+)
+
 SERVICES = st.builds(
     Service,
     name=st.sampled_from([NamespacedName("default", name) for name in ("web", "api", "dns")]),
-    ports=st.lists(PORTS, max_size=3, unique_by=lambda port: (port.name, port.protocol)).map(tuple),
-    cluster_ips=_few("10.96.0.10", "10.96.0.11", "fd00::10", "0.0.0.0", most=2),
+    ports=_SOME_PORTS | _SOME_PORTS | st.just(()),
+    cluster_ips=st.just((parse_address("10.96.0.10"), parse_address("fd00::10")))
+    | _few("10.96.0.10", "10.96.0.11", "fd00::10", "0.0.0.0", most=2),
     external_ips=_few("203.0.113.1", "10.96.0.10", "2001:db8::1", "0.0.0.0"),
     load_balancer_ips=_few("203.0.113.1", "203.0.113.2", "2001:db8::2", "::", most=2),
     source_ranges=st.lists(st.sampled_from(_RANGES), max_size=2).map(tuple),
@@ -63,6 +86,7 @@ SERVICES = st.builds(
     external_policy=st.sampled_from(TrafficPolicy),
     affinity_timeout=st.sampled_from((0, 10800)),
     health_check_node_port=st.sampled_from((0, 32000)),
+    balancing=st.just(DEFAULT_BALANCING) | BALANCINGS,
 )
 
 
@@ -94,20 +118,28 @@ def endpoints_at(
 
 
 @st.composite
-def slices_of(draw: st.DrawFn, service: NamespacedName) -> EndpointSlice:
+def slices_of(draw: st.DrawFn, service: NamespacedName, wanted: Sequence[ServicePort] = ()) -> EndpointSlice:
+    """`wanted`: ports of the Service. The slice then has endpoints, mostly with one of these ports."""
     of = draw(st.sampled_from(Family))
-    ports = st.builds(EndpointPort, _PORT_NAMES, _PROTOCOLS, st.sampled_from((8080, 8081)))
+    names = st.tuples(_PORT_NAMES, _PROTOCOLS)
+    if wanted:
+        names = st.sampled_from([(port.name, port.protocol) for port in wanted]) | names
+    ports = st.builds(
+        lambda name, number: EndpointPort(name[0], name[1], number), names, st.sampled_from((8080, 8081))
+    )
+    least = min(len(wanted), 1)
     return EndpointSlice(
         NamespacedName(service.namespace, draw(st.sampled_from(("one", "two", "three")))),
         service,
         of,
-        draw(st.lists(ports, max_size=2).map(tuple)),
-        draw(st.lists(endpoints(of), max_size=4).map(Endpoints)),
+        draw(st.lists(ports, min_size=least, max_size=2).map(tuple)),
+        draw(st.lists(endpoints(of), min_size=least, max_size=4).map(Endpoints)),
     )
 
 
 @st.composite
 def exposed_services(draw: st.DrawFn) -> tuple[Service, tuple[EndpointSlice, ...]]:
-    """A Service and its EndpointSlices."""
+    """A Service and its EndpointSlices. Most Services have endpoints."""
     service = draw(SERVICES)
-    return service, tuple(draw(st.lists(slices_of(service.name), max_size=3)))
+    some = st.lists(slices_of(service.name, service.ports), min_size=1, max_size=3)
+    return service, tuple(draw(some | some | st.just([])))

@@ -1,11 +1,14 @@
 """The documentation: generated files are current, links lead somewhere, commands and flags exist."""
 
 import ast
+import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -130,3 +133,20 @@ def test_every_page_is_in_the_sites_navigation() -> None:
         page.name if "decisions" in page.parts else str(page.relative_to(ROOT / "docs")) for page in pages
     ]
     assert not [name for name in names if name not in listed]
+
+
+@pytest.mark.parametrize("page", ["benchmarks/compare.md", "benchmarks.md", "dataplanes/README.md"])
+def test_images_in_html_are_found_from_the_pages_folder_on_the_site(page: str) -> None:
+    """The site has BENCHMARKS/COMPARE/index.html for BENCHMARKS/COMPARE.md, and the files of docs/images."""
+    docs = ROOT / "docs"
+    hook = runpy.run_path(str(docs / "site.py"))["on_page_markdown"]
+    is_index = page.endswith("README.md")
+    folder = (docs / page).parent if is_index else (docs / page).with_suffix("")
+    text = hook(
+        (docs / page).read_text() + '<img src="https://example.com/other.svg">',
+        SimpleNamespace(file=SimpleNamespace(src_uri=page), is_index=is_index),
+    )
+    *images, other = re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    assert other == "https://example.com/other.svg"
+    assert images or page != "benchmarks/compare.md"
+    assert not [image for image in images if not Path(os.path.normpath(folder / image)).is_file()]

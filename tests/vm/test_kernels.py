@@ -48,6 +48,7 @@ PARTS = {
     "packet-path": _part("packet_path"),
     "packet-table": _part("test_packet_table.py", hours=2),
     "packet-clients": _part("test_packet_clients.py", "test_packet_changes.py", hours=2),
+    "sctp": _part("test_sctp.py", hours=2),
     "packet-sizes": _part("test_packet_sizes.py", hours=2),
     "packet-regressions": _part("test_packet_regressions.py", hours=2),
     "maps": _part(

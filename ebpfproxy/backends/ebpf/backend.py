@@ -26,11 +26,12 @@ from ebpfproxy.backends.ebpf.entries import (
 )
 from ebpfproxy.backends.ebpf.flows.collector import FlowCollector
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts as FlowTimeouts
+from ebpfproxy.backends.ebpf.hooks import BIND_HOOKS
 from ebpfproxy.backends.ebpf.inspect.counters import Readings
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes, shapes
 from ebpfproxy.backends.ebpf.migration.migrate import Migration
 from ebpfproxy.backends.ebpf.pins import Pins, converted
-from ebpfproxy.backends.ebpf.programs import Programs, first_needed, pinned_classifiers
+from ebpfproxy.backends.ebpf.programs import Programs, detach_all, first_needed, pinned_classifiers
 from ebpfproxy.backends.ebpf.services.node_entry import NodeEntry
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.backends.ebpf.settings import EbpfSettings as EbpfSettings
@@ -63,6 +64,7 @@ GROWTH_FAILED = "Cannot enlarge BPF maps, retrying"
 """Retried after a minute if the room is still missing. Usually memory is missing."""
 
 _U32 = struct.Struct("=I")
+_LOOPBACK = 1  # its ifindex in every network namespace
 _GROWTH_PAUSE = 60.0  # seconds after a failure to enlarge maps
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
@@ -252,6 +254,8 @@ class EbpfBackend:
             self._attached.reading()
             self._node.repair()
             found = self._read_node()
+            if entries.has_loopback(found):
+                self._node.note_loopback(True)
             found.update(self._table.read().items())
             return found
 
@@ -324,12 +328,20 @@ class EbpfBackend:
         return self._sizes
 
     def maintain(self) -> None:
-        """Enlarge `flows` and `replies` if they are half full. Call it every few seconds.
+        """Enlarge `flows` and `replies` if they are half full, and end slow start. Call it every few seconds.
 
         It is cheap if there is nothing to do. Raises KernelError.
         """
         with self._converted():
+            if self._opened:
+                self._table.maintain()
             self._grow_flows()
+
+    def free_ports(self) -> None:
+        """Let sockets of the node be bound to NodePorts, until everything is read and applied again. Raises
+        KernelError.
+        """
+        detach_all(self._pins, self._settings.cgroup_root, BIND_HOOKS)
 
     def _grow_flows(self) -> None:
         if self._opened and self._settled and self._programs.is_pinned():
@@ -412,6 +424,8 @@ class EbpfBackend:
 
         If programs with maps of other sizes are in force, flows, sockets and clients are migrated.
         """
+        if entries.has_loopback(puts):
+            self._node.note_loopback(True)
         hooks = [key.name for key in puts if isinstance(key, HookKey)]
         devices = {k: cast(DeviceEntry, e) for k, e in puts.items() if isinstance(k, DeviceKey)}
         rejected.update(self._devices.fill(devices).items())
@@ -441,7 +455,10 @@ class EbpfBackend:
         failed = self._programs.detach(hooks) if hooks else {}
         rejected: dict[Key, KernelError] = {HookKey(name): failure for name, failure in failed.items()}
         devices = [key for key in drops if isinstance(key, DeviceKey)]
-        return rejected | dict(self._devices.drop(devices).items())
+        rejected |= dict(self._devices.drop(devices).items())
+        if any(key.ifindex == _LOOPBACK and key not in rejected for key in devices):
+            self._node.note_loopback(False)
+        return rejected
 
     def _settle(self, rejected: Collection[Key], attached: bool) -> None:
         """Remove what a previous run left, after the first delta that leaves none of its programs attached.

@@ -4,12 +4,13 @@ One ServicePort in one family is one entry, since it changes in one step. Ids an
 of an entry. They are allocated when the entry is written, and resolved when it is read back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.hooks import Hook
 from ebpfproxy.model.address import Address, Family, Network, Protocol, network, unspecified
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
     DeviceRole,
@@ -67,14 +68,17 @@ class FrontendEntry(NamedTuple):
 class ServicePortEntry(NamedTuple):
     """A ServicePort in one family. `affinity_timeout` is in seconds, 0 for none.
 
-    All tuples are sorted, and the endpoints by address and port. `source_ranges` apply to the frontends that
-    are restricted.
+    All tuples are sorted, and the endpoints by address and port. The endpoints have their weights.
+    `source_ranges` apply to the frontends that are restricted. `algorithm` is abi.h's. `slow_start` is in
+    seconds, 0 for none.
     """
 
     frontends: tuple[FrontendEntry, ...]
     endpoints: PlannedEndpoints
     affinity_timeout: int
     source_ranges: tuple[Network, ...] = ()
+    algorithm: int = abi.ALGORITHM_RANDOM
+    slow_start: int = 0
 
 
 class DeviceEntry(NamedTuple):
@@ -99,6 +103,15 @@ BEHIND = "behind"
 """For a side of a device: another program runs before the required one, which must be moved before it."""
 INGRESS, EGRESS = "ingress", "egress"
 
+ALGORITHMS = {
+    Algorithm.RANDOM: abi.ALGORITHM_RANDOM,
+    Algorithm.ROUND_ROBIN: abi.ALGORITHM_ROUND_ROBIN,
+    Algorithm.SOURCE_HASH: abi.ALGORITHM_SOURCE_HASH,
+    Algorithm.MAGLEV: abi.ALGORITHM_MAGLEV,
+    Algorithm.LEAST_CONNECTIONS: abi.ALGORITHM_LEAST_CONNECTIONS,
+}
+"""The algorithms that this mode honors, as abi.h's algorithm."""
+
 _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
 
 
@@ -111,15 +124,29 @@ def render(
         key = ServicePortKey(str(plan.name), plan.name.protocol, plan.family)
         entries[key] = ServicePortEntry(
             tuple(sorted(_frontend(frontend, plan) for frontend in plan.frontends)),
-            plan.endpoints,
+            plan.endpoints.with_weights(plan.balancing.weights),
             plan.affinity_timeout if plan.frontends else 0,  # the maps store it with each frontend
             _source_ranges(plan),
+            _algorithm(plan),
+            _slow_start(plan),
         )
     if node is not None:
         entries.update(_networks(node))
         entries.update({DeviceKey(each.ifindex, each.name): _device(each) for each in node.devices})
         entries.update({HookKey(hook.name): ATTACHED for hook in hooks})
     return entries
+
+
+def _algorithm(plan: ServicePortPlan) -> int:
+    """The maps store it with each frontend. An algorithm that this mode cannot honor counts as missing."""
+    requested = plan.balancing.algorithm
+    return ALGORITHMS.get(requested, abi.ALGORITHM_RANDOM) if requested and plan.frontends else 0
+
+
+def _slow_start(plan: ServicePortPlan) -> int:
+    """Also stored with each frontend. Hashes select the same endpoint on all nodes, so they have none."""
+    is_hash = _algorithm(plan) in (abi.ALGORITHM_SOURCE_HASH, abi.ALGORITHM_MAGLEV)
+    return plan.balancing.slow_start if plan.frontends and not is_hash else 0
 
 
 def _source_ranges(plan: ServicePortPlan) -> tuple[Network, ...]:
@@ -139,6 +166,11 @@ def _device(plan: DevicePlan) -> DeviceEntry:
         plan.v6 or unspecified(Family.IPV6),
         (EGRESS,) if plan.role is DeviceRole.LOOPBACK else (INGRESS, EGRESS),
     )
+
+
+def has_loopback(entries: Mapping[Key, Entry]) -> bool:
+    """Whether loopback is one of the devices: the only one with a program at one side."""
+    return any(isinstance(each, DeviceEntry) and each.sides == (EGRESS,) for each in entries.values())
 
 
 def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry
 from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.services.slot_lists import places_needed
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ranges
 from ebpfproxy.errors import NotFound
 from ebpfproxy.linux.bpf.bpf import Map
@@ -78,11 +79,11 @@ class Demand:
             frontends -= len(previous.frontends)
             endpoints -= len(previous.endpoints)
         self.needed["services"] += max(0, frontends)
-        if previous and entry.endpoints == previous.endpoints:
+        if previous and entry.endpoints == previous.endpoints and entry.algorithm == previous.algorithm:
             return
         self.needed["endpoints"] += max(0, endpoints)
         for flag in (abi.ENDPOINT_CLUSTER, abi.ENDPOINT_LOCAL):
-            count = sum(1 for flags in entry.endpoints.flags() if flags & flag)
+            count = places_needed(entry, flag)
             self.needed["slots"] += 1 << Ranges.order_of(count) if count else 0
 
 

@@ -35,6 +35,8 @@ SOCKET_HOOKS = (
     Hook("post_bind4", _SOCK, 12, "4.17"),
     Hook("post_bind6", _SOCK, 13, "4.17"),
 )
+BIND_HOOKS = tuple(hook for hook in SOCKET_HOOKS if hook.name.startswith("post_bind"))
+"""The hooks that keep sockets of the node from being bound to NodePorts."""
 CONNECT4 = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
 
 CLASSIFIERS = ("from_any", "from_any_l3", "to_any", "to_any_l3")

@@ -8,6 +8,7 @@ from pathlib import Path
 from ebpfproxy.backends.ebpf import cleanup, features, probes
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings, FlowTimeouts
 from ebpfproxy.backends.ebpf.drain import Drain
+from ebpfproxy.backends.ebpf.entries import ALGORITHMS
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
 from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs
 from ebpfproxy.backends.findings import Finding
@@ -19,7 +20,6 @@ from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf.bpf import errno_of
 from ebpfproxy.linux.bpf.loader import loaded
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.devices import NO_DEVICES
 
@@ -32,7 +32,7 @@ class EbpfMode:
 
     name = "ebpf"
     uses_kernel_nat = False
-    balancing = Support(frozenset({Algorithm.RANDOM}))
+    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES
@@ -61,6 +61,7 @@ class EbpfMode:
             lacking=backend.lacking,
             is_notified=backend.is_notified,
             maintain=backend.maintain,
+            free_ports=backend.free_ports,
         )
 
     def inspect(self, config: Config) -> Inspection:

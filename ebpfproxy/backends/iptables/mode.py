@@ -11,6 +11,7 @@ from ebpfproxy.backends.iptables.settings import IptablesSettings
 from ebpfproxy.backends.mode import BackendInspection, Callbacks, Inspection, Parts
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
+from ebpfproxy.backends.netfilter.tracked_protocols import sctp_is_unserved
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.entries import Key, Rule
 from ebpfproxy.config import Config
@@ -38,13 +39,13 @@ class IptablesMode:
         backend = IptablesBackend(iptables_settings(config), config.iptables_backend)
         settings = netfilter_settings(config, self.name)
         sync_hooks = NetfilterHooks(settings, callbacks, frontends, LOOPBACK_GUARD)
-        context = plan_context(config, self.name)
+        context = plan_context(config, self.name, sctp_is_unserved())
         return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
 
     def inspect(self, config: Config) -> Inspection:
         backend = IptablesBackend(iptables_settings(config), config.iptables_backend)
         backend.open_to_read()
-        return BackendInspection(backend, plan_context(config, self.name))
+        return BackendInspection(backend, plan_context(config, self.name, sctp_is_unserved()))
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)

@@ -10,6 +10,7 @@ from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER, IpvsSettings
 from ebpfproxy.backends.mode import BackendInspection, Callbacks, Inspection, Parts
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
+from ebpfproxy.backends.netfilter.tracked_protocols import sctp_is_unserved
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family
@@ -39,14 +40,14 @@ class IpvsMode:
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = IpvsBackend(ipvs_settings(config), config.iptables_backend)
         sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
-        context = plan_context(config, self.name)
+        context = plan_context(config, self.name, sctp_is_unserved())
         return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
 
     def inspect(self, config: Config) -> Inspection:
         settings = ipvs_settings(config)
         backend = IpvsBackend(settings, config.iptables_backend)
         backend.open_to_read()
-        context = plan_context(config, self.name)
+        context = plan_context(config, self.name, sctp_is_unserved())
         return BackendInspection(
             backend, context, further=lambda: prerequisites.differing_sysctls(settings.strict_arp)
         )

@@ -70,7 +70,7 @@ def _step(session: Session, table: Table, translates: Callable[[], bool]) -> tup
         messages.delete_table(table),
         messages.add_table(table),
         messages.add_chain(table, nat[0].name, nat[0].hook),
-        *messages.add_rule(table, nat[0].name, _CONNTRACK_RULE, SetNames()),
+        *messages.add_rule(table, nat[0].name, _CONNTRACK_RULE.encoded(), SetNames()),
     ]
     _commit(session, table, operations)
     return [f"{described}, except one chain that open connections need"], True

@@ -95,5 +95,5 @@ def _operations(port: int) -> list[Operation]:
         messages.add_chain(other, "nat", Hook("nat", "output", -101)),
         messages.add_table(own),
         messages.add_chain(own, "nat", Hook("nat", "output", -100)),
-        *messages.add_rule(own, "nat", rule, SetNames()),
+        *messages.add_rule(own, "nat", rule.encoded(), SetNames()),
     ]

@@ -22,7 +22,7 @@ from ebpfproxy.backends.nftables.entries import (
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.messages import Hook
-from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.rule import EncodedRule
 from ebpfproxy.linux.nft.sets import (
     Declaration,
     SetElement,
@@ -74,7 +74,7 @@ class CompiledChain(NamedTuple):
     """`hook` is None for a regular chain. `is_rehooked`: the chain exists with another hook."""
 
     hook: Hook | None
-    rules: tuple[Rule, ...]
+    rules: tuple[EncodedRule, ...]
     is_rehooked: bool
 
 
@@ -142,10 +142,8 @@ def compile_entries(
 
 
 def _chain(entry: ChainEntry, known: str) -> CompiledChain:
-    for rule in entry.rules:
-        if rule.digest and rule.problem:
-            raise ValueError(rule.problem)
-    return CompiledChain(_hook(entry.hook), entry.rules, known != entry.hook)
+    rules = tuple(rule.encoded() for rule in entry.rules)
+    return CompiledChain(_hook(entry.hook), rules, known != entry.hook)
 
 
 def _endpoints(key: Endpoints, entry: bytes, known: KnownObjects) -> CompiledEndpoints:

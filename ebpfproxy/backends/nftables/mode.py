@@ -8,6 +8,7 @@ from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.mode import BackendInspection, Callbacks, Inspection, Parts
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
+from ebpfproxy.backends.netfilter.tracked_protocols import sctp_is_unserved
 from ebpfproxy.backends.nftables import cleanup, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import Element, Endpoints, Key, endpoint_bytes
@@ -18,10 +19,10 @@ from ebpfproxy.backends.nftables.node_objects import (
     SERVICE_NODE_PORTS,
 )
 from ebpfproxy.backends.nftables.settings import NftablesSettings
+from ebpfproxy.backends.nftables.shares import DRAWS
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family, Protocol, parse_address, unspecified
-from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import Frontend
 
@@ -31,7 +32,7 @@ class NftablesMode:
 
     name = "nftables"
     uses_kernel_nat = True
-    balancing = Support(frozenset({Algorithm.RANDOM}))
+    balancing = Support(frozenset(DRAWS), weights=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(families_used.used(config))
@@ -42,13 +43,13 @@ class NftablesMode:
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         backend = NftablesBackend(nftables_settings(config))
         sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
-        context = plan_context(config, self.name)
+        context = plan_context(config, self.name, sctp_is_unserved())
         return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
 
     def inspect(self, config: Config) -> Inspection:
         backend = NftablesBackend(nftables_settings(config))
         backend.open()
-        return BackendInspection(backend, plan_context(config, self.name), shown)
+        return BackendInspection(backend, plan_context(config, self.name, sctp_is_unserved()), shown)
 
     def remove(self, config: Config, dry_run: bool = False) -> list[str]:
         return cleanup.remove(dry_run)

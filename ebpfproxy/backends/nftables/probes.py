@@ -15,6 +15,7 @@ from ebpfproxy.backends.nftables import coexistence
 from ebpfproxy.backends.nftables.entries import nft_family
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages, nft
+from ebpfproxy.linux.nft.draws import Draw
 from ebpfproxy.linux.nft.messages import Hook, Operation, SetNames, Table
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.rule import Rule
@@ -26,11 +27,11 @@ from ebpfproxy.linux.nft.statements import (
     Find,
     Masquerade,
     Match,
-    OneIn,
     Outside,
     Reject,
     Remember,
     SameByte,
+    Share,
 )
 from ebpfproxy.model.address import Family
 
@@ -63,7 +64,7 @@ def _parts(ip: str) -> tuple[_Part, ...]:
         _Part("verdict maps", Rule(Find(("meta l4proto", "th dport"), "map", verdicts=True))),
         _Part("dynamic sets", Rule(Remember(ip, "clients", 1, 1)), "nft_numgen"),
         _Part("interval sets", Rule(Outside(f"{ip} saddr", ranges), DROP)),
-        _Part("random choice", Rule(OneIn(2), DROP), "nft_numgen"),
+        _Part("random choice", Rule(Share(ip, 2), DROP), "nft_numgen"),
         _Part("comparison of bytes", Rule(SameByte(15, 19, "bytes"), DROP)),
         _Part("connection tracking", Rule(new, DROP), "nft_ct"),
         _Part("address types", Rule(Match("fib daddr type", "local"), DROP), f"nft_fib_{version}"),
@@ -86,16 +87,31 @@ def probe(used: Collection[Family] = ()) -> tuple[Finding, ...]:
     try:
         with Session() as session:
             found = {family: serves(session, family) for family in Family}
+            served = [family for family in Family if found[family].present]
+            hashes = [_hashes(session, family) for family in served[:1]]
     except KernelError as failure:
         number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
         if nft.has_none(failure):
             return (Finding("nftables", number, failure.message, _REMEDY, modules=("nf_tables",)),)
         return (Finding("nftables", number, failure.message, failure.hint),)
-    any_served = any(each.present for each in found.values())
-    families = [
-        each._replace(needed=not any_served, preferred=family in used) for family, each in found.items()
+    families = [each._replace(needed=not served, preferred=family in used) for family, each in found.items()]
+    return (*families, _nat_chains(), coexistence.nft_tool(), *hashes) if served else tuple(families)
+
+
+def _hashes(session: Session, family: Family) -> Finding:
+    """Return whether rules can select an endpoint by a hash. Any family shows it."""
+    feature, table = "hashes of addresses", Table(nft_family(family), _NAME)
+    rule = Rule(Share(table.family, 2, 1, Draw.BY_SOURCE), DROP)
+    operations = [
+        messages.add_table(table, dormant=True),
+        messages.add_chain(table, "part"),
+        *messages.add_rule(table, "part", rule.encoded(), SetNames()),
     ]
-    return (*families, _nat_chains(), coexistence.nft_tool()) if any_served else tuple(families)
+    rejections = session.attempt(operations)
+    if not rejections:
+        return Finding(feature, needed=False)
+    number, missing = rejections[0].errno, "Services with lb-algorithm source-hash are rejected"
+    return Finding(feature, number, missing, "modprobe nft_hash", needed=False, modules=("nft_hash",))
 
 
 def _nat_chains() -> Finding:
@@ -152,7 +168,7 @@ def _operations(table: Table) -> Iterator[tuple[int, Operation]]:
         yield owners[name], messages.add_set(table, name, parse_declaration(text), names.number())
     for index, part in enumerate(_PARTS[table.family]):
         yield index, messages.add_chain(table, f"part-{index}", part.hook)
-        for operation in messages.add_rule(table, f"part-{index}", part.rule, names):
+        for operation in messages.add_rule(table, f"part-{index}", part.rule.encoded(), names):
             yield index, operation
 
 

@@ -8,6 +8,7 @@ consists of elements, and the kernel need not validate any rule (docs/decisions/
 """
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from ebpfproxy.backends.nftables.entries import (
@@ -36,13 +37,13 @@ from ebpfproxy.backends.nftables.node_objects import (
     affinity_set,
 )
 from ebpfproxy.backends.nftables.port_ranges import is_everything, merged, network_range, range_text
+from ebpfproxy.backends.nftables.shares import Shares, shares
 from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.linux.nft.statements import (
     DROP,
     Dnat,
     DnatToOne,
     Match,
-    OneIn,
     Outside,
     Remember,
     Remembered,
@@ -64,6 +65,7 @@ from ebpfproxy.plan.service_plan import (
 
 _IN_SET = ElementEntry()
 _POLICY_CHAINS = {Scope.CLUSTER: "service", Scope.LOCAL: "local"}
+_USABLE = {Scope.CLUSTER: attrgetter("cluster"), Scope.LOCAL: attrgetter("local")}
 _L4PROTO = {each: Match("meta l4proto", each) for each in ("tcp", "udp", "sctp")}
 _MAX_DEVICE_NAME = 15  # IFNAMSIZ, with its final zero, is 16
 
@@ -105,9 +107,10 @@ class _PortObjects:
             yield Set(self._plan.family, AFFINITY), affinity_set(self._plan.family)
         for scope, targets in self._targets.items():
             listed = Endpoints(self._plan.family, list_identity(self._policy_chain(scope)))
+            places = targets.places
             yield listed.map, endpoint_map(self._plan.family)
-            yield listed, self._endpoints(targets)
-            selection = self._selection_rules(listed, targets)
+            yield listed, self._endpoints(places)
+            selection = self._selection_rules(listed, targets, len(places))
             yield self._chain(self._policy_chain(scope), [*self._masquerade_rules(scope), *selection])
         if self._routed:
             yield self._chain(f"external-{self._name}", self._external_rules())
@@ -118,16 +121,17 @@ class _PortObjects:
         for external in self._external:
             yield from self._external_elements(external)
 
-    def _targets_by_scope(self) -> dict[Scope, list[PlannedEndpoint]]:
+    def _targets_by_scope(self) -> dict[Scope, Shares]:
         """Return the endpoints of each scope that some client uses, without empty scopes."""
         scopes = {each.outside.scope for each in self._internal}
         scopes |= {route.policy_result.scope for route in self._routes}
-        endpoints = self._plan.endpoints
-        usable = {
-            Scope.CLUSTER: [each for each in endpoints if each.cluster],
-            Scope.LOCAL: [each for each in endpoints if each.local],
+        endpoints, balancing = tuple(self._plan.endpoints), self._plan.balancing
+        found = {
+            scope: shares(endpoints, balancing, is_usable)
+            for scope, is_usable in _USABLE.items()
+            if scope in scopes
         }
-        return {scope: targets for scope, targets in usable.items() if targets and scope in scopes}
+        return {scope: targets for scope, targets in found.items() if targets}
 
     @property
     def _routed(self) -> bool:
@@ -146,27 +150,26 @@ class _PortObjects:
         family = self._plan.family
         return b"".join([_raw(each.address, family) + each.port.to_bytes(2) + bytes(2) for each in targets])
 
-    def _selection_rules(self, listed: Endpoints, targets: Sequence[PlannedEndpoint]) -> Iterator[Rule]:
-        """Yield the rules that select one of the endpoints.
+    def _selection_rules(self, listed: Endpoints, targets: Shares, length: int) -> Iterator[Rule]:
+        """Yield the rules that select one of the endpoints, from a list with this length.
 
         With session affinity, each endpoint has a rule that looks up whether the client is known to use it,
-        and one that selects it by chance. No rule can look up the client's endpoint and whether it is still
+        and one that selects it. No rule can look up the client's endpoint and whether it is still
         in use: nft up to 1.0.6 aborts while it lists a rule that looks up the result of another lookup.
 
         A packet may be in this chain while its rules are replaced. It continues with the old rules, but the
         list may be shorter then. The last rule is for such a packet. If the set of clients is full,
         `Remember` ends its rule, and the last rules select an endpoint.
         """
-        count = len(targets)
         if self._plan.affinity_timeout:
-            for each in targets if count > 1 else ():
+            for each in targets.endpoints if len(targets.endpoints) > 1 else ():
                 yield self._to(each, Remembered(self._ip, AFFINITY, self._number(each)))
-            for place, each in enumerate(targets):
-                chance = (OneIn(count - place),) if place < count - 1 else ()
-                yield self._to(each, *chance)
-        for modulus in dict.fromkeys((count, 1)):
-            choice = DnatToOne(self._ip, listed.container, listed.identity, modulus)
+            for each, conditions in targets.conditions(self._ip):
+                yield self._to(each, *conditions)
+        if length > 1:
+            choice = DnatToOne(self._ip, listed.container, listed.identity, length, targets.draw)
             yield Rule(self._l4proto, choice)
+        yield Rule(self._l4proto, DnatToOne(self._ip, listed.container, listed.identity, 1))
 
     def _to(self, each: PlannedEndpoint, *conditions: Statement) -> Rule:
         """Return the rule that remembers the client and translates to this endpoint."""

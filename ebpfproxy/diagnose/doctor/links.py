@@ -17,6 +17,7 @@ class Page(enum.StrEnum):
     NFTABLES = "dataplanes/nftables.md#requirements"
     IPTABLES = "dataplanes/iptables.md#requirements"
     IPVS = "operations.md#modules-of-mode-ipvs"
+    USERSPACE = "dataplanes/userspace.md#requirements"
     UPLINKS = "other-programs.md#several-uplinks-and-routing-rules"
     REDIRECT = "other-programs.md#when-must-i-not-use---ebpf-redirect"
     DOCTOR = "doctor.md#what-does-doctor-read"

@@ -11,6 +11,7 @@ _PAGES = {
     "nftables": Page.NFTABLES,
     "iptables": Page.IPTABLES,
     "ipvs": Page.IPVS,
+    "userspace": Page.USERSPACE,
     NODE: Page.UPLINKS,
 }
 _OF_EBPF = (

@@ -4,7 +4,6 @@ The plan gives the reasons, the kernel gives the facts, and differences between 
 
 - `reasons.py`: every reason, with a one-line meaning.
 - `result.py`: the result types.
-- `situation.py`: the plans of all Services, as the agent makes them.
 - `origin.py`: who connects. `destination.py`: to which address, port and protocol, or Service.
 - `lookup.py`: the frontend that the connection reaches, or why none, and the nearest ones.
 - `decision.py`: every endpoint, used or excluded, and what happens to the connection.

@@ -6,7 +6,7 @@ from ebpfproxy.diagnose.explain.lookup import is_ebpf
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Address, Family, family, loopback
 from ebpfproxy.plan.service_plan import FrontendKind, FrontendPlan, PlannedEndpoint, PolicyResult
 
@@ -29,6 +29,8 @@ def source(
     endpoint: PlannedEndpoint,
 ) -> Source:
     """Return how an endpoint sees the client."""
+    if path.via is Via.RELAY:
+        return Source(True, Reason.RELAY_IS_CLIENT, _of_relay(situation, endpoint))
     if situation.is_local(endpoint.address):
         return Source(False, Reason.ENDPOINT_IS_NODE, _own(situation, origin, endpoint))
     if path.via is Via.SOCKET:
@@ -40,6 +42,13 @@ def source(
     if not masqueraded:
         seen += _unmasqueraded(situation, origin, destination.address)
     return Source(masqueraded, why, tuple(dict.fromkeys(seen)))
+
+
+def _of_relay(situation: Situation, endpoint: PlannedEndpoint) -> tuple[Address, ...]:
+    """Return the addresses of a relay's socket: an endpoint on the node itself sees its own address."""
+    if situation.is_local(endpoint.address):
+        return (endpoint.address,)
+    return _masquerade_addresses(situation, endpoint.address)
 
 
 def _decide(

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 from ebpfproxy.backends.ipvs.schedulers import scheduler
 from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER
+from ebpfproxy.backends.selection import MODES
 from ebpfproxy.diagnose.explain import mode_rules
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last
 from ebpfproxy.diagnose.explain.echo import explain_echo
-from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, Found, Missing, find
+from ebpfproxy.diagnose.explain.hashes import hash_lines
+from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, USERSPACE, Found, Missing, find
 from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify
 from ebpfproxy.diagnose.explain.path import path
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -20,8 +22,10 @@ from ebpfproxy.diagnose.explain.result import (
     Verdict,
     Via,
 )
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address
+from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.balancing import unsupported
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
 
 _MISSING_VERDICTS = {
@@ -189,7 +193,34 @@ def _selection_steps(case: Case, decision: Decision) -> Iterator[Step]:
         name, _ = scheduler(decision.served.plan.balancing, default, lambda _name: True)
         yield Step(Reason.SCHEDULER, f"{Reason.SCHEDULER.meaning}: {name}")
     else:
-        yield Step(Reason.RANDOM, Reason.RANDOM.meaning)
+        yield from _algorithm_steps(case, decision)
+
+
+def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
+    """Yield the algorithm with the weights that this mode honors, and what it does not honor."""
+    balancing = decision.served.plan.balancing
+    support = next(mode.balancing for mode in MODES if mode.name == case.situation.mode)
+    weights = tuple(_weight_lines(decision)) if support.weights else ()
+    if balancing.algorithm not in (None, Algorithm.RANDOM) and balancing.algorithm in support.algorithms:
+        text = f"{Reason.ALGORITHM.meaning}: {balancing.algorithm.value}"
+        yield Step(Reason.ALGORITHM, text, (*weights, *hash_lines(case, decision)))
+    elif case.situation.mode == USERSPACE and balancing.algorithm is not Algorithm.RANDOM:
+        yield Step(Reason.RELAY_SELECTS, Reason.RELAY_SELECTS.meaning, weights)
+    else:
+        why = Reason.RANDOM_BY_WEIGHT if weights else Reason.RANDOM
+        yield Step(why, why.meaning, weights)
+    ignored = ", ".join(unsupported(balancing, support))
+    if ignored:
+        yield Step(Reason.BALANCING_IGNORED, f"{Reason.BALANCING_IGNORED.meaning}: {ignored}")
+
+
+def _weight_lines(decision: Decision) -> Iterator[str]:
+    """Yield the weights of the endpoints that this client may use; nothing if all of them are equal."""
+    plan = decision.served.plan
+    weights = {each[:2]: weight for each, weight in zip(plan.endpoints, plan.balancing.weights, strict=False)}
+    used = [(each, weights.get((each.address, each.port), 1)) for each in decision.endpoints if each.used]
+    if len({weight for _, weight in used}) > 1:
+        yield from (f"{each}: weight {weight}" for each, weight in used)
 
 
 def _source_steps(endpoints: tuple[EndpointResult, ...]) -> Iterator[Step]:

@@ -15,7 +15,7 @@ from ebpfproxy.diagnose.explain.result import (
     Step,
     Verdict,
 )
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Address, contains, family
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.service import NamespacedName

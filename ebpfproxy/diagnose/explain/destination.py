@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from ebpfproxy.diagnose.explain.result import Destination
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.errors import ConfigError, NotFound
 from ebpfproxy.model.address import (
     Address,

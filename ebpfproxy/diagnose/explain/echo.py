@@ -1,10 +1,10 @@
 """Echo requests (ping) to a frontend address. They have no port, so they reach no endpoint."""
 
-from ebpfproxy.diagnose.explain.lookup import IPVS, NFTABLES
+from ebpfproxy.diagnose.explain.lookup import IPVS, NFTABLES, USERSPACE
 from ebpfproxy.diagnose.explain.origin import EBPF, Origin, classify
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import family
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
 
@@ -27,7 +27,7 @@ def explain_echo(situation: Situation, origin: Origin, destination: Destination)
 def _verdict(
     situation: Situation, origin: Origin, destination: Destination, of_address: tuple[Served, ...]
 ) -> tuple[Verdict, Reason]:
-    if situation.is_local(destination.address) or (situation.mode == IPVS and of_address):
+    if situation.is_local(destination.address) or (situation.mode in (IPVS, USERSPACE) and of_address):
         return Verdict.ANSWERED, Reason.ECHO_ANSWERED
     if not of_address:
         return Verdict.ROUTED, Reason.ROUTED

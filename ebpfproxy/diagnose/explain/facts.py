@@ -1,6 +1,7 @@
 """The same connection in the kernel: what the maps of mode ebpf hold, and where they differ from the plan."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,8 +11,9 @@ from ebpfproxy.backends.ebpf.inspect.view import ServiceRow
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Via
-from ebpfproxy.diagnose.explain.situation import Served, Situation
+from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, family, format_address, format_endpoint, is_unspecified
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import DeviceRole, NoEndpointAction, PolicyResult, Scope
 
 
@@ -23,6 +25,15 @@ class Tables(Protocol):
     def affinity(self) -> Sequence[AffinityRow]: ...
 
     def devices(self) -> Sequence[DeviceRow]: ...
+
+
+class ReadOnce:
+    """Tables whose rows are read when they are first needed, and kept for all destinations."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.services = functools.cache(tables.services)
+        self.affinity = functools.cache(tables.affinity)
+        self.devices = functools.cache(tables.devices)
 
 
 def with_tables(
@@ -102,7 +113,10 @@ def _frontend_differences(explanation: Explanation, rows: list[ServiceRow]) -> l
 
 
 def _is_of_family(row: ServiceRow, served: Served) -> bool:
-    """NodePorts of both families have the address "*". Their endpoints show the family, if any."""
+    """NodePorts of both families have the address "*". In a dump of an earlier version, only their endpoints
+    show the family, if any."""
+    if row.family:
+        return row.family == served.plan.family.value
     listed = [*row.internal, *row.external]
     if row.address != "*" or not listed:
         return True
@@ -123,6 +137,9 @@ def _row_differences(row: ServiceRow, served: Served) -> list[str]:
         found += _list_differences(name, listed, served, policy)
     if row.affinity != plan.affinity_timeout:
         found.append(f"affinity {row.affinity} s, the plan has {plan.affinity_timeout} s")
+    algorithm = (plan.balancing.algorithm or Algorithm.RANDOM).value
+    if row.algorithm != algorithm:
+        found.append(f"algorithm {row.algorithm}, the plan has {algorithm}")
     if ("reject" in row.flags) is not (plan.no_endpoint_action is NoEndpointAction.REJECT):
         found.append("another no-endpoint action than in the plan")
     if ("source-ranges" in row.flags) is not frontend.restricted:

@@ -10,7 +10,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.view import DumpView, EndpointRow, ServiceRow
 from ebpfproxy.diagnose.explain.origin import EBPF
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import (
     Address,
     Family,
@@ -21,8 +21,10 @@ from ebpfproxy.model.address import (
     parse_network,
     unspecified,
 )
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName, ServicePortName
+from ebpfproxy.plan.balancing import PlannedBalancing
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
     DeviceRole,
@@ -40,7 +42,7 @@ from ebpfproxy.plan.service_plan import (
     SocketLb,
 )
 
-_LOOPBACK_DEVICE = "lo"
+LOOPBACK_DEVICE = "lo"
 
 
 def situation_of(view: DumpView, node_name: str) -> Situation:
@@ -72,17 +74,20 @@ def situation_of(view: DumpView, node_name: str) -> Situation:
 
 
 def _socket_lb(view: DumpView, devices: Sequence[DeviceRow]) -> SocketLb:
-    """Return the value of --socket-lb. Only without any socket load balancer, loopback has a program."""
+    """Return the value of --socket-lb.
+
+    HOST is taken for OFF if there are SCTP Services: then loopback has a program in both cases.
+    """
     settings = {row.setting: row.value for row in view.settings()}
     if settings.get("flags", 0) & abi.NODE_SOCKETS_OF_PODS:
         return SocketLb.ON
-    return SocketLb.OFF if any(row.device == _LOOPBACK_DEVICE for row in devices) else SocketLb.HOST
+    return SocketLb.OFF if any(row.device == LOOPBACK_DEVICE for row in devices) else SocketLb.HOST
 
 
 def _device(row: DeviceRow) -> DevicePlan:
     addresses = list(map(parse_address, row.masquerade))
     role = DeviceRole.POD if row.role == "pod" else DeviceRole.UPLINK
-    if row.device == _LOOPBACK_DEVICE:
+    if row.device == LOOPBACK_DEVICE:
         role = DeviceRole.LOOPBACK
     return DevicePlan(
         row.ifindex,
@@ -119,27 +124,43 @@ def _plan(
     first = rows[0]
     of = _family(rows, endpoints)
     planned = sorted(
-        PlannedEndpoint(
-            parse_address(each.address),
-            each.port,
-            "cluster" in each.lists,
-            "local" in each.lists,
-            each.on_node,
+        (
+            PlannedEndpoint(
+                parse_address(each.address),
+                each.port,
+                "cluster" in each.lists,
+                "local" in each.lists,
+                each.on_node,
+            ),
+            each.weight,
         )
         for each in endpoints
     )
+    weights = tuple(weight for _, weight in planned)
+    balancing = PlannedBalancing(_algorithm(first), weights if any(each > 1 for each in weights) else ())
     return ServicePortPlan(
         _name(first),
         of,
         tuple(_frontend(row, of, ranges) for row in rows),
-        PlannedEndpoints(planned),
+        PlannedEndpoints(each for each, _ in planned),
         NoEndpointAction.REJECT if "reject" in first.flags else NoEndpointAction.DROP,
         first.affinity,
+        balancing=balancing,
     )
 
 
-def _family(rows: Iterable[ServiceRow], endpoints: Sequence[EndpointRow]) -> Family:
-    """Return the family of a ServicePort. A NodePort shows none; IPv4 if nothing else does."""
+def _algorithm(row: ServiceRow) -> Algorithm | None:
+    """The algorithm of a frontend, None for the default or one of another version."""
+    is_known = row.algorithm in {each.value for each in Algorithm}
+    return Algorithm(row.algorithm) if is_known and row.algorithm != Algorithm.RANDOM.value else None
+
+
+def _family(rows: Sequence[ServiceRow], endpoints: Sequence[EndpointRow]) -> Family:
+    """Return the family of a ServicePort. In a dump of an earlier version, a NodePort shows none; it is IPv4
+    if nothing else shows it."""
+    for row in rows:
+        if row.family:
+            return Family(row.family)
     texts = [row.address for row in rows if row.address != "*"] + [each.address for each in endpoints]
     return family(parse_address(texts[0])) if texts else Family.IPV4
 

@@ -9,7 +9,7 @@ from ebpfproxy.backends.selection import AUTO
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.explain.origin import ANY_POD, ANYONE_OUTSIDE, THE_NODE, Origin
 from ebpfproxy.diagnose.explain.result import ClientClass
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.errors import ConfigError, KernelError, NotFound, Rejected
 from ebpfproxy.linux.netlink import links, pod_devices, routing
 from ebpfproxy.linux.netns import namespaces, netns
@@ -68,6 +68,20 @@ def origin_of(text: str, situation: Situation, live: bool) -> Origin:
     if not live:
         raise ConfigError(f"--from: {text!r} is not known without this machine's kernel", _HINT)
     return _of_namespace(_namespace(text), text, situation)
+
+
+def pods_here(situation: Situation) -> Iterator[tuple[Path, Origin]]:
+    """Yield the network namespaces of pods of this node, and the pods as clients.
+
+    Pods whose sockets bypass the hooks, and namespaces that cannot be entered, are left out.
+    """
+    for path in map(Path, namespaces.network_namespaces()):
+        try:
+            found = _of_namespace(path, str(path), situation)
+        except (KernelError, OSError):  # the process may have ended
+            continue
+        if found.interface and not found.bypasses_hooks:
+            yield path, found
 
 
 def _with_own_cookie(origin: Origin) -> Origin:

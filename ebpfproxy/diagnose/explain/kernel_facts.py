@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from ebpfproxy.backends.difference import UNEXPECTED, Difference, compare
+from ebpfproxy.backends.difference import UNEXPECTED, Difference
 from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.explain.result import Explanation, Via
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
+from ebpfproxy.diagnose.verify import desired, differences
 from ebpfproxy.model.address import format_address
 
 _HOOKS = ("connect", "sendmsg", "recvmsg")
@@ -16,12 +17,10 @@ class KernelFacts:
     """The differences between the kernel and all plans, read once. Raises KernelError."""
 
     def __init__(self, inspection: Inspection, situation: Situation) -> None:
-        desired = inspection.render(situation.plans.values(), situation.node)
-        found = compare(inspection.read(), desired, inspection.shown)
         self._is_ebpf = situation.mode == EBPF
-        self._found = [*found, *inspection.further()]
+        self._found = differences(inspection, desired(inspection, situation))
         self._own: dict[object, frozenset[str]] = {}
-        if found:
+        if self._found:
             self._own = {
                 key: frozenset(map(str, inspection.render((plan,), None)))
                 for key, plan in situation.plans.items()

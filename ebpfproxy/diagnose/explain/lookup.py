@@ -6,15 +6,16 @@ from typing import NamedTuple
 from ebpfproxy.diagnose.explain.origin import EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination
-from ebpfproxy.diagnose.explain.situation import Served, Situation
-from ebpfproxy.model.address import Family, Protocol, family, is_loopback, unspecified
+from ebpfproxy.diagnose.situation import Served, Situation
+from ebpfproxy.model.address import Address, Family, Network, Protocol, family, is_loopback, unspecified
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.health_check_node_port import needs_health_check
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, ServicePortPlan
 
-IPTABLES, IPVS, NFTABLES = "iptables", "ipvs", "nftables"
+IPTABLES, IPVS, NFTABLES, USERSPACE = "iptables", "ipvs", "nftables", "userspace"
 
 MOST_CANDIDATES = 5
+_SINGLE = 128
 
 _REASONS = {
     FrontendKind.CLUSTER_IP: Reason.CLUSTER_IP,
@@ -74,11 +75,16 @@ def _obstacle(situation: Situation, destination: Destination, origin: Origin) ->
         is_v6 = family(address) is Family.IPV6
         if situation.mode in (NFTABLES, IPVS) or (situation.mode == IPTABLES and is_v6):
             return Reason.LOOPBACK_EXCLUDED
-    if situation.accepts_node_ports(address):
+    if situation.accepts_node_ports(address) and not _has_no_listener(situation, address):
         return None
     if is_loopback(address):
         return Reason.LOOPBACK_EXCLUDED
     return Reason.ADDRESS_EXCLUDED if situation.is_local(address) else Reason.NOT_THIS_NODE
+
+
+def _has_no_listener(situation: Situation, address: Address) -> bool:
+    """Whether relays do not listen at the address, although it is local: no device has it alone."""
+    return situation.mode == USERSPACE and Network(address, _SINGLE) not in situation.node.node_port_networks
 
 
 def _missing(
@@ -92,7 +98,7 @@ def _missing(
         why = Reason.PORT_NOT_SERVED
         if situation.mode == NFTABLES and FrontendKind.CLUSTER_IP in kinds:
             why = Reason.UNUSED_PORT_REJECTED
-        elif situation.mode == IPVS and not situation.is_local(destination.address):
+        elif situation.mode in (IPVS, USERSPACE) and not situation.is_local(destination.address):
             why = Reason.UNUSED_PORT_ON_NODE
         nearest = sorted(of_address, key=lambda each: _distance(each, destination))
         return Missing(why, tuple(nearest[:MOST_CANDIDATES]))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ebpfproxy.backends.ipvs.forwarding import Surroundings, choose
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, endpoint_results
-from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, NFTABLES
+from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, NFTABLES, USERSPACE
 from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.explain.path import reaches_itself
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -35,17 +35,7 @@ def _ebpf(case: Case, decision: Decision) -> Decision:
         and reaches_itself(case.situation, case.destination)
     ):
         return decision._replace(verdict=Verdict.REACHES_NODE, why=Reason.REACHES_NODE)
-    if case.destination.protocol is not Protocol.SCTP or decision.verdict is not Verdict.CONNECTS:
-        return decision
-    endpoints = tuple(
-        each._replace(works=False, reason=Reason.PORT_UNEQUAL)
-        if each.used and each.port != decision.served.frontend.frontend.port
-        else each
-        for each in decision.endpoints
-    )
-    if any(each.used and each.works for each in endpoints):
-        return decision._replace(endpoints=endpoints)
-    return decision._replace(endpoints=endpoints, verdict=Verdict.DROPPED, why=Reason.DROPPED_PORT_UNEQUAL)
+    return decision
 
 
 def _nftables(case: Case, decision: Decision) -> Decision:
@@ -196,4 +186,13 @@ def _with_one_list(case: Case, decision: Decision) -> Decision:
     return decision._replace(endpoints=endpoints, policy_reason=Reason.IPVS_ONE_LIST)
 
 
-_BY_MODE = {EBPF: _ebpf, NFTABLES: _nftables, IPTABLES: _iptables, IPVS: _ipvs}
+def _userspace(case: Case, decision: Decision) -> Decision:
+    if case.destination.protocol is Protocol.SCTP:
+        return decision._replace(verdict=Verdict.REJECTED, why=Reason.SCTP_NOT_RELAYED)
+    instead = _node_port_instead(case)
+    if instead is None or decision.verdict is not Verdict.REJECTED:
+        return decision
+    return instead  # there is no listener but that of the NodePort
+
+
+_BY_MODE = {EBPF: _ebpf, NFTABLES: _nftables, IPTABLES: _iptables, IPVS: _ipvs, USERSPACE: _userspace}

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Address, Family, contains, family, format_address
 from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic
 

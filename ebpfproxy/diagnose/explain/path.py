@@ -1,10 +1,10 @@
 """The hook, program or chain that sees the connection first."""
 
-from ebpfproxy.diagnose.explain.lookup import IPVS, is_ebpf
+from ebpfproxy.diagnose.explain.lookup import IPVS, USERSPACE, is_ebpf
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Family, Protocol, family
 from ebpfproxy.plan.service_plan import DeviceRole, FrontendPlan, SocketLb
 
@@ -30,7 +30,8 @@ def path(
 
 def reaches_itself(situation: Situation, destination: Destination) -> bool:
     """Whether packets of the node to the destination pass no device with a program, in mode ebpf."""
-    return situation.is_local(destination.address) and situation.context.socket_lb is not SocketLb.OFF
+    has_loopback = any(each.role is DeviceRole.LOOPBACK for each in situation.node.devices)
+    return situation.is_local(destination.address) and not has_loopback
 
 
 def _socket_exception(
@@ -58,6 +59,8 @@ def _socket(destination: Destination) -> Path:
 
 def _netfilter(situation: Situation, origin: Origin, destination: Destination) -> Path:
     is_node = origin.kind is ClientClass.NODE
+    if situation.mode == USERSPACE:
+        return Path(Via.RELAY, Reason.RELAY, "relay process")
     if situation.mode == IPVS:
         place = "output" if is_node else "input"
         return Path(Via.PACKET, Reason.VIRTUAL_SERVER, f"IPVS, at {place}")

@@ -120,6 +120,11 @@ class Reason(enum.Enum):
         Subject.PATH,
         "the node has the address, and IPVS takes packets at input",
     )
+    RELAY = (
+        "Relay",
+        Subject.PATH,
+        "the node has the address, and a relay accepts the connection and opens another one to the endpoint",
+    )
 
     # Frontend
     CLUSTER_IP = "ClusterIP", Subject.FRONTEND, "the address is a ClusterIP of the Service"
@@ -157,7 +162,7 @@ class Reason(enum.Enum):
     UNUSED_PORT_ON_NODE = (
         "UnusedPortOnNode",
         Subject.FRONTEND,
-        "mode ipvs: the node has the address, and rejects ports that no Service has",
+        "modes ipvs and userspace: the node has the address, and rejects ports that no Service has",
     )
     ADDRESS_EXCLUDED = (
         "AddressExcluded",
@@ -303,11 +308,6 @@ class Reason(enum.Enum):
         Subject.ENDPOINTS,
         "excluded: mode ipvs has one list for all clients, with only those on this node",
     )
-    PORT_UNEQUAL = (
-        "PortUnequal",
-        Subject.ENDPOINTS,
-        "unusable: mode ebpf drops SCTP packets whose endpoint has another port",
-    )
     HAIRPIN_LOST = (
         "HairpinLost",
         Subject.ENDPOINTS,
@@ -358,7 +358,27 @@ class Reason(enum.Enum):
 
     # Algorithm
     RANDOM = "Random", Subject.ALGORITHM, "each usable endpoint has the same probability"
+    RANDOM_BY_WEIGHT = (
+        "RandomByWeight",
+        Subject.ALGORITHM,
+        "the probability of each usable endpoint is in proportion to its weight",
+    )
+    ALGORITHM = (
+        "Algorithm",
+        Subject.ALGORITHM,
+        "the annotation lb-algorithm or the flag --lb-algorithm selects the algorithm",
+    )
+    BALANCING_IGNORED = (
+        "BalancingIgnored",
+        Subject.ALGORITHM,
+        "this mode does not honor a part of the requested load balancing",
+    )
     SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects"
+    RELAY_SELECTS = (
+        "RelaySelects",
+        Subject.ALGORITHM,
+        "mode userspace: the relay selects them in turn (round robin)",
+    )
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
 
     # Forwarding
@@ -386,6 +406,11 @@ class Reason(enum.Enum):
     )
     MASQUERADE_ALL = "MasqueradeAll", Subject.MASQUERADE, "masqueraded: --masquerade-all"
     HAIRPIN = "Hairpin", Subject.MASQUERADE, "masqueraded: the endpoint is the client itself"
+    RELAY_IS_CLIENT = (
+        "RelayIsClient",
+        Subject.MASQUERADE,
+        "mode userspace: the relay is the client of the endpoint, so the endpoint sees the node",
+    )
     POLICY_KEEPS = (
         "PolicyKeeps",
         Subject.MASQUERADE,
@@ -437,6 +462,11 @@ class Reason(enum.Enum):
         Subject.OUTCOME,
         "the connection is rejected: no node has a usable endpoint",
     )
+    SCTP_NOT_RELAYED = (
+        "SctpNotRelayed",
+        Subject.OUTCOME,
+        "the connection is rejected: mode userspace relays TCP and UDP only",
+    )
     DROPPED_BY_POLICY = (
         "DroppedByPolicy",
         Subject.OUTCOME,
@@ -446,11 +476,6 @@ class Reason(enum.Enum):
         "DroppedByRanges",
         Subject.OUTCOME,
         "packets are dropped: source ranges exclude the client",
-    )
-    DROPPED_PORT_UNEQUAL = (
-        "DroppedPortUnequal",
-        Subject.OUTCOME,
-        "packets are dropped: the SCTP checksum covers the port",
     )
     DROPPED_IN_TUNNEL = (
         "DroppedInTunnel",

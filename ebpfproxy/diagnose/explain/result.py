@@ -5,7 +5,7 @@ import enum
 from typing import NamedTuple
 
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
-from ebpfproxy.diagnose.explain.situation import Served
+from ebpfproxy.diagnose.situation import Served
 from ebpfproxy.model.address import Address, Protocol, format_address, format_endpoint
 
 
@@ -52,10 +52,11 @@ class Destination(NamedTuple):
 
 
 class Via(enum.Enum):
-    """What translates a connection: a socket hook, the packets' path, or nothing."""
+    """What translates a connection: a socket hook, the packets' path, a relay process, or nothing."""
 
     SOCKET = "socket"
     PACKET = "packet"
+    RELAY = "relay"
     NOTHING = "nothing"
 
 

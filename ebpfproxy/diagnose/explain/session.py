@@ -12,23 +12,21 @@ from ebpfproxy.backends.ebpf.inspect.saved import SavedView
 from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval, plan_context
-from ebpfproxy.diagnose.cluster import Cluster, read_cluster
+from ebpfproxy.diagnose.cluster import Cluster, read_cluster, without_machine
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.destination import Request, Target, parse, targets
-from ebpfproxy.diagnose.explain.facts import with_affinity, with_facts, with_tables
+from ebpfproxy.diagnose.explain.facts import ReadOnce, with_affinity, with_facts, with_tables
 from ebpfproxy.diagnose.explain.from_tables import situation_of
 from ebpfproxy.diagnose.explain.kernel_facts import KernelFacts
 from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
-from ebpfproxy.diagnose.explain.situation import Situation, no_gateways, no_routes, plan_situation
 from ebpfproxy.diagnose.mode_in_use import mode_in_use
-from ebpfproxy.model.address import Network
+from ebpfproxy.diagnose.situation import Situation, no_gateways, no_routes, plan_situation
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.node_ports import LOOPBACK
 
 Compare = Callable[[Explanation, Origin], Explanation]
 
@@ -112,14 +110,14 @@ class Session:
         if self._is_live:
             return self._of_machine()
         dump = self._sources.dump
-        if dump is not None and self._config.manifests is None:
-            return _Knowledge(
-                situation_of(dump, dump.header.node), lambda each, origin: with_affinity(each, origin, dump)
-            )
-        situation = self._plan(host.mode_without_kernel(self._config))
         if dump is None:
-            return _Knowledge(situation, None)
-        return _Knowledge(situation, lambda each, origin: with_tables(each, situation, origin, dump))
+            return _Knowledge(self._plan(host.mode_without_kernel(self._config)), None)
+        tables = ReadOnce(dump)
+        if self._config.manifests is None:
+            situation = situation_of(dump, dump.header.node)
+            return _Knowledge(situation, lambda each, origin: with_affinity(each, origin, tables))
+        situation = self._plan(host.mode_without_kernel(self._config))
+        return _Knowledge(situation, lambda each, origin: with_tables(each, situation, origin, tables))
 
     def _of_machine(self) -> _Knowledge:
         mode = mode_in_use(self._config)
@@ -131,9 +129,10 @@ class Session:
         if mode.name != EBPF:
             return _Knowledge(situation, lambda each, _: with_facts(each, facts.differences(each)))
         view = self._opened.enter_context(contextlib.closing(View(self._config.bpffs_root)))
+        tables = ReadOnce(view)
 
         def compare(each: Explanation, origin: Origin) -> Explanation:
-            return with_tables(each, situation, origin, view, facts.differences(each))
+            return with_tables(each, situation, origin, tables, facts.differences(each))
 
         return _Knowledge(situation, compare)
 
@@ -143,7 +142,7 @@ class Session:
         if self._is_live:
             cluster = cluster._replace(state=dataclasses.replace(cluster.state, bypassing=bypassing))
         else:
-            cluster = _without_machine(cluster)
+            cluster = without_machine(cluster)
         if zone is not None:
             cluster = _with_zone(cluster, config.node_name, zone)
         return plan_situation(
@@ -202,14 +201,6 @@ class Session:
             if complaints:
                 first.append(Step(Reason.REJECTED_PART, Reason.REJECTED_PART.meaning, complaints))
         return dataclasses.replace(explanation, steps=(*first, *explanation.steps))
-
-
-def _without_machine(cluster: Cluster) -> Cluster:
-    """Replace this machine's addresses and devices by the addresses of the Node object."""
-    node = cluster.state.node
-    addresses = (*node.addresses, *node.external_addresses) if node else ()
-    networks = frozenset((*LOOPBACK, *(Network(address, 128) for address in addresses)))
-    return cluster._replace(state=dataclasses.replace(cluster.state, local_networks=networks, devices=()))
 
 
 def _with_zone(cluster: Cluster, name: str, zone: str) -> Cluster:

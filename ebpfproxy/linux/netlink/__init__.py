@@ -4,6 +4,7 @@
 - rtnetlink.py, rtnetlink_watch.py, iproute.py: message formats, notifications, changes through pyroute2
 - links.py, local_addresses.py, pod_devices.py, routing.py: read devices, addresses and routes
 - dummy.py, reinjection.py: create devices
+- local_routes.py: adds addresses that no device has
 - conntrack.py: reads, adds and deletes conntrack entries
 
 It may import linux, model, log and errors. config and the layers above it may import it. See

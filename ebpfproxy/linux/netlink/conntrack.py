@@ -24,6 +24,7 @@ from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import netlink
 from ebpfproxy.model.address import V4_PREFIX, Address, Family, Protocol, family, format_endpoint
+from ebpfproxy.model.connection import Connection
 
 NETLINK_NETFILTER = 12
 _SUBSYSTEM = 1 << 8  # NFNL_SUBSYS_CTNETLINK, the upper byte of a message's type
@@ -118,6 +119,23 @@ def masqueraded() -> Iterator[Flow]:
         return iter(())
     payloads = _dump(socket.AF_UNSPEC, _with_status(IPS_SRC_NAT))
     return (flow for flow in map(_flow, payloads) if flow and flow.is_snated)
+
+
+def find(connection: Connection) -> Flow | None:
+    """The entry of a connection, by its original tuple in the zone 0; None without one.
+
+    Raises the errors of `flows`.
+    """
+    body = HEAD.pack(_NUMBERS[family(connection.client[0])], 0, 0) + tuple_attribute(
+        CTA_TUPLE_ORIG, connection.protocol, connection.client, connection.frontend
+    )
+    try:
+        replies = netlink.get(NETLINK_NETFILTER, GET, body)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise _failure("cannot look up a conntrack entry", error) from error
+    return next(filter(None, map(_flow, replies)), None)
 
 
 def answered_by(protocol: Protocol, source: tuple[Address, int], to: tuple[Address, int], zone: int) -> bool:

@@ -208,4 +208,4 @@ def _hops(multipath: bytes) -> Iterator[int]:
 def _is_relevant(report: bytes) -> bool:
     """False for a route that is not a default route of the main table. A router changes thousands of them."""
     route = rtnetlink.reported_route(report)
-    return route is None or route == (0, rtnetlink.RT_TABLE_MAIN)
+    return route is None or (route.length, route.table) == (0, rtnetlink.RT_TABLE_MAIN)

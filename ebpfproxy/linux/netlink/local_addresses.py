@@ -5,7 +5,7 @@ of all devices, 127.0.0.0/8, and prefixes that were made local by hand (`ip rout
 
 Broadcast, multicast and anycast routes of the table do not count. Nor do routes of kube-ipvs0: its addresses
 belong to Services, and NodePorts are not reachable on them. Other modes ignore them too, while the device
-still exists (GetAllLocalAddressesExcept() of kube-proxy).
+still exists (GetAllLocalAddressesExcept() of kube-proxy). The same holds for the routes of `local_routes`.
 
 All functions act in the calling thread's network namespace. They use raw netlink instead of pyroute2 (see
 `netlink`).
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.netlink import dummy, netlink, rtnetlink, rtnetlink_watch
+from ebpfproxy.linux.netlink.local_routes import PROTOCOL
 from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Network
 
 
@@ -40,13 +41,13 @@ def read() -> frozenset[Network]:
 def local_networks(routes: Iterable[bytes], excluded_device: int = 0) -> set[Network]:
     """Destinations of the routes of type local in the local table. `routes`: struct rtmsg and attributes.
 
-    Routes through the device with ifindex `excluded_device` are skipped. An address that another device
-    also has is in the result.
+    Routes through the device with ifindex `excluded_device` and those of `local_routes` are skipped. An
+    address that another device also has is in the result.
     """
     found: set[Network] = set()
     for route in routes:
-        family, length, _, _, table, _, _, kind, _ = rtnetlink.ROUTE.unpack_from(route)
-        if table != rtnetlink.RT_TABLE_LOCAL or kind != rtnetlink.RTN_LOCAL:
+        family, length, _, _, table, protocol, _, kind, _ = rtnetlink.ROUTE.unpack_from(route)
+        if table != rtnetlink.RT_TABLE_LOCAL or kind != rtnetlink.RTN_LOCAL or protocol == PROTOCOL:
             continue
         attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
         if excluded_device and netlink.number(attributes.get(rtnetlink.RTA_OIF)) == excluded_device:
@@ -70,10 +71,11 @@ def watch(changed: Callable[[frozenset[Network]], object], stop: threading.Event
 
 
 def _is_relevant(report: bytes) -> bool:
-    """False for a route of another table. A router changes thousands of them.
+    """False for a route of another table, and for one of `local_routes`. A router, or this agent, changes
+    thousands of them.
 
     Notifications about links are relevant. When a device joins a VRF, the kernel removes its IPv4 routes from
     this table and does not report these routes (fib_disable_ip()).
     """
     route = rtnetlink.reported_route(report)
-    return route is None or route.table == rtnetlink.RT_TABLE_LOCAL
+    return route is None or (route.table == rtnetlink.RT_TABLE_LOCAL and route.protocol != PROTOCOL)

@@ -26,14 +26,15 @@ IFA_F_NODAD, IFA_F_NOPREFIXROUTE = 0x2, 0x200
 
 RT_TABLE_MAIN, RT_TABLE_LOCAL = 254, 255
 RTN_UNICAST, RTN_LOCAL = 1, 2
-RTA_DST, RTA_OIF, RTA_MULTIPATH, RTA_TABLE = 1, 4, 9, 15
+RTA_DST, RTA_OIF, RTA_PRIORITY, RTA_MULTIPATH, RTA_TABLE = 1, 4, 6, 9, 15
+RT_SCOPE_HOST = 254
 
 LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change
 ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefixlen, flags, scope, index
 # struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
 ROUTE = struct.Struct("=BBBBBBBBI")
-# The type in struct nlmsghdr; the destination's prefix length and the table in struct rtmsg.
-_REPORT = struct.Struct("=4xH10xxB2xB")
+# The type in struct nlmsghdr; the destination's prefix length, the table and the protocol in struct rtmsg.
+_REPORT = struct.Struct("=4xH10xxB2xBB")
 
 
 class Link(NamedTuple):
@@ -47,10 +48,12 @@ class Link(NamedTuple):
 
 
 class ReportedRoute(NamedTuple):
-    """The prefix length of its destination, in bits of its own family, and its table."""
+    """The prefix length of its destination, in bits of its own family, its table, and its protocol: the
+    program that added it (RTPROT_*)."""
 
     length: int
     table: int
+    protocol: int
 
 
 def link(payload: bytes) -> Link:
@@ -93,5 +96,5 @@ def reported_route(report: bytes) -> ReportedRoute | None:
     """The route in a notification (with struct nlmsghdr). None if it is truncated or has no route."""
     if len(report) < _REPORT.size:
         return None
-    kind, length, table = _REPORT.unpack_from(report)
-    return ReportedRoute(length, table) if kind in (RTM_NEWROUTE, RTM_DELROUTE) else None
+    kind, length, table, protocol = _REPORT.unpack_from(report)
+    return ReportedRoute(length, table, protocol) if kind in (RTM_NEWROUTE, RTM_DELROUTE) else None

@@ -20,12 +20,14 @@ from ebpfproxy.linux.nft.expressions import (
     Dynset,
     Expression,
     Fib,
+    Hash,
     InRange,
     Load,
     Lookup,
     Masquerade,
     Meta,
     Nat,
+    NetworkOrder,
     Numgen,
     Payload,
     Reject,
@@ -39,6 +41,9 @@ _I32 = struct.Struct(">i")
 _U64 = struct.Struct(">Q")
 _FOLLOWING_NAT_FLAGS = 0x3  # NF_NAT_RANGE_MAP_IPS and NF_NAT_RANGE_PROTO_SPECIFIED
 _INVERTED = 1  # NFT_LOOKUP_F_INV
+_JENKINS = 0  # NFT_HASH_JENKINS
+_HTON = 1  # NFT_BYTEORDER_HTON
+_WORD = 4  # bytes
 
 
 def nested(kind: int, *parts: bytes) -> bytes:
@@ -96,6 +101,16 @@ def _bitwise(each: Bitwise) -> tuple[bytes, ...]:
     return (*slots, u32(3, len(each.mask)), u32(6, 0), _data(4, each.mask), _data(5, each.xor))
 
 
+def _hash(each: Hash) -> tuple[bytes, ...]:
+    slots = _register(1, each.source), _register(2, each.slot)
+    return (*slots, u32(3, each.length), u32(4, each.modulus), u32(5, each.seed), u32(7, _JENKINS))
+
+
+def _network_order(each: NetworkOrder) -> tuple[bytes, ...]:
+    slots = _register(1, each.slot), _register(2, each.slot)
+    return (*slots, u32(3, _HTON), u32(4, _WORD), u32(5, _WORD))
+
+
 def _lookup(each: Lookup) -> tuple[bytes, ...]:
     return (
         name(1, each.set_name),
@@ -143,6 +158,8 @@ _ENCODE: dict[type, tuple[str, Callable[[Any], Iterable[bytes]]]] = {
         "numgen",
         lambda each: (_register(1, each.slot), u32(2, each.modulus), u32(3, each.kind), u32(4, each.offset)),
     ),
+    Hash: ("hash", _hash),
+    NetworkOrder: ("byteorder", _network_order),
     Bitwise: ("bitwise", _bitwise),
     Compare: ("cmp", lambda each: (_register(1, each.slot), u32(2, each.how), _data(3, each.value))),
     InRange: (

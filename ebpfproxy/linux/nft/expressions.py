@@ -32,6 +32,7 @@ class Comparison(enum.IntEnum):
 
     EQUAL = 0
     UNEQUAL = 1
+    LESS = 2
     AT_MOST = 3
     AT_LEAST = 5
 
@@ -91,6 +92,22 @@ class Numgen(NamedTuple):
     modulus: int
     kind: int
     offset: int
+
+
+class Hash(NamedTuple):
+    """Load the Jenkins hash of `length` bytes, from slot `source` on: a number less than `modulus`."""
+
+    source: int
+    slot: int
+    length: int
+    modulus: int
+    seed: int
+
+
+class NetworkOrder(NamedTuple):
+    """Convert the number in a slot to network byte order, in which numbers can be compared."""
+
+    slot: int
 
 
 class Bitwise(NamedTuple):
@@ -195,6 +212,8 @@ Expression = (
     | Ct
     | Fib
     | Numgen
+    | Hash
+    | NetworkOrder
     | Bitwise
     | Compare
     | InRange

@@ -17,7 +17,7 @@ from ebpfproxy.linux.netlink.netlink import NLM_F_CREATE, attribute
 from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.encoding import NESTED, encode_all, encode_verdict, name, nested, u32
 from ebpfproxy.linux.nft.expressions import Expression, Lookup
-from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.rule import EncodedRule
 from ebpfproxy.linux.nft.sets import TYPEOF, Declaration, SetElement, SetFlag
 from ebpfproxy.linux.nft.statements import LIST_KEY
 
@@ -159,24 +159,21 @@ def delete_chain(table: Table, chain: str) -> Operation:
     return _operation(Kind.DELETE_CHAIN, table, _of(table), name(3, chain))
 
 
-def add_rule(table: Table, chain: str, rule: Rule, names: SetNames) -> Iterator[Operation]:
-    """Add the anonymous sets of a rule, then the rule at the end of the chain.
-
-    Raises ValueError if a statement has an invalid value.
-    """
+def add_rule(table: Table, chain: str, encoded: EncodedRule, names: SetNames) -> Iterator[Operation]:
+    """Add the anonymous sets of a rule, then the rule at the end of the chain."""
+    rule, expressions = encoded
     sets = rule.sets()
     numbers = [names.number() for _ in sets]
     for number, each in zip(numbers, sets, strict=True):
         yield add_set(table, names.name(number), each.declaration, number)
         yield from add_elements(table, names.name(number), each.elements, number)
-    expressions = rule.expressions()
     if numbers:
-        expressions = tuple(_with_set(each, numbers, names) for each in expressions)
+        expressions = encode_all(_with_set(each, numbers, names) for each in rule.expressions())
     data = _comment(rule.comment) if rule.comment else b""
     data += _userdata(DIGEST, rule.digest)
     if rule.remembers is not None:
         data += _userdata(REMEMBERS, rule.remembers.to_bytes(4, sys.byteorder))
-    parts = [_of(table), name(2, chain), nested(4, encode_all(expressions)), attribute(7, data)]
+    parts = [_of(table), name(2, chain), nested(4, expressions), attribute(7, data)]
     yield Operation(Kind.NEW_RULE, NLM_F_CREATE | _NLM_F_APPEND, table.number, b"".join(parts))
 
 

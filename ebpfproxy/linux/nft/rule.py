@@ -1,6 +1,7 @@
 """Rules of nf_tables as values, which are compared by their digests."""
 
 import hashlib
+from typing import NamedTuple
 
 from ebpfproxy.linux.nft.encoding import encode_all
 from ebpfproxy.linux.nft.expressions import Expression
@@ -17,13 +18,11 @@ class Rule:
     written, except for the names of chains.
     """
 
-    __slots__ = ("_digest", "comment", "problem", "remembers", "statements", "target")
+    __slots__ = ("_digest", "comment", "remembers", "statements", "target")
 
     def __init__(self, *statements: Statement, comment: str = "") -> None:
         self.statements = statements
         self.comment = comment
-        self.problem = ""
-        """Which value of a statement is invalid. It is known after the digest was computed."""
         self.target = next((each.chain for each in statements if isinstance(each, Verdict)), "")
         """The chain that the rule jumps to, "" if none. The kernel reports its present name, even if another
         program renamed it."""
@@ -45,16 +44,28 @@ class Rule:
         Computed once. A rule with an invalid value differs from all in the kernel.
         """
         if self._digest is None:
-            self._digest = hashlib.blake2b(self._content(), digest_size=DIGEST_BYTES).digest()
+            try:
+                self._digest = self._encode()[1]
+            except ValueError as failure:
+                self._digest = _digest_of(str(failure).encode())
         return self._digest
 
-    def _content(self) -> bytes:
+    def encoded(self) -> "EncodedRule":
+        """Encode the rule. Raises ValueError with the rule and its invalid value.
+
+        The digest is computed, too: a new rule is encoded once for both.
+        """
+        expressions, self._digest = self._encode()
+        return EncodedRule(self, expressions)
+
+    def _encode(self) -> tuple[bytes, bytes]:
+        """Return the encoded expressions, and the digest. Raises ValueError."""
         try:
-            content = encode_all(self.expressions()) + self.comment.encode()
-            return content + b"".join(element.key for own in self.sets() for element in own.elements)
+            expressions = encode_all(self.expressions())
+            elements = [element.key for own in self.sets() for element in own.elements]
         except ValueError as failure:
-            self.problem = f"invalid rule {str(self)!r}: {failure}"
-            return self.problem.encode()
+            raise ValueError(f"invalid rule {str(self)!r}: {failure}") from failure
+        return expressions, _digest_of(b"".join((expressions, self.comment.encode(), *elements)))
 
     def expressions(self) -> tuple[Expression, ...]:
         """Raises ValueError if a statement has an invalid value."""
@@ -82,3 +93,14 @@ class Rule:
 
     def _identity(self) -> tuple[bytes, str, int | None]:
         return self.digest, self.target, self.remembers
+
+
+class EncodedRule(NamedTuple):
+    """A rule, and the value of NFTA_RULE_EXPRESSIONS, with the numbers of `Rule.sets`."""
+
+    rule: Rule
+    expressions: bytes
+
+
+def _digest_of(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ebpfproxy.linux.nft import types
+from ebpfproxy.linux.nft.draws import Draw
 from ebpfproxy.linux.nft.expressions import (
     VERDICT_REGISTER,
     Base,
@@ -30,6 +31,7 @@ from ebpfproxy.linux.nft.expressions import (
     Meta,
     MetaKey,
     Nat,
+    NetworkOrder,
     Numgen,
     Payload,
     SetMeta,
@@ -47,6 +49,7 @@ _STATE, _STATUS = 0, 2  # NFT_CT_*
 _ADDRESS_TYPE = 3  # NFT_FIB_RESULT_ADDRTYPE
 _OF_SOURCE, _OF_DESTINATION = 1, 2  # NFTA_FIB_F_SADDR, NFTA_FIB_F_DADDR
 _RANDOM = 1  # NFT_NG_RANDOM
+_SOURCE_SLOT = 4  # behind the key of a list
 _FULLY_RANDOM = 0x10  # NF_NAT_RANGE_PROTO_RANDOM_FULLY
 _DESTINATION = 1  # NFT_NAT_DNAT
 _UPDATE = 1  # NFT_DYNSET_OP_UPDATE
@@ -206,16 +209,25 @@ class ChangeMark(NamedTuple):
         return Meta(0, MetaKey.MARK), Bitwise(0, 0, mask, xor), SetMeta(0, MetaKey.MARK)
 
 
-class OneIn(NamedTuple):
-    """Continue for one of `total` packets, by chance."""
+class Share(NamedTuple):
+    """Continue for `part` of `total` packets: those with a drawn number less than `part`.
 
+    `family` is "ip" or "ip6".
+    """
+
+    family: str
     total: int
+    part: int = 1
+    draw: Draw = Draw.RANDOM
 
     def __str__(self) -> str:
-        return f"numgen random mod {self.total} 0"
+        return f"{self.draw.text(self.family, self.total)} {f'< {self.part}' if self.part > 1 else 0}"
 
     def expressions(self) -> Expressions:
-        return _number(0, self.total), Compare(0, Comparison.EQUAL, bytes(_WORD))
+        drawn = _drawn(self.draw, self.family, 0, self.total)
+        if self.part == 1:
+            return *drawn, Compare(0, Comparison.EQUAL, bytes(_WORD))
+        return *drawn, NetworkOrder(0), Compare(0, Comparison.LESS, self.part.to_bytes(_WORD))
 
 
 class Remembered(NamedTuple):
@@ -269,25 +281,26 @@ class Dnat(NamedTuple):
 
 
 class DnatToOne(NamedTuple):
-    """Translate the destination to one of `length` addresses and ports that a map lists, by chance.
+    """Translate the destination to one of `length` addresses and ports that a map lists.
 
-    The key of the map is `LIST_KEY`: the list's identity of 8 bytes and the place in the list. The rule
-    ends here if the map does not have the key.
+    The key of the map is `LIST_KEY`: the list's identity of 8 bytes and the place in the list, which is
+    drawn. The rule ends here if the map does not have the key.
     """
 
     family: str
     container: str
     identity: bytes
     length: int
+    draw: Draw = Draw.RANDOM
 
     def __str__(self) -> str:
-        parts = [*(f"1 offset {each}" for each in _IDENTITY.unpack(self.identity)), str(self.length)]
-        key = " . ".join(f"numgen random mod {each}" for each in parts)
+        identity = [f"numgen random mod 1 offset {each}" for each in _IDENTITY.unpack(self.identity)]
+        key = " . ".join([*identity, self.draw.text(self.family, self.length)])
         return f"dnat {self.family} to {key} map @{self.container}"
 
     def expressions(self) -> Expressions:
         first, second = _IDENTITY.unpack(self.identity)
-        key = _number(0, 1, first), _number(1, 1, second), _number(2, self.length)
+        key = _constant(0, first), _constant(1, second), *_drawn(self.draw, self.family, 2, self.length)
         port = 1 if self.family == "ip" else 4
         return *key, Lookup(self.container, 0, 0), Nat(_DESTINATION, _FAMILIES[self.family], 0, port)
 
@@ -345,7 +358,7 @@ Statement = (
     | SameByte
     | Marked
     | ChangeMark
-    | OneIn
+    | Share
     | Remembered
     | Remember
     | Dnat
@@ -360,11 +373,20 @@ LIST_KEY = struct.Struct("=8sI")
 """The key of an element of a list of endpoints: the identity of the list, and the place in it from 0 on."""
 
 
-def _number(slot: int, modulus: int, offset: int = 0) -> Numgen:
-    """A random number; with the modulus 1, the constant `offset`: nft has no other form of a constant in a
-    key.
-    """
-    return Numgen(slot, modulus, _RANDOM, offset)
+def _constant(slot: int, value: int) -> Numgen:
+    """A random number with the modulus 1: nft has no other form of a constant in a key."""
+    return Numgen(slot, 1, _RANDOM, value)
+
+
+def _drawn(draw: Draw, family: str, slot: int, modulus: int) -> Expressions:
+    return draw.expressions(_source(family), slot, modulus)
+
+
+@functools.cache
+def _source(family: str) -> Payload:
+    load = FIELDS[f"{family} saddr"].load
+    assert isinstance(load, Payload)
+    return load._replace(slot=_SOURCE_SLOT)
 
 
 def _client_text(family: str, number: int) -> str:
@@ -374,7 +396,7 @@ def _client_text(family: str, number: int) -> str:
 @functools.lru_cache(maxsize=1024)
 def _client(family: str, number: int) -> Expressions:
     field = FIELDS[f"{family} saddr"]
-    return field.load, _number(field.type.length // _WORD, 1, number)
+    return field.load, _constant(field.type.length // _WORD, number)
 
 
 def _in_interval(field: Field, how: Comparison, interval: types.Interval) -> Iterator[Expression]:

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from ebpfproxy.model.address import Address, Family, Network, format_address, parse_address, parse_network
+from ebpfproxy.model.address import (
+    Address,
+    Family,
+    Network,
+    format_address,
+    network,
+    parse_address,
+    parse_network,
+)
+from ebpfproxy.model.balancing import DEFAULT_BALANCING, Algorithm, Balancing, WeightRule
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.node import Node
@@ -93,6 +102,8 @@ def _described(service: Service, slices: tuple[EndpointSlice, ...]) -> Iterator[
 
 
 def _text(value: object) -> str:
+    if isinstance(value, Balancing):
+        return repr(value)
     if isinstance(value, tuple):
         return ",".join(str(each) if isinstance(each, Network) else format_address(each) for each in value)
     return str(value.value) if isinstance(value, Enum) else str(value)
@@ -168,6 +179,19 @@ def _some(pairs: tuple[tuple[str, str], ...]) -> SearchStrategy[tuple[Address, .
 
 _NO_RANGES: SearchStrategy[tuple[Network, ...]] = st.just(())
 
+_WEIGHT_RULES = st.builds(
+    WeightRule,
+    node=st.sampled_from((HERE, THERE)),
+    network=st.none() | st.sampled_from([network(address, 128) for address in BY_ADDRESS]),
+    weight=st.sampled_from((0, 1, 3)),
+)
+_BALANCINGS = st.builds(
+    Balancing,
+    algorithm=st.none() | st.sampled_from(Algorithm),
+    weights=st.lists(_WEIGHT_RULES, max_size=2).map(tuple),
+)
+"""Only a weight of 0 is in the outcomes of the reference. The other values must not break anything."""
+
 _FIELDS: Mapping[str, SearchStrategy[Any]] = {
     "external_ips": _some((*EXTERNAL_IPS, *(cluster_ips(index) for index in range(2)))),
     "load_balancer_ips": _some(BALANCER_IPS),
@@ -176,6 +200,7 @@ _FIELDS: Mapping[str, SearchStrategy[Any]] = {
     "internal_policy": st.sampled_from(TrafficPolicy),
     "external_policy": st.sampled_from(TrafficPolicy),
     "affinity_timeout": st.sampled_from((0, 0, 3600)),
+    "balancing": st.just(DEFAULT_BALANCING) | _BALANCINGS,
 }
 """The fields of a Service that may change while it exists, except its ports."""
 

@@ -24,7 +24,7 @@ from ebpfproxy.diagnose.explain.from_tables import situation_of as maps_situatio
 from ebpfproxy.diagnose.explain.host import route_to
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Verdict
-from ebpfproxy.diagnose.explain.situation import Situation, plan_situation
+from ebpfproxy.diagnose.situation import Situation, plan_situation
 from ebpfproxy.model.address import Address, format_address, parse_address
 from tests.kernel.clients import REFUSED, SILENT
 from tests.kernel.differential.conftest import SUBJECTS

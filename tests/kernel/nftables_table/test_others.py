@@ -13,7 +13,7 @@ from ebpfproxy.backends.nftables.entries import TABLE
 from ebpfproxy.backends.nftables.names import affinity_number, endpoint_name
 from ebpfproxy.errors import NotFound, Unsupported
 from ebpfproxy.linux.nft import encoding, messages
-from ebpfproxy.linux.nft.expressions import Masquerade
+from ebpfproxy.linux.nft.expressions import Hash, Masquerade
 from ebpfproxy.model.address import Family
 from tests.contract.test_backend import plan
 from tests.kernel.nftables_table.tables import bring, entries, listed, run_nft
@@ -160,6 +160,7 @@ def test_this_machine_has_everything_that_the_mode_needs(monkeypatch: pytest.Mon
         "nftables for IPv6: present",
         "NAT chains besides those of other programs: present",
         f"{coexistence.FEATURE}: present",
+        "hashes of addresses: present",
     ]
     assert run_nft("list ruleset") == "", "the probes leave nothing"
 
@@ -175,6 +176,18 @@ def test_a_missing_feature_is_named_with_its_module(monkeypatch: pytest.MonkeyPa
     assert [each.needed for each in found] == [True, True]
     assert str(found[0]) == "nftables for IPv4: this kernel lacks masquerading (ENOENT)"
     assert found[0].remedy == "modprobe -a nft_masq"
+
+
+def test_a_kernel_without_hashes_serves_with_a_limitation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(encoding._ENCODE, Hash, ("nonsense", lambda each: ()))
+    encoding._encode.cache_clear()
+    try:
+        *others, found = probes.probe()
+    finally:
+        encoding._encode.cache_clear()
+    assert all(each.present for each in others[:3])
+    assert (found.present, found.needed, found.modules) == (False, False, ("nft_hash",))
+    assert str(found) == "hashes of addresses: Services with lb-algorithm source-hash are rejected (ENOENT)"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +212,7 @@ def test_a_nat_chain_that_is_never_called_is_reported(monkeypatch: pytest.Monkey
     """As before Linux 4.18. In this test, since the chain has no rule."""
     complete = coexistence._operations
     monkeypatch.setattr(coexistence, "_operations", lambda port: complete(port)[:-1])
-    *families, nat, _ = probes.probe()
+    *families, nat, _, _ = probes.probe()
     assert all(each.present for each in families)
     assert (nat.needed, nat.present) == (True, False)
 

@@ -9,10 +9,12 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.nftables import table
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE, Chain, ChainEntry, Endpoints
+from ebpfproxy.backends.nftables.shares import DRAWS
 from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.model.address import Family, parse_network
+from ebpfproxy.plan.balancing import PlannedBalancing
 from ebpfproxy.plan.service_plan import NodePlan
-from tests.contract.test_backend import plan
+from tests.contract.test_backend import frontend, plan
 from tests.golden.nftables_text import entries_of
 from tests.golden.situation import load, situations
 from tests.kernel.nftables_table.tables import (
@@ -123,6 +125,33 @@ def test_a_changed_list_of_endpoints_is_noticed_and_repaired(plane: NftablesBack
         assert plane.read()[key] != wanted[key]
         assert not bring(plane, wanted)
         assert plane.read() == wanted == listed()
+
+
+@pytest.mark.parametrize("of", [V4, V6])
+@pytest.mark.parametrize("affinity", [0, 9])
+def test_algorithms_and_weights_are_listed_by_nft_read_back_and_accepted_as_input(
+    plane: NftablesBackend, of: Family, affinity: int
+) -> None:
+    plans = [
+        dataclasses.replace(
+            plan(f"web-{algorithm.value}-{number}", "10.96.0.1", endpoints=3, family=of, affinity=affinity),
+            balancing=PlannedBalancing(algorithm, weights),
+        )
+        for algorithm in DRAWS
+        for number, weights in enumerate(((), (1, 2, 300), (2, 4, 2)))
+    ]
+    plans = [
+        dataclasses.replace(each, frontends=(frontend(f"{'10.96.0.' if of is V4 else 'fd00::'}{number}"),))
+        for number, each in enumerate(plans, 1)
+    ]
+    wanted = entries(plane, *plans)
+    assert not bring(plane, wanted)
+    assert plane.read() == wanted == listed()
+    listing = run_nft("list ruleset")
+    run_nft(f"flush ruleset; {listing}")
+    assert listed() == wanted
+    assert not bring(plane, wanted)
+    assert plane.read() == wanted == listed()
 
 
 @pytest.mark.parametrize("affinity", [0, 9])

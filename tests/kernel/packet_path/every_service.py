@@ -26,10 +26,10 @@ _ELSEWHERE = ("10.244.2.5", "fd00:2::5")
 def serve_every_kind(path: PacketPath) -> dict[FrontendKey, Offer]:
     """Create Services of all kinds in both families. Returns the permitted outcomes of each frontend."""
     offers: dict[FrontendKey, Offer] = {}
-    every = [(_TCP, 80, 8080, 30080), (_UDP, 53, 5353, 30053), (_SCTP, 99, 99, 30099)]
+    every = [(_TCP, 80, 8080, 30080), (_UDP, 53, 5353, 30053), (_SCTP, 99, 9899, 30099)]
     for index, of in enumerate(("v4", "v6")):
         ip = {"v4": "10.96.0.{}", "v6": "fd00:96::{}"}[of]
-        ports = [port(number, f"p{number}", protocol=p, node_port=0 if p is _SCTP else node_port)
+        ports = [port(number, f"p{number}", protocol=p, node_port=node_port)
                  for p, number, _, node_port in every]  # fmt: skip
         targets = [EndpointPort(f"p{number}", p, target) for p, number, target, _ in every]
         here, there = endpoint(_HERE[index], HERE), endpoint(_ELSEWHERE[index])
@@ -43,7 +43,7 @@ def serve_every_kind(path: PacketPath) -> dict[FrontendKey, Offer]:
             slice_of(f"web-{of}", here, there, ports=targets),
         )
         path.serve(
-            service(f"none-{of}", *(each._replace(node_port=0) for each in ports[:2]), ips=[ip.format(20)])
+            service(f"none-{of}", *(each._replace(node_port=0) for each in ports), ips=[ip.format(20)])
         )
         path.serve(
             service(
@@ -56,10 +56,9 @@ def serve_every_kind(path: PacketPath) -> dict[FrontendKey, Offer]:
             places = frozenset((parse_address(each[index]), target) for each in (_HERE, _ELSEWHERE))
             for last in (10, 11, 12):
                 offers[parse_address(ip.format(last)), number, protocol] = Offer(places)
-            if protocol is not _SCTP:
-                anywhere = unspecified(family(parse_address(ip.format(0))))
-                offers[anywhere, node_port, protocol] = Offer(places)
-                offers[parse_address(ip.format(20)), number, protocol] = Offer(frozenset(), rejects=True)
+            anywhere = unspecified(family(parse_address(ip.format(0))))
+            offers[anywhere, node_port, protocol] = Offer(places)
+            offers[parse_address(ip.format(20)), number, protocol] = Offer(frozenset(), rejects=True)
         only = frozenset({(parse_address(_ELSEWHERE[index]), 8080)})
         offers[parse_address(ip.format(30)), 80, _TCP] = Offer(only)
         offers[parse_address(ip.format(31)), 80, _TCP] = Offer(

@@ -14,17 +14,13 @@ from tests.support.packets import V4, V6, Places
 
 TCP, UDP, SCTP = Protocol.TCP, Protocol.UDP, Protocol.SCTP
 PORTS = {TCP: 80, UDP: 53, SCTP: 99}
-TARGETS = {TCP: 8080, UDP: 5353, SCTP: 99}
-NODE_PORTS = {TCP: 30080, UDP: 30053, SCTP: 99}
+TARGETS = {TCP: 8080, UDP: 5353, SCTP: 9899}
+NODE_PORTS = {TCP: 30080, UDP: 30053, SCTP: 30099}
 CLIENT_PORT = 40000
 
 families = pytest.mark.parametrize("at", [V4, V6], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["tcp", "udp", "sctp"])
-translatable = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-"""The protocols whose ports the programs can change."""
-
-_PORTS = [port(n, p.name.lower(), protocol=p, node_port=NODE_PORTS[p] if p is not SCTP else 0)
-          for p, n in PORTS.items()]  # fmt: skip
+_PORTS = [port(n, p.name.lower(), protocol=p, node_port=NODE_PORTS[p]) for p, n in PORTS.items()]
 _TARGETS = [EndpointPort(p.name.lower(), p, n) for p, n in TARGETS.items()]
 
 

@@ -11,7 +11,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import NEXT, answer, established, is_left_alone, request
-from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, families, serve, translatable
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, families, protocols, serve
 from tests.support import headers
 from tests.support.packet_path import REDIRECT, SHOT, SIZES, UNSPEC, Entry, PacketPath
 from tests.support.packets import V4, Places, become, ip, transport
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.kernel
 
 
 @families
-@translatable
+@protocols
 def test_the_clients_port_is_kept_if_it_is_free(path: PacketPath, at: Places, protocol: Protocol) -> None:
     serve(path, at, at.there)
     assert path.forward(request(at, protocol), "net", "tunnel").packet.sport == CLIENT_PORT
 
 
 @families
-@translatable
+@protocols
 def test_two_clients_with_the_same_port_get_different_masquerade_ports(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -47,7 +47,7 @@ def test_two_clients_with_the_same_port_get_different_masquerade_ports(
 
 
 @families
-@translatable
+@protocols
 @pytest.mark.parametrize("where", ["here", "there"])
 def test_one_client_port_reaches_one_endpoint_by_two_frontends(
     path: PacketPath, at: Places, protocol: Protocol, where: str
@@ -65,16 +65,8 @@ def test_one_client_port_reaches_one_endpoint_by_two_frontends(
     assert path.counted()["port_changed"] == 2
 
 
-def test_sctp_flows_that_would_need_another_port_are_dropped(path: PacketPath) -> None:
-    """SCTP's checksum covers the ports (RFC 9260, 6.8), so ports are never changed."""
-    serve(path, V4, V4.there)
-    assert path.forward(request(V4, served.SCTP), "net", "tunnel").verdict == UNSPEC
-    assert path.forward(request(V4, served.SCTP, to=V4.balancer), "net", "tunnel").verdict == SHOT
-    assert path.counted()["ports_exhausted"] == 1
-
-
 @families
-@translatable
+@pytest.mark.parametrize("protocol", [served.TCP, UDP], ids=["tcp", "udp"])
 def test_a_port_that_a_socket_of_this_node_uses_is_not_used(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -91,7 +83,7 @@ def test_a_port_that_a_socket_of_this_node_uses_is_not_used(
 
 
 @families
-@translatable
+@protocols
 def test_without_a_free_port_a_new_flow_is_dropped_and_counted(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -107,7 +99,7 @@ def test_without_a_free_port_a_new_flow_is_dropped_and_counted(
 
 
 @families
-@translatable
+@protocols
 @pytest.mark.parametrize("free", [1024, 33333, 65535])
 def test_the_last_free_port_is_found(path: PacketPath, at: Places, protocol: Protocol, free: int) -> None:
     """The search covers all 64,512 ports. Then the packet arrives again, and its flow has a port."""
@@ -182,7 +174,7 @@ def test_a_datagram_after_an_answer_establishes_a_udp_flow(path: PacketPath, at:
 
 
 @families
-@translatable
+@protocols
 def test_a_flow_stays_half_open_and_works_if_the_flow_map_is_full(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -197,7 +189,7 @@ def test_a_flow_stays_half_open_and_works_if_the_flow_map_is_full(
 
 
 @families
-@translatable
+@protocols
 def test_a_flood_of_half_open_flows_does_not_evict_established_flows(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -220,7 +212,7 @@ def test_a_flood_of_half_open_flows_does_not_evict_established_flows(
 
 
 @families
-@translatable
+@protocols
 @pytest.mark.parametrize("lost", ["flows", "replies"])
 def test_a_half_open_flow_that_lost_one_entry_is_completed_again(
     path: PacketPath, at: Places, protocol: Protocol, lost: str
@@ -378,7 +370,7 @@ SHORT = {
 
 
 @families
-@translatable
+@protocols
 def test_a_half_open_flow_ends_after_its_timeout(path: PacketPath, at: Places, protocol: Protocol) -> None:
     path.set_node(**SHORT)
     serve(path, at, at.there)
@@ -409,7 +401,7 @@ def test_an_established_udp_flow_ends_after_its_timeout_without_packets(path: Pa
 
 
 @families
-@translatable
+@protocols
 def test_a_port_is_free_again_after_its_half_open_flow_timed_out(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -425,7 +417,7 @@ def test_a_port_is_free_again_after_its_half_open_flow_timed_out(
 
 
 @families
-@translatable
+@protocols
 def test_a_client_with_affinity_keeps_its_endpoint(path: PacketPath, at: Places, protocol: Protocol) -> None:
     """For all frontends of the Service, and from all ports of the client."""
     serve(path, at, at.here, at.there, affinity=600)
@@ -437,7 +429,7 @@ def test_a_client_with_affinity_keeps_its_endpoint(path: PacketPath, at: Places,
 
 
 @families
-@translatable
+@protocols
 def test_a_client_with_affinity_leaves_an_endpoint_that_is_removed(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -449,7 +441,7 @@ def test_a_client_with_affinity_leaves_an_endpoint_that_is_removed(
 
 
 @families
-@translatable
+@protocols
 def test_without_affinity_all_endpoints_are_used(path: PacketPath, at: Places, protocol: Protocol) -> None:
     serve(path, at, at.here, at.there)
     chosen = {path.ingress(request(at, protocol, CLIENT_PORT + i)).packet.payload.dst for i in range(40)}
@@ -493,7 +485,7 @@ def test_a_packet_translated_on_a_bridge_port_is_left_alone_on_the_bridge(
 
 
 @families
-@translatable
+@protocols
 def test_a_packet_needs_no_mark_to_be_masqueraded(path: PacketPath, at: Places, protocol: Protocol) -> None:
     """Other classifiers that return TC_ACT_OK overwrite tc_index."""
     serve(path, at, at.there)
@@ -506,7 +498,7 @@ def test_a_packet_needs_no_mark_to_be_masqueraded(path: PacketPath, at: Places, 
 
 
 @families
-@translatable
+@protocols
 def test_a_flow_by_a_device_without_a_program_is_established_unmasqueraded(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:

@@ -11,7 +11,7 @@ from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Protocol
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import answer, error, established, finish, request
-from tests.kernel.packet_path.served import CLIENT_PORT, UDP, families, serve, translatable
+from tests.kernel.packet_path.served import CLIENT_PORT, UDP, families, protocols, serve
 from tests.support.bpf_place import create_map
 from tests.support.packet_path import UNSPEC, Entry, PacketPath
 from tests.support.packets import Places
@@ -51,7 +51,7 @@ def more(protocol: Protocol) -> dict[str, Any]:
 
 
 @families
-@translatable
+@protocols
 @both_places
 @pytest.mark.parametrize("side", ["client", "endpoint"])
 def test_an_established_flow_continues_after_the_first_packet_of_either_side(
@@ -69,7 +69,7 @@ def test_an_established_flow_continues_after_the_first_packet_of_either_side(
 
 
 @families
-@translatable
+@protocols
 @both_places
 def test_a_half_open_flow_is_established_after_the_migration(
     path: PacketPath, previous: dict[str, Map], at: Places, protocol: Protocol, towards: str

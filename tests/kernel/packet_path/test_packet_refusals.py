@@ -4,7 +4,8 @@ import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6EchoReply, IPv6, IPv6ExtHdrDestOpt
 from scapy.layers.l2 import Ether
-from scapy.packet import Packet
+from scapy.layers.sctp import SCTP, SCTPChunkInit
+from scapy.packet import Packet, Raw
 
 from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.service import TrafficPolicy
@@ -91,11 +92,48 @@ def _rebuilt(packet: Ether) -> Ether:
 
 
 @families
-@pytest.mark.parametrize("protocol", [served.UDP, served.SCTP], ids=["udp", "sctp"])
+@pytest.mark.parametrize("options", [0, 1, 3], ids=["plain", "a header more", "three"])
+@pytest.mark.parametrize("size", [0, 600])
+def test_an_init_to_no_endpoint_is_aborted(path: PacketPath, at: Places, options: int, size: int) -> None:
+    """RFC 9260, 8.4: the ABORT has the tag that the client has chosen, so that it accepts it."""
+    serve(path, at)
+    packet = ip(at.client, at.external)
+    if at is V4 and options:
+        packet[IP].options = [b"\x01" * 4] * options
+    for _ in range(options if at is V6 else 0):
+        packet = packet / IPv6ExtHdrDestOpt()
+    packet = packet / _init(tag=0xCAFE0001, size=size)
+    _set_low_ttl(packet)
+    outcome = path.ingress(packet)
+    assert (outcome.verdict, outcome.mark) == (REDIRECT, MARK_DONE)
+    _check_addresses(at, outcome.packet, at.external)
+    found = headers.parts(outcome.raw).outer
+    ports = PORTS[served.SCTP].to_bytes(2) + CLIENT_PORT.to_bytes(2)
+    assert outcome.raw[found.l4 : found.l4 + 8] == ports + b"\xca\xfe\0\1"
+    assert outcome.raw[found.l4 + 12 :] == b"\x06\0\0\x04"
+    assert found.end == len(outcome.raw)
+    assert headers.is_good(outcome.raw)
+    assert not path.flows()
+
+
+def _init(tag: int, size: int = 0) -> Packet:
+    chunk = SCTPChunkInit(init_tag=tag, a_rwnd=1, n_out_streams=1, n_in_streams=1, init_tsn=7)
+    return SCTP(sport=CLIENT_PORT, dport=PORTS[served.SCTP]) / chunk / Raw(bytes(size))
+
+
+@families
+def test_a_malformed_association_to_no_endpoint_gets_no_answer(path: PacketPath, at: Places) -> None:
+    """An INIT whose tag is 0, and another chunk without a verification tag (RFC 9260, 3.3.2 and 8.5.1)."""
+    serve(path, at)
+    assert path.ingress(ip(at.client, at.external) / _init(tag=0)).verdict == SHOT
+    assert path.ingress(to(at, at.external, served.SCTP)).verdict == SHOT
+
+
+@families
 @pytest.mark.parametrize("options", [0, 1, 3], ids=["plain", "a header more", "three"])
 @pytest.mark.parametrize("size", [0, 4, 600])
 def test_a_datagram_to_no_endpoint_is_answered_by_port_unreachable(
-    path: PacketPath, at: Places, protocol: Protocol, options: int, size: int
+    path: PacketPath, at: Places, options: int, size: int
 ) -> None:
     """The error quotes the IP header and 8 bytes (RFC 792). In IPv6 it may quote more (RFC 4443, 3.1)."""
     serve(path, at)
@@ -104,7 +142,7 @@ def test_a_datagram_to_no_endpoint_is_answered_by_port_unreachable(
         packet[IP].options = [b"\x01" * 4] * options
     for _ in range(options if at is V6 else 0):
         packet = packet / IPv6ExtHdrDestOpt()
-    packet = packet / transport(protocol, CLIENT_PORT, PORTS[protocol], bytes(size))
+    packet = packet / transport(served.UDP, CLIENT_PORT, PORTS[served.UDP], bytes(size))
     outcome = path.ingress(packet)
     assert (outcome.verdict, outcome.mark) == (REDIRECT, MARK_DONE)
     error = outcome.packet

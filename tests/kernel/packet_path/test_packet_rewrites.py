@@ -13,6 +13,7 @@ from scapy.layers.inet6 import (
     IPv6ExtHdrHopByHop,
     IPv6ExtHdrRouting,
 )
+from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
 from ebpfproxy.model.address import Protocol
@@ -20,6 +21,7 @@ from tests.kernel.packet_path.served import (
     CLIENT_PORT,
     NODE_PORTS,
     PORTS,
+    SCTP,
     TARGETS,
     TCP,
     UDP,
@@ -27,6 +29,7 @@ from tests.kernel.packet_path.served import (
     protocols,
     serve,
 )
+from tests.support.headers import defects, parts
 from tests.support.packet_path import UNSPEC, PacketPath
 from tests.support.packets import V4, V6, Places, become, ip, transport
 
@@ -165,7 +168,43 @@ def test_a_udp_checksum_never_becomes_0(path: PacketPath, at: Places) -> None:
 
 
 @families
-@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+def test_the_crc_of_sctp_is_right_for_every_length(path: PacketPath, at: Places) -> None:
+    """Each bit of the length selects another factor (bpf/crc32c.h)."""
+    serve(path, at, at.there)
+    for size in (*range(0, 300, 4), *(2**bit - back for bit in range(9, 12) for back in (28, 32, 4)), 3400):
+        packet = ip(at.client, at.external) / transport(SCTP, CLIENT_PORT, PORTS[SCTP], bytes(size))
+        there = path.forward(packet, "net", "tunnel")
+        assert there.raw == become(packet, at.masquerade, at.there, destination_port=TARGETS[SCTP]), size
+
+
+@families
+def test_the_crc_of_sctp_is_right_for_packets_longer_than_a_test_run_permits(
+    path: PacketPath, at: Places
+) -> None:
+    """As if all further bytes were zeros: the programs read no payload."""
+    serve(path, at, at.there)
+    for length in (*(1 << bit for bit in range(12, 16)), 65500):
+        packet = ip(at.client, at.external) / transport(SCTP, CLIENT_PORT, PORTS[SCTP])
+        setattr(packet.payload, "len" if at is V4 else "plen", length)
+        there = path.forward(packet, "net", "tunnel").raw
+        assert defects(there, parts(there)) == defects(bytes(packet), parts(bytes(packet)))
+        assert Ether(there).dport == TARGETS[SCTP]
+
+
+@families
+def test_a_wrong_crc_of_sctp_stays_wrong_by_the_same_bits(path: PacketPath, at: Places) -> None:
+    """Also 0, which stands for a CRC that the device computes if the kernel says so, and not otherwise."""
+    serve(path, at, at.there)
+    for wrong in (0, 1, 0xFFFFFFFF):
+        packet = ip(at.client, at.external) / transport(SCTP, CLIENT_PORT, PORTS[SCTP])
+        packet["SCTP"].chksum = wrong
+        there = path.forward(packet, "net", "tunnel").raw
+        assert defects(there, parts(there)) == defects(bytes(packet), parts(bytes(packet)))
+        assert there != bytes(packet)
+
+
+@families
+@protocols
 def test_packets_to_a_node_port_are_translated(path: PacketPath, at: Places, protocol: Protocol) -> None:
     serve(path, at, at.there)
     request = ip(at.client, at.node) / transport(protocol, CLIENT_PORT, NODE_PORTS[protocol])
@@ -191,7 +230,7 @@ def test_a_pod_keeps_its_address_on_the_way_to_a_cluster_ip(
 
 
 @families
-@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+@protocols
 def test_a_pod_that_is_its_own_endpoint_sees_the_node_as_the_client(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:

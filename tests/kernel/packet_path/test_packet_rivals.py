@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 from scapy.layers.inet import TCP
-from scapy.layers.sctp import SCTP, SCTPChunkInit
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import answer, error, established, finish, is_left_alone, request
-from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, families, serve, translatable
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, families, protocols, serve
 from tests.support.packet_path import UNSPEC, Outcome, PacketPath
 from tests.support.packets import Places, become, ip, transport
 
@@ -60,7 +59,7 @@ def test_the_port_of_a_closed_flow_is_not_used_by_another_client(path: PacketPat
 
 
 @families
-@translatable
+@protocols
 def test_a_packet_that_another_program_masqueraded_is_not_masqueraded_again(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -80,7 +79,7 @@ def test_a_packet_that_another_program_masqueraded_is_not_masqueraded_again(
 
 
 @families
-@translatable
+@protocols
 def test_a_forwarded_packet_with_the_tuple_of_a_masqueraded_flow_gets_another_port(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -103,7 +102,7 @@ def test_a_forwarded_packet_with_the_tuple_of_a_masqueraded_flow_gets_another_po
 
 
 @families
-@translatable
+@protocols
 def test_a_masquerade_port_of_netfilter_is_not_used(path: PacketPath, at: Places, protocol: Protocol) -> None:
     """As long as conntrack has the connection. Replies to that connection are left alone."""
     serve(path, at, at.there)
@@ -125,7 +124,7 @@ def test_a_masquerade_port_of_netfilter_is_not_used(path: PacketPath, at: Places
 
 
 @families
-@translatable
+@protocols
 def test_a_flow_that_another_program_masqueraded_with_a_used_port_gets_another(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -144,20 +143,7 @@ def test_a_flow_that_another_program_masqueraded_with_a_used_port_gets_another(
 
 
 @families
-def test_a_forwarded_sctp_packet_with_the_tuple_of_a_flow_is_left_alone(path: PacketPath, at: Places) -> None:
-    """SCTP's checksum covers the ports, so that none can be changed."""
-    serve(path, at, at.there)
-    association = SCTP(sport=CLIENT_PORT, dport=PORTS[served.SCTP]) / SCTPChunkInit()
-    path.forward(ip(at.client, at.external) / association, "net", "tunnel")
-    before = path.flows()
-    rival = SCTP(sport=CLIENT_PORT, dport=TARGETS[served.SCTP]) / SCTPChunkInit()
-    first = ip(at.masquerade, at.there) / rival
-    assert is_left_alone(path.egress(first, "tunnel", came_in="pod"), first)
-    assert path.flows() == before
-
-
-@families
-@translatable
+@protocols
 def test_an_icmp_error_about_a_reply_to_a_changed_port_reaches_the_endpoint(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -173,7 +159,7 @@ def test_an_icmp_error_about_a_reply_to_a_changed_port_reaches_the_endpoint(
 
 
 @families
-@translatable
+@protocols
 def test_a_forwarded_packet_with_an_unused_tuple_is_left_alone(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:

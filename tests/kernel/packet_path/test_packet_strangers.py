@@ -20,7 +20,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.cluster import eventually
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import answer, is_left_alone, request
-from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, families, serve, translatable
+from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, families, protocols, serve
 from tests.support.packet_path import REDIRECT, SHOT, PacketPath
 from tests.support.packets import HERE, THERE, V4, V6, Places, become, ip, ping, transport
 
@@ -37,7 +37,7 @@ def too_big(source: str, destination: str, about: bytes) -> Packet:
 
 
 @families
-@translatable
+@protocols
 def test_an_icmp_error_not_addressed_to_the_quoted_sender_is_left_alone(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -57,7 +57,7 @@ def test_an_icmp_error_not_addressed_to_the_quoted_sender_is_left_alone(
     assert right.packet.payload.src == at.external
 
 
-@translatable
+@protocols
 def test_an_icmp_error_that_quotes_v4_mapped_addresses_is_left_alone(
     path: PacketPath, protocol: Protocol
 ) -> None:

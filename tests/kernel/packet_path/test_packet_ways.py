@@ -16,7 +16,6 @@ from tests.kernel.packet_path.served import (
     families,
     protocols,
     serve,
-    translatable,
 )
 from tests.support.packet_path import MARK_DONE, MARK_STRIPPED, REDIRECT, SHOT, UNSPEC, PacketPath
 from tests.support.packets import V6, Places, become, ip, transport
@@ -57,7 +56,7 @@ def test_a_packet_that_bypasses_the_stack_is_translated_and_its_ttl_decremented(
 
 
 @families
-@translatable
+@protocols
 def test_a_local_pods_reply_bypasses_the_stack_only_from_its_own_device(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -145,7 +144,7 @@ def test_without_a_route_to_the_endpoint_a_host_originated_packet_is_dropped(
 
 
 @families
-@translatable
+@protocols
 def test_the_device_of_a_pod_that_bypasses_the_programs_is_recorded(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:

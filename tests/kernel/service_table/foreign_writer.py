@@ -35,7 +35,7 @@ class ForeignWriter:
         dialled = next(d for d in self.view.services if d[0] == parse_address(ip))
         found = self.view.services[dialled]._replace(**changes)
         packed = abi.SERVICE.pack(
-            abi.SLOT_RANGE.pack(*found.internal), abi.SLOT_RANGE.pack(*found.external), *found[2:], 0
+            abi.SLOT_RANGE.pack(*found.internal), abi.SLOT_RANGE.pack(*found.external), *found[2:]
         )
         target = (parse_address(at), *dialled[1:]) if at else dialled
         self.maps["services"].update(self.service_key(target), packed)
@@ -133,6 +133,18 @@ DAMAGES: dict[str, Callable[[ForeignWriter], object]] = {
     "other flags": lambda v: v.service("10.96.0.1", flags=255),
     "unknown flags": lambda v: v.service("10.96.0.1", flags=1 << 15),
     "an unknown kind": lambda v: v.service("10.96.0.1", kind=99),
+    "another algorithm": lambda v: v.service("10.96.0.1", algorithm=abi.ALGORITHM_ROUND_ROBIN),
+    "another algorithm at a frontend of round robin": lambda v: v.service(
+        "10.96.0.6", algorithm=abi.ALGORITHM_RANDOM
+    ),
+    "a table that is none": lambda v: v.service("10.96.0.1", algorithm=abi.ALGORITHM_MAGLEV),
+    "an unknown algorithm": lambda v: v.service("10.96.0.1", algorithm=200),
+    "another slow start": lambda v: v.service("10.96.0.1", slow_start=9),
+    "another weight": lambda v: v.endpoint("10.1.0.2", "web", flags=CLUSTER | 3 << 8),
+    "no weight": lambda v: v.endpoint("10.1.0.2", "weighted", flags=CLUSTER),
+    "an entry of a weighted list": lambda v: v.slot(
+        v.first_slot("10.96.0.7"), v.view.slots[v.first_slot("10.96.0.7") + 1]
+    ),
     "a frontend too many": lambda v: v.service("10.96.0.1", at="198.51.100.1"),
     "a frontend too many, with a range of its own": lambda v: v.service(
         "10.96.0.1", at="198.51.100.1", internal=(200, 2), external=(200, 2)

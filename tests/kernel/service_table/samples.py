@@ -21,7 +21,9 @@ LISTED = abi.ENDPOINT_LISTED
 
 
 def wipe(maps: Maps) -> None:
-    for name in ("services", "service_names", "affinity", "source_ranges", "frontend_addresses"):
+    hashes = "services", "service_names", "affinity", "source_ranges", "frontend_addresses"
+    names = *hashes, "connections", "new_endpoints"
+    for name in names:
         for key, _ in list(maps[name].items()):
             maps[name].delete(key)
     for name in ("slots", "endpoints", "service_ports"):
@@ -52,6 +54,11 @@ def endpoint(ip: str, flags: int = CLUSTER, port: int = 8080) -> bytes:
     return ROW.pack(parse_address(ip), htons(port), flags)
 
 
+def weighted(flags: int, weight: int) -> int:
+    """The flags of an endpoint with this weight."""
+    return flags | weight << abi.CONSTANTS["ENDPOINT_WEIGHT_SHIFT"]
+
+
 def packed(*rows: bytes) -> PlannedEndpoints:
     """The endpoints with these rows, in the order of entries."""
     return PlannedEndpoints.packed(b"".join(sorted(rows)))
@@ -67,9 +74,10 @@ def entry(
     endpoints: list[bytes],
     affinity: int = 0,
     sources: Iterable[str] = (),
+    algorithm: int = abi.ALGORITHM_RANDOM,
 ) -> ServicePortEntry:
     networks = tuple(sorted(map(parse_network, sources)))
-    return ServicePortEntry(tuple(sorted(frontends)), packed(*endpoints), affinity, networks)
+    return ServicePortEntry(tuple(sorted(frontends)), packed(*endpoints), affinity, networks, algorithm)
 
 
 def bring(table: ServiceTable, actual: Mapping[ServicePortKey, ServicePortEntry], wanted: Entries) -> None:
@@ -101,7 +109,21 @@ GUARDED = entry(
     sources=["198.51.100.0/24", "198.51.0.0/16", "192.0.2.7/32"],
 )
 DNS = entry([frontend("fd00::53", 53, protocol=Protocol.UDP)], [endpoint("fd01::1", port=53)])
+TURNS = entry(
+    [frontend("10.96.0.6"), frontend("203.0.113.6", flags=abi.SERVICE_EXTERNAL_LOCAL)],
+    [endpoint("10.1.0.1"), endpoint("10.1.0.2", BOTH)],
+    algorithm=abi.ALGORITHM_ROUND_ROBIN,
+)
+WEIGHTED = entry([frontend("10.96.0.7")], [endpoint("10.1.0.1"), endpoint("10.1.0.2", weighted(CLUSTER, 3))])
+LEAST = entry(
+    [frontend("10.96.0.3")],
+    [endpoint("10.1.0.1"), endpoint("10.1.0.4", weighted(CLUSTER, 2))],
+    algorithm=abi.ALGORITHM_LEAST_CONNECTIONS,
+)
 SEVERAL: Entries = {
+    key("least"): LEAST,
+    key("turns"): TURNS,
+    key("weighted"): WEIGHTED,
     key("web"): WEB,
     key("api"): API,
     key("dns", Protocol.UDP, Family.IPV6): DNS,

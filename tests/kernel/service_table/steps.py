@@ -1,15 +1,12 @@
 """A change step by step: every single write to a map, and the outcome for clients before it."""
 
 import contextlib
-import struct
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps
-from ebpfproxy.backends.ebpf.services import arrays
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, Network
@@ -24,7 +21,7 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
     """Call `at_step` before each single write to a map. An exception of `at_step` ends the change there."""
     with pytest.MonkeyPatch.context() as patch:
         update, delete, set_flags = Map.update, Map.delete, Arrays.set_flags
-        write_endpoint, slots_format = Arrays.write_endpoint, arrays._slots_format
+        write_endpoint, write_slots = Arrays.write_endpoint, Arrays.write_slots
 
         def update_all(self: Map, entries: list[tuple[bytes, bytes]]) -> None:
             for packed, value in entries:  # a batch is no transaction: programs see each entry separately
@@ -47,21 +44,17 @@ def interrupted(maps: Maps, at_step: Callable[[], None]) -> Iterator[None]:
             at_step()
             write_endpoint(self, endpoint_id, row, service)
 
-        class SlotBySlot:
-            def __init__(self, count: int) -> None:
-                self.unpack_from = slots_format(count).unpack_from
-
-            def pack_into(self, memory: Any, offset: int, *ids: int) -> None:
-                for number, id_ in enumerate(ids):
-                    at_step()
-                    struct.pack_into("=I", memory, offset + 8 * number, id_)
+        def write_slot_by_slot(self: Arrays, first: int, ids: Sequence[int]) -> None:
+            for slot, id_ in enumerate(ids, first):
+                at_step()
+                write_slots(self, slot, [id_])
 
         patch.setattr(Map, "update_all", update_all)
         patch.setattr(Map, "update", update_one)
         patch.setattr(Map, "delete", delete_one)
         patch.setattr(Arrays, "set_flags", set_one)
         patch.setattr(Arrays, "write_endpoint", write_one)
-        patch.setattr(arrays, "_slots_format", SlotBySlot)
+        patch.setattr(Arrays, "write_slots", write_slot_by_slot)
         yield
 
 

@@ -29,6 +29,7 @@ from tests.kernel.service_table.samples import (
     entry,
     frontend,
     key,
+    weighted,
     wipe,
 )
 from tests.support.clock import Clock
@@ -50,6 +51,8 @@ _FLAGS = [
     abi.SERVICE_EXTERNAL_LOCAL | abi.SERVICE_REJECT,
     abi.SERVICE_INTERNAL_LOCAL | abi.SERVICE_EXTERNAL_LOCAL,
 ]
+_ENDPOINT_FLAGS = (CLUSTER, BOTH, LISTED, BOTH | abi.ENDPOINT_ON_NODE, weighted(BOTH, 2), weighted(BOTH, 3))
+_ALGORITHMS = (abi.ALGORITHM_RANDOM, abi.ALGORITHM_ROUND_ROBIN, abi.ALGORITHM_LEAST_CONNECTIONS)
 _SOURCES = ["0.0.0.0/0", "10.0.0.0/8", "10.0.0.0/9", "10.1.2.3/32", "fd00::/8"]
 _PLACES = [(ip, port) for ip in ("10.1.0.1", "10.1.0.2", "10.1.0.3", "fd01::1") for port in (8080, 8081)]
 
@@ -66,13 +69,13 @@ def states(draw: st.DrawFn) -> Entries:
             f._replace(flags=draw(st.sampled_from(_FLAGS))) for f, owner in owners.items() if owner == each
         ]
         places = draw(st.lists(st.sampled_from(_PLACES), unique=True, max_size=6))
-        endpoints = [
-            endpoint(ip, draw(st.sampled_from((CLUSTER, BOTH, LISTED, BOTH | abi.ENDPOINT_ON_NODE))), port)
-            for ip, port in places
-        ]
+        endpoints = [endpoint(ip, draw(st.sampled_from(_ENDPOINT_FLAGS)), port) for ip, port in places]
         sources = draw(st.one_of(st.just(set[str]()), st.sets(st.sampled_from(_SOURCES))))
         affinity = draw(st.sampled_from((0, 0, 600))) if frontends else 0
-        made[each] = entry(frontends, endpoints, affinity, sources)
+        algorithm = draw(st.sampled_from(_ALGORITHMS)) if frontends else abi.ALGORITHM_RANDOM
+        slow_start = draw(st.sampled_from((0, 30))) if frontends else 0
+        served = entry(frontends, endpoints, affinity, sources, algorithm)
+        made[each] = served._replace(slow_start=slow_start)
     return made
 
 
@@ -112,7 +115,13 @@ class Histories(RuleBasedStateMachine):
                 for other in self.kernel.keys() - {each}:
                     kept = tuple(f for f in self.kernel[other].frontends if f[:3] not in taken)
                     timeout = self.kernel[other].affinity_timeout if kept else 0
-                    self.kernel[other] = self.kernel[other]._replace(frontends=kept, affinity_timeout=timeout)
+                    algorithm = self.kernel[other].algorithm if kept else abi.ALGORITHM_RANDOM
+                    self.kernel[other] = self.kernel[other]._replace(
+                        frontends=kept,
+                        affinity_timeout=timeout,
+                        algorithm=algorithm,
+                        slow_start=self.kernel[other].slow_start if kept else 0,
+                    )
         check_exact(self.maps, self.kernel, self.table.usage())
 
     @rule(number=st.integers(0, 7))

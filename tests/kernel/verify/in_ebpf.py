@@ -51,7 +51,7 @@ def change_frontend(node: Node) -> str:
     """Change flags, session affinity or the kind."""
     with opened(node, "services") as services:
         key, value = _any(node, services)
-        *ranges, service, affinity, flags, kind, rest = abi.SERVICE.unpack(value)
+        *ranges, service, affinity, flags, kind, algorithm, slow_start = abi.SERVICE.unpack(value)
         flags, affinity, kind = node.random.choice(
             [
                 (flags ^ abi.SERVICE_REJECT, affinity, kind),
@@ -60,7 +60,7 @@ def change_frontend(node: Node) -> str:
                 (flags, affinity, kind + 1),
             ]
         )
-        services.update(key, abi.SERVICE.pack(*ranges, service, affinity, flags, kind, rest))
+        services.update(key, abi.SERVICE.pack(*ranges, service, affinity, flags, kind, algorithm, slow_start))
     return _name(node, service)
 
 

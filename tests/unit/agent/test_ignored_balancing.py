@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
-from ebpfproxy.model.balancing import Algorithm, Balancing
+from ebpfproxy.backends.selection import MODES
+from ebpfproxy.model.balancing import Algorithm, Balancing, parse_weights
 from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
@@ -57,3 +58,21 @@ def test_a_flag_is_logged_once_and_not_for_each_service(
         ignored.update(name(each), plans(None, context))
     assert logged() == [{"ignored": "lb-algorithm maglev"}]
     assert ignored.services == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "ignored"),
+    [
+        ("iptables", "endpoint-weights other than 0, lb-algorithm source-hash, slow-start 30s"),
+        ("nftables", "slow-start 30s"),
+    ],
+)
+def test_a_mode_logs_what_its_rules_do_not_have(
+    logged: Callable[[], list[dict[str, str]]], mode: str, ignored: str
+) -> None:
+    support = next(each.balancing for each in MODES if each.name == mode)
+    requested = Balancing(Algorithm.SOURCE_HASH, parse_weights("10.1.0.0/16=3"), 30)
+    of = dataclasses.replace(service("web", port()), balancing=requested)
+    planned = plan_service(of, [slice_of("web", endpoint())], None, CONTEXT)
+    IgnoredBalancing(support, CONTEXT).update(name("web"), planned)
+    assert logged() == [{"service": "default/web", "ignored": ignored}]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ebpfproxy.agent import reconciler
-from ebpfproxy.agent.reconciler import LOCAL_DETECTION, NO_LOCAL_DETECTION, Reconciler, SyncResult
+from ebpfproxy.agent.reconciler import LOCAL_DETECTION, NO_LOCAL_DETECTION, UNSERVED, Reconciler, SyncResult
 from ebpfproxy.api.event import AddressesChanged, DevicesChanged, NodeChanged, PodsBypass
 from ebpfproxy.model.address import Protocol, parse_address, parse_network
-from ebpfproxy.model.device import ETHERNET, Device
+from ebpfproxy.model.device import ETHERNET, LOOPBACK, Device
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServiceType
 from ebpfproxy.plan import frontends, node_plan
@@ -91,6 +91,7 @@ def ranged(called: str, number: int, *ranges: str) -> Service:
     return service(called, ips=[f"10.96.0.{number}"], balancer=balancer, type_=kind, ranges=ranges)
 
 
+LO = Device(1, "lo", "", LOOPBACK, up=True)
 ETH0 = Device(2, "eth0", "", ETHERNET, up=True, default_route=True)
 VETHS = tuple(Device(number, f"veth{number}", "veth", ETHERNET, up=True) for number in (8, 9))
 
@@ -135,6 +136,36 @@ def test_devices_of_pods_are_planned_once_a_service_needs_their_packets(
     host.sync(gone("ranged"))
     host.sync(ranged("other", 9))
     assert (len(recorded.devices), host.reconciler.needing_pods) == (1, 0)
+
+
+def test_loopback_is_planned_once_a_service_needs_packets_of_the_node_and_stays(
+    host: Agent, recorded: Recorded
+) -> None:
+    """Established associations of the node depend on its program."""
+    host.sync(DevicesChanged((LO, ETH0, *VETHS)))
+    recorded.devices.clear()
+    host.sync(service("sctp", port(3868, protocol=Protocol.SCTP), ips=["10.96.0.8"]))
+    assert recorded.devices == [{"lo", "eth0", "veth8", "veth9"}]
+    host.sync(gone("sctp"))
+    host.sync(DevicesChanged((LO, ETH0)))
+    assert recorded.devices[-1] == {"lo", "eth0"}
+
+
+def test_ports_of_sctp_that_the_kernel_cannot_serve_are_reported_once_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The other ports of the Service are served."""
+    agent = Agent()
+    agent.plane.open()
+    context = dataclasses.replace(CONTEXT, sctp_unserved="no connection tracking of SCTP")
+    agent.reconciler = Reconciler(agent.plane, context)
+    both = port(80, "http"), port(3868, "sctp", protocol=Protocol.SCTP)
+    with caplog.at_level(logging.WARNING):
+        for of in (service("web", *both, ips=["10.96.0.8"]), service("web", *both, ips=["10.96.0.9"])):
+            assert agent.sync(of, LOCAL).rejected == 1
+    assert [record.message for record in caplog.records].count(UNSERVED) == 1
+    assert {each.protocol for each in agent.kernel.frontends} == {Protocol.TCP}
+    assert agent.sync(gone("web")).rejected == 0
 
 
 def test_devices_of_pods_stay_planned_when_no_longer_needed_but_new_ones_are_not_added(

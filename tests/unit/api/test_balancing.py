@@ -18,7 +18,11 @@ def parsed(**annotations: str | None) -> ServiceChanged:
 
 def test_annotations_select_the_load_balancing() -> None:
     changed = parsed(
-        lb_algorithm="maglev", endpoint_weights="node:a=2", slow_start="30s", ipvs_forwarding="tunnel"
+        lb_algorithm="maglev",
+        endpoint_weights="node:a=2",
+        slow_start="30s",
+        ipvs_forwarding="tunnel",
+        proxy_protocol="v2",
     )
     assert changed.service
     assert not changed.complaints
@@ -27,6 +31,7 @@ def test_annotations_select_the_load_balancing() -> None:
     assert [(rule.node, rule.weight) for rule in balancing.weights] == [("a", 2)]
     assert balancing.slow_start == 30
     assert balancing.forwarding is Forwarding.TUNNEL
+    assert balancing.proxy_protocol
 
 
 def test_a_service_without_them_has_the_defaults() -> None:

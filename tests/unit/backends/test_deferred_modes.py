@@ -9,10 +9,11 @@ from ebpfproxy.backends.ipvs.mode import IpvsMode
 from ebpfproxy.backends.mode import Mode
 from ebpfproxy.backends.nftables.mode import NftablesMode
 from ebpfproxy.backends.selection import MODES
+from ebpfproxy.backends.userspace.mode import UserspaceMode
 
 
 def test_the_deferred_modes_have_the_facts_of_the_modes() -> None:
-    modes: tuple[Mode, ...] = (EbpfMode(), NftablesMode(), IptablesMode(), IpvsMode())
+    modes: tuple[Mode, ...] = (EbpfMode(), NftablesMode(), IptablesMode(), IpvsMode(), UserspaceMode())
     facts = [(mode.name, mode.uses_kernel_nat) for mode in modes]
     assert [(mode.name, mode.uses_kernel_nat) for mode in MODES] == facts
 

@@ -2,6 +2,7 @@
 
 import html.parser
 import re
+import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
-from ebpfproxy.bench import charts, compare_cases, html_report
+from ebpfproxy.bench import chart_colors, charts, compare_cases, html_report
 from ebpfproxy.cli import bench_compare
 from ebpfproxy.errors import ConfigError
+from tests.support.documented import ROOT
 from tests.unit.bench.comparisons import ENVIRONMENT, MODES, comparison
 
 NAMESPACE = {"svg": "http://www.w3.org/2000/svg"}
@@ -127,6 +130,22 @@ def test_charts_for_documents_have_the_colors_of_one_scheme() -> None:
         assert "#0a0b" not in svg
         other = name.replace("-light", "-dark") if "-light" in name else name.replace("-dark", "-light")
         assert files[other] != svg
+
+
+SCREENSHOTS_MAX = 200_000
+"""Bytes of a picture in the documentation."""
+
+
+@pytest.mark.parametrize("scheme", chart_colors.SCHEMES)
+def test_the_screenshots_show_the_comparison_of_the_documentation(scheme: str) -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "screenshots.py"))
+    path = made["FOLDER"] / f"report-{scheme}.png"
+    with Image.open(path) as image:
+        assert image.info[made["KEY"]] == made["digest"](), "run `make screenshots`"
+        brightness = image.convert("L").getpixel((0, 0))
+    assert isinstance(brightness, int)
+    assert (brightness > 128) is (scheme == "light")
+    assert path.stat().st_size <= SCREENSHOTS_MAX
 
 
 def test_an_earlier_run_is_converted_to_all_formats(tmp_path: Path) -> None:

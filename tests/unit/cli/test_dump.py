@@ -41,12 +41,10 @@ def test_an_address_filter_without_a_port_admits_all_ports() -> None:
     ("arguments", "named"),
     [
         (["--diff", "--watch"], ("--diff", "--watch")),
-        (["--diff", "--from-dump=a"], ("--diff", "--from-dump")),
         (["conntrack", "--diff"], ("--diff", "conntrack")),
         (["--diff", "--service=a/b"], ("--diff", "--service or --address")),
         (["--drift", "--watch"], ("--drift", "--watch")),
         (["--watch", "-o", "yaml"], ("--watch", "-o yaml")),
-        (["objects", "--from-dump=a"], ("objects", "--from-dump")),
     ],
 )
 def test_flags_that_exclude_each_other_are_named(arguments: list[str], named: tuple[str, str]) -> None:

@@ -38,6 +38,17 @@ def test_rows_that_come_go_and_change_are_changes() -> None:
     assert rows.read({"conntrack": [other]}) == [Change("removed", "conntrack", established, {})]
 
 
+def test_the_node_port_of_the_other_family_is_another_row() -> None:
+    """Both have the address "*"."""
+    one, other = (
+        {"address": "*", "port": 30001, "protocol": "TCP", "family": family, "internal": [endpoint]}
+        for family, endpoint in (("IPv4", "10.1.0.1:80"), ("IPv6", "[fd01::1]:80"))
+    )
+    rows = Rows()
+    assert len(rows.read({"services": [one, other]})) == 2
+    assert rows.read({"services": [one, other]}) == []
+
+
 _READING = st.dictionaries(st.integers(0, 5), st.integers(0, 3))
 
 

@@ -122,8 +122,8 @@ def test_an_unknown_flag_is_named_with_a_similar_flag() -> None:
 
 def test_a_flag_that_kube_proxy_has_removed_gets_a_hint_to_leave_it_out() -> None:
     with pytest.raises(ConfigError) as caught:
-        read("--udp-timeout=5s")
-    assert caught.value.message == "unknown flag: --udp-timeout"
+        read("--cleanup-ipvs=true")
+    assert caught.value.message == "unknown flag: --cleanup-ipvs"
     assert "leave it out" in caught.value.hint
 
 
@@ -250,6 +250,7 @@ def test_the_help_shows_every_option_once_under_its_group() -> None:
         "Traffic:",
         "Modes nftables, iptables and ipvs:",
         "Mode ipvs:",
+        "Mode userspace:",
         "Mode ebpf (ebpfproxy's own):",
         "HTTP servers:",
         "The process:",

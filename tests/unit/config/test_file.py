@@ -285,15 +285,17 @@ def test_all_invalid_fields_are_reported_at_once_with_file_line_and_path() -> No
         "config.conf:8: nodePortAddresses: is not a list, such as [first, second]",
         "config.conf:7: conntrack.maxPerCore: is not a single value",
         'config.conf:6: conntrack.min: "3" is text: write it without quotes',
-        'config.conf:3: mode: "kernelspace" is not one of auto, ebpf, nftables, iptables, ipvs',
+        'config.conf:3: mode: "kernelspace" is not one of auto, ebpf, nftables, iptables, ipvs, userspace',
         "config.conf:4: iptables.masqueradeBit: 32 is not between 0 and 31",
         'config.conf:10: bindAddressHardFail: "maybe" is neither true nor false',
         'config.conf:9: oomScoreAdj: "1.5" is not a whole number',
     ]
 
 
-def test_an_unsupported_mode_in_the_file_is_rejected() -> None:
-    assert rejection("mode: userspace") == ['config.conf:3: mode: "userspace" is not supported']
+def test_a_udp_timeout_of_zero_in_the_file_is_the_default() -> None:
+    """kubeadm writes it so."""
+    assert config_of("udpIdleTimeout: 0s").udp_timeout == 0.25
+    assert config_of("udpIdleTimeout: 2s").udp_timeout == 2.0
 
 
 def test_a_conflict_is_reported_with_the_names_of_the_fields() -> None:

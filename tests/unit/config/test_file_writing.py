@@ -17,7 +17,7 @@ from ebpfproxy.errors import ConfigError
 
 PATH = Path("written.yaml")
 _TEXTS: dict[str, list[Any]] = {
-    "proxy_mode": ["auto", "ebpf", "nftables", "iptables", "ipvs"],
+    "proxy_mode": ["auto", "ebpf", "nftables", "iptables", "ipvs", "userspace"],
     "bind_address": ["::", "192.0.2.1"],
     "masquerade_all": ["true", "0", "F"],
     "nodeport_addresses": [("10.0.0.0/8, fd00::/8", "192.0.2.0/24"), ("primary", "localhost")],
@@ -33,6 +33,7 @@ _TEXTS: dict[str, list[Any]] = {
     "ipvs_strict_arp": ["true"],
     "ipvs_min_sync_period": ["2s"],
     "ipvs_udp_timeout": ["3s"],
+    "udp_timeout": ["250ms", "5s"],
     "conntrack_min": ["0"],
     "conntrack_max_per_core": ["+1"],
     "conntrack_tcp_timeout_established": ["0s", "2h"],

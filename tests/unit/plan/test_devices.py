@@ -225,6 +225,11 @@ def test_a_bridge_with_the_nodes_address_is_an_uplink_and_its_guest_port_a_pod()
 # Loopback
 
 
+def test_loopback_gets_programs_if_a_service_needs_packets_of_the_node() -> None:
+    plans = plan_devices((LO, ETH0), NODE, using(SocketLb.ON), True, (), of_node=True)
+    assert [(each.name, each.role) for each in plans] == [("lo", DeviceRole.LOOPBACK), ("eth0", UPLINK)]
+
+
 def test_loopback_gets_programs_only_without_socket_load_balancing() -> None:
     assert roles(LO, ETH0, context=using(SocketLb.OFF)) == {"lo": DeviceRole.LOOPBACK, "eth0": UPLINK}
     assert roles(LO, ETH0, context=HOST) == roles(LO, ETH0) == {"eth0": UPLINK}

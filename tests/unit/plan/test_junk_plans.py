@@ -75,7 +75,7 @@ def check(entry: Entry | None, key: Key) -> None:
     for address, port, protocol, kind, flags in entry.frontends:
         assert port
         abi.SERVICE_KEY.pack(address, htons(port), protocol, 0)
-        abi.SERVICE.pack(bytes(8), bytes(8), 1, entry.affinity_timeout, flags, kind, 0)
+        abi.SERVICE.pack(bytes(8), bytes(8), 1, entry.affinity_timeout, flags, kind, 0, 0)
     for address, port, flags in ROW.iter_unpack(entry.endpoints.rows):
         assert port
         abi.ENDPOINT.pack(address, port, flags, 1)

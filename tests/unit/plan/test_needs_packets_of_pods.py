@@ -7,7 +7,7 @@ import pytest
 from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
-from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import DetectLocal
 from tests.support.build import CONTEXT, HERE, endpoint, port, service, slice_of
@@ -49,6 +49,7 @@ def test_sctp_needs_packets_of_pods() -> None:
         sctp, [slice_of("web", endpoint(), ports=[EndpointPort("", Protocol.SCTP, 8080)])], None, CONTEXT
     )
     assert needs_packets_of_pods(plan)
+    assert needs_packets_of_node(plan)
 
 
 def test_a_rejection_without_endpoints_does_not_need_packets_of_pods() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy import threads
+from ebpfproxy.backends.ebpf.flows.connections import Connections
 from ebpfproxy.backends.ebpf.flows.netfilter_flows import NetfilterFlows
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.flows.sweep import FlowMaps, FlowSweep, Swept
@@ -28,6 +29,10 @@ COLLECT_FAILED = "Cannot collect flows"
 PORTS_UNREAD = "Cannot look up the connections that netfilter masquerades"
 """Their ports stay reserved until the next turn."""
 
+_MAPS = (
+    *("flows", "replies", "established_flows", "bypassing"),
+    *("endpoints", "connections", "socket_peers"),
+)
 _POLL = 1.0  # seconds between reads of `bypassing`: the delay until a bypassing pod is served
 _SHORTEST, _LONGEST = 10.0, 60.0  # seconds between walks
 _CHANGED = 0.05  # if a larger part of all entries was removed, the next walk follows soon
@@ -86,11 +91,12 @@ class FlowCollector:
         pods_bypass: Callable[[frozenset[int]], object],
         note_netfilter: Callable[[bool], object],
     ) -> None:
-        names = "flows", "replies", "established_flows", "bypassing", "endpoints"
-        self._maps = [Map.pinned(maps / name) for name in names]
-        self._flows, replies, established, self._bypassing, endpoints = self._maps
+        self._maps = [Map.pinned(maps / name) for name in _MAPS]
+        self._flows, replies, established, self._bypassing, endpoints, connections, peers = self._maps
         self._endpoints = endpoints.mapped()
-        self._sweep = FlowSweep(FlowMaps(self._flows, replies, established, self._endpoints), timeouts)
+        self._connections = Connections(connections, peers)
+        flow_maps = FlowMaps(self._flows, replies, established, self._endpoints)
+        self._sweep = FlowSweep(flow_maps, timeouts, connections=self._connections)
         self.netfilter_flows = NetfilterFlows(maps, note_netfilter)
         self._pods_bypass = pods_bypass
         self._reported: frozenset[int] = frozenset()
@@ -110,6 +116,7 @@ class FlowCollector:
         if not threads.join(self._thread, _PATIENCE):
             return  # it reads the maps: they stay open until the process ends
         self._endpoints.close()
+        self._connections.close()
         self.netfilter_flows.close()
         for opened in self._maps:
             opened.close()
@@ -144,6 +151,8 @@ class FlowCollector:
         self._collected = self._collected.plus(swept)
         self._forget()
         log.debug(COLLECTED, **swept._asdict())
+        if self._connections.is_active:
+            return _SHORTEST
         return following(swept, self._flows.shape.max_entries, interval)
 
     def _forget(self) -> None:

@@ -10,7 +10,7 @@ address_digest() and has_passed() of bpf/flow_key.h and bpf/flow_half_open.h.
 import dataclasses
 import enum
 import struct
-from socket import IPPROTO_TCP
+from socket import IPPROTO_SCTP, IPPROTO_TCP
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
@@ -21,6 +21,10 @@ UNIT = 1 << 30
 
 NO_PLACE = 0xFFFFFFFF
 """Stored instead of an index in `half_open_flows` if the flow has none."""
+
+SCTP_ESTABLISHED = 210
+"""Seconds without a packet after which an association is over. Both ends send a heartbeat every 30 s (RFC
+9260, 16). The kernel's connection tracking has the same timeout (nf_conntrack_proto_sctp.c)."""
 
 _NS = 1_000_000_000
 _U32 = 0xFFFFFFFF
@@ -185,6 +189,8 @@ def timeout(protocol: int, flags: int, timeouts: FlowTimeouts, half_open: bool =
     """Seconds without a packet after which an entry is over."""
     if half_open:
         return timeouts.tcp_syn if protocol == IPPROTO_TCP else timeouts.udp
+    if protocol == IPPROTO_SCTP:
+        return SCTP_ESTABLISHED
     match state(protocol, flags):
         case FlowState.FIN:
             return timeouts.tcp_fin

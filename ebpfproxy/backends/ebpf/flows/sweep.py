@@ -25,6 +25,7 @@ from socket import IPPROTO_UDP
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.flows.connections import Connections
 from ebpfproxy.backends.ebpf.flows.state import (
     REPLY_GLANCE,
     FlowTimeouts,
@@ -94,8 +95,14 @@ class FlowSweep:
     """Removes flows that are over. `clock` returns ns of CLOCK_MONOTONIC."""
 
     def __init__(
-        self, maps: FlowMaps, timeouts: FlowTimeouts, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        maps: FlowMaps,
+        timeouts: FlowTimeouts,
+        clock: Callable[[], int] = time.monotonic_ns,
+        connections: Connections | None = None,
     ) -> None:
+        """`connections`: counts the flows of each walk."""
+        self._connections = connections
         self._maps = maps
         self._timeouts = timeouts
         self._clock = clock
@@ -112,6 +119,8 @@ class FlowSweep:
         `rest` returns True. Raises KernelError if a map cannot be accessed.
         """
         self._start_over()
+        if self._connections:
+            self._connections.begin()
         stopped = False
 
         def pause(worked: float) -> bool:
@@ -122,6 +131,8 @@ class FlowSweep:
         established = self._walk(self._maps.flows, self._sweep_flows, pause)
         if not stopped:
             self._maps.established_flows.update(_ONLY, _U32.pack(established))
+            if self._connections:
+                self._connections.finish()
         replies = 0 if stopped else self._walk(self._maps.replies, self._sweep_replies, pause)
         removed = self._expired, self._retired
         return Swept(established, self._half_open, *removed, replies, self._orphaned, self._busy)
@@ -142,6 +153,8 @@ class FlowSweep:
 
     def _sweep_flows(self, keys: bytes, values: bytes) -> int:
         """Remove the flows of a batch that are over; return the number of established ones that stay."""
+        if self._connections:
+            self._connections.add_flows(values)
         half_open = bytearray(values[_HALF_OPEN_AT::_VALUE])
         for at in reversed(list(self._suspects(keys, values))):
             if self._remove_flow(keys[at * _KEY : (at + 1) * _KEY]):

@@ -48,7 +48,6 @@ _REASONS = {
     "dropped": "no-local-endpoints",
     "packet_dropped": "no-local-endpoints",
     "flows_full": "flows-full",
-    "port_unequal": "sctp-port-unequal",
 }
 _FIELD = {field.name: at for at, field in enumerate(abi.EVENT.fields)}
 _NETNS, _CLIENT, _SERVICE, _FLAGS = (

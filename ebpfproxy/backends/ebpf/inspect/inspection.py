@@ -24,6 +24,7 @@ from ebpfproxy.backends.ebpf.entries import (
     Key,
     ServicePortEntry,
 )
+from ebpfproxy.backends.ebpf.inspect import translations
 from ebpfproxy.backends.ebpf.inspect.read_only import ReadOnlyArrays, ReadOnlyMap
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
@@ -47,6 +48,7 @@ from ebpfproxy.model.address import (
     network,
     protocol_name,
 )
+from ebpfproxy.model.connection import Connection, Translation
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoint
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan, SocketLb
 
@@ -85,10 +87,13 @@ class EbpfInspection:
             found = dict(self._services(maps).items())
             found |= self._networks(maps)
             found |= self._devices(maps, programs)
+            self._further += self._node(maps, entries.has_loopback(found))
             found |= {HookKey(name): state for name, state in programs.hook_states().items()}
-            self._further += self._node(maps)
             self._further += self._before_hooks(programs)
             return found
+
+    def endpoint_of(self, connection: Connection) -> Translation | None:
+        return translations.find(self._pins.hooked_in() / "maps", connection)
 
     def _services(self, maps: Maps) -> dict[Key, Entry]:
         arrays = ReadOnlyArrays(maps)
@@ -140,9 +145,9 @@ class EbpfInspection:
         ]
         return found
 
-    def _node(self, maps: Maps) -> Iterator[Difference]:
+    def _node(self, maps: Maps, loopback: bool) -> Iterator[Difference]:
         cookie = netns_cookie.own(self._settings.cgroup_root)
-        detail = NodeEntry(maps["node"], self._settings, cookie).difference()
+        detail = NodeEntry(maps["node"], self._settings, cookie).difference(loopback)
         if detail:
             yield Difference("map node", DIFFERENT, detail)
 
@@ -159,11 +164,7 @@ class EbpfInspection:
                     yield Difference(hook.name, DIFFERENT, f"runs after {names}")
 
     def shown(self, key: Any, entry: Any) -> Any:
-        if isinstance(entry, ServicePortEntry):
-            return _shown(entry)
-        if isinstance(entry, DeviceEntry):
-            return _ShownDevice(entry.flags, entry.v4, entry.v6, " and ".join(entry.sides))
-        return entry
+        return shown(entry)
 
     def bypassing(self) -> frozenset[int]:
         pins = self._pins
@@ -176,6 +177,15 @@ class EbpfInspection:
         """Nothing stays open."""
 
 
+def shown(entry: Any) -> Any:
+    """An entry in the form for readers."""
+    if isinstance(entry, ServicePortEntry):
+        return _shown_service_port(entry)
+    if isinstance(entry, DeviceEntry):
+        return _ShownDevice(entry.flags, entry.v4, entry.v6, " and ".join(entry.sides))
+    return entry
+
+
 class _ShownServicePort(NamedTuple):
     """A `ServicePortEntry` for readers."""
 
@@ -183,6 +193,8 @@ class _ShownServicePort(NamedTuple):
     endpoints: tuple[str, ...]
     affinity: str
     source_ranges: tuple[str, ...]
+    algorithm: str
+    slow_start: str
 
 
 class _ShownDevice(NamedTuple):
@@ -194,13 +206,15 @@ class _ShownDevice(NamedTuple):
     programs: str
 
 
-def _shown(entry: ServicePortEntry) -> _ShownServicePort:
+def _shown_service_port(entry: ServicePortEntry) -> _ShownServicePort:
     timeout = entry.affinity_timeout
     return _ShownServicePort(
         tuple(map(_frontend_text, entry.frontends)),
-        tuple(map(_endpoint_text, entry.endpoints)),
+        tuple(map(_endpoint_text, entry.endpoints, entry.endpoints.weights())),
         "lists that contradict the endpoints" if timeout < 0 else f"{timeout} s",
         tuple(map(str, entry.source_ranges)),
+        abi.ALGORITHMS.get(entry.algorithm, f"algorithm {entry.algorithm}"),
+        f"{entry.slow_start} s",
     )
 
 
@@ -211,10 +225,11 @@ def _frontend_text(each: FrontendEntry) -> str:
     return f"{kind} {target}/{protocol_name(each.protocol)} flags {each.flags:#x}"
 
 
-def _endpoint_text(each: PlannedEndpoint) -> str:
+def _endpoint_text(each: PlannedEndpoint, weight: int) -> str:
     scopes = [name for name, is_in in (("cluster", each.cluster), ("local", each.local)) if is_in]
     place = {True: "this node", False: "another node", None: "unknown node"}[each.on_node]
-    return f"{format_endpoint(each.address, each.port)} ({', '.join((*scopes, place))})"
+    heavy = [f"weight {weight}"] if weight > 1 else []
+    return f"{format_endpoint(each.address, each.port)} ({', '.join((*scopes, place, *heavy))})"
 
 
 def _stray_endpoint(packed: bytes) -> Difference:

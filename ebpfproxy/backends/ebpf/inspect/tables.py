@@ -34,6 +34,7 @@ from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import (
     Address,
     Network,
+    family,
     format_address,
     format_endpoint,
     format_network,
@@ -41,6 +42,7 @@ from ebpfproxy.model.address import (
     protocol_name,
 )
 from ebpfproxy.model.counters import ServiceTraffic
+from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
 
 _U32 = struct.Struct("=I")
 _SLOT_STRIDE = 8
@@ -100,7 +102,7 @@ class View:
 
     def _service(self, key: bytes, value: bytes) -> tuple[bytes, ServiceRow]:
         address, port, protocol, _ = abi.SERVICE_KEY.unpack(key)
-        internal, external, id_, affinity, flags, kind, _ = abi.SERVICE.unpack(value)
+        internal, external, id_, affinity, flags, kind, algorithm, slow_start = abi.SERVICE.unpack(value)
         policy = (
             "Local" if flags & abi.SERVICE_INTERNAL_LOCAL else "Cluster",
             "Local" if flags & abi.SERVICE_EXTERNAL_LOCAL else "Cluster",
@@ -122,14 +124,17 @@ class View:
             id=id_,
             internal_slots=_slots(internal),
             external_slots=_slots(external),
+            algorithm=abi.ALGORITHMS.get(algorithm, str(algorithm)),
+            slow_start=slow_start,
             orphaned=self._nameless(id_),
+            family=family(address).value,
         )
         return key, row
 
     def _endpoints_in(self, packed: bytes) -> list[str]:
-        """The endpoints of a range. A range that another program wrote may exceed the array: then only its
-        existing part is read."""
-        found = [self._endpoint(id_) for id_ in self._ids_in(*abi.SLOT_RANGE.unpack(packed))]
+        """The endpoints of a range, each once. A range that another program wrote may exceed the array: then
+        only its existing part is read."""
+        found = [self._endpoint(id_) for id_ in set(self._ids_in(*abi.SLOT_RANGE.unpack(packed)))]
         return [str(e) if e.flags & abi.ENDPOINT_LISTED else f"{e} (not listed)" for e in sorted(found)]
 
     def _ids_in(self, first: int, count: int) -> list[int]:
@@ -170,6 +175,7 @@ class View:
                 on_node=bool(endpoint.flags & abi.ENDPOINT_ON_NODE),
                 id=id_,
                 service_id=endpoint.service,
+                weight=endpoint.flags >> WEIGHT_SHIFT or 1,
                 orphaned=_unused(endpoint, id_ in in_slots, scopes.get(endpoint.service)),
             )
             for id_, endpoint in rows

@@ -19,7 +19,9 @@ class ServiceRow(NamedTuple):
     `internal` and `external` are the endpoints for clients on this node and for other clients, sorted.
     `policy` is the traffic policy of these lists: "Cluster", "Local", or both as "Cluster/Local". `affinity`
     is a timeout in seconds, 0 for none. `internal_slots` and `external_slots` are the ranges of the lists in
-    the map `slots`, as "FIRST+COUNT", "" for an empty list. `orphaned`: the service id has no name.
+    the map `slots`, as "FIRST+COUNT", "" for an empty list. `algorithm` selects one of their entries,
+    `slow_start` is in seconds, 0 for none. `orphaned`: the service id has no name. `family`:
+    "IPv4" or "IPv6", since the address of a NodePort is "*" in both; "" in a dump of an earlier version.
     """
 
     service: str
@@ -35,14 +37,18 @@ class ServiceRow(NamedTuple):
     id: int
     internal_slots: str
     external_slots: str
+    algorithm: str = "random"
+    slow_start: int = 0
     orphaned: str = ""
+    family: str = ""
 
 
 class EndpointRow(NamedTuple):
     """One endpoint.
 
-    `lists`: the lists ("cluster", "local") by which new connections use it. Empty: draining. `orphaned`: no
-    frontend has its service id, or no slot of these frontends has it although it is in their list.
+    `lists`: the lists ("cluster", "local") by which new connections use it. Empty: draining. `weight`: its
+    share of new connections, relative to other endpoints. `orphaned`: no frontend has its service id, or no
+    slot of these frontends has it although it is in their list.
     """
 
     service: str
@@ -53,6 +59,7 @@ class EndpointRow(NamedTuple):
     on_node: bool
     id: int
     service_id: int
+    weight: int = 1
     orphaned: str = ""
 
 

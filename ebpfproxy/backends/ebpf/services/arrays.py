@@ -1,9 +1,8 @@
 """The maps `slots` and `endpoints`, mapped into memory, and the allocation of their entries."""
 
-import struct
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps
@@ -12,16 +11,12 @@ from ebpfproxy.backends.ebpf.services.slot_ranges import EndGrace, Ids, Ranges
 from ebpfproxy.plan.planned_endpoints import ROW
 
 _FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_halves`
+_SERVICE_AT = abi.ENDPOINT.offset("service_id") // 4  # in units of 32 bits
 _STRIDE = abi.ENDPOINT.size
-_SLOT_STRIDE = 8  # an array's elements are 8-byte aligned
+_SLOT_STRIDE = 2  # in units of 32 bits: an array's elements are 8-byte aligned
 _SCAN = 4096
 _COUNTED = 65536
 _IS_LISTED = bytes(byte & abi.ENDPOINT_LISTED for byte in range(256))
-
-
-@lru_cache(maxsize=512)
-def _slots_format(count: int) -> struct.Struct:
-    return struct.Struct("=" + "I4x" * count)
 
 
 class Arrays:
@@ -32,6 +27,8 @@ class Arrays:
         self._map(maps)
         self.endpoint_ids = Ids(maps["endpoints"].shape.max_entries, end_grace)
         self.ranges = Ranges(maps["slots"].shape.max_entries, end_grace)
+        # The digest of each list that is not one entry for each endpoint, by its first slot.
+        self._expanded: dict[int, int] = {}
 
     def move_to(self, maps: Maps) -> None:
         """Use larger maps with the same content."""
@@ -41,12 +38,14 @@ class Arrays:
         self.ranges.extend(maps["slots"].shape.max_entries)
 
     def _map(self, maps: Maps) -> None:
-        self._slots = maps["slots"].mapped()
+        self._slots_memory = maps["slots"].mapped()
+        self._slots = memoryview(self._slots_memory).cast("I")
         self._endpoints = maps["endpoints"].mapped()
         self._halves = memoryview(self._endpoints).cast("H")
 
     def close(self) -> None:
-        self._slots.close()
+        self._slots.release()
+        self._slots_memory.close()
         self._halves.release()
         self._endpoints.close()
 
@@ -57,12 +56,29 @@ class Arrays:
             "endpoints": (self.endpoint_ids.used, self.endpoint_ids.capacity - 1),
         }
 
-    def read_slots(self, range_: Range) -> tuple[int, ...]:
+    def read_slots(self, range_: Range) -> list[int]:
         first, count = range_
-        return _slots_format(count).unpack_from(self._slots, first * _SLOT_STRIDE) if count else ()
+        return self._slots[first * _SLOT_STRIDE : (first + count) * _SLOT_STRIDE : _SLOT_STRIDE].tolist()
 
     def write_slots(self, first: int, ids: Sequence[int]) -> None:
-        _slots_format(len(ids)).pack_into(self._slots, first * _SLOT_STRIDE, *ids)
+        end = (first + len(ids)) * _SLOT_STRIDE
+        self._slots[first * _SLOT_STRIDE : end : _SLOT_STRIDE] = memoryview(array("I", ids))
+
+    def expanded(self, first: int) -> int | None:
+        """The digest of the list at this slot, see `slot_lists.digest`. None if it has one entry for each
+        endpoint."""
+        return self._expanded.get(first)
+
+    def note_expanded(self, first: int, digest: int | None) -> None:
+        """Remember the digest of a list, None to forget it."""
+        if digest is not None:
+            self._expanded[first] = digest
+        elif self._expanded:
+            self._expanded.pop(first, None)
+
+    def forget_expanded(self) -> None:
+        """Forget all digests."""
+        self._expanded.clear()
 
     def listed(self) -> Iterator[tuple[int, bytes, int]]:
         """Id, row (`planned_endpoints`) and service id of each endpoint in force, by id."""
@@ -71,10 +87,13 @@ class Arrays:
             block = self._endpoints[start * _STRIDE : (start + _SCAN) * _STRIDE]
             if block == empty[: len(block)]:
                 continue
-            rows = abi.ENDPOINT.iter_unpack(block[: len(block) // _STRIDE * _STRIDE])
-            for id_, (address, port, flags, service) in enumerate(rows, start):
-                if flags & abi.ENDPOINT_LISTED and 0 < id_ < self.endpoint_ids.capacity:
-                    yield id_, ROW.pack(address, port, flags), service
+            whole = memoryview(block)[: len(block) // _STRIDE * _STRIDE]
+            flags = whole.cast("H")[_FLAGS_AT :: _STRIDE // 2].tolist()
+            services = whole.cast("I")[_SERVICE_AT :: _STRIDE // 4].tolist()
+            for number, (has, service) in enumerate(zip(flags, services, strict=True)):
+                if has & abi.ENDPOINT_LISTED and 0 < start + number < self.endpoint_ids.capacity:
+                    at = number * _STRIDE
+                    yield start + number, block[at : at + ROW.size], service
 
     def listed_counts(self) -> Iterator[int]:
         """The number of endpoints in force in each part of the map: their sum is that of `listed`."""

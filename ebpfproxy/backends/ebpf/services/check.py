@@ -16,6 +16,7 @@ from ebpfproxy.backends.ebpf.entries import ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value
+from ebpfproxy.backends.ebpf.services.slot_lists import digest
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.plan.planned_endpoints import ROW
 
@@ -115,11 +116,12 @@ def _check_endpoints(arrays: Arrays, written: Written) -> Iterator[bool]:
 def _parts(arrays: Arrays, record: Record) -> Iterator[tuple[int, bool]]:
     """Yield for each part of the endpoints their number, and whether they and their slots are as written.
 
-    An endpoint of a list occupies the next slot of its range.
+    An endpoint of a list occupies the next slot of its range, except in an expanded list, which is a part.
     """
     rows, service = record.entry.endpoints.rows, U32.pack(record.id)
     both = (abi.ENDPOINT_CLUSTER, record.cluster), (abi.ENDPOINT_LOCAL, record.local)
-    lists = [each for each in both if each[1] != NOTHING]  # without a list that no service refers to
+    used = [each for each in both if each[1] != NOTHING]  # without a list that no service refers to
+    lists = [each for each in used if arrays.expanded(each[1][0]) is None]
     placed = dict.fromkeys((flag for flag, _ in lists), 0)
     for start in range(0, len(record.ids), _ENDPOINTS):
         ids = record.ids[start : start + _ENDPOINTS]
@@ -130,8 +132,11 @@ def _parts(arrays: Arrays, record: Record) -> Iterator[tuple[int, bool]]:
         )
         flags = part.flags()
         for flag, (first, _) in lists:
-            members = tuple(id_ for id_, has in zip(ids, flags, strict=True) if has & flag)
+            members = [id_ for id_, has in zip(ids, flags, strict=True) if has & flag]
             right &= arrays.read_slots((first + placed[flag], len(members))) == members
             placed[flag] += len(members)
         yield len(ids), right
     yield 1, all(placed[flag] == count for flag, (_, count) in lists)
+    for _, range_ in used:
+        if (known := arrays.expanded(range_[0])) is not None:
+            yield range_[1], digest(arrays.read_slots(range_)) == known

@@ -45,6 +45,7 @@ class NodeEntry:
         self._icmp = _read_icmp_limits()
         self._kept_reinjection = previous_reinjection
         self._reinjection = previous_reinjection
+        self._loopback = settings.socket_lb is SocketLb.OFF
 
     def write(self) -> bool:
         """Provide the reinjection veth pair if it is needed, and write the entry.
@@ -70,13 +71,16 @@ class NodeEntry:
         with self._lock:
             return self._map.lookup(_KEY) == self._wanted()
 
-    def difference(self) -> str:
+    def difference(self, loopback: bool) -> str:
         """What differs from the entry of an agent that has settled, "" if nothing. Changes nothing.
+
+        `loopback`: whether loopback has a program.
 
         Only for an object that never wrote. It does not compare `icmp_*`: the agent reads these sysctls only
         when it writes. Raises KernelError.
         """
         self._kept_flags = self._kept_reinjection = 0
+        self._loopback |= loopback
         self._reinjection = reinjection.find_pair() if self._has_reinjection else 0
         have = dict(
             zip(_FIELDS, abi.NODE.unpack(self._map.lookup(_KEY) or bytes(abi.NODE.size)), strict=True)
@@ -120,6 +124,16 @@ class NodeEntry:
         """Set whether the programs use `stale_sockets`. For any thread. Raises KernelError."""
         self._note(abi.NODE_STALE_SOCKETS, present)
 
+    def note_loopback(self, present: bool) -> None:
+        """Set whether loopback has a program; then the node's packets need the reinjection veth pair.
+
+        Call it before loopback gets its program, and after loopback has lost it. Raises KernelError.
+        """
+        wanted = present or self._settings.socket_lb is SocketLb.OFF
+        if wanted != self._loopback:
+            self._loopback = wanted
+            self.write()
+
     def _note(self, flag: int, present: bool) -> None:
         with self._lock:
             self._noted = self._noted | flag if present else self._noted & ~flag
@@ -127,7 +141,7 @@ class NodeEntry:
 
     @property
     def _has_reinjection(self) -> bool:
-        return self._settings.devices and self._settings.socket_lb is SocketLb.OFF
+        return self._settings.devices and self._loopback
 
     def _wanted(self) -> bytes:
         settings = self._settings

@@ -7,6 +7,7 @@ from socket import htons
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.services.slot_lists import places, slot_list
 from ebpfproxy.model.address import Family
 
 Range = tuple[int, int]
@@ -35,11 +36,13 @@ class Record:
         """The id of each endpoint, by its address and port (`PlannedEndpoints.targets`)."""
         return dict(zip(self.entry.endpoints.targets(), self.ids, strict=True))
 
-    def members(self, flag: int) -> list[int]:
-        """The ids of the endpoints with this flag, in order."""
-        return [
-            id_ for id_, flags in zip(self.ids, self.entry.endpoints.flags(), strict=True) if flags & flag
-        ]
+    def slots(self, flag: int) -> list[int]:
+        """The list of the endpoints with this flag: their ids, in the order of the slots."""
+        return slot_list(self.entry, self.ids, flag)
+
+    def places(self, range_: Range) -> int:
+        """The number of slots that one of the ranges occupies."""
+        return places(range_[1], self.entry.algorithm)
 
 
 def service_key(frontend: FrontendEntry) -> bytes:
@@ -53,7 +56,7 @@ def service_value(frontend: FrontendEntry, of: Record) -> bytes:
     return abi.SERVICE.pack(
         abi.SLOT_RANGE.pack(*internal),
         abi.SLOT_RANGE.pack(*external),
-        *(of.id, of.entry.affinity_timeout, flags, frontend.kind, 0),
+        *(of.id, of.entry.affinity_timeout, flags, frontend.kind, of.entry.algorithm, of.entry.slow_start),
     )
 
 

@@ -5,6 +5,7 @@ Room in every map is checked first, so that a ServicePort without room keeps its
 
 import dataclasses
 from collections.abc import Container
+from random import getrandbits
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
@@ -17,6 +18,7 @@ from ebpfproxy.backends.ebpf.services.record import (
     service_key,
     service_value,
 )
+from ebpfproxy.backends.ebpf.services.slot_lists import HASHING, digest, is_expanded, places
 from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE, Ids, Ranges
 from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Network
@@ -118,21 +120,43 @@ class Staging:
         self, key: ServicePortKey, old: Record | None, new: Record, bit: int, ranges: list[Range]
     ) -> Range:
         """The range with the endpoints that have this flag. It is the old one if the list is unchanged."""
-        ids = new.members(bit)
+        previous = NOTHING
+        if old and old.entry.algorithm == new.entry.algorithm:
+            previous = old.cluster if bit == abi.ENDPOINT_CLUSTER else old.local
+            if previous != NOTHING and self._has_same_table(old, new):
+                return previous
+        ids = new.slots(bit)
         if not ids:
             return NOTHING
-        if old:
-            previous = old.cluster if bit == abi.ENDPOINT_CLUSTER else old.local
-            if previous[1] == len(ids) and list(self._arrays.read_slots(previous)) == ids:
-                return previous
-        first = self._arrays.ranges.allocate(len(ids), self._now)
+        known = digest(ids) if is_expanded(new.entry) else None
+        if previous[1] == len(ids) and self._arrays.read_slots(previous) == ids:
+            self._arrays.note_expanded(previous[0], known)
+            return previous
+        count = places(len(ids), new.entry.algorithm)
+        first = self._arrays.ranges.allocate(count, self._now)
         if first is None:
             room, staged = self._arrays.ranges, sum(1 << Ranges.order_of(count) for _, count in ranges)
-            needed = f"{1 << Ranges.order_of(len(ids)):,} more in one range"
+            needed = f"{1 << Ranges.order_of(count):,} more in one range"
             raise _full("slots", key, needed, room.used - staged, room.capacity, room.resting)
-        ranges.append((first, len(ids)))
-        self._arrays.write_slots(first, ids)
+        ranges.append((first, count))
+        self._write(first, ids, new, previous)
+        self._arrays.note_expanded(first, known)
         return first, len(ids)
+
+    @staticmethod
+    def _has_same_table(old: Record, new: Record) -> bool:
+        """Whether the lists are tables, and equal. It saves computing them."""
+        is_right = old.entry.affinity_timeout >= 0  # the maps contained what the entry says
+        return new.entry.algorithm in HASHING and is_right and old.entry.endpoints == new.entry.endpoints
+
+    def _write(self, first: int, ids: list[int], new: Record, previous: Range) -> None:
+        """Write a list. Its first turn is the next turn of the `previous` list, otherwise a random one: all
+        nodes would otherwise begin with the same endpoint."""
+        if new.entry.algorithm == abi.ALGORITHM_ROUND_ROBIN:
+            turn = self._arrays.read_slots((sum(previous), 1))[0] if previous[1] else getrandbits(32)
+            self._arrays.write_slots(first, [*ids, turn])
+        else:
+            self._arrays.write_slots(first, ids)
 
 
 def sources_beyond(entry: ServicePortEntry, other: ServicePortEntry | None) -> set[Network]:

@@ -21,8 +21,10 @@ from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.check import Written, check_services
+from ebpfproxy.backends.ebpf.services.counted_endpoints import CountedEndpoints
 from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresses
 from ebpfproxy.backends.ebpf.services.grace import Grace
+from ebpfproxy.backends.ebpf.services.new_endpoints import NewEndpoints
 from ebpfproxy.backends.ebpf.services.ports import ServicePorts
 from ebpfproxy.backends.ebpf.services.reading import Reading
 from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value
@@ -31,7 +33,9 @@ from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.linux.bpf.bpf import possible_cpus
+from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
 
+_IN_LISTS = (1 << WEIGHT_SHIFT) - 1  # flags without the weight
 _WALK = 4096  # entries per batch
 _NO_TRAFFIC = bytes((abi.TRAFFIC.size + 7) // 8 * 8)
 
@@ -48,6 +52,8 @@ class ServiceTable:
         self._sources = SourceRanges(maps["source_ranges"])
         self._addresses = FrontendAddresses(maps["frontend_addresses"])
         self._ports = ServicePorts(maps["service_ports"])
+        self._counted = CountedEndpoints(maps["connections"])
+        self._new = NewEndpoints(maps["new_endpoints"])
         self._no_traffic = _NO_TRAFFIC * possible_cpus()
         self._written = Written()
         self._records, self._owner = self._written.records, self._written.owner
@@ -63,6 +69,8 @@ class ServiceTable:
         self._sources.move_to(maps["source_ranges"])
         self._addresses.move_to(maps["frontend_addresses"])
         self._ports.move_to(maps["service_ports"])
+        self._counted.move_to(maps["connections"])
+        self._new.move_to(maps["new_endpoints"])
 
     def close_in(self, maps: Maps) -> None:
         """Like `close`, unless it uses other maps than these now."""
@@ -99,6 +107,8 @@ class ServiceTable:
         self._written = Written(found.records, found.owner)
         self._records, self._owner = self._written.records, self._written.owner
         self._affinity_left = None
+        self._counted.read(id_ for each in self._records.values() if _is_counted(each) for id_ in each.ids)
+        self._new.read(self._records.values())
         self._ports.read(self._owner)
         self._addresses.read(each for record in self._records.values() for each in record.services.items())
         return {key: record.entry for key, record in self._records.items()}
@@ -118,6 +128,10 @@ class ServiceTable:
         )
         while self._written is written and (is_right := next(steps, None)) is not None:
             yield is_right
+
+    def maintain(self) -> None:
+        """End slow start where its time has passed. Call it every few seconds."""
+        self._new.expire()
 
     def apply(
         self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]
@@ -186,6 +200,9 @@ class ServiceTable:
             if id_ < traffic.shape.max_entries:
                 traffic.update(U32.pack(id_), self._no_traffic)
         for old, new in changes.values():
+            if _is_counted(new):
+                self._counted.add(new.ids)
+            self._new.change(old, new)
             self._sources.add(new.id, sources_beyond(new.entry, old.entry if old else None))
         self._maps["service_names"].update_all([(U32.pack(id_), name_value(key)) for key, id_ in added])
         packed = {packed for _, new in changes.values() for packed in new.services}
@@ -209,7 +226,7 @@ class ServiceTable:
         for flags, id_ in zip(new.entry.endpoints.flags(), new.ids, strict=True):
             present = self._arrays.flags(id_)
             if flags & ~present:
-                self._arrays.set_flags(id_, flags | present)
+                self._arrays.set_flags(id_, flags | present & _IN_LISTS)
 
     def _release(self, old: Record | None, new: Record | None, now: float) -> None:
         """Release what only `old` used."""
@@ -220,12 +237,16 @@ class ServiceTable:
                 if self._arrays.flags(id_) != flags:
                     self._arrays.set_flags(id_, flags)
         kept_ids = frozenset(new.ids) if new else frozenset()
+        self._new.remove(id_ for id_ in old.ids if id_ not in kept_ids)
+        if _is_counted(old):
+            counted = kept_ids if new and _is_counted(new) else frozenset()
+            self._counted.remove(id_ for id_ in old.ids if id_ not in counted)
         for id_ in dict.fromkeys(id_ for id_ in old.ids if id_ not in kept_ids):
             self._arrays.set_flags(id_, 0)
             self._arrays.endpoint_ids.release(id_, now)
         for range_, kept in ((old.cluster, new and new.cluster), (old.local, new and new.local)):
             if range_ != NOTHING and range_ != kept:
-                self._arrays.ranges.release(*range_, now)
+                self._arrays.ranges.release(range_[0], old.places(range_), now)
         self._sources.remove(old.id, sources_beyond(old.entry, new.entry if new else None))
         if not new:
             self._service_ids.release(old.id, now)
@@ -255,6 +276,10 @@ def _share_entries(found: Mapping[ServicePortKey, Record], known: Mapping[Servic
     for key, record in found.items():
         if key in known and record.entry == known[key].entry:
             record.entry = known[key].entry
+
+
+def _is_counted(record: Record) -> bool:
+    return record.entry.algorithm == abi.ALGORITHM_LEAST_CONNECTIONS
 
 
 def _gains_affinity(old: Record | None, new: Record) -> bool:

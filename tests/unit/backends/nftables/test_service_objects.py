@@ -9,7 +9,9 @@ from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, Endpoints, Entry, Key, Set
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.model.address import Address, Family, Protocol, parse_address, parse_network
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.model.service import ServicePortName
+from ebpfproxy.plan.balancing import DEFAULT, PlannedBalancing
 from ebpfproxy.plan.service_plan import (
     Frontend,
     FrontendKind,
@@ -175,6 +177,89 @@ def test_another_affinity_timeout_changes_only_rules() -> None:
     changed = [key for key in short if short[key] != long[key]]
     assert short.keys() == long.keys()
     assert [type(key) for key in changed] == [Chain]
+
+
+def balanced(
+    algorithm: Algorithm | None, *weights: int, affinity: int = 0, scope: str = "cluster"
+) -> ServicePortPlan:
+    """Return the plan of a Service with two endpoints."""
+    here = [ENDPOINT._replace(local=True), OTHER._replace(local=scope == "local")]
+    return dataclasses.replace(
+        PLAN,
+        endpoints=PlannedEndpoints(here),
+        frontends=(CLUSTER_IP, NODE_PORT),
+        affinity_timeout=affinity,
+        balancing=PlannedBalancing(algorithm, weights),
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "drawn"),
+    [
+        (None, "numgen random mod 4"),
+        (Algorithm.RANDOM, "numgen random mod 4"),
+        (Algorithm.ROUND_ROBIN, "numgen inc mod 4"),
+        (Algorithm.SOURCE_HASH, "jhash ip saddr mod 4 seed 0x65627066"),
+    ],
+)
+def test_an_endpoint_has_as_many_places_as_its_weight(algorithm: Algorithm | None, drawn: str) -> None:
+    """6 to 2 is 3 to 1."""
+    plan = balanced(algorithm, 6, 2)
+    assert listed(plan)[0] == [f"10.1.0.{each}" for each in ("1 . 8080", "1 . 8080", "2 . 8081", "1 . 8080")]
+    assert rules(plan, "service")[-2:] == (
+        f"{CHOICE} . {drawn} map @endpoints-083",
+        f"{CHOICE} . numgen random mod 1 map @endpoints-083",
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "share"),
+    [
+        (Algorithm.RANDOM, "numgen random mod 4 < 3"),
+        (Algorithm.ROUND_ROBIN, "numgen inc mod 4 < 3"),
+        (Algorithm.SOURCE_HASH, "jhash ip saddr mod 4 seed 0x65627066 < 3"),
+    ],
+)
+def test_with_affinity_an_endpoint_has_one_rule_with_its_weight(algorithm: Algorithm, share: str) -> None:
+    plan = balanced(algorithm, 3, 1, affinity=60)
+    first, second, *_ = rules(plan, "service")[3:]
+    assert first.startswith(f"{share} update @affinity")
+    assert second.startswith("update @affinity")
+
+
+def test_with_affinity_the_hash_decides_in_all_rules() -> None:
+    """A rule for one of the packets that remain would need another hash."""
+    third = ENDPOINT._replace(address=parse_address("10.1.0.3"))
+    plan = dataclasses.replace(
+        balanced(Algorithm.SOURCE_HASH, 1, 2, 3, affinity=60),
+        endpoints=PlannedEndpoints((ENDPOINT, OTHER, third)),
+    )
+    drawn = [rule.partition(" update")[0] for rule in rules(plan, "service")[4:6]]
+    assert drawn == [f"jhash ip saddr mod 6 seed 0x65627066 {each}" for each in ("0", "< 3")]
+
+
+def test_weights_are_divided_by_their_common_divisor_in_each_scope() -> None:
+    assert [len(each) for each in listed(balanced(None, 4, 6))] == [5, 1]
+    assert [len(each) for each in listed(balanced(None, 4, 4, scope="local"))] == [2, 2]
+
+
+@pytest.mark.parametrize("affinity", [0, 60])
+def test_without_annotations_and_with_equal_weights_the_entries_are_the_same(affinity: int) -> None:
+    plain = dataclasses.replace(balanced(None, affinity=affinity), balancing=DEFAULT)
+    for algorithm in (None, Algorithm.RANDOM, Algorithm.LEAST_CONNECTIONS, Algorithm.MAGLEV):
+        assert entries_of(balanced(algorithm, 7, 7, affinity=affinity)) == entries_of(plain)
+
+
+def test_another_algorithm_changes_only_a_chain() -> None:
+    one, other = (entries_of(balanced(each, 3, 1)) for each in (None, Algorithm.ROUND_ROBIN))
+    assert one.keys() == other.keys()
+    changed = {key.kind for key in one if one[key] != other[key] and isinstance(key, Chain)}
+    assert changed == {"chain"}
+
+
+def test_exchanged_weights_change_only_a_list() -> None:
+    one, other = (entries_of(balanced(None, *weights)) for weights in ((3, 1), (1, 3)))
+    assert [type(key) for key in one if one[key] != other[key]] == [Endpoints]
 
 
 def balancer(*ranges: str, node_admitted: bool = False) -> ServicePortPlan:

@@ -9,7 +9,7 @@ from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.origin import ANY_POD, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation
-from ebpfproxy.diagnose.explain.situation import Situation, no_gateways, plan_situation
+from ebpfproxy.diagnose.situation import Situation, no_gateways, plan_situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Network, Protocol, parse_address
 from ebpfproxy.model.cluster import ClusterState

@@ -12,7 +12,7 @@ from ebpfproxy.diagnose.explain.facts import with_tables
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Destination, Explanation
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from tests.support.build import HERE, endpoint, port, service, slice_of
 from tests.unit.diagnose.explain.scene import (
     A_CLIENT,

@@ -9,7 +9,7 @@ from ebpfproxy.backends.ebpf.inspect.view import EndpointRow, NetworkRow, RangeR
 from ebpfproxy.diagnose.explain.from_tables import situation_of
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Verdict
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.plan.service_plan import SocketLb
 from tests.unit.diagnose.explain.scene import A_CLIENT, A_POD, CLUSTER_IP, NODE, explained, reasons, to

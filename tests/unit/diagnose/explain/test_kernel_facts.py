@@ -6,7 +6,7 @@ from typing import Any
 from ebpfproxy.backends.difference import MISSING, Difference
 from ebpfproxy.diagnose.explain.kernel_facts import KernelFacts
 from ebpfproxy.diagnose.explain.result import Destination
-from ebpfproxy.diagnose.explain.situation import Situation
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 from tests.support.build import endpoint, service, slice_of
 from tests.unit.diagnose.explain.scene import A_CLIENT, A_POD, CLUSTER_IP, explained, situation, to

@@ -2,13 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_RANDOM
+from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
-from ebpfproxy.diagnose.explain.result import Explanation, Verdict
+from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
+from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Protocol, parse_address
-from ebpfproxy.model.balancing import Balancing, Forwarding, parse_weights
+from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, parse_weights
 from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
@@ -47,6 +51,11 @@ ROUTED_WEB, TUNNELED_WEB = (
     for each in (Forwarding.DIRECT_ROUTING, Forwarding.TUNNEL)
 )
 FORWARDED = to("203.0.113.3", 8080)
+ROUND_ROBIN = dataclasses.replace(
+    WEB, balancing=Balancing(Algorithm.ROUND_ROBIN, parse_weights(f"{REMOTE_POD}=3"))
+)
+LEAST_CONNECTIONS = dataclasses.replace(WEB, balancing=Balancing(Algorithm.LEAST_CONNECTIONS))
+HEAVY = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=3")))
 READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
 NODE_PORT_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT)
 LOCAL_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
@@ -160,6 +169,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         lambda: explained(situation(WEB, READY, mode="nftables"), origin=THE_NODE),
     ),
     Reason.VIRTUAL_SERVER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"), origin=A_POD)),
+    Reason.RELAY: (CONNECTS, lambda: explained(situation(WEB, READY, mode="userspace"), origin=A_POD)),
     # Frontend
     Reason.CLUSTER_IP: (CONNECTS, lambda: explained(situation(WEB, READY))),
     Reason.EXTERNAL_IP: (
@@ -330,12 +340,6 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         CONNECTS,
         lambda: explained(situation(LOCAL_WEB, READY, mode="ipvs"), to(NODE, 30080), A_POD),
     ),
-    Reason.PORT_UNEQUAL: (
-        DROPPED,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
-        ),
-    ),
     Reason.HAIRPIN_LOST: (
         CONNECTS,
         lambda: explained(situation(WEB, slice_of("web", endpoint(POD, "")), mode="ipvs"), origin=A_POD),
@@ -367,7 +371,20 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     ),
     # Algorithm
     Reason.RANDOM: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.RANDOM_BY_WEIGHT: (
+        CONNECTS,
+        lambda: explained(situation(HEAVY, READY, mode="nftables")),
+    ),
+    Reason.ALGORITHM: (
+        CONNECTS,
+        lambda: explained(situation(ROUND_ROBIN, READY, mode="nftables")),
+    ),
+    Reason.BALANCING_IGNORED: (
+        CONNECTS,
+        lambda: explained(situation(LEAST_CONNECTIONS, READY, mode="nftables")),
+    ),
     Reason.SCHEDULER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"))),
+    Reason.RELAY_SELECTS: (CONNECTS, lambda: explained(situation(WEB, READY, mode="userspace"))),
     Reason.SINGLE: (CONNECTS, lambda: explained(situation(WEB, REMOTE))),
     # Forwarding
     Reason.DIRECT_ROUTING: (
@@ -400,6 +417,18 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
             situation(WEB, slice_of("web", endpoint(POD, HERE)), mode="nftables"), origin=A_POD
         ),
     ),
+    Reason.RELAY_IS_CLIENT: (
+        CONNECTS,
+        lambda: explained(situation(WEB, REMOTE, mode="userspace"), origin=A_CLIENT),
+    ),
+    Reason.SCTP_NOT_RELAYED: (
+        REJECTED,
+        lambda: explained(
+            situation(SCTP, slice_with(Protocol.SCTP, 80, endpoint(POD)), mode="userspace"),
+            to(protocol=Protocol.SCTP),
+            A_POD,
+        ),
+    ),
     Reason.POLICY_KEEPS: (
         CONNECTS,
         lambda: explained(situation(WEB, REMOTE, mode="nftables"), origin=A_POD),
@@ -426,12 +455,6 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.REJECTED_NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
     Reason.DROPPED_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
     Reason.DROPPED_BY_RANGES: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD)),
-    Reason.DROPPED_PORT_UNEQUAL: (
-        DROPPED,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 81, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
-        ),
-    ),
     Reason.DROPPED_IN_TUNNEL: (
         DROPPED,
         lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, THE_NODE),
@@ -548,6 +571,28 @@ def test_names_and_meanings_differ_and_fit_in_a_line() -> None:
     assert all("\n" not in reason.meaning and len(reason.meaning) <= 110 for reason in Reason)
 
 
+def test_the_algorithm_has_its_name_and_the_weights_that_the_mode_honors() -> None:
+    steps = {
+        mode: algorithm_steps(situation(ROUND_ROBIN, READY, mode=mode)) for mode in ("nftables", "iptables")
+    }
+    (honored,), (default, ignored) = steps["nftables"], steps["iptables"]
+    assert honored.text.endswith(": round-robin")
+    assert honored.details == (f"{OTHER_POD}:8080: weight 1", f"{REMOTE_POD}:8080: weight 3")
+    assert (default.reason, default.details) == (Reason.RANDOM, ())
+    assert ignored.text.endswith(": lb-algorithm round-robin, endpoint-weights other than 0")
+
+
+def test_equal_weights_are_not_shown() -> None:
+    weights = Balancing(weights=parse_weights(f"{REMOTE_POD}=2, {OTHER_POD}=2, {POD}=0"))
+    three = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE), endpoint(POD, HERE))
+    of = situation(dataclasses.replace(WEB, balancing=weights), three, mode="nftables")
+    assert [(step.reason, step.details) for step in algorithm_steps(of)] == [(Reason.RANDOM, ())]
+
+
+def algorithm_steps(of: Situation) -> list[Step]:
+    return [step for step in explained(of).steps if step.subject is Subject.ALGORITHM]
+
+
 def test_the_addresses_that_the_server_sees() -> None:
     """The pod itself by a socket; eth0's address for a client outside; veth7's for a hairpin connection."""
     remote = situation(WEB, REMOTE)
@@ -559,3 +604,30 @@ def test_the_addresses_that_the_server_sees() -> None:
     assert seen == {"pod": (parse_address(POD),), "node": node, "outside": node}
     itself = situation(WEB, slice_of("web", endpoint(POD, HERE)), mode="nftables")
     assert explained(itself, origin=A_POD).endpoints[0].seen == (parse_address("10.1.0.1"),)
+
+
+def hash_step(algorithm: Algorithm, origin: Origin, **fields: Any) -> Step:
+    of = dataclasses.replace(WEB, balancing=Balancing(algorithm, **fields))
+    steps = explained(situation(of, READY), origin=origin).steps
+    return next(each for each in steps if each.reason is Reason.ALGORITHM)
+
+
+def test_the_endpoint_of_a_known_client_is_shown_for_source_hash() -> None:
+    """The programs' own choice is compared in tests/kernel/packet_path/test_packet_balancing.py."""
+    clients = [Origin(ClientClass.OUTSIDE, "client", (parse_address(f"198.51.100.{n}"),)) for n in range(20)]
+    lines = {line for each in clients for line in hash_step(Algorithm.SOURCE_HASH, each).details}
+    assert lines == {f"this client gets {pod}:8080" for pod in (REMOTE_POD, OTHER_POD)}
+
+
+def test_a_heavy_endpoint_is_shown_for_most_clients() -> None:
+    clients = [Origin(ClientClass.OUTSIDE, "client", (parse_address(f"198.51.100.{n}"),)) for n in range(100)]
+    weights = parse_weights(f"{REMOTE_POD}=100")
+    last = [hash_step(Algorithm.SOURCE_HASH, each, weights=weights).details[-1] for each in clients]
+    assert sum(REMOTE_POD in line for line in last) > 90
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "line"), [(Algorithm.SOURCE_HASH, BY_NETNS), (Algorithm.MAGLEV, BY_RANDOM)]
+)
+def test_what_identifies_the_client_of_a_socket_is_shown_for_hashes(algorithm: Algorithm, line: str) -> None:
+    assert hash_step(algorithm, A_POD).details == (line,)

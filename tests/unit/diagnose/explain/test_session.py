@@ -1,10 +1,13 @@
 """Explaining from manifests: Services by name, objects that no proxy serves, and assumed nodes and zones."""
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ebpfproxy.backends.ebpf.inspect.saved import SavedView, new_header
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.session import Answer, Session, Sources
@@ -178,3 +181,26 @@ def test_a_client_is_known_by_its_address_or_a_word(tmp_path: Path, client: str,
 def test_processes_and_namespaces_need_the_kernel(tmp_path: Path, client: str) -> None:
     with pytest.raises(ConfigError, match="--from"):
         answer(tmp_path, *web(), client=client)
+
+
+def test_the_rows_of_a_dump_are_read_once_for_all_destinations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty: dict[str, Any] = {"header": new_header("here", "ebpf")._asdict(), "services": [], "devices": []}
+    (tmp_path / "saved").mkdir()
+    file = tmp_path / "saved" / "dump.json"
+    file.write_text(json.dumps(empty))
+    view, reads = SavedView(file), Counter[str]()
+
+    def read(section: str, row_type: object) -> list[Any]:
+        reads[section] += 1
+        return []
+
+    monkeypatch.setattr(view, "_rows", read)
+    ports = [manifests.port(number, name=f"p{number}") for number in range(80, 85)]
+    service = manifests.service("web", ["10.96.0.10"], ports)
+    found = answer(tmp_path, service, client="outside", sources=Sources(dump=view, kernel=False))
+    assert len(found.explanations) == 5
+    assert all(each.disagreements for each in found.explanations)
+    assert reads["services"] == 1
+    assert set(reads.values()) == {1}

@@ -40,7 +40,7 @@ NONE = bytes(16)
         (IPPROTO_TCP, abi.FLOW_RESET, FlowState.FIN, 10),
         (IPPROTO_TCP, LIVE | abi.FLOW_RESET | abi.FLOW_CLIENT_FIN, FlowState.FIN, 10),
         (IPPROTO_UDP, 0, FlowState.REPLIED, 180),
-        (IPPROTO_SCTP, LIVE | abi.FLOW_MASQUERADE, FlowState.REPLIED, 180),
+        (IPPROTO_SCTP, LIVE | abi.FLOW_MASQUERADE, FlowState.REPLIED, 210),
     ],
 )
 def test_state_and_timeout_of_established_flows(

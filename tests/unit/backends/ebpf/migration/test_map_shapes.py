@@ -101,7 +101,7 @@ def test_a_number_that_becomes_a_struct_is_another_layout(source: Path) -> None:
 
 
 def test_maps_with_ids_change_with_the_layout_of_endpoints(source: Path) -> None:
-    edit(source, "abi.h", "/* enum endpoint_flag */\n", "\n")
+    edit(source, "abi.h", "/* enum endpoint_flag, and the weight */\n", "\n")
     assert relaid(source) == set()
     edit(
         source,

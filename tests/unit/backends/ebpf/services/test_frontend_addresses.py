@@ -43,7 +43,7 @@ def _unpack(value: bytes) -> int:
 def entry(ip: str, port: int, internal: int, external: int, flags: int = 0) -> tuple[bytes, bytes]:
     """An entry of `services`. `internal` and `external`: the numbers of endpoints for those clients."""
     ranges = abi.SLOT_RANGE.pack(1, internal), abi.SLOT_RANGE.pack(1, external)
-    value = abi.SERVICE.pack(*ranges, 1, 0, flags, abi.CONSTANTS["KIND_LOAD_BALANCER"], 0)
+    value = abi.SERVICE.pack(*ranges, 1, 0, flags, abi.CONSTANTS["KIND_LOAD_BALANCER"], 0, 0)
     return abi.SERVICE_KEY.pack(parse_address(ip), port, 6, 0), value
 
 

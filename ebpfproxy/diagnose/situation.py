@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
+from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Family, contains, family, network
@@ -15,7 +16,7 @@ from ebpfproxy.model.device import Device
 from ebpfproxy.model.service import NamespacedName, ServicePortName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize
-from ebpfproxy.plan.devices import needs_packets_of_pods
+from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import NodeLocation
 from ebpfproxy.plan.frontends import plan_name
 from ebpfproxy.plan.node_plan import plan_node
@@ -168,11 +169,12 @@ def plan_situation(
         requested[name] = plans
         claims.update(name, plans)
     pods = any(map(needs_packets_of_pods, claims.plans.values()))
+    of_node = any(map(needs_packets_of_node, claims.plans.values()))
     return Situation(
         mode,
         state,
         context,
-        plan_node(state, context, pods),
+        plan_node(state, context, pods, of_node=of_node),
         claims.plans,
         requested,
         cluster.unserved,
@@ -182,3 +184,11 @@ def plan_situation(
         forwarding,
         has_gateway,
     )
+
+
+def situation_of_mode(
+    cluster: Cluster, inspection: Inspection, mode: str, routes: Routes = no_routes
+) -> Situation:
+    """Plan with the options of a mode, and with the bypassing pods that it recorded in the kernel."""
+    state = dataclasses.replace(cluster.state, bypassing=inspection.bypassing())
+    return plan_situation(cluster._replace(state=state), inspection.context, mode, routes=routes)

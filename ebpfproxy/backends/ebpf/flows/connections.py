@@ -1,0 +1,80 @@
+"""Counts the open connections of endpoints, for the algorithm least-connections.
+
+The programs count up for each new connection, and down when a socket is closed. They do not count the ends of
+flows, and they lose an update if two sockets take the same entry at the same time. So each walk over the
+flows counts everything again.
+"""
+
+import contextlib
+import struct
+from collections import Counter
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.flows.state import columns
+from ebpfproxy.errors import NotFound
+from ebpfproxy.linux.bpf.bpf import Map
+
+_U32 = struct.Struct("=I")
+_EXIST = 2  # BPF_EXIST
+_FLOW = columns(abi.FLOW, endpoint_id="I", flags="H")
+_PEER_SIZE = abi.SOCKET_PEER.size
+_ENDPOINT_AT = abi.SOCKET_PEER.offset("endpoint")
+_BOTH_FINS = abi.FLOW_CLIENT_FIN | abi.FLOW_ENDPOINT_FIN
+
+
+class Connections:
+    """One count: `begin`, then `add_flows` for all flows, then `finish`. Close with `close`."""
+
+    def __init__(self, connections: Map, peers: Map) -> None:
+        """It closes neither of the maps."""
+        self._map = connections
+        self._places = peers.shape.max_entries
+        self._peers = peers.mapped()
+        self._before: dict[int, int] = {}
+        self._found: Counter[int] = Counter()
+
+    def close(self) -> None:
+        self._peers.close()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether any endpoint is counted."""
+        return bool(self._before)
+
+    def begin(self) -> None:
+        """Start a count of the endpoints that have an entry now. Raises KernelError."""
+        self._before = {_U32.unpack(key)[0]: _U32.unpack(value)[0] for key, value in self._map.items()}
+        self._found = Counter()
+
+    def add_flows(self, values: bytes) -> None:
+        """Count the flows of a batch that are open. `values`: of the map `flows`."""
+        if not self._before:
+            return
+        for id_, flags in _FLOW.iter_unpack(values):
+            if id_ in self._before and not flags & abi.FLOW_RESET and flags & _BOTH_FINS != _BOTH_FINS:
+                self._found[id_] += 1
+
+    def finish(self) -> None:
+        """Count the sockets, and write the numbers. Raises KernelError."""
+        if self._before:
+            self._count_sockets()
+        for id_, before in self._before.items():
+            with contextlib.suppress(NotFound):  # the endpoint was removed meanwhile
+                self._settle(id_, before)
+
+    def _count_sockets(self) -> None:
+        with memoryview(self._peers).cast("Q") as words, memoryview(self._peers).cast("I") as halves:
+            cookies = words[: self._places * _PEER_SIZE // 8 : _PEER_SIZE // 8]
+            ids = halves[_ENDPOINT_AT // 4 : self._places * _PEER_SIZE // 4 : _PEER_SIZE // 4]
+            for cookie, id_ in zip(cookies.tolist(), ids.tolist(), strict=True):
+                if cookie and id_ in self._before:
+                    self._found[id_] += 1
+            cookies.release()
+            ids.release()
+
+    def _settle(self, id_: int, before: int) -> None:
+        """Write a number, unless what the programs have counted since explains the difference."""
+        value = self._map.lookup(_U32.pack(id_))
+        now = _U32.unpack(value)[0] if value else before
+        if abs(self._found[id_] - now) > abs(now - before):
+            self._map.update(_U32.pack(id_), _U32.pack(self._found[id_]), _EXIST)

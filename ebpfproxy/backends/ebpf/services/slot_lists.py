@@ -1,0 +1,72 @@
+"""The lists in the map `slots`: which endpoints of a ServicePort have how many entries, and in which order.
+
+A list has one entry for each endpoint, in their order, unless it is expanded:
+- With weights, an endpoint has as many entries as its weight, after division by the greatest common divisor.
+- With a hash algorithm, the list is a table (maglev.py).
+"""
+
+from array import array
+from collections.abc import Sequence
+from math import gcd
+
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.entries import ServicePortEntry
+from ebpfproxy.backends.ebpf.services import maglev
+from ebpfproxy.backends.ebpf.services.weights import interleaved
+from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
+
+HASHING = frozenset((abi.ALGORITHM_SOURCE_HASH, abi.ALGORITHM_MAGLEV))
+"""The algorithms whose lists are tables."""
+
+_WEIGHTED = 1 << WEIGHT_SHIFT
+
+
+def slot_list(entry: ServicePortEntry, ids: Sequence[int], flag: int) -> list[int]:
+    """The list of the endpoints with this flag. `ids`: the ids of all endpoints of the entry."""
+    flags = entry.endpoints.flags()
+    listed = [id_ for id_, each in zip(ids, flags, strict=True) if each & flag]
+    if not listed or not _is_expanded(entry.algorithm, flags):
+        return listed
+    weights = _weights(flags, flag)
+    if entry.algorithm in HASHING:
+        targets = zip(entry.endpoints.targets(), flags, strict=True)
+        order = maglev.table([target for target, each in targets if each & flag], weights)
+    else:
+        order = interleaved(weights)
+    return [listed[at] for at in order]
+
+
+def is_expanded(entry: ServicePortEntry) -> bool:
+    """Whether an endpoint may have several entries in one list."""
+    return _is_expanded(entry.algorithm, entry.endpoints.flags())
+
+
+def _is_expanded(algorithm: int, flags: list[int]) -> bool:
+    return algorithm in HASHING or max(flags, default=0) >= _WEIGHTED
+
+
+def _weights(flags: list[int], flag: int) -> list[int]:
+    return [each >> WEIGHT_SHIFT or 1 for each in flags if each & flag]
+
+
+def places(count: int, algorithm: int) -> int:
+    """The number of slots that a list of `count` entries occupies, 0 for an empty list.
+
+    With ALGORITHM_ROUND_ROBIN, the number of the next turn comes after the list.
+    """
+    return count + (algorithm == abi.ALGORITHM_ROUND_ROBIN) if count else 0
+
+
+def places_needed(entry: ServicePortEntry, flag: int) -> int:
+    """The number of slots that the list of the endpoints with this flag will occupy."""
+    flags = entry.endpoints.flags()
+    count = sum(1 for each in flags if each & flag)
+    if count and _is_expanded(entry.algorithm, flags):
+        weights = _weights(flags, flag)
+        count = maglev.table_size(count) if entry.algorithm in HASHING else sum(weights) // gcd(*weights)
+    return places(count, entry.algorithm)
+
+
+def digest(ids: Sequence[int]) -> int:
+    """A number that is equal for equal lists, and hardly ever for others. It is valid in this process."""
+    return hash(array("I", ids).tobytes())

@@ -1,0 +1,132 @@
+"""The userspace backend: relay processes, and the addresses of Services."""
+
+import errno
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+
+from ebpfproxy.backends.generation import Generation
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.userspace import addresses
+from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Local
+from ebpfproxy.backends.userspace.messages import Failure
+from ebpfproxy.backends.userspace.relays import Relays
+from ebpfproxy.backends.userspace.rendering import render
+from ebpfproxy.backends.userspace.settings import UserspaceSettings
+from ebpfproxy.errors import KernelError, Rejected, Unsupported
+from ebpfproxy.linux import capabilities
+from ebpfproxy.linux.netlink import local_routes
+from ebpfproxy.log import Logger
+from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+
+log = Logger(__name__)
+
+NO_ADDRESSES = "Cannot add addresses, serving only those that this node has"
+"""The agent has no CAP_NET_ADMIN. NodePorts work, and external IPs that are addresses of this node. Other
+addresses of Services do not, unless another program makes them local."""
+
+_HINTS = {
+    errno.EADDRINUSE: "another program listens at this port, perhaps at all addresses: restrict it to the "
+    "addresses that it needs",
+    errno.EACCES: "run as root, or with CAP_NET_BIND_SERVICE",
+    errno.EMFILE: "raise the limit of open files (RLIMIT_NOFILE) of the agent",
+}
+
+
+class UserspaceBackend:
+    """Implements `Backend` in the calling thread's network namespace.
+
+    Addresses that a previous run left are taken over. Its relays ended with it.
+    """
+
+    name = "userspace"
+    reread_seconds = 0.0  # nobody reports when a listening socket was destroyed
+
+    def __init__(
+        self, settings: UserspaceSettings | None = None, changed: Callable[[], object] = lambda: None
+    ) -> None:
+        """`changed` is called after a relay was replaced."""
+        self._settings = settings or UserspaceSettings()
+        self.relays = Relays(self._settings, changed)
+        self._generation = Generation(local_routes.read)
+        self._sets_addresses = True
+        # Listeners that the last change could not open at each of their addresses. The caller puts them again
+        # as long as it wants them, but does not drop them, since they do not count as in force.
+        self._rejected: AbstractSet[Key] = frozenset()
+        self._attempts = 0
+
+    def open(self) -> None:
+        """Start the relays. Nothing is written to the kernel."""
+        self._sets_addresses = capabilities.NET_ADMIN in capabilities.capabilities()
+        if not self._sets_addresses:
+            log.warning(NO_ADDRESSES, hint="run as root, or with CAP_NET_ADMIN")
+        self.relays.open()
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+        entries = render(plans, node)
+        if self._sets_addresses:
+            return entries
+        return {key: entry for key, entry in entries.items() if not isinstance(key, Local)}
+
+    def read(self) -> dict[Key, Entry]:
+        self._generation.reading()
+        entries = self.relays.read()
+        entries.update(addresses.read())
+        return entries
+
+    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
+        """Nothing: everything is read instead."""
+        return iter(())
+
+    def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        """Change the relays, then the addresses. Addresses are removed before listeners.
+
+        So a packet to an address of a Service that is new or removed meets no other listener.
+        """
+        puts = [key for key in delta.puts if isinstance(key, Local)]
+        drops = [key for key in delta.drops if isinstance(key, Local)]
+        of_relays: dict[Key, Entry] = {
+            key: entry for key, entry in delta.puts.items() if not isinstance(key, Local)
+        }
+        rejected: dict[Key, KernelError] = {}
+        with self._generation.own_change():
+            rejected.update(addresses.change((), drops))
+            dropped: list[Key] = [key for key in delta.drops if not isinstance(key, Local)]
+            dropped += self._rejected - delta.puts.keys()
+            if of_relays or dropped:
+                failures = self.relays.apply(of_relays, dropped)
+                rejected |= {key: _error(failure) for key, failure in failures.items()}
+                self._rejected = failures.keys() & delta.puts.keys()
+            rejected.update(addresses.change(puts, ()))
+        return rejected
+
+    def generation(self) -> Hashable:
+        """Also return another value each time while a port is in use by others: it may be free now."""
+        self._attempts += bool(self._rejected)
+        return self.relays.replaced, self._attempts, self._generation.value()
+
+    def usage(self) -> Mapping[str, tuple[int, int]]:
+        """Return the open UDP flows and their largest number. Any thread may call it."""
+        counted = self.relays.counters()
+        return {"relay_udp_flows": (counted.udp_flows, self._settings.udp_flows * self._settings.relays)}
+
+    def counters(self) -> Mapping[str, int]:
+        """Return what the relays counted since they started, by name, and the open connections. Any thread
+        may call it.
+        """
+        counted = self.relays.counters()
+        return {**counted.events, "relays_replaced": self.relays.replaced}
+
+    def close(self) -> None:
+        """End the relays, and so all relayed connections."""
+        self.relays.close()
+
+
+def _error(failure: Failure) -> KernelError:
+    key: Listen = failure.key
+    if failure.number == errno.EPROTONOSUPPORT:
+        return Unsupported(
+            f"cannot serve {key.frontend}: mode userspace relays TCP and UDP only", "use another mode"
+        )
+    reason = os.strerror(failure.number)
+    return Rejected(f"cannot listen at {failure.address}: {reason}", _HINTS.get(failure.number, ""))

@@ -1,0 +1,99 @@
+"""The entries of mode userspace. Agent and relays use the same types."""
+
+from typing import NamedTuple
+
+from ebpfproxy.model.address import Address, Family, Network, Protocol, format_address
+from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.service_plan import Frontend
+
+
+class Local(NamedTuple):
+    """The key of an address of a Service. The entry is True: the node must treat the address as local."""
+
+    family: Family
+    address: Address
+
+    def __str__(self) -> str:
+        return f"address {format_address(self.address)}"
+
+
+class Balanced(NamedTuple):
+    """The key of a ServicePort. The entry is `Balancing`.
+
+    `service` is "namespace/name:port", or "namespace/name" for an unnamed port.
+    """
+
+    family: Family
+    service: str
+    protocol: Protocol
+
+    def __str__(self) -> str:
+        return f"endpoints of {self.service} {self.protocol.name} {self.family.value}"
+
+
+class Listen(NamedTuple):
+    """The key of a frontend. The entry is `Listening`.
+
+    A NodePort has the unspecified address of its family: each address in `NodePorts`.
+    """
+
+    family: Family
+    frontend: Frontend
+
+    def __str__(self) -> str:
+        return f"listener {self.frontend}"
+
+
+class NodePorts(NamedTuple):
+    """The key of the addresses at which NodePorts are reachable. The entry is a sorted tuple of them."""
+
+    family: Family
+
+    def __str__(self) -> str:
+        return f"addresses of NodePorts {self.family.value}"
+
+
+class Balancing(NamedTuple):
+    """How clients of a ServicePort are distributed.
+
+    - `rows`: the endpoints, as in `PlannedEndpoints`.
+    - `affinity_timeout`: in seconds, 0 without session affinity.
+    - `proxy_protocol`: each connection to an endpoint begins with a PROXY protocol header of version 2.
+    - `algorithm`: the value of an `Algorithm`.
+    - `weights`: of the endpoints, in their order. Empty if all have weight 1.
+    """
+
+    rows: bytes
+    affinity_timeout: int = 0
+    proxy_protocol: bool = False
+    algorithm: str = Algorithm.ROUND_ROBIN.value
+    weights: tuple[int, ...] = ()
+
+
+class Pods(NamedTuple):
+    """What identifies pods among clients: as `LocalTraffic`."""
+
+    network: Network | None
+    interface: str
+    prefix: bool
+
+
+class Listening(NamedTuple):
+    """Which endpoints the clients of a frontend may use: those of scope Local, or those of scope Cluster.
+
+    - `pod_local`, `node_local`, `outside_local`: for the three classes of clients in `FrontendPlan`.
+    - `pods`: None if pods are not distinguished from clients outside.
+    - `ranges`: if not None, only clients in these networks are admitted, and the node if `node_admitted`.
+    """
+
+    service: Balanced
+    pod_local: bool
+    node_local: bool
+    outside_local: bool
+    pods: Pods | None = None
+    ranges: tuple[Network, ...] | None = None
+    node_admitted: bool = True
+
+
+Key = Local | Balanced | Listen | NodePorts
+Entry = bool | Balancing | Listening | tuple[Address, ...]

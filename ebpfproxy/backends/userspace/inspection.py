@@ -1,0 +1,125 @@
+"""Reads what mode userspace serves, from the relays and the kernel, in any process of the node."""
+
+import contextlib
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ebpfproxy.backends.difference import Difference
+from ebpfproxy.backends.userspace import addresses, messages
+from ebpfproxy.backends.userspace.entries import Balancing, Entry, Key
+from ebpfproxy.backends.userspace.messages import (
+    READERS,
+    Answer,
+    Connection,
+    Connections,
+    Content,
+    ListConnections,
+    Read,
+    Request,
+)
+from ebpfproxy.backends.userspace.relays import common_entries, entries_of
+from ebpfproxy.backends.userspace.rendering import render
+from ebpfproxy.errors import NotFound
+from ebpfproxy.model import connection as model
+from ebpfproxy.model.address import format_address, format_endpoint, parse_address
+from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
+from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
+
+_SOCKETS = Path("/proc/thread-self/net/unix")
+_MOST_CONNECTIONS = 1_000_000  # of each relay
+_PATIENCE = 10.0  # seconds for an answer
+
+
+class UserspaceInspection:
+    """Implements `Inspection` in the calling thread's network namespace."""
+
+    def __init__(self, context: PlanContext) -> None:
+        """Raises NotFound if no relay runs and no address is left."""
+        self.context = context
+        if not _relays() and not addresses.read():
+            raise NotFound("mode userspace does not serve on this node: no relay process runs")
+
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> Mapping[Key, Entry]:
+        return render(plans, node)
+
+    def read(self) -> dict[Key, Entry]:
+        """Return the entries that all relays hold, and the addresses. Raises KernelError."""
+        found = [entries_of(each.held) for each in _ask_all(Read()) if isinstance(each, Content)]
+        keys = {key for each in found for key in each}
+        entries = common_entries(found, keys)
+        entries.update(addresses.read())
+        return entries
+
+    def shown(self, key: Key, entry: Any) -> Any:
+        """Return an entry for readers: endpoints and addresses as texts."""
+        return shown(entry)
+
+    def bypassing(self) -> frozenset[int]:
+        return frozenset()
+
+    def further(self) -> list[Difference]:
+        return []
+
+    def endpoint_of(self, connection: model.Connection) -> model.Translation | None:
+        """As its relay has it."""
+        wanted = (
+            connection.protocol.name,
+            format_endpoint(*connection.client),
+            format_endpoint(*connection.frontend),
+        )
+        for each in connections(_MOST_CONNECTIONS):
+            if (each.protocol, each.client, each.frontend) == wanted:
+                host, _, port = each.endpoint.rpartition(":")
+                return model.Translation((parse_address(host.strip("[]")), int(port)))
+        return None
+
+    def close(self) -> None:
+        """Nothing is open between calls."""
+
+
+def shown(entry: Any) -> Any:
+    """Return an entry for readers.
+
+    >>> from ebpfproxy.model.address import parse_address
+    >>> from ebpfproxy.plan.planned_endpoints import PlannedEndpoint
+    >>> one = PlannedEndpoint(parse_address("10.0.0.1"), 80, cluster=True, local=False, on_node=False)
+    >>> shown(Balancing(PlannedEndpoints([one]).rows)).rows, shown((one.address,))
+    (('10.0.0.1:80 cluster',), ('10.0.0.1',))
+    """
+    if isinstance(entry, Balancing):
+        return entry._replace(rows=tuple(_endpoints(entry.rows)))  # type: ignore[arg-type]
+    if isinstance(entry, tuple) and all(isinstance(each, bytes) for each in entry):
+        return tuple(map(format_address, entry))
+    return entry
+
+
+def _endpoints(rows: bytes) -> Iterator[str]:
+    for each in PlannedEndpoints.packed(rows):
+        scopes = [name for name, used in (("cluster", each.cluster), ("local", each.local)) if used]
+        yield " ".join((format_endpoint(each.address, each.port), *scopes))
+
+
+def connections(most: int) -> list[Connection]:
+    """Return up to `most` open connections and UDP flows of each relay. Empty if no relay runs."""
+    answers = _ask_all(ListConnections(most))
+    return [one for each in answers if isinstance(each, Connections) for one in each.connections]
+
+
+def _relays() -> list[str]:
+    """Return the addresses of the relays in this network namespace."""
+    prefix = f"@{READERS}"
+    words = (line.split() for line in _SOCKETS.read_text().splitlines())
+    return sorted({f"\0{each[-1][1:]}" for each in words if each[-1].startswith(prefix)})
+
+
+def _ask_all(request: Request) -> list[Answer]:
+    """Ask each relay. A relay that ends meanwhile gives no answer."""
+    answers = []
+    for address in _relays():
+        with contextlib.suppress(OSError, EOFError), socket.socket(socket.AF_UNIX) as relay:
+            relay.settimeout(_PATIENCE)
+            relay.connect(address)
+            answers.append(messages.ask(relay, request))
+    return answers

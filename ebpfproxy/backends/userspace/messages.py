@@ -1,0 +1,150 @@
+"""What the agent and a relay send each other: requests of the agent, and one answer to each.
+
+A message is a length of four bytes and MessagePack. The entries of addresses are not part of it: the agent
+itself sets addresses.
+"""
+
+import socket
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+from ebpfproxy.backends.userspace.entries import Balanced, Balancing, Listen, Listening, NodePorts
+from ebpfproxy.model.address import Address
+
+LENGTH = struct.Struct("=I")
+READERS = "ebpfproxy-relay-"
+"""Each relay answers `Read`, `Count` and `ListConnections` also at an abstract unix(7) address: this prefix
+and its process ID. Such addresses belong to a network namespace."""
+
+
+class Held(NamedTuple):
+    """Entries by key, as pairs, in the order in which they are put."""
+
+    node_ports: list[tuple[NodePorts, tuple[Address, ...]]]
+    services: list[tuple[Balanced, Balancing]]
+    listeners: list[tuple[Listen, Listening]]
+
+
+class Failure(NamedTuple):
+    """A listener that does not listen: `number` is the errno, `address` the address and port."""
+
+    key: Listen
+    number: int
+    address: str
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first request.
+
+    - `number`: from 0 on; each relay begins the round robin at another endpoint.
+    - `relays`: the number of relays.
+    - Timeouts in seconds: of established TCP connections, of those that one side has closed, of UDP flows
+      whose last datagram was a reply, and of those that wait for a reply.
+    - `udp_flows`, `affinity_clients`: the largest numbers of UDP flows and of clients with affinity.
+    """
+
+    number: int
+    relays: int
+    tcp_timeout: float
+    tcp_closing_timeout: float
+    udp_timeout: float
+    udp_unreplied_timeout: float
+    udp_flows: int
+    affinity_clients: int
+
+
+class Change(msgspec.Struct, frozen=True, tag=True):
+    """Put these entries, then drop these keys."""
+
+    put: Held
+    drop_listeners: list[Listen] = []
+    drop_services: list[Balanced] = []
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """Return the entries that the relay holds, except those of listeners that do not listen."""
+
+
+class Count(msgspec.Struct, frozen=True, tag=True):
+    """Return the counters."""
+
+
+class ListConnections(msgspec.Struct, frozen=True, tag=True):
+    """Return up to `most` connections and UDP flows."""
+
+    most: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Start` and `Change`."""
+
+    failures: list[Failure] = []
+
+
+class Content(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Read`."""
+
+    held: Held
+
+
+class Counters(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Count`. `connections` and `udp_flows`: those that are open. `events`: by name."""
+
+    connections: int
+    udp_flows: int
+    events: dict[str, int]
+
+
+class Connection(NamedTuple):
+    """One relayed connection or UDP flow. Addresses are texts with ports."""
+
+    service: str
+    protocol: str
+    client: str
+    frontend: str
+    endpoint: str
+    idle: float
+
+
+class Connections(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `ListConnections`."""
+
+    connections: list[Connection]
+
+
+Request = Start | Change | Read | Count | ListConnections
+Answer = Done | Content | Counters | Connections
+
+_ENCODER = msgspec.msgpack.Encoder()
+_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    """Return the message with its length."""
+    content = _ENCODER.encode(message)
+    return LENGTH.pack(len(content)) + content
+
+
+def decode_request(content: bytes) -> Request:
+    """Decode a request, without its length."""
+    return _REQUESTS.decode(content)
+
+
+def ask(control: socket.socket, request: Request) -> Answer:
+    """Send a request and wait for its answer. Raises OSError, EOFError at the end of the relay."""
+    control.sendall(encode(request))
+    (length,) = LENGTH.unpack(_exactly(control, LENGTH.size))
+    return _ANSWERS.decode(_exactly(control, length))
+
+
+def _exactly(control: socket.socket, count: int) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        part = control.recv(min(count - len(received), 1 << 20))
+        if not part:
+            raise EOFError
+        received += part
+    return bytes(received)

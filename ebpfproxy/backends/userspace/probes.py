@@ -1,0 +1,55 @@
+"""Probes what mode userspace requires of this machine."""
+
+import errno
+
+from ebpfproxy.backends.findings import Finding
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux import capabilities
+from ebpfproxy.linux.netlink import local_routes
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.model.address import parse_address
+
+_ADDRESSES = (parse_address("10.96.0.1"), parse_address("fd00:10:96::1"))
+
+
+def probe() -> tuple[Finding, ...]:
+    """Return the findings. Without CAP_NET_ADMIN the mode serves NodePorts only, so `auto` does not select
+    it, but it can be selected explicitly.
+    """
+    found = capabilities.capabilities()
+    if capabilities.NET_ADMIN not in found:
+        remedy = "run as root, or with CAP_NET_ADMIN"
+        missing = "the capability is missing; the mode would serve only addresses that this node has"
+        return (Finding(capabilities.NET_ADMIN, errno.EPERM, missing, remedy),)
+    return (_routes(), _low_ports(found))
+
+
+def _routes() -> Finding:
+    """Change nothing if network namespaces are missing: then it is not known, and counts as present."""
+    feature = "local routes"
+    try:
+        with netns.throw_away():
+            return _tried(feature)
+    except KernelError:
+        return Finding(feature)
+
+
+def _tried(feature: str) -> Finding:
+    netns.set_loopback_up()
+    for failure in local_routes.change(_ADDRESSES[:1]).values():
+        number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
+        return Finding(feature, number, failure.message, failure.hint)
+    return Finding(feature)
+
+
+def _low_ports(found: frozenset[str]) -> Finding:
+    if capabilities.NET_BIND_SERVICE in found:
+        return Finding(capabilities.NET_BIND_SERVICE)
+    return Finding(
+        capabilities.NET_BIND_SERVICE,
+        errno.EPERM,
+        "Services with ports below 1024 are not served",
+        "run as root, or with CAP_NET_BIND_SERVICE",
+        needed=False,
+        preferred=True,
+    )

@@ -1,0 +1,8 @@
+"""Runs a relay: `python -m ebpfproxy.backends.userspace.relay FD`. FD is the agent's control socket."""
+
+import sys
+
+from ebpfproxy.backends.userspace.relay import process
+
+if __name__ == "__main__":
+    process.run(int(sys.argv[1]))

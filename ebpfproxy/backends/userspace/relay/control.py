@@ -1,0 +1,80 @@
+"""Answers requests: those of the agent, and those of other commands, which may only read."""
+
+import asyncio
+import os
+import socket
+import struct
+
+import msgspec
+
+from ebpfproxy.backends.userspace import messages
+from ebpfproxy.backends.userspace.messages import (
+    LENGTH,
+    Answer,
+    Change,
+    Connections,
+    Content,
+    Count,
+    Done,
+    ListConnections,
+    Read,
+    Request,
+    Start,
+)
+from ebpfproxy.backends.userspace.relay.held import Entries
+from ebpfproxy.backends.userspace.relay.workload import Workload
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Control:
+    """Holds the relay's state, which the agent's first request creates."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._work: Workload | None = None
+
+    async def follow(self, control: socket.socket) -> None:
+        """Answer the agent's requests until it ends or closes its socket."""
+        reader, writer = await asyncio.open_connection(sock=control)
+        await self._serve(reader, writer, may_change=True)
+
+    async def serve_reader(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of another command of the same user."""
+        peer = writer.get_extra_info("socket")
+        option = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(option)[1] == os.geteuid():
+            await self._serve(reader, writer, may_change=False)
+        writer.close()
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, may_change: bool
+    ) -> None:
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                request = messages.decode_request(await reader.readexactly(length))
+                if not may_change and isinstance(request, Start | Change):
+                    return
+                writer.write(messages.encode(self._answer(request)))
+                await writer.drain()
+        except (EOFError, OSError, msgspec.MsgspecError):
+            return
+
+    def _answer(self, request: Request) -> Answer:
+        if isinstance(request, Start):
+            self._work = Workload(self._loop, request)
+            self._entries = Entries(self._work)
+            return Done()
+        work = self._work
+        if work is None:
+            raise EOFError
+        match request:
+            case Change():
+                return Done(self._entries.apply(request))
+            case Read():
+                return Content(self._entries.held())
+            case Count():
+                return work.counters()
+            case ListConnections():
+                return Connections(work.listed(request.most))

@@ -1,0 +1,58 @@
+"""Opens and configures the sockets at which relays receive connections and datagrams.
+
+All relays bind each address (SO_REUSEPORT). The address may be missing at that moment (IP_FREEBIND): it may
+be removed and added again without a change of the sockets.
+"""
+
+import socket
+
+from ebpfproxy.backends.userspace.relay.admission import Admission
+from ebpfproxy.backends.userspace.relay.balancer import Balancer
+from ebpfproxy.backends.userspace.relay.target import Target
+from ebpfproxy.linux.sockets import socket_filter
+from ebpfproxy.linux.sockets.socket_filter import PASS
+from ebpfproxy.model.address import Family
+
+_IP_FREEBIND, _IPV6_FREEBIND = 15, 78
+
+
+def bound(address: Target, kind: int, admission: Admission) -> socket.socket:
+    """Return a non-blocking socket of this kind (SOCK_STREAM, SOCK_DGRAM) that is bound.
+
+    Raises OSError or KernelError.
+    """
+    sock = socket.socket(address.number, kind | socket.SOCK_NONBLOCK)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if kind == socket.SOCK_STREAM:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address.number == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_FREEBIND, 1)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+        admit(sock, admission)
+        sock.bind(address[1:])
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def admit(sock: socket.socket, admission: Admission) -> None:
+    """Set the filter for new connections. Call it before the socket is bound, too."""
+    if admission.program == PASS:
+        socket_filter.detach(sock)
+    else:
+        socket_filter.attach(sock, admission.program)
+
+
+def distribute(sock: socket.socket, service: Balancer, relays: int) -> None:
+    """With session affinity, make the kernel select the relay by the client's address.
+
+    Call it for a socket that listens or is bound: with such a program it could not join the other sockets
+    (sk_reuseport_match() in net/ipv4/inet_connection_sock.c).
+    """
+    if service.entry.affinity_timeout and relays > 1:
+        family = Family.IPV4 if sock.family == socket.AF_INET else Family.IPV6
+        socket_filter.attach_choice(sock, socket_filter.by_source(family, relays))

@@ -1,0 +1,69 @@
+"""What all parts of a relay share: event loop, counters, tables of limited size, open connections."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+from ebpfproxy.backends.userspace import messages
+from ebpfproxy.backends.userspace.messages import Start
+from ebpfproxy.backends.userspace.relay.affinity import Affinity
+from ebpfproxy.backends.userspace.relay.connection import Connection
+from ebpfproxy.backends.userspace.relay.counts import Counts, Event
+from ebpfproxy.backends.userspace.relay.flows import Flows
+
+_SWEEP = 30.0  # seconds between two searches for idle connections
+
+
+class Workload:
+    """The state of a relay that does not depend on its entries."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, start: Start) -> None:
+        self.loop = loop
+        self.start = start
+        self.counts: Counts = Counter()
+        self.affinity = Affinity(start.affinity_clients)
+        self.flows = Flows(loop, start, self.counts)
+        self._connections: set[Connection] = set()
+        loop.call_later(_SWEEP, self._sweep)
+
+    def add(self, connection: Connection) -> None:
+        """Count a connection as open, until `ended`."""
+        self._connections.add(connection)
+        connection.info.open_connections[connection.info.target] += 1
+
+    def ended(self, connection: Connection, was_reset: bool) -> None:
+        """An open connection has ended."""
+        self._connections.discard(connection)
+        target, counted = connection.info.target, connection.info.open_connections
+        counted[target] -= 1
+        if not counted[target]:
+            del counted[target]
+        self.counts[Event.RESET] += was_reset
+
+    def counters(self) -> messages.Counters:
+        """Return the counters, and what is open."""
+        return messages.Counters(len(self._connections), len(self.flows), dict(self.counts))
+
+    def listed(self, most: int) -> list[messages.Connection]:
+        """Return up to `most` connections and flows, connections first."""
+        found = [*self._listed_connections(most)]
+        return found + self.flows.listed(most - len(found))
+
+    def _listed_connections(self, most: int) -> Iterator[messages.Connection]:
+        now = self.loop.time()
+        for _, each in zip(range(most), self._connections, strict=False):
+            info, idle = each.info, round(now - each.used, 1)
+            frontend = each.frontend()
+            yield messages.Connection(info.service, "TCP", info.client, frontend, str(info.target), idle)
+
+    def _sweep(self) -> None:
+        """End connections on which nothing arrived for too long."""
+        now = self.loop.time()
+        idle = [each for each in self._connections if now - each.used > self._timeout(each)]
+        for each in idle:
+            each.reset()
+        self.counts[Event.IDLE] += len(idle)
+        self.loop.call_later(_SWEEP, self._sweep)
+
+    def _timeout(self, connection: Connection) -> float:
+        return self.start.tcp_closing_timeout if connection.is_half_closed else self.start.tcp_timeout

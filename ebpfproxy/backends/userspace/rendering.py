@@ -1,0 +1,96 @@
+"""Renders plans as entries. Pure."""
+
+from collections.abc import Iterable
+
+from ebpfproxy.backends.userspace.entries import (
+    Balanced,
+    Balancing,
+    Entry,
+    Key,
+    Listen,
+    Listening,
+    Local,
+    NodePorts,
+    Pods,
+)
+from ebpfproxy.model.address import (
+    Address,
+    Family,
+    Network,
+    Protocol,
+    contains,
+    is_unspecified,
+    network_family,
+    parse_network,
+)
+from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.service_plan import (
+    FrontendPlan,
+    LocalTraffic,
+    NodePlan,
+    NoEndpointAction,
+    Scope,
+    ServicePortPlan,
+)
+
+_SINGLE = 128
+_LINK_LOCAL = parse_network("fe80::/10")
+
+
+def render(plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
+    """Return the entries of the plans, and of the node if given.
+
+    Without a usable endpoint on any node there are no listeners, so the kernel rejects new connections. If
+    only the traffic policy excludes the endpoints, there are listeners, which drop the packets.
+    """
+    entries: dict[Key, Entry] = {}
+    for plan in plans:
+        entries.update(_service(plan))
+    if node is not None:
+        for family in Family:
+            entries[NodePorts(family)] = tuple(sorted(_single(node.node_port_networks, family)))
+    return entries
+
+
+def _single(networks: Iterable[Network], family: Family) -> Iterable[Address]:
+    """Return the networks of one address. Others, such as 127.0.0.0/8, have no further address of a device. A
+    link-local IPv6 address would need a device.
+    """
+    return (
+        net.address
+        for net in networks
+        if net.length == _SINGLE and network_family(net) is family and not contains(_LINK_LOCAL, net.address)
+    )
+
+
+def _service(plan: ServicePortPlan) -> dict[Key, Entry]:
+    entries: dict[Key, Entry] = {}
+    for each in plan.frontends:
+        if not is_unspecified(each.frontend.address):
+            entries[Local(plan.family, each.frontend.address)] = True
+    if plan.no_endpoint_action is NoEndpointAction.REJECT or not plan.frontends:
+        return entries
+    service = Balanced(plan.family, str(plan.name), plan.name.protocol)
+    entries[service] = Balancing(
+        plan.endpoints.rows,
+        plan.affinity_timeout,
+        plan.balancing.proxy_protocol and plan.name.protocol is Protocol.TCP,
+        (plan.balancing.algorithm or Algorithm.ROUND_ROBIN).value,
+        plan.balancing.weights,
+    )
+    for each in plan.frontends:
+        entries[Listen(plan.family, each.frontend)] = _listening(service, each, plan.local_traffic)
+    return entries
+
+
+def _listening(service: Balanced, plan: FrontendPlan, pods: LocalTraffic | None) -> Listening:
+    differs = plan.pod.scope is not plan.outside.scope
+    return Listening(
+        service,
+        plan.pod.scope is Scope.LOCAL,
+        plan.node.scope is Scope.LOCAL,
+        plan.outside.scope is Scope.LOCAL,
+        Pods(*pods) if pods and differs else None,
+        plan.source_ranges if plan.restricted else None,
+        plan.node_admitted,
+    )

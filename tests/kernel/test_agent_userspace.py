@@ -1,0 +1,123 @@
+"""The agent in mode userspace: mode switches, its end, cleanup, and what commands show."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ebpfproxy.agent.mode_switch import SWITCHED
+from ebpfproxy.backends.userspace.relays import REPLACED
+from ebpfproxy.bench.load import Load
+from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, answers, connected, converse, outcome
+from tests.kernel.cluster import Cluster, eventually
+from tests.kernel.test_agent_configuration import configure
+
+pytestmark = pytest.mark.kernel
+
+_ROUTES = ["ip", "route", "show", "table", "local", "proto", "235"]
+
+
+def routes(cluster: Cluster) -> str:
+    """The local routes of Services."""
+    return cluster.node.run(_ROUTES).stdout
+
+
+def relays(cluster: Cluster) -> list[int]:
+    """The process IDs of the agent's relays."""
+    children = Path(f"/proc/{cluster.agent.process.pid}/task").glob("*/children")
+    pids = [int(word) for each in children for word in each.read_text().split()]
+    return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == "ebpfproxy-relay"]
+
+
+@pytest.mark.parametrize("other", ["nftables", "ebpf"])
+def test_no_connection_is_refused_during_switches_from_and_to_another_mode(
+    restartable: Cluster, load: Load, tmp_path: Path, other: str
+) -> None:
+    """Connections that are open at the moment of a switch may end. Each is short here, so these are few."""
+    path = tmp_path / "config.conf"
+    configure(path, "userspace")
+    agent = restartable.start(f"--config={path}")
+    web = restartable.service(node_port=True).to(restartable.a, restartable.b)
+    targets = load.targets("switches", [(web.v4, 80), (web.v6, 80), (restartable.node.v4, web.node_port)])
+    running = load.start_churn(restartable.p, targets, rate=100)
+    try:
+        for mode in (other, "userspace", other):
+            configure(path, mode)
+            agent.await_line(lambda line, mode=mode: f" {SWITCHED} mode={mode} " in line.text)  # type: ignore[misc]
+            if mode == other:
+                eventually(lambda: not routes(restartable), "the addresses are removed")
+            assert set(answers(restartable.p, TCP, web.v4, 80)) == {"a", "b"}
+    finally:
+        report = load.end_churn(running)
+    assert report["attempts"] > 50
+    assert set(report["errors"]) <= {"ECONNRESET"}
+    assert report["failed"] <= report["attempts"] / 20
+    assert not routes(restartable)
+    assert not relays(restartable)
+
+
+def test_a_connection_of_another_mode_continues_after_a_switch(restartable: Cluster, tmp_path: Path) -> None:
+    path = tmp_path / "config.conf"
+    configure(path, "nftables")
+    agent = restartable.start(f"--config={path}")
+    web = restartable.service().to(restartable.a)
+    with connected(restartable.p, TCP, web.v4, 80) as client:
+        assert converse(client) == "a"
+        configure(path, "userspace")
+        agent.await_line(lambda line: f" {SWITCHED} mode=userspace " in line.text)
+        assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+        assert converse(client) == "a"
+
+
+def test_relays_end_with_a_killed_agent_and_cleanup_removes_the_addresses(restartable: Cluster) -> None:
+    restartable.mode = "userspace"
+    restartable.start()
+    web = restartable.service(node_port=True).to(restartable.a)
+    pids = relays(restartable)
+    assert len(pids) == len(os.sched_getaffinity(0))
+    assert web.v4 in routes(restartable)
+    restartable.agent.kill()
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the relays end")
+    assert outcome(restartable.p, TCP, web.v4, 80) == REFUSED  # the address is still local
+    restartable.start()
+    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    assert restartable.agent.stop() == 0
+    assert "local routes" in restartable.ebpfproxy("cleanup").stdout
+    assert not routes(restartable)
+    assert outcome(restartable.p, TCP, web.v4, 80, 0.3) == SILENT
+    restartable.mode = "ebpf"
+
+
+def test_a_killed_relay_and_a_removed_address_are_restored(restartable: Cluster) -> None:
+    restartable.mode = "userspace"
+    agent = restartable.start()
+    web = restartable.service().to(restartable.a)
+    os.kill(relays(restartable)[0], signal.SIGKILL)
+    agent.await_line(lambda line: REPLACED in line.text)
+    assert set(answers(restartable.p, TCP, web.v4, 80, 20)) == {"a"}
+    restartable.node.run(["ip", "route", "del", "local", f"{web.v4}/32", "dev", "lo", "table", "local"])
+    assert outcome(restartable.p, UDP, web.v4, 53, 0.3) == SILENT
+    eventually(lambda: outcome(restartable.p, UDP, web.v4, 53) == "a", "the address is restored")
+    restartable.mode = "ebpf"
+
+
+def test_commands_show_what_the_relays_hold(restartable: Cluster) -> None:
+    restartable.mode = "userspace"
+    restartable.start()
+    web = restartable.service(node_port=True).to(restartable.a, restartable.b)
+    flags = ("--proxy-mode=userspace", f"--manifests={restartable.folder}")
+    name = f"--hostname-override={restartable.lab.node_name}"
+    node = (*flags, name, "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=pod")
+    assert restartable.http_get("proxyMode") == "userspace"
+    with connected(restartable.p, TCP, web.v4, 80) as client:
+        assert converse(client) in ("a", "b")
+        shown = restartable.ebpfproxy("dump", "objects", "-o", "json", *node)
+        assert f"listener {web.v4}:80/TCP" in shown.stdout
+        listed = json.loads(restartable.ebpfproxy("dump", "connections", "-o", "json", *node).stdout)
+        assert [each["frontend"] for each in listed if each["protocol"] == "TCP"] == [f"{web.v4}:80"]
+    explained = restartable.ebpfproxy("explain", f"{web.v4}:80", "--from=pod", *node, check=False)
+    assert "relay" in explained.stdout, explained.stderr
+    assert restartable.metric("ebpfproxy_datapath_events_total") > 0
+    restartable.mode = "ebpf"

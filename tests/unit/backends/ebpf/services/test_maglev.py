@@ -1,0 +1,129 @@
+"""The tables of the hash algorithms: equal on all nodes, and in proportion to weights."""
+
+import hashlib
+import itertools
+import random
+from collections import Counter
+from socket import htons
+
+import pytest
+
+from ebpfproxy.backends.ebpf.services.client_hash import client_hash, entry_of
+from ebpfproxy.backends.ebpf.services.maglev import SIZES, table, table_size
+from ebpfproxy.backends.ebpf.services.weights import interleaved
+from ebpfproxy.model.address import parse_address
+
+MOST_MOVED = 0.02
+"""The largest acceptable part of the entries of other endpoints that move when one of 100 endpoints is
+removed."""
+
+
+def target(number: int) -> bytes:
+    address = parse_address(f"10.244.{number // 256}.{number % 256}")
+    return address + htons(8080).to_bytes(2, "little")
+
+
+def targets(count: int) -> list[bytes]:
+    return [target(number) for number in range(count)]
+
+
+def by_target(of: list[bytes], weights: list[int] | None = None) -> list[bytes]:
+    return [of[index] for index in table(of, weights or [])]
+
+
+def moved(before: list[bytes], after: list[bytes], removed: bytes) -> float:
+    """The part of the entries of other endpoints that have another endpoint now."""
+    others = [pair for pair in zip(before, after, strict=True) if pair[0] != removed]
+    return sum(1 for one, other in others if one != other) / len(others)
+
+
+def test_shuffled_input_results_in_the_same_table() -> None:
+    source = random.Random(1)
+    ordered = targets(100)
+    weights = {each: source.randint(1, 5) for each in ordered}
+    shuffled = source.sample(ordered, len(ordered))
+    assert by_target(ordered) == by_target(shuffled)
+    assert by_target(ordered, [weights[each] for each in ordered]) == by_target(
+        shuffled, [weights[each] for each in shuffled]
+    )
+
+
+def test_a_table_is_the_same_in_every_version() -> None:
+    """Nodes of two versions forward packets of the same connection."""
+    digest = hashlib.sha256(bytes(table(targets(100), []))).hexdigest()
+    assert digest == "619e1d92380298c608a1cbf1722964123ee4dbcb4bdfab537abe81d91a4f9813"
+
+
+@pytest.mark.parametrize(
+    ("count", "most"),
+    [(2, 0.0), (10, 0.03), (15, 0.03), (100, MOST_MOVED), (120, MOST_MOVED), (500, MOST_MOVED)],
+)
+def test_removing_an_endpoint_moves_few_other_entries(count: int, most: float) -> None:
+    of = targets(count)
+    before = by_target(of)
+    for removed in random.Random(2).sample(of, min(count, 5)):
+        after = by_target([each for each in of if each != removed])
+        assert moved(before, after, removed) <= most
+
+
+def test_removing_one_of_100_endpoints_moves_few_flows() -> None:
+    """As above, measured with the flows of clients."""
+    of = targets(100)
+    before, after = by_target(of), by_target(of[:37] + of[38:])
+    source = random.Random(3)
+    flows = [(parse_address(f"192.0.2.{source.randrange(256)}"), source.randrange(1024, 65536))]
+    flows += [(flows[0][0], source.randrange(1024, 65536)) for _ in range(20_000)]
+    entries = [entry_of(client_hash(*flow), len(before)) for flow in flows]
+    others = [entry for entry in entries if before[entry] != of[37]]
+    assert sum(before[entry] != after[entry] for entry in others) <= MOST_MOVED * len(others)
+    assert len(others) < len(entries)
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_equal_endpoints_differ_by_one_entry_at_most(count: int) -> None:
+    shares = Counter(table(targets(count), [])).values()
+    assert len(shares) == count
+    assert max(shares) - min(shares) <= 1
+
+
+def test_entries_are_in_proportion_to_weights() -> None:
+    shares = Counter(table(targets(3), [1, 3, 100]))
+    size = table_size(3)
+    for index, weight in enumerate((1, 3, 100)):
+        assert shares[index] == pytest.approx(size * weight / 104, abs=2)
+
+
+def test_a_weight_changes_few_entries_of_others() -> None:
+    of = targets(100)
+    before = by_target(of)
+    after = by_target(of, [2, *[1] * 99])
+    kept = [pair for pair in zip(before, after, strict=True) if pair[1] != of[0]]
+    assert sum(1 for one, other in kept if one != other) <= MOST_MOVED * len(kept)
+
+
+def test_without_endpoints_there_is_no_table() -> None:
+    assert table([], []) == []
+
+
+def test_more_endpoints_than_entries_get_as_many_as_there_is_room_for() -> None:
+    count = SIZES[-1] + 5
+    assert len(set(table(targets(count), []))) == SIZES[-1]
+
+
+def test_weights_that_are_equal_change_nothing() -> None:
+    assert interleaved([7, 7, 7]) == [0, 1, 2]
+    assert table(targets(5), [3] * 5) == table(targets(5), [])
+
+
+def test_a_prefix_of_an_interleaved_list_is_in_proportion() -> None:
+    order = interleaved([30, 10, 0, 20])
+    assert Counter(order) == {0: 3, 1: 1, 3: 2}
+    assert all(one != other or one == 0 for one, other in itertools.pairwise(order))
+
+
+def test_the_hash_of_similar_clients_is_uniform() -> None:
+    """Chi-square with 99 degrees of freedom: 200 is exceeded once in 10^8 random samples."""
+    shares = Counter(
+        entry_of(client_hash(parse_address("10.0.0.1"), port), 100) for port in range(20_000, 60_000)
+    )
+    assert sum((shares[entry] - 400) ** 2 / 400 for entry in range(100)) < 200

@@ -1,0 +1,36 @@
+"""The plans that commands report are those that the agent makes."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ebpfproxy.agent.reconciler import Reconciler
+from ebpfproxy.diagnose.cluster import Cluster
+from ebpfproxy.diagnose.situation import plan_situation
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.node import Node
+from ebpfproxy.model.service import Service
+from ebpfproxy.plan.service_plan import PlanContext
+from tests.support.build import HERE, networks
+from tests.support.fake_backend import FakeBackend, FakeKernel
+from tests.support.strategies import NODES, exposed_services
+from tests.unit.diagnose.explain.scene import DEVICES
+
+
+@given(st.lists(exposed_services(), max_size=5), NODES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_plans_and_the_entries_are_those_of_a_starting_agent(
+    exposed: list[tuple[Service, tuple[EndpointSlice, ...]]], node: Node | None
+) -> None:
+    services = {service.name: service for service, _ in exposed}
+    slices = {service.name: pieces for service, pieces in exposed}
+    local = frozenset(networks(["127.0.0.0/8", "::1/128", "192.0.2.10/32"]))
+    state = ClusterState(services, slices, node, local, DEVICES)
+    context = PlanContext(HERE)
+    backend = FakeBackend(FakeKernel())
+    agent = Reconciler(backend, context)
+    agent.plan(state, frozenset(services), node_changed=True, host_changed=True)
+    found = plan_situation(Cluster(state, ()), context, "ebpf")
+    assert found.plans == agent.plans
+    assert found.node == agent.node_plan
+    assert backend.render(found.plans.values(), found.node) == agent.desired
