@@ -18,7 +18,7 @@ from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize
 from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import NodeLocation
-from ebpfproxy.plan.frontends import plan_name
+from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
@@ -167,7 +167,7 @@ def plan_situation(
     for name in (*state.services, *state.pods):
         plans = plan_name(name, state, context, size.large)
         requested[name] = plans
-        claims.update(name, plans)
+        claims.update(name, tuple(each for each in plans if not is_unserved(each, context)))
     pods = any(map(needs_packets_of_pods, claims.plans.values()))
     of_node = any(map(needs_packets_of_node, claims.plans.values()))
     return Situation(
