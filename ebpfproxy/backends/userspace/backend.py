@@ -40,7 +40,7 @@ class UserspaceBackend:
     """
 
     name = "userspace"
-    reread_seconds = 0.0  # nobody reports when a listening socket was destroyed
+    reread_seconds = 0.0  # the kernel does not report that a listening socket was destroyed
 
     def __init__(
         self, settings: UserspaceSettings | None = None, changed: Callable[[], object] = lambda: None

@@ -15,6 +15,7 @@ from ebpfproxy.backends.userspace.messages import (
     Connection,
     Connections,
     Content,
+    Find,
     ListConnections,
     Read,
     Request,
@@ -24,11 +25,11 @@ from ebpfproxy.backends.userspace.rendering import render
 from ebpfproxy.errors import NotFound
 from ebpfproxy.model import connection as model
 from ebpfproxy.model.address import format_address, format_endpoint, parse_address
+from ebpfproxy.model.connection import Translation
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
 
 _SOCKETS = Path("/proc/thread-self/net/unix")
-_MOST_CONNECTIONS = 1_000_000  # of each relay
 _PATIENCE = 10.0  # seconds for an answer
 
 
@@ -62,17 +63,13 @@ class UserspaceInspection:
     def further(self) -> list[Difference]:
         return []
 
-    def endpoint_of(self, connection: model.Connection) -> model.Translation | None:
-        """As its relay has it."""
-        wanted = (
-            connection.protocol.name,
-            format_endpoint(*connection.client),
-            format_endpoint(*connection.frontend),
-        )
-        for each in connections(_MOST_CONNECTIONS):
-            if (each.protocol, each.client, each.frontend) == wanted:
+    def endpoint_of(self, connection: model.Connection) -> Translation | None:
+        """As the relay that accepted it has it."""
+        client, frontend = format_endpoint(*connection.client), format_endpoint(*connection.frontend)
+        for answer in _ask_all(Find(connection.protocol.name, client, frontend)):
+            for each in answer.connections if isinstance(answer, Connections) else ():
                 host, _, port = each.endpoint.rpartition(":")
-                return model.Translation((parse_address(host.strip("[]")), int(port)))
+                return Translation((parse_address(host.strip("[]")), int(port)))
         return None
 
     def close(self) -> None:

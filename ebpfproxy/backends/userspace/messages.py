@@ -15,7 +15,7 @@ from ebpfproxy.model.address import Address
 
 LENGTH = struct.Struct("=I")
 READERS = "ebpfproxy-relay-"
-"""Each relay answers `Read`, `Count` and `ListConnections` also at an abstract unix(7) address: this prefix
+"""Each relay answers requests that change nothing also at an abstract unix(7) address: this prefix
 and its process ID. Such addresses belong to a network namespace."""
 
 
@@ -77,6 +77,16 @@ class ListConnections(msgspec.Struct, frozen=True, tag=True):
     most: int
 
 
+class Find(msgspec.Struct, frozen=True, tag=True):
+    """Return the connection or UDP flow of a client to a frontend, if the relay has it. Both are texts with
+    ports, as in `Connection`.
+    """
+
+    protocol: str
+    client: str
+    frontend: str
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The answer to `Start` and `Change`."""
 
@@ -109,12 +119,12 @@ class Connection(NamedTuple):
 
 
 class Connections(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `ListConnections`."""
+    """The answer to `ListConnections` and `Find`."""
 
     connections: list[Connection]
 
 
-Request = Start | Change | Read | Count | ListConnections
+Request = Start | Change | Read | Count | ListConnections | Find
 Answer = Done | Content | Counters | Connections
 
 _ENCODER = msgspec.msgpack.Encoder()

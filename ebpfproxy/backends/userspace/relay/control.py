@@ -16,6 +16,7 @@ from ebpfproxy.backends.userspace.messages import (
     Content,
     Count,
     Done,
+    Find,
     ListConnections,
     Read,
     Request,
@@ -78,3 +79,5 @@ class Control:
                 return work.counters()
             case ListConnections():
                 return Connections(work.listed(request.most))
+            case Find():
+                return Connections(work.found(request))

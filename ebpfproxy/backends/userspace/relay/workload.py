@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ebpfproxy.backends.userspace import messages
-from ebpfproxy.backends.userspace.messages import Start
+from ebpfproxy.backends.userspace.messages import Find, Start
 from ebpfproxy.backends.userspace.relay.affinity import Affinity
 from ebpfproxy.backends.userspace.relay.connection import Connection
 from ebpfproxy.backends.userspace.relay.counts import Counts, Event
@@ -48,6 +48,12 @@ class Workload:
         """Return up to `most` connections and flows, connections first."""
         found = [*self._listed_connections(most)]
         return found + self.flows.listed(most - len(found))
+
+    def found(self, wanted: Find) -> list[messages.Connection]:
+        """Return the connection or flow that a request describes. Empty without one."""
+        every = self.listed(len(self._connections) + len(self.flows))
+        fields = wanted.protocol, wanted.client, wanted.frontend
+        return [each for each in every if (each.protocol, each.client, each.frontend) == fields]
 
     def _listed_connections(self, most: int) -> Iterator[messages.Connection]:
         now = self.loop.time()
