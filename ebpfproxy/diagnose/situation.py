@@ -10,6 +10,7 @@ from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Family, contains, family, network
+from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.service import NamespacedName, ServicePortName
@@ -37,6 +38,11 @@ def no_routes(_: Address) -> None:
     """No route is known, for example with manifests only."""
 
 
+def no_gateways(_: Address) -> bool:
+    """No gateway is known, for example with manifests only."""
+    return False
+
+
 class Served(NamedTuple):
     """A frontend, and the plan of the ServicePort that claims it."""
 
@@ -49,8 +55,9 @@ class Situation:
     """Everything that the plan knows, in one mode.
 
     - `plans`: with the frontends that each ServicePort gets. `requested`: with all that it claims.
-    - `scheduler`: --ipvs-scheduler.
-    - `routes`: the node's routes.
+    - `scheduler`, `forwarding`: --ipvs-scheduler and --ipvs-forwarding.
+    - `routes`: the node's routes. `has_gateway`: whether the one to an address has a gateway; False if it is
+      unknown.
     - `is_from_tables`: the plans were read from the kernel or a dump; there are no EndpointSlices.
     """
 
@@ -64,6 +71,8 @@ class Situation:
     complaints: tuple[Complaint, ...] = ()
     scheduler: str = ""
     routes: Routes = no_routes
+    forwarding: Forwarding = Forwarding.NAT
+    has_gateway: Callable[[Address], bool] = no_gateways
     is_from_tables: bool = False
 
     @cached_property
@@ -139,7 +148,14 @@ class Situation:
 
 
 def plan_situation(
-    cluster: Cluster, context: PlanContext, mode: str, *, scheduler: str = "", routes: Routes = no_routes
+    cluster: Cluster,
+    context: PlanContext,
+    mode: str,
+    *,
+    scheduler: str = "",
+    routes: Routes = no_routes,
+    forwarding: Forwarding = Forwarding.NAT,
+    has_gateway: Callable[[Address], bool] = no_gateways,
 ) -> Situation:
     """Plan all Services and the node, as `agent.reconciler` does. The order of Services does not matter."""
     state = cluster.state
@@ -165,6 +181,8 @@ def plan_situation(
         cluster.complaints,
         scheduler,
         routes,
+        forwarding,
+        has_gateway,
     )
 
 
