@@ -8,7 +8,7 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Family, Protocol
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName, ServicePortName
 from ebpfproxy.plan.balancing import EVERYTHING, Support
@@ -16,7 +16,7 @@ from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize, NoLocalEndpoints, no_local_endpoints
 from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import API_SERVER, keep_last_endpoints
-from ebpfproxy.plan.frontends import plan_name
+from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
 from ebpfproxy.plan.local_traffic import families_without_detector
 from ebpfproxy.plan.node_plan import plan_node
@@ -203,7 +203,7 @@ class Reconciler(Generic[K, E]):
     ) -> tuple[ServicePortPlan, ...]:
         """Return the plans without those that the kernel cannot serve, which are reported."""
         reason = self._context.sctp_unserved
-        without = frozenset(each.name for each in plans if reason and each.name.protocol is Protocol.SCTP)
+        without = frozenset(each.name for each in plans if is_unserved(each, self._context))
         for each in sorted(without - self._unserved.get(name, frozenset())):
             log.warning(UNSERVED, service=str(each), reason=reason, hint="use another --proxy-mode")
         if without:

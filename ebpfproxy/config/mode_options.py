@@ -12,6 +12,7 @@ from pathlib import Path
 from ebpfproxy.config import flag_types
 from ebpfproxy.config.option import Group, option
 from ebpfproxy.model.address import Network
+from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 
 _EBPF, _NETFILTER, _IPVS, _USERSPACE = Group.EBPF, Group.NETFILTER, Group.IPVS, Group.USERSPACE
@@ -102,6 +103,13 @@ class IpvsOptions:
         "IPVS scheduler: rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh or another one of the kernel. "
         "Empty: rr.",
         fields="ipvs.scheduler",
+    )  # fmt: skip
+    ipvs_forwarding: str = option(
+        "--ipvs-forwarding", flag_types.one_of(*(each.value for each in Forwarding)), "nat", _IPVS,
+        "How packets to external and load balancer IPs reach endpoints (ebpfproxy only). nat: translated. "
+        "direct-routing: with the destination unchanged, to the endpoint's MAC address. tunnel: in an IP "
+        "tunnel. With the last two, the endpoint replies to the client directly. The annotation "
+        "ebpfproxy/ipvs-forwarding of a Service takes precedence.",
     )  # fmt: skip
     ipvs_exclude_cidrs: tuple[Network, ...] = option(
         "--ipvs-exclude-cidrs", flag_types.NETWORKS, "", _IPVS,

@@ -10,6 +10,7 @@ from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Family, contains, family, network
+from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.service import NamespacedName, ServicePortName
@@ -17,7 +18,7 @@ from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize
 from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import NodeLocation
-from ebpfproxy.plan.frontends import plan_name
+from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
@@ -37,6 +38,11 @@ def no_routes(_: Address) -> None:
     """No route is known, for example with manifests only."""
 
 
+def no_gateways(_: Address) -> bool:
+    """No gateway is known, for example with manifests only."""
+    return False
+
+
 class Served(NamedTuple):
     """A frontend, and the plan of the ServicePort that claims it."""
 
@@ -49,8 +55,9 @@ class Situation:
     """Everything that the plan knows, in one mode.
 
     - `plans`: with the frontends that each ServicePort gets. `requested`: with all that it claims.
-    - `scheduler`: --ipvs-scheduler.
-    - `routes`: the node's routes.
+    - `scheduler`, `forwarding`: --ipvs-scheduler and --ipvs-forwarding.
+    - `routes`: the node's routes. `has_gateway`: whether the one to an address has a gateway; False if it is
+      unknown.
     - `is_from_tables`: the plans were read from the kernel or a dump; there are no EndpointSlices.
     """
 
@@ -64,6 +71,8 @@ class Situation:
     complaints: tuple[Complaint, ...] = ()
     scheduler: str = ""
     routes: Routes = no_routes
+    forwarding: Forwarding = Forwarding.NAT
+    has_gateway: Callable[[Address], bool] = no_gateways
     is_from_tables: bool = False
 
     @cached_property
@@ -139,7 +148,14 @@ class Situation:
 
 
 def plan_situation(
-    cluster: Cluster, context: PlanContext, mode: str, *, scheduler: str = "", routes: Routes = no_routes
+    cluster: Cluster,
+    context: PlanContext,
+    mode: str,
+    *,
+    scheduler: str = "",
+    routes: Routes = no_routes,
+    forwarding: Forwarding = Forwarding.NAT,
+    has_gateway: Callable[[Address], bool] = no_gateways,
 ) -> Situation:
     """Plan all Services and the node, as `agent.reconciler` does. The order of Services does not matter."""
     state = cluster.state
@@ -151,7 +167,7 @@ def plan_situation(
     for name in (*state.services, *state.pods):
         plans = plan_name(name, state, context, size.large)
         requested[name] = plans
-        claims.update(name, plans)
+        claims.update(name, tuple(each for each in plans if not is_unserved(each, context)))
     pods = any(map(needs_packets_of_pods, claims.plans.values()))
     of_node = any(map(needs_packets_of_node, claims.plans.values()))
     return Situation(
@@ -165,6 +181,8 @@ def plan_situation(
         cluster.complaints,
         scheduler,
         routes,
+        forwarding,
+        has_gateway,
     )
 
 

@@ -8,6 +8,7 @@ from ebpfproxy.model.address import (
     Address,
     Family,
     Network,
+    Protocol,
     contains,
     family,
     is_unspecified,
@@ -67,6 +68,11 @@ class _Exposure(NamedTuple):
     external: PolicyResults
     admission: _Admission
     local_traffic: LocalTraffic | None
+
+
+def is_unserved(plan: ServicePortPlan, context: PlanContext) -> bool:
+    """Return whether the kernel cannot translate the protocol of a ServicePort in this mode."""
+    return bool(context.sctp_unserved) and plan.name.protocol is Protocol.SCTP
 
 
 def plan_name(

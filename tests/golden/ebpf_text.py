@@ -14,6 +14,8 @@ from ebpfproxy.model.address import (
 )
 from tests.golden.situation import Situation
 
+_WEIGHT_SHIFT = abi.CONSTANTS["ENDPOINT_WEIGHT_SHIFT"]
+
 
 def ebpf_text(situation: Situation) -> str:
     """A block for each ServicePort, one for local networks, one for devices; flags are named as in abi.h."""
@@ -33,7 +35,9 @@ def ebpf_text(situation: Situation) -> str:
 
 def _service_port(key: ServicePortKey, entry: ServicePortEntry) -> Iterator[str]:
     affinity = f", affinity {entry.affinity_timeout} s" if entry.affinity_timeout else ""
-    yield f"{key.name} {key.protocol.name} {key.family.value}{affinity}"
+    algorithm = f", {abi.ALGORITHMS[entry.algorithm]}" if entry.algorithm else ""
+    slow_start = f", slow start {entry.slow_start} s" if entry.slow_start else ""
+    yield f"{key.name} {key.protocol.name} {key.family.value}{affinity}{algorithm}{slow_start}"
     for each in entry.frontends:
         frontend = f"{format_endpoint(each.address, each.port)}/{Protocol(each.protocol).name}"
         yield f"  {abi.KINDS[each.kind]} {frontend} {_flags('SERVICE_', each.flags)}".rstrip()
@@ -41,7 +45,9 @@ def _service_port(key: ServicePortKey, entry: ServicePortEntry) -> Iterator[str]
         yield f"  restricted to {', '.join(map(format_network, entry.source_ranges))}"
     for endpoint, flags in zip(entry.endpoints, entry.endpoints.flags(), strict=True):
         target = format_endpoint(endpoint.address, endpoint.port)
-        yield f"  endpoint {target} {_flags('ENDPOINT_', flags)}"
+        weight = flags >> _WEIGHT_SHIFT
+        shown = _flags("ENDPOINT_", flags & (1 << _WEIGHT_SHIFT) - 1)
+        yield f"  endpoint {target} {shown}{f' weight {weight}' if weight else ''}"
 
 
 def _device(key: DeviceKey, entry: object) -> str:
@@ -56,6 +62,7 @@ def _flags(prefix: str, flags: object) -> str:
     """The names of the flags that are set, without their prefix and in lower case."""
     assert isinstance(flags, int)
     named = {name: bit for name, bit in abi.CONSTANTS.items() if name.startswith(prefix)}
-    named.pop("SERVICE_NAME_SIZE", None)
+    for number in "SERVICE_NAME_SIZE", "ENDPOINT_WEIGHT_SHIFT":
+        named.pop(number, None)
     assert not flags & ~sum(named.values())
     return " ".join(name.removeprefix(prefix).lower() for name, bit in named.items() if flags & bit)

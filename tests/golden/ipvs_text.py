@@ -52,7 +52,7 @@ def _servers(entries: Mapping[Key, Entry]) -> Iterator[str]:
             yield f"{protocol.name:<4} {format_endpoint(address, port)} {entry.scheduler}{persistent}"
             for real in entry.reals:
                 target = format_endpoint(real.address, real.port)
-                method = real.forwarding.name[:4].capitalize()
+                method = real.method.name[:4].capitalize()
                 yield f"  -> {target} {method} {real.weight}"
 
 

@@ -16,10 +16,22 @@ from ebpfproxy.linux.bpf.bpf import Link
 from ebpfproxy.linux.netlink import links
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, elsewhere
 from tests.kernel.conftest import MODES
+from tests.kernel.ipvs_here import skip_without_ipvs
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf", "nftables", "iptables", "ipvs")]
 
 BALANCER = ("192.0.2.20", "2001:db8::20")
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A node with addresses of its own: the command finds pods by their addresses in all network namespaces
+    of the machine, and the labs of other workers have those of the shared lab."""
+    skip_without_ipvs(request.param)
+    mode, flags = MODES[request.param]
+    with Lab("test-canary-paths", 39) as lab, Cluster(lab, mode) as made:
+        made.start(*flags)
+        yield made
 
 
 class Canary(NamedTuple):

@@ -11,8 +11,8 @@ from ebpfproxy.linux.ipvs import ipvs, proc_table
 from ebpfproxy.linux.ipvs.messages import (
     Connections,
     Flag,
-    Forwarding,
     Listed,
+    Method,
     RealServer,
     ServerKey,
     VirtualServer,
@@ -146,8 +146,8 @@ def test_servers_created_by_ipvsadm_are_read(node: Namespace, of: Family) -> Non
     flags = Flag.PORT | Flag.FALLBACK
     virtual = VirtualServer(key(of), "mh", flags, 1234, 24 if of is Family.IPV4 else 64)
     reals = {
-        real(1, of, 258, 7)._replace(forwarding=Forwarding.DIRECT): NONE,  # direct routing keeps the port
-        real(2, of, 258, 65535)._replace(forwarding=Forwarding.TUNNEL): NONE,
+        real(1, of, 258, 7)._replace(method=Method.DIRECT): NONE,  # direct routing keeps the port
+        real(2, of, 258, 65535)._replace(method=Method.TUNNEL): NONE,
     }
     assert ipvs.read() == {key(of): Listed(virtual, reals)}
     assert ipvs.read_one(key(of)) == Listed(virtual, reals)
@@ -367,3 +367,27 @@ def test_namespaces_have_separate_servers(node: Namespace) -> None:
     with namespace("ipvs-other") as other, other.entered():
         assert ipvs.read() == {}
         assert ipvs.fingerprint() != first
+
+
+def test_all_real_servers_are_read_beside_those_of_other_namespaces(node: Namespace) -> None:
+    """The kernel then omits virtual servers of a table in proc that is longer than a page."""
+    keys = [key(port=port) for port in range(1000, 1100)]
+
+    def add() -> None:
+        apply(
+            *(
+                each
+                for of in keys
+                for each in (ipvs.add_server(VirtualServer(of, "rr")), ipvs.add_real(of, real(1)))
+            )
+        )
+
+    with namespace("ipvs-other") as other, other.entered():
+        other.ip("link set lo up")
+        add()
+        with node.entered():
+            add()
+            listed = proc_table.real_servers(proc_table.read())
+            found = ipvs.read()
+    assert len(listed) < len(keys)  # otherwise the kernel does not do this anymore
+    assert found == {of: Listed(VirtualServer(of, "rr"), {real(1): NONE}) for of in keys}

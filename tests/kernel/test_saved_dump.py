@@ -3,7 +3,8 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,11 @@ def web(cluster: Cluster) -> Exposed:
 
 
 @pytest.fixture
-def saved(cluster: Cluster, web: Exposed, tmp_path: Path) -> Saved:
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(0o755)
-    return Saved(cluster, tmp_path)
+def saved(cluster: Cluster, web: Exposed) -> Iterator[Saved]:
+    """In a folder that other users can enter; pytest's own cannot be entered by them."""
+    cluster.lab.folder.chmod(0o755)
+    with tempfile.TemporaryDirectory(dir=cluster.lab.folder) as folder:
+        yield Saved(cluster, Path(folder))
 
 
 def test_a_dump_of_a_node_in_sync_has_no_differences(saved: Saved) -> None:

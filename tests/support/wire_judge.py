@@ -149,8 +149,20 @@ class WireJudge:
         is_icmp = packet.protocol in (headers.ICMP, headers.ICMPV6)
         has_options = packet.version == 4 and packet.l4 - packet.l3 > 20  # the stack may change options
         known = (is_reset or is_icmp) and (packet.tuple.source in self._own or packet.version == 6)
+        known = known or self._is_abort_of_a_frontend(raw, packet)
         assert known or has_options, f"{packet.tuple} was not sent, but {like}"
         self.judged["answers"] += 1
+
+    def _is_abort_of_a_frontend(self, raw: bytes, packet: Headers) -> bool:
+        """The answer to the INIT of a client, if the Service has no endpoints."""
+        offer = self._offer(packet.tuple.reversed())
+        return (
+            packet.protocol == headers.SCTP
+            and offer is not None
+            and offer.rejects
+            and raw[packet.l4 + 12 :] == _ABORT
+            and packet.tuple.reversed() in self._originals
+        )
 
     def _may_become(self, sent: Sent, got: Received, parts: headers.Parts) -> bool:
         before, after = sent.parts.outer, parts.outer
@@ -219,6 +231,8 @@ _SIZES = {headers.TCP: 20, headers.UDP: 8}
 """Header sizes of the protocols whose ports may be translated."""
 _UNREACHABLE = {(3, 3), (1, 4)}
 """Type and code of port unreachable, ICMP and ICMPv6."""
+_ABORT = b"\x06\0\0\x04"
+"""An ABORT chunk without a cause (RFC 9260, 3.3.7)."""
 
 
 def _opens(raw: bytes, packet: Headers) -> bool:

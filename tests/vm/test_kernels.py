@@ -76,6 +76,7 @@ PARTS = {
     "ipvs": _part(
         "test_ipvs.py", "test_ipset.py", "test_ipvs_rules.py", "test_ipvs_shown.py", "ipvs_backend"
     ),
+    "ipvs-forwarding": _part("test_ipvs_forwarding.py", "test_ipvs_untranslated.py"),
     "ipvs-agents": _part(*_AGENTS, only="ipvs", hours=2),
     "ipvs-differential": _part("differential", subjects="ipvs"),
     "ipvs-takeover": _part("test_agent_takeover.py", only="ipvs", hours=2),

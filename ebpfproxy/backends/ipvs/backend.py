@@ -1,22 +1,35 @@
 """The IPVS backend: virtual servers, addresses on kube-ipvs0, ipsets and rules."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Delta
-from ebpfproxy.backends.ipvs import addresses, cleanup, prerequisites
+from ebpfproxy.backends.ipvs import addresses, cleanup, prerequisites, return_path
 from ebpfproxy.backends.ipvs.addresses import Addresses
-from ebpfproxy.backends.ipvs.entries import Entry, Key, Local, Member, Server, ServerEntry, Set
+from ebpfproxy.backends.ipvs.endpoint_networks import EndpointNetworks
+from ebpfproxy.backends.ipvs.entries import (
+    Entry,
+    Key,
+    Local,
+    Member,
+    PodAddress,
+    ReturnPath,
+    Server,
+    ServerEntry,
+    Set,
+    Tunnel,
+)
 from ebpfproxy.backends.ipvs.ip_sets import IpSets, create_all
 from ebpfproxy.backends.ipvs.layout import LAYOUT
 from ebpfproxy.backends.ipvs.node_entries import node_entries
 from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion
 from ebpfproxy.backends.ipvs.ownership import ownership
 from ebpfproxy.backends.ipvs.servers import Servers
-from ebpfproxy.backends.ipvs.service_entries import service_entries
+from ebpfproxy.backends.ipvs.service_entries import limits, service_entries
 from ebpfproxy.backends.ipvs.sets import NAMES, SETS, Order
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.ipvs.surroundings import KernelSurroundings
 from ebpfproxy.backends.netfilter.sysctls import SETTING_FAILED
 from ebpfproxy.backends.xtables import entries as xtables
 from ebpfproxy.backends.xtables import tool_backends
@@ -30,10 +43,14 @@ from ebpfproxy.linux.netlink import dummy, local_addresses
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.linux.xtables.iptables import Iptables
 from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import IptablesCounts
-from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+from ebpfproxy.plan.service_plan import NodePlan, PlanKey, ServicePortPlan
 
 log = Logger(__name__)
+
+LIMITED = "Service cannot get the load balancing that it requests"
+"""`instead` names what it gets, and why. Other Services are not affected."""
 
 _FEW = 2000
 """Up to this number, all real servers can be read in a few milliseconds."""
@@ -98,17 +115,34 @@ class IpvsBackend:
         self._addresses = Addresses(self._sets)
         self._servers = Servers()
         self._expansion = NodePortExpansion()
+        self._endpoints = EndpointNetworks()
+        self._surroundings = KernelSurroundings()
+        self._limits: dict[PlanKey, set[str]] = {}
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         served = self._families.served
         entries: dict[Key, Entry] = {}
+        surroundings = self._surroundings.answers()
         if node is not None:
+            self._surroundings.forget()  # since a local address has changed
             for family in served:
                 entries.update(node_entries(node, family, self._settings, self._random_fully))
         for plan in plans:
             if plan.family in served:
-                entries.update(service_entries(plan, self._settings))
+                entries.update(service_entries(plan, self._settings, surroundings))
+                if not self._families.is_for_reading:
+                    self._report_limits(plan, limits(plan, self._settings, surroundings))
         return entries
+
+    def _report_limits(self, plan: ServicePortPlan, found: set[str]) -> None:
+        """Log the limits of a Service once until they change. The first of its ports that has any counts."""
+        name = (plan.name.namespace, plan.name.name)
+        previous = self._limits.pop(plan.key, set())
+        is_reported = any(key[0][:2] == name for key in self._limits)
+        if found:
+            self._limits[plan.key] = found
+            if found != previous and not (is_reported and not previous):
+                log.warning(LIMITED, service="/".join(name), instead="; ".join(sorted(found)))
 
     def read(self) -> dict[Key, Entry]:
         if not self._families.is_for_reading:
@@ -121,7 +155,15 @@ class IpvsBackend:
         servers = self._servers.read(owned.is_own)
         found: dict[Key, Entry] = {**self._addresses.read(in_sets, served)}
         found.update((key, entry) for key, entry in servers.items() if key.family in served)
-        return self._expansion.collapse(found) | self._families.read()
+        self._surroundings.forget()
+        return self._expansion.collapse(found) | self._read_untranslated(served) | self._families.read()
+
+    def _read_untranslated(self, served: Collection[Family]) -> dict[Key, Entry]:
+        """Return what the node and its endpoints have for untranslated packets."""
+        entries = self._endpoints.read(served)
+        endpoints = {key.endpoint for key in entries if isinstance(key, PodAddress)}
+        is_correct = return_path.read(endpoints)
+        return entries if is_correct is None else {**entries, ReturnPath(Family.IPV4): is_correct}
 
     def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
         """Nothing: everything is read instead."""
@@ -143,6 +185,7 @@ class IpvsBackend:
         servers = cast(dict[Server, ServerEntry], {k: e for k, e in puts.items() if isinstance(k, Server)})
         rejected: list[Mapping[Any, KernelError]] = [
             self._sets.create(k for k in puts if isinstance(k, Set)),
+            self._put_untranslated(delta.puts),
             self._sets.change(_members(puts, Order.FIRST), _members(drops, Order.LAST)),
             self._sets.change(_members(puts, Order.SECOND), ()),
             self._servers.put(servers),
@@ -151,12 +194,42 @@ class IpvsBackend:
             self._families.apply(_rules(delta)),
             self._addresses.drop(k for k in drops if isinstance(k, Local)),
             self._servers.drop(k for k in drops if isinstance(k, Server)),
+            self._drop_untranslated(delta.drops),
             self._sets.change((), _members(drops, Order.SECOND)),
             self._sets.change((), _members(drops, Order.FIRST)),
             self._sets.destroy(k for k in drops if isinstance(k, Set)),
         ]
         self._servers.delete_drained()
         return {self._expansion.entry_of(key): error for each in rejected for key, error in each.items()}
+
+    def _put_untranslated(self, puts: Iterable[Key]) -> Mapping[Any, KernelError]:
+        """Prepare this node and its endpoints before a virtual server sends them untranslated packets."""
+        puts = list(puts)
+        rejected: dict[Any, KernelError] = {}
+        wanted = [key for key in puts if isinstance(key, PodAddress | Tunnel)]
+        if wanted:
+            rejected.update(self._endpoints.put(wanted))
+        node = next((key for key in puts if isinstance(key, ReturnPath)), None)
+        if node or any(key.family is Family.IPV4 for key in wanted):
+            try:
+                return_path.ensure(self._endpoints.endpoints)
+            except KernelError as failure:
+                rejected[node or wanted[0]] = failure
+        return rejected
+
+    def _drop_untranslated(self, drops: Iterable[Key]) -> Mapping[Any, KernelError]:
+        drops = list(drops)
+        rejected: dict[Any, KernelError] = {}
+        unwanted = [key for key in drops if isinstance(key, PodAddress | Tunnel)]
+        if unwanted:
+            rejected.update(self._endpoints.drop(unwanted))
+        for key in drops:
+            if isinstance(key, ReturnPath):
+                try:
+                    return_path.restore()
+                except KernelError as failure:
+                    rejected[key] = failure
+        return rejected
 
     def generation(self) -> Hashable:
         return self._generation.value()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from ebpfproxy.backends.ipvs import addresses
+from ebpfproxy.backends.ipvs import addresses, endpoint_networks, return_path
 from ebpfproxy.backends.ipvs.entries import Key, Member, Set
 from ebpfproxy.backends.ipvs.ip_sets import IpSets
 from ebpfproxy.backends.ipvs.layout import OWN_CHAINS
@@ -104,7 +104,7 @@ def drain(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) -
     leftover = _Leftovers(excluded)
     busy = {key for key, listed in leftover.servers.items() if _is_busy(listed)}
     leftover.end_flows()
-    stay = leftover.release({key.address for key in busy})
+    stay = leftover.release({key.address for key in busy} | leftover.release_endpoints())
     kept_chains = _GUARDS if stay else frozenset()
     lines: list[str] = []
     needs_next_call = False
@@ -129,6 +129,7 @@ class _Leftovers:
         self.device = addresses.on_device()
         self.has_device = dummy.exists(KUBE_IPVS0)
         self.servers: dict[ServerKey, Listed] = {}
+        self.namespaces = endpoint_networks.leftovers() if found or self.has_device else []
         if (found or self.has_device) and proc_table.read():
             ownership_ = ownership(found, self.device, local_addresses.read(), excluded)
             self.servers = {
@@ -142,6 +143,10 @@ class _Leftovers:
         lines = []
         if removed := [key for key in self.servers if key not in busy]:
             lines.append(f"virtual servers: {len(removed)}, such as {min(removed)}")
+        if self.namespaces and not stay:
+            lines.append(f"devices in network namespaces of endpoints: {len(self.namespaces)} namespaces")
+        if self.has_device and not stay and return_path.read(()) is not None:
+            lines.append("sysctls accept_local and rp_filter: restored")
         if self.has_device and not stay:
             lines.append(f"device {KUBE_IPVS0} with {len(self.device)} addresses")
         elif unused := self.device - stay:
@@ -165,6 +170,12 @@ class _Leftovers:
                 frontend = ServerKey(flow.destination, flow.destination_port, flow.protocol)
                 if frontend in keys and not flow.is_dnated:
                     _end(flow)
+
+    def release_endpoints(self) -> set[Address]:
+        """Remove what endpoints have for untranslated packets, except in namespaces where connected TCP
+        sockets use an address of Services. Return those addresses.
+        """
+        return {each for path in self.namespaces for each in endpoint_networks.remove(path, only_unused=True)}
 
     def release(self, wanted: AbstractSet[Address]) -> AbstractSet[Address]:
         """Remove from kube-ipvs0 the addresses that are neither in `wanted` nor used by a socket. Return the
@@ -194,6 +205,9 @@ class _Leftovers:
         if stay:
             _raise_first(self._sets.change((), [key for key in self._members if _rejects(key, stay)]))
             return
+        for path in self.namespaces:
+            endpoint_networks.remove(path)
+        return_path.restore()
         if self.has_device:
             dummy.remove(KUBE_IPVS0)
         _raise_first(self._sets.destroy(self.sets))

@@ -1,6 +1,6 @@
 """The entries of the IPVS backend, by key. Pure.
 
-Besides the chains and rules of `xtables.entries`, there are four kinds of entries:
+Besides the chains and rules of `xtables.entries`, there are these kinds of entries:
 
 - `Server`: a virtual server with its real servers, by frontend. Both come from one plan, so they are one
   entry. A real server of weight 0 is not part of it: it is draining.
@@ -9,6 +9,10 @@ Besides the chains and rules of `xtables.entries`, there are four kinds of entri
 - `Set`: an ipset of the node, with or without members. The node renders all of them, so they are created
   before their members and before the rules that refer to them.
 - `Member`: one member of an ipset, as text.
+- `PodAddress`, `Tunnel`: an address of Services, and a tunnel device, in the network namespace of an endpoint
+  on this node that gets untranslated packets (`forwarding`). They belong to the namespace, and exist only
+  while it does.
+- `ReturnPath`: the sysctls with which this node forwards what such endpoints reply.
 
 **NodePorts** answer on many addresses, but no plan has both the NodePort and these addresses. So the plan of
 a Service renders the `Server` with the unspecified address, and each `Member` in the same way
@@ -17,7 +21,8 @@ combinations of both, which `node_port_expansion` computes and reverts. So each 
 alone, and a new address of the node or a new NodePort is one entry.
 
 Keys of different kinds are never equal, although all are tuples: an address is bytes, no table has the name
-of a set, and the second field of a `Server` is itself a tuple.
+of a set, and the second field of a `Server` is itself a tuple. The third field of a `Tunnel` makes it unequal
+to a `Local`.
 """
 
 from typing import NamedTuple
@@ -76,6 +81,38 @@ class Member(NamedTuple):
         return f"{self.text} in ipset {self.set}"
 
 
-Key = Server | Local | Set | Member | Chain | SharedChain | Rule
+class PodAddress(NamedTuple):
+    """`endpoint`: an address of the network namespace. `address`: that of Services."""
+
+    family: Family
+    endpoint: Address
+    address: Address
+
+    def __str__(self) -> str:
+        return f"address {format_address(self.address)} at endpoint {format_address(self.endpoint)}"
+
+
+class Tunnel(NamedTuple):
+    family: Family
+    endpoint: Address
+    kind: str = "tunnel"
+
+    def __str__(self) -> str:
+        return f"tunnel device at endpoint {format_address(self.endpoint)}"
+
+
+class ReturnPath(NamedTuple):
+    family: Family
+
+    def __str__(self) -> str:
+        return "sysctls accept_local and rp_filter"
+
+
+EndpointKey = PodAddress | Tunnel
+"""The keys of what is in the network namespaces of endpoints."""
+
+Key = Server | Local | Set | Member | EndpointKey | ReturnPath | Chain | SharedChain | Rule
 Entry = ServerEntry | str | bool | tuple[str, ...] | RulePosition
-"""The type for a Set, True for a Local and a Member; False for an object that exists in a wrong form."""
+"""The type for a Set; True for a Local, Member, PodAddress, Tunnel and ReturnPath. False for an object that
+exists in a wrong form.
+"""

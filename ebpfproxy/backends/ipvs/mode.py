@@ -14,7 +14,7 @@ from ebpfproxy.backends.netfilter.tracked_protocols import sctp_is_unserved
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.model.balancing import Algorithm, Forwarding
 from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import Frontend
 
@@ -24,11 +24,14 @@ class IpvsMode:
 
     name = "ipvs"
     uses_kernel_nat = True
-    balancing = Support(frozenset({Algorithm.ROUND_ROBIN}))
+    balancing = Support(frozenset(Algorithm) - {Algorithm.RANDOM}, weights=True, forwarding=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(
-            ipvs_settings(config).scheduler, config.iptables_backend, families_used.used(config)
+            ipvs_settings(config).scheduler,
+            config.iptables_backend,
+            families_used.used(config),
+            tunnels=ipvs_settings(config).forwarding is Forwarding.TUNNEL,
         )
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
@@ -59,6 +62,7 @@ class IpvsMode:
 def ipvs_settings(config: Config) -> IpvsSettings:
     return IpvsSettings(
         scheduler=config.ipvs_scheduler or DEFAULT_SCHEDULER,
+        forwarding=Forwarding(config.ipvs_forwarding),
         exclude_cidrs=config.ipvs_exclude_cidrs,
         masquerade_all=config.masquerade_all,
         masquerade_bit=config.iptables_masquerade_bit,

@@ -127,6 +127,7 @@ class _Chains:
         self._family = family
         self._settings = settings
         self._pods = plan.local_traffic.get(family)
+        self._address = next(iter(node_port_addresses(plan, family)), None) if family is Family.IPV6 else None
 
     def by_chain(self) -> dict[tuple[str, str], Iterator[str]]:
         """Return the rules of each chain in order, by table and name."""
@@ -207,10 +208,22 @@ class _Chains:
 
         A host-originated connection to an address on kube-ipvs0 has that address as its source, and no reply
         would reach the node. As in `masquerading_rules`, the mark is cleared first.
+
+        IPv6 masquerades with the destination itself if that is local, as that of an untranslated packet is.
+        So such packets get an address of the node instead.
+
+        The first and the last rule keep untranslated connections as they are, also those that a later rule
+        would masquerade: what endpoints of this node reply, and what IPVS sends to endpoints. Translated
+        connections match neither, because IPVS has replaced the frontend address before.
         """
+        yield f"{self._commented(sets.UNTRANSLATED, 'src,src')} -j ACCEPT"
         own = self._commented(sets.IPVS_IPS, "src")
         yield f"{own} -j MARK --set-xmark 0x0/{mark:#x}"
+        if self._address:
+            untranslated = self._match(sets.UNTRANSLATED, "dst,dst")
+            yield f"{own} {untranslated} -j SNAT --to-source {format_address(self._address)}"
         yield f"{own} -j MASQUERADE{' --random-fully' * self._random_fully}"
+        yield f"{self._commented(sets.UNTRANSLATED, 'dst,dst')} -j ACCEPT"
 
     def _health_checks(self) -> Iterator[str]:
         yield f"{self._commented(sets.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT"

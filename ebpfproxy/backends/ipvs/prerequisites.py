@@ -33,16 +33,17 @@ def check_scheduler(wanted: str) -> None:
     """
     with netns.throw_away():
         ipvs.available()
-        if _has_scheduler(wanted):
+        if has_scheduler(wanted):
             return
-        found = [each for each in KNOWN if _has_scheduler(each)]
+        found = [each for each in KNOWN if has_scheduler(each)]
     raise Unsupported(
         f"this kernel has no scheduler {wanted} for IPVS; it has {', '.join(found) or 'none'}",
         f"modprobe ip_vs_{wanted}, or select another one: --ipvs-scheduler",
     )
 
 
-def _has_scheduler(scheduler: str) -> bool:
+def has_scheduler(scheduler: str) -> bool:
+    """Return whether the kernel has the scheduler. Call it in a temporary network namespace."""
     if len(scheduler) > _MAX_NAME:
         return False
     try:

@@ -15,12 +15,15 @@ from ebpfproxy.errors import AlreadyExists, KernelError
 from ebpfproxy.linux.ipset import ipset
 from ebpfproxy.linux.ipset.messages import IpSet
 from ebpfproxy.linux.ipvs import ipvs
-from ebpfproxy.linux.netlink import dummy
+from ebpfproxy.linux.netlink import dummy, owned_devices
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
+from ebpfproxy.linux.netlink.owned_devices import MODULES, TUNNELS
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Family, parse_address
 
 _SET = "ebpfproxy-tried"
+_LOCAL = {Family.IPV4: parse_address("192.0.2.1"), Family.IPV6: parse_address("2001:db8::1")}
+"""Addresses for documentation (RFC 5737, RFC 3849), for tunnel devices that no packet reaches."""
 _OF_SETS = (
     "ip_set",
     *("ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet"),
@@ -42,13 +45,20 @@ _RULE_KINDS = (
 
 
 def probe(
-    scheduler: str = DEFAULT_SCHEDULER, tool_backend: str = tool_backends.AUTO, used: Collection[Family] = ()
+    scheduler: str = DEFAULT_SCHEDULER,
+    tool_backend: str = tool_backends.AUTO,
+    used: Collection[Family] = (),
+    tunnels: bool = False,
 ) -> tuple[Finding, ...]:
-    """Return the findings, needed features first. Raises KernelError if nothing can be tried at all."""
+    """Return the findings, needed features first. Raises KernelError if nothing can be tried at all.
+
+    `tunnels`: Services use them by default.
+    """
     prerequisites = tuple(_prerequisites(scheduler))
     if any(not each.present for each in prerequisites):
         return prerequisites  # rules would be rejected for the same reason
-    return prerequisites + probing.probe(tool_backend, _RULE_KINDS, _make_set, used)
+    found = prerequisites + probing.probe(tool_backend, _RULE_KINDS, _make_set, used)
+    return found + tuple(_tunnels(used) if tunnels else ())
 
 
 def _prerequisites(scheduler: str) -> Iterator[Finding]:
@@ -63,6 +73,21 @@ def _prerequisites(scheduler: str) -> Iterator[Finding]:
         for family in Family:
             yield _attempt(f"ipset for {family.value}", lambda family=family: create_all(family), *_OF_SETS)  # type: ignore[misc]
     yield _attempt("sysctls of IPVS", prerequisites.check_sysctls)  # in the agent's own network namespace
+
+
+def _tunnels(used: Collection[Family]) -> Iterator[Finding]:
+    """Try the tunnel devices of endpoints. Without them, mode ipvs serves all other Services."""
+    with netns.throw_away():
+        for family, address in _LOCAL.items():
+            if used and family not in used:
+                continue
+            kind = TUNNELS[family]
+            found = _attempt(
+                f"tunnel devices for {family.value}",
+                lambda kind=kind, address=address: owned_devices.create(f"ebp-{kind}", kind, address),  # type: ignore[misc]
+                MODULES[kind],
+            )
+            yield found._replace(needed=False)
 
 
 def _make_set(family: Family) -> None:

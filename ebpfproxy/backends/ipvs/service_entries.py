@@ -10,18 +10,36 @@ Follows syncProxyRules in pkg/proxy/ipvs/proxier.go of kubernetes, except where 
 
 A virtual server has one list of real servers for all sources. So if policy Local finds endpoints on this
 node, pods and the node also get only those, while in other modes they may get any.
+
+If an endpoint in the network of this node itself gets untranslated packets, the virtual server has only the
+endpoints on this node. The packets may come from another node, whose choice IPVS here does not know. Two
+nodes that choose each other would otherwise send such a packet in a circle.
 """
 
 from collections.abc import Iterator
 
 from ebpfproxy.backends.ipvs import sets
-from ebpfproxy.backends.ipvs.entries import Entry, Key, Local, Member, Server, ServerEntry
+from ebpfproxy.backends.ipvs.entries import (
+    Entry,
+    Key,
+    Local,
+    Member,
+    PodAddress,
+    ReturnPath,
+    Server,
+    ServerEntry,
+    Tunnel,
+)
+from ebpfproxy.backends.ipvs.forwarding import METHODS, Surroundings, choose
+from ebpfproxy.backends.ipvs.schedulers import scheduler
 from ebpfproxy.backends.ipvs.sets import member_text, set_name
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.xtables.rule_text import is_everything
-from ebpfproxy.linux.ipvs.messages import Flag, RealServer
-from ebpfproxy.model.address import Address, Network, format_address, format_network
+from ebpfproxy.linux.ipvs.messages import Flag, Method, RealServer
+from ebpfproxy.model.address import Address, Family, Network, format_address, format_network
+from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.plan.service_plan import (
+    Frontend,
     FrontendKind,
     FrontendPlan,
     NoEndpointAction,
@@ -42,16 +60,29 @@ _FLAGS = {"mh": Flag.PORT | Flag.FALLBACK, "sh": Flag.FALLBACK}
 """
 
 
-def service_entries(plan: ServicePortPlan, settings: IpvsSettings) -> dict[Key, Entry]:
+PLAIN = Surroundings(lambda _name: True, lambda _address: False, lambda _address: False)
+"""A kernel with all schedulers, where every endpoint is in a pod, and reached without a gateway."""
+
+
+def service_entries(
+    plan: ServicePortPlan, settings: IpvsSettings, surroundings: Surroundings = PLAIN
+) -> dict[Key, Entry]:
     """Return the entries of one ServicePort in its family."""
     entries: dict[Key, Entry] = {}
+    name, _ = scheduler(plan.balancing, settings.scheduler, surroundings.has_scheduler)
     for each in plan.frontends:
-        reals = tuple(
-            sorted(RealServer(endpoint.address, endpoint.port) for endpoint in _endpoints(plan, each))
-        )
+        used = _endpoints(plan, each)
+        choice = choose(plan, each, used, settings.forwarding, surroundings)
+        if choice.method is not Forwarding.NAT and any(
+            endpoint.on_node and surroundings.is_local(endpoint.address) for endpoint in used
+        ):
+            used = [endpoint for endpoint in used if endpoint.on_node]
+        reals = _real_servers(plan, used, METHODS[choice.method])
         entries[Server(plan.family, each.frontend)] = ServerEntry(
-            settings.scheduler, _FLAGS.get(settings.scheduler, Flag(0)), plan.affinity_timeout, reals
+            name, _FLAGS.get(name, Flag(0)), plan.affinity_timeout, reals
         )
+        if choice.untranslated is not Forwarding.NAT:
+            entries |= _untranslated(plan, each.frontend, choice.untranslated, surroundings)
         if each.kind is not FrontendKind.NODE_PORT:
             entries[Local(plan.family, each.frontend.address)] = True
         for base, text in _members(plan, each):
@@ -62,6 +93,48 @@ def service_entries(plan: ServicePortPlan, settings: IpvsSettings) -> dict[Key, 
             entries[_member(plan, sets.LOOP_BACK, f"{text},{text.partition(',')[0]}")] = True
     if plan.health_check_node_port:
         entries[_member(plan, sets.HEALTH_CHECK_NODE_PORT, str(plan.health_check_node_port))] = True
+    return entries
+
+
+def limits(plan: ServicePortPlan, settings: IpvsSettings, surroundings: Surroundings) -> set[str]:
+    """Return what the Service requests and does not get, each with the reason."""
+    name, lacking = scheduler(plan.balancing, settings.scheduler, surroundings.has_scheduler)
+    found = {f"scheduler {name}: this kernel lacks {lacking}"} if lacking else set()
+    for each in plan.frontends:
+        choice = choose(plan, each, _endpoints(plan, each), settings.forwarding, surroundings)
+        if choice.limit:
+            found.add(f"forwarding nat: {choice.limit}")
+    return found
+
+
+def _real_servers(
+    plan: ServicePortPlan, used: list[PlannedEndpoint], method: Method
+) -> tuple[RealServer, ...]:
+    weights: dict[tuple[Address, int], int] = {}
+    if plan.balancing.weights:
+        targets = (each[:2] for each in plan.endpoints)
+        weights = dict(zip(targets, plan.balancing.weights, strict=True))
+    return tuple(
+        sorted(RealServer(each.address, each.port, weights.get(each[:2], 1), method) for each in used)
+    )
+
+
+def _untranslated(
+    plan: ServicePortPlan, frontend: Frontend, forwarding: Forwarding, surroundings: Surroundings
+) -> dict[Key, Entry]:
+    """Return what endpoints on this node need to receive packets to a frontend, and to reply to them.
+
+    In the network of this node itself, the address is on kube-ipvs0 already.
+    """
+    entries: dict[Key, Entry] = {_member(plan, sets.UNTRANSLATED, member_text(*frontend)): True}
+    if plan.family is Family.IPV4:
+        entries[ReturnPath(plan.family)] = True
+    for endpoint in plan.endpoints:
+        if endpoint.on_node:
+            if not surroundings.is_local(endpoint.address):
+                entries[PodAddress(plan.family, endpoint.address, frontend.address)] = True
+            if forwarding is Forwarding.TUNNEL:
+                entries[Tunnel(plan.family, endpoint.address)] = True
     return entries
 
 

@@ -1,4 +1,4 @@
-"""The ipsets: those of kube-proxy with its names (pkg/proxy/ipvs/ipset.go and proxier.go), and three more.
+"""The ipsets: those of kube-proxy with its names (pkg/proxy/ipvs/ipset.go and proxier.go), and four more.
 Pure.
 
 The names for IPv6 have "6-" after "KUBE-".
@@ -36,6 +36,7 @@ NODE_PORT_LOCAL = {
 NODE_PORT_IP = "KUBE-NODE-PORT-IP"
 NO_LOCAL = "KUBE-NO-LOCAL"
 NO_LOCAL_BUT_PODS = "KUBE-NO-LOCAL-BUT-PODS"
+UNTRANSLATED = "KUBE-IPVS-UNTRANSLATED"
 
 BITMAP = "bitmap:port"
 _IP_PORT, _IP = "hash:ip,port", "hash:ip"
@@ -107,6 +108,7 @@ SETS: dict[str, _Declared] = {
     NODE_PORT_IP: _Declared(_IP, "addresses of this node that NodePorts answer on"),
     NO_LOCAL: _Declared(_IP_PORT, "no endpoint on this node"),
     NO_LOCAL_BUT_PODS: _Declared(_IP_PORT, "no endpoint on this node, pods of this cluster have all"),
+    UNTRANSLATED: _Declared(_IP_PORT, "direct routing or tunnel, endpoints reply to clients"),
 }
 """The declaration of each set, by its name for IPv4."""
 

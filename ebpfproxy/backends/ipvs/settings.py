@@ -3,6 +3,7 @@
 import dataclasses
 
 from ebpfproxy.model.address import Network
+from ebpfproxy.model.balancing import Forwarding
 
 DEFAULT_SCHEDULER = "rr"
 
@@ -11,7 +12,9 @@ DEFAULT_SCHEDULER = "rr"
 class IpvsSettings:
     """Settings of the IPVS backend.
 
-    - `scheduler`: a scheduler that the kernel has (rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, …).
+    - `scheduler`: a scheduler that the kernel has (rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, …),
+      for Services that request no algorithm.
+    - `forwarding`: for Services that request none.
     - `exclude_cidrs`: virtual servers in these networks belong to another program, unless a Service has the
       same frontend.
     - `masquerade_all`: also masquerade connections of pods to ClusterIPs.
@@ -23,6 +26,7 @@ class IpvsSettings:
     """
 
     scheduler: str = DEFAULT_SCHEDULER
+    forwarding: Forwarding = Forwarding.NAT
     exclude_cidrs: tuple[Network, ...] = ()
     masquerade_all: bool = False
     masquerade_bit: int = 14

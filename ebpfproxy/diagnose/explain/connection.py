@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from ebpfproxy.backends.ipvs.schedulers import scheduler
+from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER
 from ebpfproxy.backends.selection import MODES
 from ebpfproxy.diagnose.explain import mode_rules
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last
@@ -124,6 +126,8 @@ def _steps(case: Case, client: Classified, decision: Decision) -> Iterator[Step]
     yield _endpoints_step(decision)
     if decision.verdict is Verdict.CONNECTS:
         yield from _selection_steps(case, decision)
+        if decision.forwarding:
+            yield decision.forwarding
         yield from _source_steps(decision.endpoints)
         peer = f"{Reason.PEER_IS_FRONTEND.meaning}: {case.destination}"
         yield Step(Reason.PEER_IS_FRONTEND, peer)
@@ -185,7 +189,9 @@ def _selection_steps(case: Case, decision: Decision) -> Iterator[Step]:
     if sum(each.used for each in decision.endpoints) == 1:
         yield Step(Reason.SINGLE, Reason.SINGLE.meaning)
     elif case.situation.mode == IPVS:
-        yield Step(Reason.SCHEDULER, f"{Reason.SCHEDULER.meaning}: {case.situation.scheduler or 'rr'}")
+        default = case.situation.scheduler or DEFAULT_SCHEDULER
+        name, _ = scheduler(decision.served.plan.balancing, default, lambda _name: True)
+        yield Step(Reason.SCHEDULER, f"{Reason.SCHEDULER.meaning}: {name}")
     else:
         yield from _algorithm_steps(case, decision)
 

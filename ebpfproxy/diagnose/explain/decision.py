@@ -7,7 +7,14 @@ from ebpfproxy.diagnose.explain.addresses import source
 from ebpfproxy.diagnose.explain.lookup import Found
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
-from ebpfproxy.diagnose.explain.result import ClientClass, Destination, EndpointResult, Path, Verdict
+from ebpfproxy.diagnose.explain.result import (
+    ClientClass,
+    Destination,
+    EndpointResult,
+    Path,
+    Step,
+    Verdict,
+)
 from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Address, contains, family
 from ebpfproxy.model.endpoint import EndpointState
@@ -42,7 +49,8 @@ class Case(NamedTuple):
 
 class Decision(NamedTuple):
     """`ranges` and `policy_reason` are the reasons of these steps. `served` may be another frontend than the
-    one that was found."""
+    one that was found. `forwarding`: a step about untranslated packets, None if the mode translates and
+    nothing else is requested."""
 
     served: Served
     verdict: Verdict
@@ -51,6 +59,7 @@ class Decision(NamedTuple):
     policy: PolicyResult
     policy_reason: Reason
     endpoints: tuple[EndpointResult, ...]
+    forwarding: Step | None = None
 
     @property
     def has_endpoints(self) -> bool:

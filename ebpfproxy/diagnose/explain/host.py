@@ -11,7 +11,7 @@ from ebpfproxy.diagnose.explain.origin import ANY_POD, ANYONE_OUTSIDE, THE_NODE,
 from ebpfproxy.diagnose.explain.result import ClientClass
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.errors import ConfigError, KernelError, NotFound, Rejected
-from ebpfproxy.linux.netlink import links, routing
+from ebpfproxy.linux.netlink import links, pod_devices, routing
 from ebpfproxy.linux.netns import namespaces, netns
 from ebpfproxy.model.address import Address, contains, family, format_address, parse_address
 from ebpfproxy.model.device import Device
@@ -33,6 +33,15 @@ def route_to(address: Address) -> routing.Route | None:
         return routing.route_to(address)
     except KernelError:
         return None
+
+
+def has_gateway(address: Address) -> bool:
+    """Whether the route from the calling thread's network namespace has a gateway. False if it cannot be
+    read."""
+    try:
+        return pod_devices.has_gateway(address)
+    except KernelError:
+        return False
 
 
 def mode_without_kernel(config: Config) -> str:

@@ -4,15 +4,20 @@ The differences are those of kube-proxy's modes, or of the kernel mechanism
 (docs/dataplanes/README.md#where-do-the-modes-differ).
 """
 
+from collections.abc import Iterator
+
+from ebpfproxy.backends.ipvs.forwarding import Surroundings, choose
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, endpoint_results
 from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, NFTABLES, USERSPACE
 from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.explain.path import reaches_itself
 from ebpfproxy.diagnose.explain.reasons import Reason
-from ebpfproxy.diagnose.explain.result import ClientClass, Verdict, Via
+from ebpfproxy.diagnose.explain.result import ClientClass, EndpointResult, Step, Verdict, Via
 from ebpfproxy.model.address import Protocol, family
+from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction
 
+_FORWARDED = {Forwarding.DIRECT_ROUTING: Reason.DIRECT_ROUTING, Forwarding.TUNNEL: Reason.TUNNEL}
 _EXTERNAL = (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER)
 
 
@@ -84,6 +89,68 @@ def _node_port_instead(case: Case) -> Decision | None:
 
 
 def _ipvs(case: Case, decision: Decision) -> Decision:
+    decision = _ipvs_translated(case, decision)
+    return _with_forwarding(case, decision) if decision.verdict is Verdict.CONNECTS else decision
+
+
+def _with_forwarding(case: Case, decision: Decision) -> Decision:
+    """Apply direct routing and tunnels, where the endpoint gets the packet unchanged."""
+    situation, (plan, frontend) = case.situation, decision.served
+    listed = {(each.address, each.port) for each in decision.endpoints if each.used}
+    used = [each for each in plan.endpoints if each[:2] in listed]
+    surroundings = Surroundings(lambda _name: True, situation.is_local, situation.has_gateway)
+    choice = choose(plan, frontend, used, situation.forwarding, surroundings)
+    if choice.untranslated is not Forwarding.NAT and any(
+        each.address in case.origin.addresses and each.on_node for each in used
+    ):
+        return decision._replace(endpoints=tuple(_only_itself(case, decision)))
+    if choice.limit:
+        why = Reason.FORWARDING_LIMITED
+        return decision._replace(forwarding=Step(why, f"{why.meaning}: {choice.limit}"))
+    if choice.method is Forwarding.NAT:
+        return decision
+    why = _FORWARDED[choice.method]
+    decision = decision._replace(forwarding=Step(why, why.meaning))
+    if case.origin.kind is not ClientClass.NODE:
+        return decision._replace(endpoints=tuple(_replying_directly(case, decision)))
+    return _node_in_tunnel(case, decision) if choice.method is Forwarding.TUNNEL else decision
+
+
+def _only_itself(case: Case, decision: Decision) -> Iterator[EndpointResult]:
+    for each in decision.endpoints:
+        if each.address in case.origin.addresses or not each.used:
+            yield each
+        else:
+            yield each._replace(
+                used=False, reason=Reason.HAS_ADDRESS_ITSELF, masqueraded=None, why_masquerade=None, seen=()
+            )
+
+
+def _replying_directly(case: Case, decision: Decision) -> Iterator[EndpointResult]:
+    own = case.origin.address(family(case.destination.address))
+    for each in decision.endpoints:
+        if each.used:
+            seen = (own,) if own else ()
+            yield each._replace(masqueraded=False, why_masquerade=Reason.KEEPS_ADDRESSES, seen=seen)
+        else:
+            yield each
+
+
+def _node_in_tunnel(case: Case, decision: Decision) -> Decision:
+    """The node's own packets have the address of the Service as their source, which the endpoint has, too."""
+    endpoints = tuple(
+        each._replace(works=False, reason=Reason.NODE_IN_TUNNEL)
+        if each.used and not case.situation.is_local(each.address)
+        else each
+        for each in decision.endpoints
+    )
+    decision = decision._replace(endpoints=endpoints)
+    if any(each.used and each.works for each in endpoints):
+        return decision
+    return decision._replace(verdict=Verdict.DROPPED, why=Reason.DROPPED_IN_TUNNEL)
+
+
+def _ipvs_translated(case: Case, decision: Decision) -> Decision:
     if case.client is not ClientClass.OUTSIDE and decision.verdict is Verdict.CONNECTS:
         decision = _with_one_list(case, decision)
     client = case.origin.address(family(case.destination.address))

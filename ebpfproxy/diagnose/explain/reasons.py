@@ -15,6 +15,7 @@ class Subject(enum.Enum):
     ENDPOINTS = "endpoints"
     AFFINITY = "affinity"
     ALGORITHM = "algorithm"
+    FORWARDING = "forwarding"
     MASQUERADE = "masquerade"
     ADDRESSES = "addresses"
     KERNEL = "kernel"
@@ -312,6 +313,16 @@ class Reason(enum.Enum):
         Subject.ENDPOINTS,
         "unusable: mode ipvs does not masquerade a pod that reaches itself if its node is not named",
     )
+    NODE_IN_TUNNEL = (
+        "NodeInTunnel",
+        Subject.ENDPOINTS,
+        "unusable: mode ipvs does not serve the node itself at addresses whose packets use a tunnel",
+    )
+    HAS_ADDRESS_ITSELF = (
+        "HasAddressItself",
+        Subject.ENDPOINTS,
+        "excluded: the client is an endpoint with direct routing or a tunnel, and reaches itself",
+    )
     LISTED = "Listed", Subject.ENDPOINTS, "used: in the kernel's list for this client"
     NOT_LISTED = (
         "NotListed",
@@ -362,13 +373,30 @@ class Reason(enum.Enum):
         Subject.ALGORITHM,
         "this mode does not honor a part of the requested load balancing",
     )
-    SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects (--ipvs-scheduler)"
+    SCHEDULER = "Scheduler", Subject.ALGORITHM, "mode ipvs: the scheduler selects"
     RELAY_SELECTS = (
         "RelaySelects",
         Subject.ALGORITHM,
         "mode userspace: the relay selects them in turn (round robin)",
     )
     SINGLE = "Single", Subject.ALGORITHM, "there is only one usable endpoint"
+
+    # Forwarding
+    DIRECT_ROUTING = (
+        "DirectRouting",
+        Subject.FORWARDING,
+        "mode ipvs: packets go to the endpoint's MAC address, and it replies to the client itself",
+    )
+    TUNNEL = (
+        "Tunnel",
+        Subject.FORWARDING,
+        "mode ipvs: packets go to the endpoint in an IP tunnel, and it replies to the client itself",
+    )
+    FORWARDING_LIMITED = (
+        "ForwardingLimited",
+        Subject.FORWARDING,
+        "mode ipvs: packets are translated, because the requested forwarding is not possible",
+    )
 
     # Masquerade
     POLICY_MASQUERADES = (
@@ -397,6 +425,11 @@ class Reason(enum.Enum):
         "ReplyPassesNode",
         Subject.MASQUERADE,
         "not masqueraded: the endpoint is on this node, so its reply passes the node anyway",
+    )
+    KEEPS_ADDRESSES = (
+        "KeepsAddresses",
+        Subject.MASQUERADE,
+        "not masqueraded: with direct routing and tunnels the endpoint replies to the client itself",
     )
     ENDPOINT_IS_NODE = (
         "EndpointIsNode",
@@ -443,6 +476,11 @@ class Reason(enum.Enum):
         "DroppedByRanges",
         Subject.OUTCOME,
         "packets are dropped: source ranges exclude the client",
+    )
+    DROPPED_IN_TUNNEL = (
+        "DroppedInTunnel",
+        Subject.OUTCOME,
+        "packets are dropped: the node's own have the address of the Service as their source",
     )
     REJECTED_UNUSED_PORT = (
         "RejectedUnusedPort",

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux.ipvs import messages, proc_table
-from ebpfproxy.linux.ipvs.messages import Command, Listed, RealServer, ServerKey, VirtualServer
+from ebpfproxy.linux.ipvs.messages import Command, Connections, Listed, RealServer, ServerKey, VirtualServer
 from ebpfproxy.linux.netlink import netlink
 from ebpfproxy.model.address import V4_PREFIX, Address, Protocol, format_endpoint
 
@@ -128,11 +128,19 @@ def read() -> dict[ServerKey, Listed]:
 
     Virtual servers and real servers are read separately, so a concurrent change may be half visible.
 
+    The table in proc may lack some virtual servers if other network namespaces have any, and it is longer
+    than a page: the position at which the kernel continues counts theirs, too (ip_vs_info_seq_next()). The
+    real servers of these are read one by one.
+
     Raises Unsupported if the kernel has no IPVS, Rejected.
     """
     servers = map(messages.read_server, _dump(Command.GET_SERVER))
     reals = proc_table.real_servers(proc_table.read())
-    return {server.key: Listed(server, reals.get(server.key, {})) for server in servers if server}
+    return {
+        server.key: Listed(server, reals[server.key] if server.key in reals else _reals(server.key))
+        for server in servers
+        if server
+    }
 
 
 def read_one(key: ServerKey) -> Listed:
@@ -143,7 +151,12 @@ def read_one(key: ServerKey) -> Listed:
     server = messages.read_server(payload)
     if server is None:
         raise Rejected(f"cannot read virtual server {key}: the kernel returned another one")
-    return Listed(server, dict(map(messages.read_real, _dump(Command.GET_REAL, name))))
+    return Listed(server, _reals(key))
+
+
+def _reals(key: ServerKey) -> dict[RealServer, Connections]:
+    """The real servers of one virtual server, in a dump of its own. Empty if it does not exist."""
+    return dict(map(messages.read_real, _dump(Command.GET_REAL, messages.name_server(key))))
 
 
 def fingerprint() -> bytes:

@@ -56,7 +56,7 @@ class Command(enum.IntEnum):
     GET_CONFIG = 13
 
 
-class Forwarding(enum.IntEnum):
+class Method(enum.IntEnum):
     """How IPVS forwards a packet to a real server: IP_VS_CONN_F_MASQ and so on."""
 
     MASQUERADE = 0
@@ -109,7 +109,7 @@ class RealServer(NamedTuple):
     address: Address
     port: int
     weight: int = 1
-    forwarding: Forwarding = Forwarding.MASQUERADE
+    method: Method = Method.MASQUERADE
 
 
 class Connections(NamedTuple):
@@ -185,7 +185,7 @@ def describe_real(real: RealServer) -> bytes:
     return attribute(
         REAL | _NESTED,
         _endpoint(real.address, real.port)
-        + attribute(_METHOD, _U32.pack(real.forwarding))
+        + attribute(_METHOD, _U32.pack(real.method))
         + attribute(_WEIGHT, _U32.pack(real.weight))
         + attribute(_UPPER, _U32.pack(0))
         + attribute(_LOWER, _U32.pack(0)),
@@ -221,7 +221,7 @@ def read_real(payload: bytes) -> tuple[RealServer, Connections]:
         read_address(parts[_REAL_ADDRESS], number),
         int.from_bytes(parts[_REAL_PORT]),
         netlink.number(parts[_WEIGHT]),
-        Forwarding(netlink.number(parts[_METHOD]) & _METHODS),
+        Method(netlink.number(parts[_METHOD]) & _METHODS),
     )
     return real, Connections(netlink.number(parts[_ACTIVE]), netlink.number(parts[_INACTIVE]))
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ebpfproxy.errors import Rejected
-from ebpfproxy.linux.ipvs.messages import Connections, Forwarding, RealServer, ServerKey
+from ebpfproxy.linux.ipvs.messages import Connections, Method, RealServer, ServerKey
 from ebpfproxy.model.address import V4_PREFIX, Address, Protocol
 
 _PATH = Path("/proc/thread-self/net/ip_vs")
@@ -18,11 +18,11 @@ _HEADER_LINES = 3
 _ARROW = b"->"
 _PROTOCOLS = {protocol.name.encode(): protocol for protocol in Protocol}
 _METHODS = {
-    b"Masq": Forwarding.MASQUERADE,
-    b"Local": Forwarding.LOCAL,
-    b"Tunnel": Forwarding.TUNNEL,
-    b"Route": Forwarding.DIRECT,
-    b"Bypass": Forwarding.BYPASS,
+    b"Masq": Method.MASQUERADE,
+    b"Local": Method.LOCAL,
+    b"Tunnel": Method.TUNNEL,
+    b"Route": Method.DIRECT,
+    b"Bypass": Method.BYPASS,
 }
 _COUNTERS = 21  # bytes at the end of a real server's line: "%-10d %-10d"
 

@@ -257,7 +257,8 @@ def set_age(path: PacketPath, seconds: float) -> None:
 
 @pytest.mark.parametrize("algorithm", [Algorithm.RANDOM, Algorithm.ROUND_ROBIN, Algorithm.LEAST_CONNECTIONS])
 def test_the_share_of_a_new_endpoint_grows_with_its_age(path: PacketPath, algorithm: Algorithm) -> None:
-    """An endpoint that is not admitted is selected in the last of four tries only."""
+    """An endpoint that is not admitted is selected in the last of four tries only. With least-connections it
+    is chosen more often, since it has fewer connections."""
     serve(path, V4, algorithm, THREE, slow_start=SLOW)
     serve(path, V4, algorithm, FOUR, slow_start=SLOW)
     shares = []
@@ -268,7 +269,7 @@ def test_the_share_of_a_new_endpoint_grows_with_its_age(path: PacketPath, algori
         shares.append(sample(path, V4, 2000)[name(V4, 4)] / 2000)
         path.forget_flows()
     assert shares[0] < 0.06
-    assert 0.08 < shares[1] < 0.22
+    assert 0.08 < shares[1] < (0.29 if algorithm is Algorithm.LEAST_CONNECTIONS else 0.22)
     assert shares[2] == pytest.approx(1 / 4, abs=0.05)
 
 

@@ -20,6 +20,7 @@ from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval, plan_context
 from ebpfproxy.model.address import parse_address
+from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, SocketLb
 from tests.support.build import networks
 
@@ -165,6 +166,7 @@ def test_flags_of_ipvs_reach_its_backend() -> None:
     assert ipvs_settings(Config()) == IpvsSettings(scheduler="rr")
     texts = {
         "ipvs_scheduler": "sh",
+        "ipvs_forwarding": "tunnel",
         "ipvs_exclude_cidrs": ("192.0.2.0/24",),
         "masquerade_all": "true",
         "iptables_masquerade_bit": "3",
@@ -174,7 +176,7 @@ def test_flags_of_ipvs_reach_its_backend() -> None:
         "ipvs_udp_timeout": "3s",
     }
     assert ipvs_settings(Config.parse(texts)) == IpvsSettings(
-        "sh", tuple(networks(["192.0.2.0/24"])), True, 3, True, 1, 2, 3
+        "sh", Forwarding.TUNNEL, tuple(networks(["192.0.2.0/24"])), True, 3, True, 1, 2, 3
     )
 
 

@@ -17,16 +17,16 @@ from tests.support.strategies import NODES, exposed_services
 from tests.unit.diagnose.explain.scene import DEVICES
 
 
-@given(st.lists(exposed_services(), max_size=5), NODES)
+@given(st.lists(exposed_services(), max_size=5), NODES, st.sampled_from(("", "no connection tracking")))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_plans_and_the_entries_are_those_of_a_starting_agent(
-    exposed: list[tuple[Service, tuple[EndpointSlice, ...]]], node: Node | None
+    exposed: list[tuple[Service, tuple[EndpointSlice, ...]]], node: Node | None, sctp_unserved: str
 ) -> None:
     services = {service.name: service for service, _ in exposed}
     slices = {service.name: pieces for service, pieces in exposed}
     local = frozenset(networks(["127.0.0.0/8", "::1/128", "192.0.2.10/32"]))
     state = ClusterState(services, slices, node, local, DEVICES)
-    context = PlanContext(HERE)
+    context = PlanContext(HERE, sctp_unserved=sctp_unserved)
     backend = FakeBackend(FakeKernel())
     agent = Reconciler(backend, context)
     agent.plan(state, frozenset(services), node_changed=True, host_changed=True)

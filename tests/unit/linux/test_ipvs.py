@@ -8,7 +8,7 @@ from ebpfproxy.linux.ipvs.messages import (
     Command,
     Connections,
     Flag,
-    Forwarding,
+    Method,
     RealServer,
     ServerKey,
     VirtualServer,
@@ -54,9 +54,7 @@ def test_real_servers_are_read_with_their_connections_and_those_by_mark_skipped(
             RealServer(parse_address("10.1.0.1"), 8080, 0): Connections(0, 0),
         },
         dns: {},
-        six: {
-            RealServer(parse_address("fd00:1::2"), 81, 65535, Forwarding.TUNNEL): Connections(1, 2147483647)
-        },
+        six: {RealServer(parse_address("fd00:1::2"), 81, 65535, Method.TUNNEL): Connections(1, 2147483647)},
     }
 
 

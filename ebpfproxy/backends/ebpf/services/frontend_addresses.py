@@ -120,7 +120,7 @@ def _no_frontends() -> dict[int, dict[Address, int]]:
 def clients_served(value: bytes) -> int:
     """The clients (abi.h's enum ping_client) whose packets a frontend with this value in `services` does not
     drop."""
-    internal, external, *_, flags, _, _ = abi.SERVICE.unpack(value)
+    internal, external, _, _, flags, *_ = abi.SERVICE.unpack(value)
     rejects = flags & abi.SERVICE_REJECT
     clients = 0
     if rejects or _count(internal):

@@ -195,7 +195,8 @@ class Reading:
         ids = record.slots(flag)
         if self._arrays.read_slots(range_) != ids:
             return False
-        self._arrays.note_expanded(range_[0], digest(ids) if ids and is_expanded(record.entry) else None)
+        if ids:  # an empty list has no range of its own: its first slot may be that of another
+            self._arrays.note_expanded(range_[0], digest(ids) if is_expanded(record.entry) else None)
         return True
 
 

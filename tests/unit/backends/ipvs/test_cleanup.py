@@ -46,5 +46,5 @@ def test_entries_of_the_node_are_recognized_as_own() -> None:
 
 
 def test_set_names_are_unique_and_not_too_long() -> None:
-    assert len(NAMES) == 40
+    assert len(NAMES) == 42
     assert max(map(len, NAMES)) <= 31

@@ -12,7 +12,7 @@ from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Protocol, parse_address
-from ebpfproxy.model.balancing import Algorithm, Balancing, parse_weights
+from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, parse_weights
 from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
@@ -44,6 +44,13 @@ BALANCER, EXTERNAL = "203.0.113.1", "203.0.113.2"
 WEB = service()
 HOST_PORT_POD = Pod(name("web-0"), (parse_address(POD),), (HostPort(None, 8443, Protocol.TCP, 8080),))
 WEIGHTED = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=0")))
+ROUTED_WEB, TUNNELED_WEB = (
+    dataclasses.replace(
+        service("web", port(8080), external=["203.0.113.3"]), balancing=Balancing(forwarding=each)
+    )
+    for each in (Forwarding.DIRECT_ROUTING, Forwarding.TUNNEL)
+)
+FORWARDED = to("203.0.113.3", 8080)
 ROUND_ROBIN = dataclasses.replace(
     WEB, balancing=Balancing(Algorithm.ROUND_ROBIN, parse_weights(f"{REMOTE_POD}=3"))
 )
@@ -337,6 +344,18 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         CONNECTS,
         lambda: explained(situation(WEB, slice_of("web", endpoint(POD, "")), mode="ipvs"), origin=A_POD),
     ),
+    Reason.NODE_IN_TUNNEL: (
+        DROPPED,
+        lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, THE_NODE),
+    ),
+    Reason.HAS_ADDRESS_ITSELF: (
+        CONNECTS,
+        lambda: explained(
+            situation(ROUTED_WEB, slice_of("web", endpoint(REMOTE_POD), endpoint(POD, HERE)), mode="ipvs"),
+            FORWARDED,
+            A_POD,
+        ),
+    ),
     Reason.NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
     Reason.NONE_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
     Reason.LAST_ENDPOINTS_KEPT: (REJECTED, lambda: explained(situation(service(str(API_SERVER))))),
@@ -367,7 +386,26 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.SCHEDULER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"))),
     Reason.RELAY_SELECTS: (CONNECTS, lambda: explained(situation(WEB, READY, mode="userspace"))),
     Reason.SINGLE: (CONNECTS, lambda: explained(situation(WEB, REMOTE))),
+    # Forwarding
+    Reason.DIRECT_ROUTING: (
+        CONNECTS,
+        lambda: explained(situation(ROUTED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
+    ),
+    Reason.TUNNEL: (
+        CONNECTS,
+        lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
+    ),
+    Reason.FORWARDING_LIMITED: (
+        CONNECTS,
+        lambda: explained(
+            situation(ROUTED_WEB, READY, mode="ipvs", has_gateway=lambda address: True), FORWARDED, A_CLIENT
+        ),
+    ),
     # Masquerade
+    Reason.KEEPS_ADDRESSES: (
+        CONNECTS,
+        lambda: explained(situation(ROUTED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
+    ),
     Reason.POLICY_MASQUERADES: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_CLIENT)),
     Reason.MASQUERADE_ALL: (
         CONNECTS,
@@ -417,6 +455,10 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.REJECTED_NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
     Reason.DROPPED_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
     Reason.DROPPED_BY_RANGES: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD)),
+    Reason.DROPPED_IN_TUNNEL: (
+        DROPPED,
+        lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, THE_NODE),
+    ),
     Reason.REJECTED_UNUSED_PORT: (
         REJECTED,
         lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
