@@ -110,6 +110,34 @@ def _outcome(
         raise
 
 
+def rejection(netns: Netns, protocol: Protocol, address: str, port: int) -> tuple[str, int]:
+    """REFUSED or DENIED, and how often the client sent its SYN again before that (0 for other protocols).
+
+    A SYN that was dropped is sent again after one second. So its number shows without a clock whether a
+    client was rejected at once. Raises TimeoutError if the client is not rejected.
+    """
+    return netns.call(lambda: _rejection(protocol, address, port))
+
+
+def _rejection(protocol: Protocol, address: str, port: int) -> tuple[str, int]:
+    with socket.socket(family_of(address), KINDS[protocol]) as client:
+        client.settimeout(sockets.ANSWERED)
+        try:
+            client.connect((address, port))
+            client.sendall(b"?")
+            answer = client.recv(1 << 16)
+        except (ConnectionRefusedError, PermissionError) as failure:
+            found = REFUSED if isinstance(failure, ConnectionRefusedError) else DENIED
+            return found, _retransmissions(client) if protocol is TCP else 0
+    raise AssertionError(f"{address} port {port} answered {answer!r}")
+
+
+def _retransmissions(client: socket.socket) -> int:
+    """tcpi_total_retrans of struct tcp_info (include/uapi/linux/tcp.h)."""
+    info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return int(struct.unpack_from("=I", info, 100)[0])
+
+
 class Dial(NamedTuple):
     """A client's destination and source; `timeout` in seconds."""
 

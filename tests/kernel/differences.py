@@ -81,9 +81,9 @@ class Differences(NamedTuple):
         """As `to_node` if the client's class of sources is "node"; otherwise the unchanged outcome."""
         return self.to_node(protocol, outcome) if client == "node" else outcome
 
-    def refusal_takes(self, protocol: Protocol, at_once: float) -> float:
-        """Seconds within which a rejection arrives, if the other modes need less than `at_once`."""
-        return 2.0 if self.by_packet and protocol is Protocol.TCP else at_once
+    def most_retransmissions(self) -> int:
+        """How often a TCP client may send its SYN again before it is rejected: see `by_packet`."""
+        return 1 if self.by_packet else 0
 
     def await_flow(self, ask: Callable[[], str], wanted: str) -> None:
         """Assert that a client with a UDP flow gets this outcome after its endpoint was removed."""

@@ -1,36 +1,28 @@
 """The endpoints that a client gets: policies, topology, terminating endpoints, no endpoints."""
 
-import concurrent.futures
-import socket
-import time
-
 import pytest
 
 from ebpfproxy.lab import Pod
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import (
-    DENIED,
-    KINDS,
     REFUSED,
     SILENT,
     TCP,
     UDP,
     answers,
-    converse,
     family_of,
     outcome,
+    rejection,
     socket_in,
 )
 from tests.kernel.cluster import ZONE, Cluster, Exposed, PodEndpoint, elsewhere, terminating
-from tests.kernel.differences import DIFFERENCES, Differences
+from tests.kernel.differences import DIFFERENCES
 
 pytestmark = pytest.mark.kernel
 
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 both_clients = pytest.mark.parametrize("client", ["pod", "node"])
 PORTS = {TCP: 80, UDP: 53}
-AT_ONCE = 0.5
-"""Seconds within which a client is rejected. A SYN that was dropped would be sent again after one second."""
 
 
 def reached(cluster: Cluster, client: str, web: Exposed, count: int = 40) -> str:
@@ -45,35 +37,11 @@ def reached(cluster: Cluster, client: str, web: Exposed, count: int = 40) -> str
 def test_without_endpoints_a_connection_is_rejected_at_once(
     cluster: Cluster, client: str, family: str, protocol: Protocol
 ) -> None:
-    """The median of five concurrent attempts counts, since other processes may delay one of them."""
     differences = DIFFERENCES[cluster.mode]
     web = cluster.service().to()
-    netns, address = cluster.client(client), web.address(family)
-    refusal = differences.to(client, protocol, REFUSED)
-
-    def attempts() -> list[float]:
-        with concurrent.futures.ThreadPoolExecutor(5) as pool:
-            made = [pool.submit(_refusal_takes, address, protocol, refusal, differences) for _ in range(5)]
-            return sorted(each.result() for each in made)
-
-    took = netns.call(attempts)
-    assert took[2] < differences.refusal_takes(protocol, AT_ONCE)
-
-
-def _refusal_takes(address: str, protocol: Protocol, refusal: str, differences: Differences) -> float:
-    """Seconds until connect(), or the exchange after it, is rejected, in the calling process."""
-    error = {REFUSED: ConnectionRefusedError, DENIED: PermissionError}[refusal]
-    with socket.socket(family_of(address), KINDS[protocol]) as sock:
-        sock.settimeout(2)
-        start = time.perf_counter()
-        if protocol is UDP:
-            sock.connect((address, PORTS[protocol]))
-            with pytest.raises(error):
-                converse(sock)
-        else:
-            with pytest.raises(error):
-                sock.connect((address, PORTS[protocol]))
-        return time.perf_counter() - start
+    answer, sent_again = rejection(cluster.client(client), protocol, web.address(family), PORTS[protocol])
+    assert answer == differences.to(client, protocol, REFUSED)
+    assert sent_again <= differences.most_retransmissions()
 
 
 @pytest.mark.backends("ebpf")
