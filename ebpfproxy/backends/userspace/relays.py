@@ -62,12 +62,19 @@ class Relays:
         """How many relays were replaced."""
 
     def open(self) -> None:
-        """Start the relays. Raises KernelError."""
+        """Start the relays. Raises KernelError; none runs then."""
         with self._lock:
             self._is_open, self._entries = True, {}
-            started = [(number, Child(_MODULE)) for number in range(self._settings.relays)]
-            for number, child in started:  # they start at the same time
-                self._admit(number, child)
+            started: list[tuple[int, Child]] = []
+            try:
+                for number in range(self._settings.relays):
+                    started.append((number, Child(_MODULE)))
+                for number, child in started:  # they start at the same time
+                    self._admit(number, child)
+            except BaseException:
+                self._order = started
+                self.close()
+                raise
 
     def close(self) -> None:
         """End the relays with their connections. Does nothing if not open."""
@@ -148,23 +155,24 @@ class Relays:
             return None
 
     def _admit(self, number: int, child: Child) -> None:
-        """Give a new relay its entries, and watch it."""
+        """Give a new relay its entries, and watch it. Raises Rejected if it does not answer; it is ended."""
         child.socket.settimeout(_PATIENCE)
         settings = self._settings
-        self._ask(
-            child,
-            Start(
-                number,
-                settings.relays,
-                settings.tcp_timeout,
-                settings.tcp_closing_timeout,
-                settings.udp_timeout,
-                settings.udp_unreplied_timeout,
-                settings.udp_flows,
-                settings.affinity_clients,
-            ),
+        start = Start(
+            number,
+            settings.relays,
+            settings.tcp_timeout,
+            settings.tcp_closing_timeout,
+            settings.udp_timeout,
+            settings.udp_unreplied_timeout,
+            settings.udp_flows,
+            settings.affinity_clients,
         )
-        self._ask(child, Change(_held(self._entries)))
+        if not all(self._ask(child, each) for each in (start, Change(_held(self._entries)))):
+            child.end()
+            raise Rejected(
+                "cannot start a relay: it does not answer", "its output is in the log of the agent"
+            )
         self._order.append((number, child))
         name = f"relay-{child.pid}"
         threading.Thread(target=self._watch, args=(number, child), name=name, daemon=True).start()
@@ -179,21 +187,22 @@ class Relays:
             self._order[at] = self._order[-1]
             self._order.pop()
             child.socket.close()
-        while not self._replace(number):
-            time.sleep(_PAUSE)
-        log.warning(REPLACED, pid=child.pid, code=code)
-        self._changed()
-
-    def _replace(self, number: int) -> bool:
-        """Start a relay; return whether it was possible, or is no longer necessary."""
-        with self._lock:
-            if not self._is_open:
-                return True
+        while True:
             try:
-                self._admit(number, Child(_MODULE))
+                if self._replace(number):
+                    log.warning(REPLACED, pid=child.pid, code=code)
+                    self._changed()
+                return
             except KernelError as failure:
                 log.error(NOT_REPLACED, reason=failure.message)
+            time.sleep(_PAUSE)
+
+    def _replace(self, number: int) -> bool:
+        """Start a relay; return False if it is no longer necessary. Raises KernelError."""
+        with self._lock:
+            if not self._is_open or number in (each for each, _ in self._order):
                 return False
+            self._admit(number, Child(_MODULE))
             self.replaced += 1
             return True
 

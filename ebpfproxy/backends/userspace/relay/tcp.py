@@ -1,7 +1,6 @@
 """A listening TCP socket at one address of a frontend."""
 
 import contextlib
-import errno
 import socket
 
 from ebpfproxy.backends.userspace.entries import Listening
@@ -16,8 +15,7 @@ from ebpfproxy.linux.sockets import socket_filter
 
 _BACKLOG = 4096
 _BURST = 64  # accepted connections before others get their turn
-_PAUSE = 1.0  # seconds until connections are accepted again if no file descriptors are left
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_PAUSE = 1.0  # seconds until connections are accepted again after an error
 
 
 class TcpListener:
@@ -68,8 +66,8 @@ class TcpListener:
                 client, peer = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as failure:
-                self._pause(failure)
+            except OSError:
+                self._pause()
                 return
             work.counts[Event.ACCEPTED] += 1
             client.setblocking(False)
@@ -88,13 +86,15 @@ class TcpListener:
         source = Target(self._address.number, peer[0], peer[1])
         Dialing(self._work, client, source, self._entry.service.service, self._service).start(local)
 
-    def _pause(self, failure: OSError) -> None:
-        """No file descriptors are left: connections wait in the kernel. Or the socket was destroyed."""
+    def _pause(self) -> None:
+        """No file descriptors are left, for example: connections wait in the kernel. Or the socket was
+        destroyed: then it stays unused until the agent puts the listener again.
+        """
         self._work.counts[Event.NOT_ACCEPTED] += 1
         sock = self._sock
         assert sock
         self._work.loop.remove_reader(sock)
-        if failure.errno in _EXHAUSTED:
+        if self.is_open():
             self._work.loop.call_later(_PAUSE, self._resume, sock)
 
     def _resume(self, sock: socket.socket) -> None:
