@@ -185,6 +185,22 @@ def test_source_hash_and_least_connections_select_endpoints(place: Place) -> Non
     assert len(set(first)) == 3
 
 
+@pytest.mark.parametrize("settings", [UserspaceSettings(relays=1)])
+def test_least_connections_counts_connections_that_are_not_established_yet(place: Place) -> None:
+    """The relay accepts all at once, before any of their endpoints has answered."""
+    servers = [place.listen(f"127.0.0.{n}") for n in (2, 3, 4)]
+    addresses = [each.getsockname() for each in servers]
+    place.serve(plan(*addresses, balancing=PlannedBalancing(Algorithm.LEAST_CONNECTIONS)))
+    (pid,) = place.backend.relays.pids()
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(30):
+        place.connect()
+    os.kill(pid, signal.SIGCONT)
+    for server in servers:
+        for _ in range(10):
+            server.accept()[0].close()
+
+
 def test_session_affinity_holds_over_all_relays_until_its_timeout(place: Place) -> None:
     place.serve(plan(*(place.named(f"127.0.0.{n}") for n in (2, 3, 4, 5)), affinity=600))
     for source in (f"127.0.1.{n}" for n in range(1, 9)):

@@ -24,7 +24,7 @@ class Balancer:
         """`first`: the number of the endpoint that the first connection gets, modulo their number."""
         self._affinity = affinity
         self.connections: Counter[Target] = Counter()
-        """The open connections of this relay, by endpoint."""
+        """The connections of this relay by endpoint: open ones, and attempts."""
         self._put(entry, (first, first))
 
     def put(self, entry: Balancing) -> None:
@@ -54,6 +54,16 @@ class Balancer:
     def is_listed(self, wanted: Target) -> bool:
         """Return whether UDP flows to this endpoint may continue: it is in any scope, or still serves."""
         return wanted in self._listed
+
+    def began(self, to: Target) -> None:
+        """Count an attempt to connect to an endpoint, and then the connection, until `ended`."""
+        self.connections[to] += 1
+
+    def ended(self, to: Target) -> None:
+        """The attempt failed, or the connection has ended."""
+        self.connections[to] -= 1
+        if not self.connections[to]:
+            del self.connections[to]
 
     def choose(self, client: str, local: bool, now: float, failed: Target | None = None) -> Target | None:
         """Return the endpoint for a new connection, None if this scope has none.

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ebpfproxy.backends.userspace.relay.balancer import Balancer
 from ebpfproxy.backends.userspace.relay.pipes import POOL, Pipe
 from ebpfproxy.backends.userspace.relay.target import Target
 
@@ -171,14 +171,14 @@ class Direction:
 
 
 class Info(NamedTuple):
-    """What a connection belongs to: the ServicePort, the client as text, the endpoint, and the open
-    connections of the ServicePort by endpoint.
+    """What a connection belongs to: the ServicePort, the client as text, the endpoint, and the balancer
+    that counts it.
     """
 
     service: str
     client: str
     target: Target
-    open_connections: Counter[Target]
+    balancer: Balancer
 
 
 class Connection:

@@ -64,14 +64,15 @@ class Dialing:
         except OSError:  # no file descriptors are left
             return False
         number = self._server.connect_ex(chosen[1:])
-        if number == errno.EINPROGRESS:
-            self._timer: TimerHandle | None = work.loop.call_later(TIMEOUTS[self._attempt], self._give_up)
-            work.loop.add_writer(self._server, self._finished)
-            return True
-        if number:
+        if number not in (0, errno.EINPROGRESS):
             self._server.close()
             return False
-        self._connected()
+        self._balancer.began(chosen)
+        if number:
+            self._timer: TimerHandle = work.loop.call_later(TIMEOUTS[self._attempt], self._give_up)
+            work.loop.add_writer(self._server, self._finished)
+        else:
+            self._connected()
         return True
 
     def _finished(self) -> None:
@@ -83,19 +84,24 @@ class Dialing:
         self._connected()
 
     def _end_attempt(self) -> None:
-        if self._timer:
-            self._timer.cancel()
+        self._timer.cancel()
         self._work.loop.remove_writer(self._server)
 
     def _give_up(self) -> None:
         """The attempt failed, or takes too long."""
         self._end_attempt()
-        self._server.close()
+        self._abandon()
         while self._attempt + 1 < len(TIMEOUTS):
             self._attempt += 1
             if self._dial():
                 return
         self._fail()
+
+    def _abandon(self) -> None:
+        """Close the socket to the endpoint."""
+        assert self._target
+        self._server.close()
+        self._balancer.ended(self._target)
 
     def _fail(self) -> None:
         self._work.counts[Event.FAILED] += 1
@@ -111,12 +117,12 @@ class Dialing:
             if self._balancer.entry.proxy_protocol:
                 first = proxy_protocol.header(self._peer[1:], client.getsockname()[:2])
         except OSError:  # the client has reset the connection meanwhile
-            server.close()
+            self._abandon()
             self._fail()
             return
         work.counts[Event.CONNECTED] += 1
         assert self._target
-        info = Info(self._service, str(self._peer), self._target, self._balancer.connections)
+        info = Info(self._service, str(self._peer), self._target, self._balancer)
         connection = Connection(work.loop, client, server, info, work.ended)
         work.add(connection)
         connection.start(first)

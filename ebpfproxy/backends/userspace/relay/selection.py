@@ -17,13 +17,15 @@ class Selection:
     """The endpoints of one scope, with weights. `select` requires at least one endpoint."""
 
     def __init__(self, algorithm: Algorithm, weighted: Sequence[tuple[Target, int]], first: int) -> None:
-        """`weighted`: endpoints with weights of at least 1. `first`: where round robin begins."""
+        """`weighted`: endpoints with weights of at least 1. `first`: where round robin begins, and the choice
+        among those that have equally few connections.
+        """
         self._algorithm = algorithm
         self.members = frozenset(target for target, _ in weighted)
         self._cycle = _cycle(weighted)
         self._weighted = weighted
         self.position = first
-        """The position of round robin."""
+        """The position of the next choice in turn."""
 
     def select(self, client: str, connections: Counter[Target]) -> Target:
         """Return the endpoint for a connection of a client. `connections`: those that are open, by
@@ -34,7 +36,9 @@ class Selection:
         if self._algorithm is Algorithm.SOURCE_HASH:
             return max(self._weighted, key=lambda each: _score(client, *each))[0]
         if self._algorithm is Algorithm.LEAST_CONNECTIONS:
-            return min(self._weighted, key=lambda each: (connections[each[0]] + 1) / each[1])[0]
+            at = self._advanced() % len(self._weighted)  # so that equal ones take turns
+            in_turn = (*self._weighted[at:], *self._weighted[:at])
+            return min(in_turn, key=lambda each: (connections[each[0]] + 1) / each[1])[0]
         return self._next()
 
     def next_after(self, failed: Target) -> Target:
@@ -43,9 +47,12 @@ class Selection:
         return self._next() if chosen == failed and len(self.members) > 1 else chosen
 
     def _next(self) -> Target:
-        chosen = self._cycle[self.position % len(self._cycle)]
+        return self._cycle[self._advanced() % len(self._cycle)]
+
+    def _advanced(self) -> int:
+        """Return the position, and advance it."""
         self.position += 1
-        return chosen
+        return self.position - 1
 
 
 def _cycle(weighted: Sequence[tuple[Target, int]]) -> list[Target]:

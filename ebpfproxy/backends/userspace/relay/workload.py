@@ -29,15 +29,11 @@ class Workload:
     def add(self, connection: Connection) -> None:
         """Count a connection as open, until `ended`."""
         self._connections.add(connection)
-        connection.info.open_connections[connection.info.target] += 1
 
     def ended(self, connection: Connection, was_reset: bool) -> None:
         """An open connection has ended."""
         self._connections.discard(connection)
-        target, counted = connection.info.target, connection.info.open_connections
-        counted[target] -= 1
-        if not counted[target]:
-            del counted[target]
+        connection.info.balancer.ended(connection.info.target)
         self.counts[Event.RESET] += was_reset
 
     def counters(self) -> messages.Counters:

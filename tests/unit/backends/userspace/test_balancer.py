@@ -107,8 +107,17 @@ def test_the_least_connected_endpoint_by_weight_is_selected() -> None:
     for _ in range(8):
         found = of.choose("192.0.2.1", False, 0.0)
         assert found
-        of.connections[found] += 1
+        of.began(found)
     assert of.connections == {Target(2, A, 80): 2, Target(2, B, 80): 6}
+    of.ended(Target(2, A, 80))
+    of.ended(Target(2, A, 80))
+    assert of.connections == {Target(2, B, 80): 6}
+
+
+def test_equally_few_connections_are_followed_by_those_of_the_next_endpoint() -> None:
+    """Short connections have ended before the next one begins."""
+    of = balancer(entry(A, B, C, algorithm="least-connections"))
+    assert [chosen(of) for _ in range(6)] == [A, B, C, A, B, C]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -118,6 +127,6 @@ def test_every_algorithm_uses_every_endpoint(algorithm: Algorithm) -> None:
     for number in range(300):
         target = of.choose(f"192.0.2.{number % 250}", False, 0.0)
         assert target
-        of.connections[target] += 1
+        of.began(target)
         found.add(target.address)
     assert found == {A, B, C}
