@@ -33,6 +33,7 @@ LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags,
 ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefixlen, flags, scope, index
 # struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
 ROUTE = struct.Struct("=BBBBBBBBI")
+_U32 = struct.Struct("=I")
 # The type in struct nlmsghdr; the destination's prefix length, the table and the protocol in struct rtmsg.
 _REPORT = struct.Struct("=4xH10xxB2xBB")
 
@@ -90,6 +91,24 @@ def routes(table: int, kind: int) -> list[bytes]:
             if error.errno != errno.ENOENT:  # a table exists only once it has had a route
                 raise
     return found
+
+
+def is_local(family: int, address: bytes, ifindex: int = 0) -> bool:
+    """Whether packets to an address are delivered to this node.
+
+    `family`: AF_INET or AF_INET6. A link-local address needs the `ifindex` of its device. Raises OSError.
+    """
+    request = ROUTE.pack(family, 8 * len(address), 0, 0, 0, 0, 0, 0, 0)
+    request += netlink.attribute(RTA_DST, address)
+    if ifindex:
+        request += netlink.attribute(RTA_OIF, _U32.pack(ifindex))
+    try:
+        found = netlink.get(socket.NETLINK_ROUTE, RTM_GETROUTE, request)
+    except OSError as error:
+        if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL):
+            return False  # no route, or one of type unreachable, prohibit or blackhole
+        raise
+    return any(ROUTE.unpack_from(each)[7] == RTN_LOCAL for each in found)
 
 
 def reported_route(report: bytes) -> ReportedRoute | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.userspace.entries import Listening, Pods
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
+from ebpfproxy.linux.netlink import rtnetlink
 from ebpfproxy.linux.sockets import socket_filter
 from ebpfproxy.linux.sockets.socket_filter import DROP, PASS, Program
 from ebpfproxy.model.address import contains, parse_address
@@ -42,11 +43,22 @@ class Admission:
             balancer.has_any(local) for local in (entry.pod_local, entry.node_local, entry.outside_local)
         )
         self.program = self._program()
-        self._checks_ranges = entry.ranges is not None and len(self.program) > socket_filter.LONGEST
-        if self._checks_ranges:
-            self.program = PASS
-        self.needs_interface = not self.is_uniform or self._checks_ranges
+        self._checks_ranges = False
+        self.needs_interface = not self.is_uniform
         """Whether `scope` needs the interface on which a client arrived."""
+        if len(self.program) > socket_filter.LONGEST:
+            self.check_ranges()
+
+    def check_ranges(self) -> bool:
+        """From now on `scope` checks the source ranges, since the kernel does not take so long a filter.
+
+        Return False if the filter is not longer because of them.
+        """
+        if self._checks_ranges or self._entry.ranges is None:
+            return False
+        self._checks_ranges = self.needs_interface = True
+        self.program = PASS
+        return True
 
     def _program(self) -> Program:
         """The filter: classifies the client, then looks for it in the ranges."""
@@ -69,9 +81,14 @@ class Admission:
         return [*program, *(ranges if self._outside else DROP)]
 
     def scope(self, client: Client) -> bool | None:
-        """Return whether the client may use endpoints of scope Local only; None if it is not admitted."""
+        """Return whether the client may use endpoints of scope Local only; None if it is not admitted, or if
+        no file descriptor is left to find out.
+        """
         entry = self._entry
-        is_node = client.interface == self._loopback or _is_local(client.address)
+        try:
+            is_node = client.interface == self._loopback or _is_local(client)
+        except OSError:
+            return None
         if self._checks_ranges and not self._is_in_ranges(client, is_node):
             return None
         if is_node:
@@ -87,17 +104,16 @@ class Admission:
         return any(contains(each, address) for each in self._entry.ranges or ())
 
 
-def _is_local(address: str) -> bool:
-    """Return whether this node has the address. The kernel reports another interface than loopback for a
-    connection of the node to one of its own addresses (ip_route_output_key_hash_rcu()).
+def _is_local(client: Client) -> bool:
+    """Return whether this node has the client's address. The kernel reports another interface than loopback
+    for a connection of the node to one of its own addresses (ip_route_output_key_hash_rcu()).
+
+    The route tells it. bind() would not: with the sysctl ip_nonlocal_bind it accepts every address. Raises
+    OSError.
     """
-    number = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(number, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
+    host, _, zone = client.address.partition("%")
+    number = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return rtnetlink.is_local(number, socket.inet_pton(number, host), client.interface if zone else 0)
 
 
 def _other_interfaces(pods: Pods) -> list[int]:

@@ -4,11 +4,13 @@ All relays bind each address (SO_REUSEPORT). The address may be missing at that 
 be removed and added again without a change of the sockets.
 """
 
+import errno
 import socket
 
 from ebpfproxy.backends.userspace.relay.admission import Admission
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
 from ebpfproxy.backends.userspace.relay.target import Target
+from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.sockets import socket_filter
 from ebpfproxy.linux.sockets.socket_filter import PASS
 from ebpfproxy.model.address import Family
@@ -40,11 +42,19 @@ def bound(address: Target, kind: int, admission: Admission) -> socket.socket:
 
 
 def admit(sock: socket.socket, admission: Admission) -> None:
-    """Set the filter for new connections. Call it before the socket is bound, too."""
-    if admission.program == PASS:
-        socket_filter.detach(sock)
-    else:
-        socket_filter.attach(sock, admission.program)
+    """Set the filter for new connections. Call it before the socket is bound, too.
+
+    A filter that takes more memory than a socket may have (net.core.optmem_max, 20 KiB before Linux 6.8) is
+    replaced by checks of accepted clients, if possible. Raises Rejected.
+    """
+    if admission.program != PASS:
+        try:
+            socket_filter.attach(sock, admission.program)
+            return
+        except Rejected as failure:
+            if getattr(failure.__cause__, "errno", None) != errno.ENOMEM or not admission.check_ranges():
+                raise
+    socket_filter.detach(sock)
 
 
 def distribute(sock: socket.socket, service: Balancer, relays: int) -> None:
