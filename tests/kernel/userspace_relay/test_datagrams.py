@@ -12,7 +12,8 @@ from tests.kernel.userspace_relay.conftest import ADDRESS, PORT, Place, plan
 
 pytestmark = pytest.mark.kernel
 
-SHORT = UserspaceSettings(relays=2, udp_timeout=0.1, udp_unreplied_timeout=0.5)
+PATIENT = UserspaceSettings(relays=2, udp_timeout=0.1, udp_unreplied_timeout=3600.0)
+IMPATIENT = UserspaceSettings(relays=2, udp_timeout=0.1, udp_unreplied_timeout=0.1)
 FEW = UserspaceSettings(relays=1, udp_timeout=60.0, udp_flows=10)
 
 
@@ -48,17 +49,28 @@ def test_replies_come_from_the_frontend_and_a_flow_keeps_its_socket(place: Place
     assert open_flows(place) == 2
 
 
-@pytest.mark.parametrize("settings", [SHORT])
-def test_a_replied_flow_ends_after_the_idle_timeout(place: Place) -> None:
+@pytest.mark.parametrize("settings", [PATIENT])
+def test_a_replied_flow_ends_before_one_that_waits_for_a_reply(place: Place) -> None:
+    server = place.udp()
+    place.serve(plan(server.getsockname(), protocol=Protocol.UDP))
+    with client() as waiting, client() as other:
+        waiting.sendto(b"unreplied", (ADDRESS, PORT))
+        relay = server.recvfrom(100)[1]
+        asked(other, server)
+        eventually(lambda: open_flows(place) == 1, "the replied flow ends")
+        assert asked(waiting, server) == relay
+        eventually(lambda: open_flows(place) == 0, "both have a reply and end")
+
+
+@pytest.mark.parametrize("settings", [IMPATIENT])
+def test_a_flow_without_a_reply_ends_after_its_own_timeout(place: Place) -> None:
     server = place.udp()
     place.serve(plan(server.getsockname(), protocol=Protocol.UDP))
     with client() as sock:
-        asked(sock, server)
-        eventually(lambda: open_flows(place) == 0, "the flow ends")
         sock.sendto(b"unreplied", (ADDRESS, PORT))
         server.recvfrom(100)
-        assert open_flows(place) == 1
-        eventually(lambda: open_flows(place) == 0, "the unreplied flow ends, too")
+        eventually(lambda: open_flows(place) == 0, "the flow ends")
+        assert place.backend.counters()[Event.FLOWS] == 1
 
 
 @pytest.mark.parametrize("settings", [FEW])

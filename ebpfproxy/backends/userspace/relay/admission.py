@@ -108,7 +108,7 @@ def _is_local(client: Client) -> bool:
     """Return whether this node has the client's address. The kernel reports another interface than loopback
     for a connection of the node to one of its own addresses (ip_route_output_key_hash_rcu()).
 
-    The route tells it. bind() would not: with the sysctl ip_nonlocal_bind it accepts every address. Raises
+    Its route shows that. bind() would not: with the sysctl ip_nonlocal_bind it accepts every address. Raises
     OSError.
     """
     host, _, zone = client.address.partition("%")
