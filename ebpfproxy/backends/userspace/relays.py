@@ -16,15 +16,12 @@ from ebpfproxy.backends.userspace.entries import Balanced, Entry, Key, Listen, N
 from ebpfproxy.backends.userspace.messages import (
     Answer,
     Change,
-    Connection,
-    Connections,
     Content,
     Count,
     Counters,
     Done,
     Failure,
     Held,
-    ListConnections,
     Read,
     Request,
     Start,
@@ -33,7 +30,6 @@ from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.child import Child
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Family as Family
 
 log = Logger(__name__)
 
@@ -118,7 +114,8 @@ class Relays:
 
     def counters(self) -> Counters:
         """Return the sums of the counters of all relays."""
-        answers = [each for each in self._locked(Count()) if isinstance(each, Counters)]
+        with self._lock:
+            answers = [each for each in self._ask_all(Count()) if isinstance(each, Counters)]
         events: dict[str, int] = {}
         for answer in answers:
             for name, count in answer.events.items():
@@ -127,19 +124,10 @@ class Relays:
             sum(each.connections for each in answers), sum(each.udp_flows for each in answers), events
         )
 
-    def connections(self, most: int) -> list[Connection]:
-        """Return up to `most` open connections and UDP flows of each relay."""
-        answers = self._locked(ListConnections(most))
-        return [one for each in answers if isinstance(each, Connections) for one in each.connections]
-
     def pids(self) -> list[int]:
         """Return the process IDs of the relays."""
         with self._lock:
             return [child.pid for _, child in self._order]
-
-    def _locked(self, request: Request) -> list[Answer]:
-        with self._lock:
-            return self._ask_all(request)
 
     def _ask_all(self, request: Request) -> list[Answer]:
         """Ask one relay after the other. A relay that does not answer is killed, and then replaced."""
@@ -229,6 +217,7 @@ def entries_of(held: Held) -> dict[Key, Entry]:
 def common_entries(found: Sequence[Mapping[Key, Entry]], wanted: Collection[Key]) -> dict[Key, Entry]:
     """Return the entries that all relays hold, and those not in `wanted` that any holds.
 
+    >>> from ebpfproxy.model.address import Family
     >>> key, other = NodePorts(Family.IPV4), NodePorts(Family.IPV6)
     >>> common_entries([{key: ()}, {}], [key]), common_entries([{key: ()}, {other: ()}], [other])
     ({}, {NodePorts(family=<Family.IPV4: 'IPv4'>): ()})

@@ -37,14 +37,12 @@ class Admission:
     def __init__(self, entry: Listening, balancer: Balancer) -> None:
         self._entry = entry
         self._loopback = socket.if_nametoindex(LOOPBACK)
-        self.is_uniform = entry.pod_local == entry.node_local == entry.outside_local
-        """Whether all clients may use the same endpoints."""
         self._pod, self._node, self._outside = (
             balancer.has_any(local) for local in (entry.pod_local, entry.node_local, entry.outside_local)
         )
         self.program = self._program()
         self._checks_ranges = False
-        self.needs_interface = not self.is_uniform
+        self.needs_interface = not (entry.pod_local == entry.node_local == entry.outside_local)
         """Whether `scope` needs the interface on which a client arrived."""
         if len(self.program) > socket_filter.LONGEST:
             self.check_ranges()

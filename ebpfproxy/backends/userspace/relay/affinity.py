@@ -39,6 +39,3 @@ class Affinity:
         self._choices.move_to_end((service, client))
         if len(self._choices) > self._most:
             self._choices.popitem(last=False)
-
-    def __len__(self) -> int:
-        return len(self._choices)

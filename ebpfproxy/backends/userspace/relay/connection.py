@@ -218,8 +218,7 @@ class Connection:
 
     def frontend(self) -> str:
         """Return the address and port to which the client connected."""
-        host, port = self._client.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return str(Target(self._client.family, *self._client.getsockname()[:2]))
 
     def direction_ended(self) -> None:
         if self._to_server.has_ended and self._to_client.has_ended:

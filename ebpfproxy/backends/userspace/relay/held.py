@@ -118,11 +118,6 @@ class Entries:
             [(key, each.entry) for key, each in self._frontends.items() if each.is_open()],
         )
 
-    def close(self) -> None:
-        """Close all listeners."""
-        for key in list(self._frontends):
-            self._drop(key)
-
     def _open(self, key: Listen, entry: Listening) -> Iterable[Failure]:
         service = self._services.get(entry.service)
         if service is None:  # it was dropped in the same change as the frontend moved to another one
