@@ -274,4 +274,4 @@ def test_a_broken_path_of_clients_outside_is_named(broken: Broken) -> None:
 
 def test_without_the_agent_the_paths_work(broken: Broken) -> None:
     found = verified(broken.cluster, "--canary")
-    assert (found.code, found.failing) == (0, set())
+    assert (found.code, found.failing) == (0, set()), found
