@@ -25,8 +25,7 @@ BALANCER = ("192.0.2.20", "2001:db8::20")
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A node with addresses of its own: the command finds pods by their addresses in all network namespaces
-    of the machine, and the labs of other workers have those of the shared lab."""
+    """A node of its own: the Services of other tests would be tried, too."""
     skip_without_ipvs(request.param)
     mode, flags = MODES[request.param]
     with Lab("test-canary-paths", 39) as lab, Cluster(lab, mode) as made:
