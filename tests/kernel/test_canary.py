@@ -16,21 +16,10 @@ from ebpfproxy.linux.bpf.bpf import Link
 from ebpfproxy.linux.netlink import links
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, elsewhere
 from tests.kernel.conftest import MODES
-from tests.kernel.ipvs_here import skip_without_ipvs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf", "nftables", "iptables", "ipvs")]
 
 BALANCER = ("192.0.2.20", "2001:db8::20")
-
-
-@pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A node of its own: the Services of other tests would be tried, too."""
-    skip_without_ipvs(request.param)
-    mode, flags = MODES[request.param]
-    with Lab("test-canary-paths", 39) as lab, Cluster(lab, mode) as made:
-        made.start(*flags)
-        yield made
 
 
 class Canary(NamedTuple):
