@@ -17,7 +17,7 @@ from ebpfproxy.linux.netlink import links
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, elsewhere
 from tests.kernel.conftest import MODES
 
-pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf", "nftables", "iptables", "ipvs")]
+pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf", "nftables", "iptables", "ipvs", "userspace")]
 
 BALANCER = ("192.0.2.20", "2001:db8::20")
 
@@ -81,7 +81,8 @@ def frontends(cluster: Cluster, service: Exposed, cluster_ips: bool = True) -> s
 
 def loopbacks(cluster: Cluster, service: Exposed) -> set[str]:
     """The frontends at loopback that the mode serves."""
-    served = {"ebpf": ("127.0.0.1", "[::1]"), "iptables": ("127.0.0.1",)}
+    both = ("127.0.0.1", "[::1]")
+    served = {"ebpf": both, "iptables": both[:1], "userspace": both}
     return {f"{address}:{service.node_port}/TCP" for address in served.get(cluster.mode, ())}
 
 
