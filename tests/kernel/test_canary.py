@@ -16,22 +16,10 @@ from ebpfproxy.linux.bpf.bpf import Link
 from ebpfproxy.linux.netlink import links
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, elsewhere
 from tests.kernel.conftest import MODES
-from tests.kernel.ipvs_here import skip_without_ipvs
 
-pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf", "nftables", "iptables", "ipvs")]
+pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf", "nftables", "iptables", "ipvs", "userspace")]
 
 BALANCER = ("192.0.2.20", "2001:db8::20")
-
-
-@pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A node with addresses of its own: the command finds pods by their addresses in all network namespaces
-    of the machine, and the labs of other workers have those of the shared lab."""
-    skip_without_ipvs(request.param)
-    mode, flags = MODES[request.param]
-    with Lab("test-canary-paths", 39) as lab, Cluster(lab, mode) as made:
-        made.start(*flags)
-        yield made
 
 
 class Canary(NamedTuple):
@@ -93,7 +81,8 @@ def frontends(cluster: Cluster, service: Exposed, cluster_ips: bool = True) -> s
 
 def loopbacks(cluster: Cluster, service: Exposed) -> set[str]:
     """The frontends at loopback that the mode serves."""
-    served = {"ebpf": ("127.0.0.1", "[::1]"), "iptables": ("127.0.0.1",)}
+    both = ("127.0.0.1", "[::1]")
+    served = {"ebpf": both, "iptables": both[:1], "userspace": both}
     return {f"{address}:{service.node_port}/TCP" for address in served.get(cluster.mode, ())}
 
 
@@ -143,6 +132,7 @@ def test_udp_is_tried_if_it_is_named(cluster: Cluster) -> None:
     assert found.states("outside at eth0", cluster.node.v4) == {node_port: "works"}
 
 
+@pytest.mark.backends("ebpf", "nftables", "iptables", "ipvs")
 def test_a_service_whose_endpoint_does_not_answer_proves_nothing(cluster: Cluster) -> None:
     """The pod p has no server."""
     web = balanced(cluster).to(cluster.p)
@@ -274,4 +264,4 @@ def test_a_broken_path_of_clients_outside_is_named(broken: Broken) -> None:
 
 def test_without_the_agent_the_paths_work(broken: Broken) -> None:
     found = verified(broken.cluster, "--canary")
-    assert (found.code, found.failing) == (0, set())
+    assert (found.code, found.failing) == (0, set()), found

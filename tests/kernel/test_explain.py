@@ -12,7 +12,7 @@ import pytest
 from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
-from tests.kernel.cluster import Cluster, elsewhere
+from tests.kernel.cluster import TCP_TARGET, Cluster, elsewhere
 from tests.kernel.conftest import MODES
 
 pytestmark = pytest.mark.kernel
@@ -88,6 +88,8 @@ def test_a_frontend_that_only_the_kernel_has_is_named(cluster: Cluster, tmp_path
 def test_a_pod_may_be_given_by_address_process_or_namespace(cluster: Cluster) -> None:
     web = cluster.service()
     web.to(cluster.a)
+    with clients.connected(cluster.node, Protocol.TCP, cluster.a.v4, TCP_TARGET) as direct:
+        relayed_from = direct.getsockname()[0]
     idle = cluster.p.popen(["sleep", "600"], stdout=subprocess.DEVNULL)
     try:
         for client in (cluster.p.v4, str(idle.pid), str(cluster.p.netns)):
@@ -96,7 +98,8 @@ def test_a_pod_may_be_given_by_address_process_or_namespace(cluster: Cluster) ->
             assert cluster.p.v4 in found["client"]["addresses"]
             (explanation,) = found["explanations"]
             (endpoint,) = (each for each in explanation["endpoints"] if each["used"])
-            assert endpoint["seen"] == [cluster.p.v4]
+            sees = relayed_from if cluster.mode == "userspace" else cluster.p.v4
+            assert endpoint["seen"] == [sees]
     finally:
         idle.kill()
         idle.wait()

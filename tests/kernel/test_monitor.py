@@ -326,7 +326,7 @@ def test_the_command_ends_with_the_reader_of_its_output(cluster: Cluster) -> Non
         assert process.stderr
         process.stdout.close()
         outcome(cluster.p, TCP, web.v4, 80)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=30) == CLOSED
         assert process.stderr.read() == ""
 
 

@@ -64,7 +64,6 @@ GROWTH_FAILED = "Cannot enlarge BPF maps, retrying"
 """Retried after a minute if the room is still missing. Usually memory is missing."""
 
 _U32 = struct.Struct("=I")
-_LOOPBACK = 1  # its ifindex in every network namespace
 _GROWTH_PAUSE = 60.0  # seconds after a failure to enlarge maps
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
@@ -456,7 +455,7 @@ class EbpfBackend:
         rejected: dict[Key, KernelError] = {HookKey(name): failure for name, failure in failed.items()}
         devices = [key for key in drops if isinstance(key, DeviceKey)]
         rejected |= dict(self._devices.drop(devices).items())
-        if any(key.ifindex == _LOOPBACK and key not in rejected for key in devices):
+        if entries.has_loopback(set(devices) - rejected.keys()):
             self._node.note_loopback(False)
         return rejected
 

@@ -4,7 +4,7 @@ One ServicePort in one family is one entry, since it changes in one step. Ids an
 of an entry. They are allocated when the entry is written, and resolved when it is read back.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
@@ -22,6 +22,8 @@ from ebpfproxy.plan.service_plan import (
     Scope,
     ServicePortPlan,
 )
+
+_LOOPBACK = 1  # its ifindex in every network namespace
 
 
 class ServicePortKey(NamedTuple):
@@ -168,9 +170,9 @@ def _device(plan: DevicePlan) -> DeviceEntry:
     )
 
 
-def has_loopback(entries: Mapping[Key, Entry]) -> bool:
-    """Whether loopback is one of the devices: the only one with a program at one side."""
-    return any(isinstance(each, DeviceEntry) and each.sides == (EGRESS,) for each in entries.values())
+def has_loopback(keys: Iterable[Key]) -> bool:
+    """Whether loopback is one of the devices."""
+    return any(isinstance(each, DeviceKey) and each.ifindex == _LOOPBACK for each in keys)
 
 
 def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:

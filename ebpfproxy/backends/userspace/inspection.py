@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
 
 _SOCKETS = Path("/proc/thread-self/net/unix")
 _PATIENCE = 10.0  # seconds for an answer
+_ACCEPT_SECONDS, _PAUSE = 1.0, 0.01  # until a connection is accepted, and between two questions
 
 
 class UserspaceInspection:
@@ -64,16 +66,23 @@ class UserspaceInspection:
         return []
 
     def endpoint_of(self, connection: model.Connection) -> Translation | None:
-        """As the relay that accepted it has it."""
-        client, frontend = format_endpoint(*connection.client), format_endpoint(*connection.frontend)
-        for answer in _ask_all(Find(connection.protocol.name, client, frontend)):
-            for each in answer.connections if isinstance(answer, Connections) else ():
-                host, _, port = each.endpoint.rpartition(":")
-                return Translation((parse_address(host.strip("[]")), int(port)))
-        return None
+        """As the relay that accepted it has it. A relay may accept a moment after the client is connected."""
+        end = time.monotonic() + _ACCEPT_SECONDS
+        while (found := _endpoint_of(connection)) is None and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        return found
 
     def close(self) -> None:
         """Nothing is open between calls."""
+
+
+def _endpoint_of(connection: model.Connection) -> Translation | None:
+    client, frontend = format_endpoint(*connection.client), format_endpoint(*connection.frontend)
+    for answer in _ask_all(Find(connection.protocol.name, client, frontend)):
+        for each in answer.connections if isinstance(answer, Connections) else ():
+            host, _, port = each.endpoint.rpartition(":")
+            return Translation((parse_address(host.strip("[]")), int(port)))
+    return None
 
 
 def shown(entry: Any) -> Any:

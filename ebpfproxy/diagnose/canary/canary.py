@@ -16,6 +16,7 @@ from ebpfproxy.diagnose.cluster import Cluster, read_cluster
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.destination import Request
+from ebpfproxy.diagnose.explain.lookup import USERSPACE
 from ebpfproxy.diagnose.explain.origin import THE_NODE
 from ebpfproxy.diagnose.explain.result import Destination, Explanation
 from ebpfproxy.diagnose.situation import Situation, situation_of_mode
@@ -122,4 +123,4 @@ def _clients(situation: Situation) -> Iterator[tuple[str, Sequence[Client]]]:
     for plan in situation.node.devices:
         device = situation.device(plan.ifindex)
         if plan.role is DeviceRole.UPLINK and device:
-            yield device.name, [UplinkClient(device)]
+            yield device.name, [UplinkClient(device, completes=situation.mode == USERSPACE)]

@@ -96,9 +96,14 @@ def _connected(client: socket.socket, destination: Destination, locate: Locate) 
         struct.unpack("=Q", client.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))[0],
     )
     found = locate(own)
+    # A relay that reaches no endpoint has reset the connection meanwhile.
+    number = number or client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if number:
         return Outcome(NO_REPLY if number == errno.ETIMEDOUT else os.strerror(number), None, found)
-    peer, peer_port, *_ = client.getpeername()
+    try:
+        peer, peer_port, *_ = client.getpeername()
+    except OSError as error:
+        return Outcome(os.strerror(error.errno or errno.EIO), None, found)
     return Outcome("", (parse_address(peer), peer_port), found)
 
 
@@ -126,13 +131,15 @@ class UplinkClient:
     """A client outside: the uplink receives its packets, as if they had come from the network.
 
     The replies leave by the uplink, to an address that no network has. The handshake of TCP is not completed:
-    the client resets it, so that no server accepts it.
+    the client resets it, so that no server accepts it. With `completes`, it is completed first: a relay
+    connects to an endpoint only then.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, completes: bool = False) -> None:
         name = f"outside at {device.name}"
         self.origin = Origin(ClientClass.OUTSIDE, name, tuple(OUTSIDE.values()), device.name, device.ifindex)
         self._device = device
+        self._completes = completes
 
     def attempt(self, destination: Destination, locate: Locate) -> Outcome:
         assert destination.protocol
@@ -140,14 +147,25 @@ class UplinkClient:
         port = random.randint(*_PORTS)
         of = Conversation(destination.protocol, own, port, destination.address, destination.port)
         self._check(own)
+        connection = Connection(of.protocol, (own, port), (destination.address, destination.port))
         with (
             ReceivedFrames(self._device.ifindex) as frames,
             CapturedPackets(self._device.name, own) as packets,
         ):
-            answer = _exchanged(frames, packets, of, packets.hardware_address)
-        connection = Connection(of.protocol, (own, port), (destination.address, destination.port))
-        error, peer = _outcome(answer, of)
-        return Outcome(error, peer, locate(connection))
+            exchange = _Exchange(frames, packets, of)
+            try:
+                answer = exchange.begin()
+                error, peer = _outcome(answer, of)
+                if self._completes and not error:
+                    exchange.complete()
+                translation = locate(connection)
+                if self._completes and not translation:
+                    # A relay that reaches no endpoint has reset the connection meanwhile.
+                    later = _next(packets, of, time.monotonic() + _DATAGRAM_SECONDS)
+                    error, peer = _outcome(later, of) if later else (error, peer)
+            finally:
+                exchange.reset()
+        return Outcome(error, peer, translation)
 
     def _check(self, own: Address) -> None:
         """Raises KernelError if the replies would not leave by the uplink."""
@@ -157,22 +175,40 @@ class UplinkClient:
             raise KernelError(f"the route to {format_address(own)} is not by {self._device.name}")
 
 
-def _exchanged(
-    frames: ReceivedFrames, packets: CapturedPackets, of: Conversation, hardware: bytes
-) -> Answer | None:
-    """Send what begins a connection, and return the first answer. A TCP connection is reset then."""
-    sequence = random.getrandbits(32)
-    is_tcp = of.protocol is Protocol.TCP
-    end = time.monotonic() + (SECONDS if is_tcp else _DATAGRAM_SECONDS)
-    found = None
-    while found is None and (now := time.monotonic()) < end:
-        frames.receive(segment.frame(of, hardware, SYN if is_tcp else 0, sequence))
-        found = _next(packets, of, min(now + 1, end))
-    if is_tcp:
-        acknowledged = (found.sequence + 1) % (1 << 32) if found else 0
-        flags = RST | ACK if found else RST
-        frames.receive(segment.frame(of, hardware, flags, (sequence + 1) % (1 << 32), acknowledged))
-    return found
+class _Exchange:
+    """The packets of one connection. Only TCP has packets to complete and to reset it."""
+
+    def __init__(self, frames: ReceivedFrames, packets: CapturedPackets, of: Conversation) -> None:
+        self._frames = frames
+        self._packets = packets
+        self._of = of
+        self._is_tcp = of.protocol is Protocol.TCP
+        self._sequence = random.getrandbits(32)
+        self._answer: Answer | None = None
+
+    def begin(self) -> Answer | None:
+        """Send what begins the connection, and return the first answer."""
+        end = time.monotonic() + (SECONDS if self._is_tcp else _DATAGRAM_SECONDS)
+        while self._answer is None and (now := time.monotonic()) < end:
+            self._send(SYN if self._is_tcp else 0, self._sequence)
+            self._answer = _next(self._packets, self._of, min(now + 1, end))
+        return self._answer
+
+    def complete(self) -> None:
+        if self._is_tcp:
+            self._send(ACK, *self._next_numbers())
+
+    def reset(self) -> None:
+        if self._is_tcp:
+            self._send(RST | ACK if self._answer else RST, *self._next_numbers())
+
+    def _next_numbers(self) -> tuple[int, int]:
+        acknowledged = self._answer.sequence + 1 if self._answer else 0
+        return (self._sequence + 1) % (1 << 32), acknowledged % (1 << 32)
+
+    def _send(self, flags: int, sequence: int, acknowledged: int = 0) -> None:
+        hardware = self._packets.hardware_address
+        self._frames.receive(segment.frame(self._of, hardware, flags, sequence, acknowledged))
 
 
 def _next(packets: CapturedPackets, of: Conversation, deadline: float) -> Answer | None:

@@ -1,7 +1,6 @@
 """What this machine knows: routes, and the client that an address, process or namespace is."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,7 +72,8 @@ def origin_of(text: str, situation: Situation, live: bool) -> Origin:
 def pods_here(situation: Situation) -> Iterator[tuple[Path, Origin]]:
     """Yield the network namespaces of pods of this node, and the pods as clients.
 
-    Pods whose sockets bypass the hooks, and namespaces that cannot be entered, are left out.
+    Pods of other nodes on this machine, pods whose sockets bypass the hooks, and namespaces that cannot be
+    entered are left out.
     """
     for path in map(Path, namespaces.network_namespaces()):
         try:
@@ -98,7 +98,7 @@ def _of_address(address: Address, situation: Situation) -> Origin:
     route = situation.routes(address)
     device = situation.device(route.ifindex) if route else None
     is_pod_device = device is not None and _leads_to_pods(device, situation)
-    if not _is_pod_here(address, situation) and not (is_pod_device and _has_no_gateway(address)):
+    if not _is_pod_here(address, situation) and not (is_pod_device and not has_gateway(address)):
         return Origin(ClientClass.OUTSIDE, text, (address,))
     if device is None or not is_pod_device:
         return Origin(ClientClass.POD, text, (address,))
@@ -107,20 +107,16 @@ def _of_address(address: Address, situation: Situation) -> Origin:
 
 
 def _cookie_of_pod(address: Address) -> int:
-    """Return the cookie of the network namespace with this address; 0 if it is not found or unreadable.
-
-    The node's own namespace does not count.
-    """
-    own = namespaces.identity_of(_OWN)
+    """Return the cookie of this node's pod with the address; 0 if it is not found or unreadable."""
     with (
         contextlib.suppress(KernelError, OSError),
+        Path(_OWN).open("rb") as own,
         contextlib.closing(namespaces.opened_network_namespaces()) as found,
     ):
         for descriptor in found:
-            if namespaces.identity_of_descriptor(descriptor) == own:
-                continue
             with namespaces.in_namespace(descriptor):
-                if any(address in each.addresses for each in links.read()):
+                has_address = any(address in each.addresses for each in links.read())
+                if has_address and pod_devices.are_linked_to(own.fileno()):
                     return netns.cookie()
     return 0
 
@@ -129,15 +125,6 @@ def _leads_to_pods(device: Device, situation: Situation) -> bool:
     """Whether it is the device of a pod or guest, or a bridge of such devices."""
     role = roles(situation.state.devices, situation.state.node)[device.ifindex]
     return role is DeviceRole.POD or (role is None and device.kind == "bridge")
-
-
-def _has_no_gateway(address: Address) -> bool:
-    from ebpfproxy.linux.netlink.pod_devices import has_gateway
-
-    try:
-        return not has_gateway(address)
-    except KernelError:
-        return False
 
 
 def _is_pod_here(address: Address, situation: Situation) -> bool:
@@ -179,16 +166,13 @@ def _of_namespace(path: Path, text: str, situation: Situation) -> Origin:
     name = f"process {text}" if text.isdigit() else f"network namespace {text}"
     if identity == own:
         return _with_own_cookie(THE_NODE._replace(name=f"{name}, of this node"))
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with namespaces.in_namespace(descriptor):
-            found = [address for each in links.read() for address in each.addresses]
-            cookie = netns.cookie()
-    finally:
-        os.close(descriptor)
+    with Path(_OWN).open("rb") as node, path.open("rb") as pod, namespaces.in_namespace(pod.fileno()):
+        found = [address for each in links.read() for address in each.addresses]
+        is_of_node = pod_devices.are_linked_to(node.fileno())
+        cookie = netns.cookie()
     addresses = tuple({family(address): address for address in reversed(found)}.values())
     origin = Origin(ClientClass.POD, name, addresses, cookie=cookie)
-    for address in addresses:
+    for address in addresses if is_of_node else ():
         seen = _of_address(address, situation)
         if seen.interface:
             return origin._replace(

@@ -41,7 +41,7 @@ def read() -> tuple[Device, ...]:
     Raises Rejected.
     """
     try:
-        links = _dump(rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, 0, 0, 0) + _SKIP_STATS)
+        links = dump()
         addresses = _dump(rtnetlink.RTM_GETADDR, rtnetlink.ADDRESS.pack(0, 0, 0, 0, 0))
         routes = rtnetlink.routes(rtnetlink.RT_TABLE_MAIN, rtnetlink.RTN_UNICAST)
     except OSError as error:
@@ -133,6 +133,11 @@ def default_devices(routes: Iterable[bytes]) -> set[int]:
             found.add(netlink.number(attributes.get(rtnetlink.RTA_OIF)))
             found.update(_hops(attributes.get(rtnetlink.RTA_MULTIPATH, b"")))
     return found - {0}
+
+
+def dump() -> list[bytes]:
+    """The payloads of RTM_NEWLINK for all devices, without statistics. Raises OSError."""
+    return _dump(rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, 0, 0, 0) + _SKIP_STATS)
 
 
 def _dump(kind: int, request: bytes) -> list[bytes]:

@@ -6,6 +6,7 @@ pairs (macvlan, ipvlan), IFLA_LINK is the ifindex of the parent. The parent does
 
 import errno
 import socket
+import struct
 from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError, NotFound, Rejected
@@ -13,6 +14,10 @@ from ebpfproxy.linux.netlink import links, netlink, rtnetlink
 from ebpfproxy.model.address import V4_PREFIX, Address, Family, family
 
 RTA_GATEWAY, RTA_VIA = 5, 18  # include/uapi/linux/rtnetlink.h; RTA_VIA: a gateway of another family
+RTM_GETNSID = 90  # include/uapi/linux/rtnetlink.h
+NETNSA_NSID, NETNSA_FD = 1, 3  # include/uapi/linux/net_namespace.h
+_NOT_ASSIGNED = struct.pack("=i", -1)
+_GENERAL_SIZE = 4  # struct rtgenmsg, padded
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
@@ -65,6 +70,28 @@ def leads_to(pod: PodDevice) -> bool:
         return _counterpart(pod.outer) == pod.inner
     except NotFound:
         return False
+
+
+def are_linked_to(namespace: int) -> bool:
+    """Whether a device of the calling thread's network namespace has its counterpart in another one.
+
+    `namespace`: a descriptor of the other namespace. Addresses and ifindexes do not tell whose pods those
+    of several nodes on one machine are: both can be equal. Raises Rejected.
+    """
+    wanted = bytes(_GENERAL_SIZE) + netlink.attribute(NETNSA_FD, struct.pack("=I", namespace))
+    try:
+        # The kernel assigns the number of a namespace when it first shows a device with it.
+        found = links.dump()
+        answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETNSID, wanted)
+    except OSError as error:
+        raise Rejected(f"cannot read the network devices: {error.strerror or error}") from error
+    ids = {
+        value
+        for each in answers
+        for kind, value in netlink.attributes(each, _GENERAL_SIZE)
+        if kind == NETNSA_NSID
+    }
+    return any(rtnetlink.link(each).attributes.get(rtnetlink.IFLA_LINK_NETNSID) in ids for each in found)
 
 
 def _counterpart(ifindex: int) -> int:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import (
     ATTACHED,
+    DeviceKey,
     FrontendEntry,
     HookKey,
     Key,
     ServicePortEntry,
     ServicePortKey,
+    has_loopback,
     render,
 )
 from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
@@ -267,3 +269,9 @@ def test_keys_are_readable_in_the_log() -> None:
     assert str(ServicePortKey("default/web:http", Protocol.TCP, Family.IPV4)) == "default/web:http/TCP/IPv4"
     assert str(HookKey("connect4")) == "connect4"
     assert str(parse_network("10.0.0.0/8")) == "10.0.0.0/8"
+
+
+def test_only_loopback_itself_is_taken_for_loopback() -> None:
+    """Its programs do not tell: any device may have lost its ingress program."""
+    assert not has_loopback([DeviceKey(2, "eth0")])
+    assert has_loopback([DeviceKey(2, "eth0"), DeviceKey(1, "lo")])
