@@ -159,6 +159,16 @@ def test_least_connections_prefers_the_endpoint_with_fewer_open_flows(path: Pack
     assert sorted(sample(path, V4, 400).values()) == pytest.approx([100, 300], abs=60)
 
 
+def test_a_number_below_zero_counts_as_zero(path: PacketPath) -> None:
+    """CPUs that count down at the same time can cause it."""
+    serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1})
+    below, other = sorted(counted(path))
+    path.maps["connections"].update(_U32.pack(below), struct.pack("=i", -1000))
+    path.maps["connections"].update(_U32.pack(other), _U32.pack(1000))
+    assert sorted(sample(path, V4, 400).values()) == pytest.approx([100, 300], abs=60)
+    assert counted(path)[other] == pytest.approx(1100, abs=60)
+
+
 def test_a_walk_counts_open_flows_again(path: PacketPath) -> None:
     serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1, 3: 1})
     sample(path, V4, 300)
