@@ -206,8 +206,8 @@ static __always_inline struct endpoint *endpoint_in(const struct service *servic
 	return endpoint;
 }
 
-/* Returns the number of open connections of an endpoint, as far as it is known. CPUs that count down
- * at the same time may set it below 0, which counts as 0.
+/* Returns the number of open connections of an endpoint, as far as it is known. CPUs that count
+ * down at the same time may set it below 0, which counts as 0.
  */
 static __always_inline u64 connections_of(u32 id)
 {
