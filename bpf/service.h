@@ -206,12 +206,15 @@ static __always_inline struct endpoint *endpoint_in(const struct service *servic
 	return endpoint;
 }
 
-/* Returns the number of open connections of an endpoint, as far as it is known. */
+/* Returns the number of open connections of an endpoint, as far as it is known. CPUs that count
+ * down at the same time may set it below 0, which counts as 0.
+ */
 static __always_inline u64 connections_of(u32 id)
 {
 	u32 *number = connections.lookup(&id);
+	u32 found = number ? *number : 0;
 
-	return number ? *number : 0;
+	return found & ~(u32)((s32)found >> 31);
 }
 
 /* The number of open connections of the endpoint in a slot, and its weight. */

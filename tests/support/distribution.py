@@ -16,11 +16,9 @@ def chi_square(found: Counter[str], weights: Mapping[str, int]) -> float:
 
 
 def assert_in_proportion(found: Counter[str], weights: Mapping[str, int]) -> None:
-    """With independent selections, each of the two bounds is exceeded less than once in 10^9 samples.
+    """With k degrees of freedom, the statistic of independent selections has mean k and variance 2k.
 
-    With k degrees of freedom, the statistic has mean k and variance 2k. The bound for k = 9 is 72, where the
-    probability is 6e-12. The lower bound finds selections that are too regular to be independent only if
-    nothing varies at all, so there is none.
+    The bound for k = 9 is 72, which independent selections exceed with a probability of 6e-12.
     """
     freedom = len(weights) - 1
     assert chi_square(found, weights) < freedom + 15 * (2 * freedom) ** 0.5

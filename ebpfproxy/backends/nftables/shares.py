@@ -1,6 +1,5 @@
 """The share of new connections that each endpoint of a Service gets."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -9,6 +8,7 @@ from ebpfproxy.linux.nft.statements import Share
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import PlannedBalancing
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoint
+from ebpfproxy.plan.weights import interleaved, reduced
 
 DRAWS = {
     Algorithm.RANDOM: Draw.RANDOM,
@@ -33,12 +33,7 @@ class Shares(NamedTuple):
         """
         if len(self.endpoints) == sum(self.weights):
             return self.endpoints
-        found = [
-            ((2 * turn + 1) / weight, number)
-            for number, weight in enumerate(self.weights)
-            for turn in range(weight)
-        ]
-        return [self.endpoints[number] for _, number in sorted(found)]
+        return [self.endpoints[number] for number in interleaved(self.weights)]
 
     def conditions(self, family: str) -> Iterator[tuple[PlannedEndpoint, tuple[Share, ...]]]:
         """Yield each endpoint, and the condition of a rule that selects it if no rule before did.
@@ -73,5 +68,4 @@ def shares(
         return Shares(draw, usable, [1] * len(usable))
     pairs = zip(endpoints, balancing.weights, strict=True)
     weights = [weight for each, weight in pairs if is_usable(each)]
-    divisor = math.gcd(*weights)
-    return Shares(draw, usable, [weight // divisor for weight in weights])
+    return Shares(draw, usable, reduced(weights))

@@ -216,11 +216,9 @@ def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
 
 def _weight_lines(decision: Decision) -> Iterator[str]:
     """Yield the weights of the endpoints that this client may use; nothing if all of them are equal."""
-    plan = decision.served.plan
-    weights = {each[:2]: weight for each, weight in zip(plan.endpoints, plan.balancing.weights, strict=False)}
-    used = [(each, weights.get((each.address, each.port), 1)) for each in decision.endpoints if each.used]
-    if len({weight for _, weight in used}) > 1:
-        yield from (f"{each}: weight {weight}" for each, weight in used)
+    weighted = decision.weighted()
+    if len({weight for _, weight in weighted}) > 1:
+        yield from (f"{each}: weight {weight}" for each, weight in weighted)
 
 
 def _source_steps(endpoints: tuple[EndpointResult, ...]) -> Iterator[Step]:

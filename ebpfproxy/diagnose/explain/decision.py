@@ -65,6 +65,13 @@ class Decision(NamedTuple):
     def has_endpoints(self) -> bool:
         return any(each.used for each in self.endpoints)
 
+    def weighted(self) -> list[tuple[EndpointResult, int]]:
+        """The endpoints that this client may use, with their weights."""
+        plan = self.served.plan
+        pairs = zip(plan.endpoints, plan.balancing.weights, strict=False)  # without weights if all are 1
+        weights = {each[:2]: weight for each, weight in pairs}
+        return [(each, weights.get((each.address, each.port), 1)) for each in self.endpoints if each.used]
+
     @property
     def excludes_client(self) -> bool:
         """Whether source ranges exclude the client."""

@@ -26,14 +26,8 @@ def hash_lines(case: Case, decision: Decision) -> Iterator[str]:
         return
     client = case.origin.address(family(case.destination.address))
     if algorithm is Algorithm.SOURCE_HASH and client is not None:
-        weights = _weights(decision)
-        used = [each for each in decision.endpoints if each.used]
-        targets = [target_of(each.address, each.port) for each in used]
-        entries = maglev.table(targets, [weights.get(target, 1) for target in targets] if weights else [])
-        yield f"this client gets {used[entries[entry_of(client_hash(client), len(entries))]]}"
-
-
-def _weights(decision: Decision) -> dict[bytes, int]:
-    """The weights of the endpoints by target. Empty if all are 1."""
-    plan = decision.served.plan
-    return dict(zip(plan.endpoints.targets(), plan.balancing.weights, strict=False))
+        weighted = decision.weighted()
+        targets = [target_of(each.address, each.port) for each, _ in weighted]
+        entries = maglev.table(targets, [weight for _, weight in weighted])
+        selected, _ = weighted[entries[entry_of(client_hash(client), len(entries))]]
+        yield f"this client gets {selected}"

@@ -10,6 +10,7 @@ from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 import pytest
 
+from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.services.client_hash import client_hash, entry_of
 from ebpfproxy.backends.ebpf.services.maglev import table
 from ebpfproxy.model.address import Protocol, parse_address
@@ -158,6 +159,16 @@ def test_least_connections_prefers_the_endpoint_with_fewer_open_flows(path: Pack
     assert sorted(sample(path, V4, 400).values()) == pytest.approx([100, 300], abs=60)
 
 
+def test_a_number_below_zero_counts_as_zero(path: PacketPath) -> None:
+    """CPUs that count down at the same time can cause it."""
+    serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1})
+    below, other = sorted(counted(path))
+    path.maps["connections"].update(_U32.pack(below), struct.pack("=i", -1000))
+    path.maps["connections"].update(_U32.pack(other), _U32.pack(1000))
+    assert sorted(sample(path, V4, 400).values()) == pytest.approx([100, 300], abs=60)
+    assert counted(path)[other] == pytest.approx(1100, abs=60)
+
+
 def test_a_walk_counts_open_flows_again(path: PacketPath) -> None:
     serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1, 3: 1})
     sample(path, V4, 300)
@@ -170,6 +181,45 @@ def test_a_walk_counts_open_flows_again(path: PacketPath) -> None:
     path.forget_flows()
     path.sweep_and_count()
     assert set(counted(path).values()) == {0}
+
+
+def entry_of_endpoint(path: PacketPath, id_: int) -> bytes:
+    found = path.maps["endpoints"].lookup(_U32.pack(id_))
+    assert found
+    return found
+
+
+def write_peer(path: PacketPath, id_: int, cookie: int = 1) -> None:
+    """A socket that is connected to this endpoint. Cookie 0 removes it."""
+    address, port, _, service = abi.ENDPOINT.unpack(entry_of_endpoint(path, id_))
+    to_endpoint = cookie, address, port, UDP, 0, service
+    peer = abi.SOCKET_PEER.pack(*to_endpoint, bytes(16), 0, 1, id_, 0)
+    path.maps["socket_peers"].update(_U32.pack(1), peer)
+
+
+def test_a_walk_does_not_count_connections_to_a_previous_endpoint_of_the_same_id(path: PacketPath) -> None:
+    serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1})
+    reused, other = sorted(counted(path))
+    sample(path, V4, 40)
+    right = counted(path)
+    write_peer(path, reused)
+    path.sweep_and_count()
+    assert counted(path) == {reused: right[reused] + 1, other: right[other]}
+    address, *others = abi.ENDPOINT.unpack(entry_of_endpoint(path, reused))
+    path.maps["endpoints"].update(_U32.pack(reused), abi.ENDPOINT.pack(address[::-1], *others))
+    path.sweep_and_count()
+    assert counted(path) == {reused: 0, other: right[other]}
+    write_peer(path, reused, cookie=0)
+
+
+def test_a_walk_skips_an_entry_of_another_program(path: PacketPath) -> None:
+    serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1})
+    beyond = path.maps["endpoints"].shape.max_entries + 4096
+    path.maps["connections"].update(_U32.pack(beyond), _U32.pack(3))
+    sample(path, V4, 5)
+    path.sweep_and_count()
+    assert sorted(counted(path).values()) == [3, 5]
+    path.maps["connections"].delete(_U32.pack(beyond))
 
 
 def test_a_service_that_changes_its_algorithm_is_no_longer_counted(path: PacketPath) -> None:
@@ -244,15 +294,15 @@ def test_session_affinity_has_precedence(path: PacketPath, algorithm: Algorithm)
 # Slow start
 
 
-SLOW = 60
+SLOW = 3600  # much longer than a test
 THREE, FOUR = dict.fromkeys(range(1, 4), 1), dict.fromkeys(range(1, 5), 1)
 
 
 def set_age(path: PacketPath, seconds: float) -> None:
     """Make the only new endpoint be so old."""
     ((key, _),) = path.maps["new_endpoints"].items()
-    added = time.monotonic_ns() - int(seconds * 1e9)
-    path.maps["new_endpoints"].update(key, struct.pack("=Q", added))
+    added = time.monotonic_ns() - int(seconds * 1e9)  # negative soon after boot; the programs wrap as well
+    path.maps["new_endpoints"].update(key, struct.pack("=q", added))
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.RANDOM, Algorithm.ROUND_ROBIN, Algorithm.LEAST_CONNECTIONS])

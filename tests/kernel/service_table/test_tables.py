@@ -191,3 +191,18 @@ def test_slow_start_ends_after_its_time(large: Maps) -> None:
     clock.now += 60
     new.expire()
     assert new_endpoints(large) == set()
+
+
+def test_a_longer_slow_start_applies_to_endpoints_that_are_in_it(large: Maps) -> None:
+    clock = Clock()
+    new = NewEndpoints(large["new_endpoints"], lambda: int(clock.now * 1e9))
+    old, added = Record(1, SLOW, array("I", [1, 2])), Record(1, MORE, array("I", [1, 2, 3]))
+    longer = Record(1, MORE._replace(slow_start=90), added.ids)
+    new.change(old, added)
+    new.change(added, longer)
+    clock.now += 80
+    new.expire()
+    assert new_endpoints(large) == {3}
+    clock.now += 10
+    new.expire()
+    assert new_endpoints(large) == set()

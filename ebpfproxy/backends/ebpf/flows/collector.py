@@ -94,7 +94,7 @@ class FlowCollector:
         self._maps = [Map.pinned(maps / name) for name in _MAPS]
         self._flows, replies, established, self._bypassing, endpoints, connections, peers = self._maps
         self._endpoints = endpoints.mapped()
-        self._connections = Connections(connections, peers)
+        self._connections = Connections(connections, peers, self._endpoints)
         flow_maps = FlowMaps(self._flows, replies, established, self._endpoints)
         self._sweep = FlowSweep(flow_maps, timeouts, connections=self._connections)
         self.netfilter_flows = NetfilterFlows(maps, note_netfilter)

@@ -3,9 +3,13 @@
 The programs count up for each new connection, and down when a socket is closed. They do not count the ends of
 flows, and they lose an update if two sockets take the same entry at the same time. So each walk over the
 flows counts everything again.
+
+The connections of a removed endpoint may outlive it, while another endpoint already has its id. So a
+connection counts only if its endpoint has the same address and port, and is one of the same Service.
 """
 
 import contextlib
+import mmap
 import struct
 from collections import Counter
 
@@ -16,7 +20,8 @@ from ebpfproxy.linux.bpf.bpf import Map
 
 _U32 = struct.Struct("=I")
 _EXIST = 2  # BPF_EXIST
-_FLOW = columns(abi.FLOW, endpoint_id="I", flags="H")
+_FLOW = columns(abi.FLOW, endpoint="16s", endpoint_port="H", service_id="I", endpoint_id="I", flags="H")
+_PEER = columns(abi.SOCKET_PEER, endpoint_address="16s", endpoint_port="H", service_id="I")
 _PEER_SIZE = abi.SOCKET_PEER.size
 _ENDPOINT_AT = abi.SOCKET_PEER.offset("endpoint")
 _BOTH_FINS = abi.FLOW_CLIENT_FIN | abi.FLOW_ENDPOINT_FIN
@@ -25,12 +30,14 @@ _BOTH_FINS = abi.FLOW_CLIENT_FIN | abi.FLOW_ENDPOINT_FIN
 class Connections:
     """One count: `begin`, then `add_flows` for all flows, then `finish`. Close with `close`."""
 
-    def __init__(self, connections: Map, peers: Map) -> None:
-        """It closes neither of the maps."""
+    def __init__(self, connections: Map, peers: Map, endpoints: mmap.mmap) -> None:
+        """`endpoints`: the memory of the map `endpoints`. It closes none of the arguments."""
         self._map = connections
+        self._endpoints = endpoints
         self._places = peers.shape.max_entries
         self._peers = peers.mapped()
         self._before: dict[int, int] = {}
+        self._targets: dict[int, tuple[bytes, int, int]] = {}  # address, port and service id
         self._found: Counter[int] = Counter()
 
     def close(self) -> None:
@@ -43,15 +50,23 @@ class Connections:
 
     def begin(self) -> None:
         """Start a count of the endpoints that have an entry now. Raises KernelError."""
-        self._before = {_U32.unpack(key)[0]: _U32.unpack(value)[0] for key, value in self._map.items()}
+        numbers = {_U32.unpack(key)[0]: _U32.unpack(value)[0] for key, value in self._map.items()}
+        end = len(self._endpoints) // abi.ENDPOINT.size  # an entry of another program may be beyond it
+        self._before = {id_: number for id_, number in numbers.items() if id_ < end}
+        self._targets = {id_: self._target(id_) for id_ in self._before}
         self._found = Counter()
+
+    def _target(self, id_: int) -> tuple[bytes, int, int]:
+        address, port, _, service = abi.ENDPOINT.unpack_from(self._endpoints, id_ * abi.ENDPOINT.size)
+        return address, port, service
 
     def add_flows(self, values: bytes) -> None:
         """Count the flows of a batch that are open. `values`: of the map `flows`."""
         if not self._before:
             return
-        for id_, flags in _FLOW.iter_unpack(values):
-            if id_ in self._before and not flags & abi.FLOW_RESET and flags & _BOTH_FINS != _BOTH_FINS:
+        for *target, id_, flags in _FLOW.iter_unpack(values):
+            is_open = not flags & abi.FLOW_RESET and flags & _BOTH_FINS != _BOTH_FINS
+            if is_open and self._targets.get(id_) == tuple(target):
                 self._found[id_] += 1
 
     def finish(self) -> None:
@@ -66,9 +81,10 @@ class Connections:
         with memoryview(self._peers).cast("Q") as words, memoryview(self._peers).cast("I") as halves:
             cookies = words[: self._places * _PEER_SIZE // 8 : _PEER_SIZE // 8]
             ids = halves[_ENDPOINT_AT // 4 : self._places * _PEER_SIZE // 4 : _PEER_SIZE // 4]
-            for cookie, id_ in zip(cookies.tolist(), ids.tolist(), strict=True):
-                if cookie and id_ in self._before:
-                    self._found[id_] += 1
+            for place, (cookie, id_) in enumerate(zip(cookies.tolist(), ids.tolist(), strict=True)):
+                if cookie and id_ in self._targets:
+                    found = _PEER.unpack_from(self._peers, place * _PEER_SIZE)
+                    self._found[id_] += found == self._targets[id_]
             cookies.release()
             ids.release()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import cycle
 
-from ebpfproxy.backends.ebpf.services.weights import interleaved
+from ebpfproxy.plan.weights import interleaved
 
 SIZES = (2039, 16381, 65521)
 """Each is the largest prime below a power of two: a range of slots takes a power of two."""

@@ -53,6 +53,8 @@ class NewEndpoints:
             if old and old.entry.slow_start:
                 self.remove(old.ids)
             return
+        if old and old.entry.slow_start != new.entry.slow_start:
+            self._lengthen(old.ids, (new.entry.slow_start - old.entry.slow_start) * _NS)
         before = _usable(old) if old else set()
         if not before:
             return
@@ -61,6 +63,12 @@ class NewEndpoints:
             with contextlib.suppress(KernelError):  # the map is full, or memory is missing
                 self._add(id_, now)
                 self._until[id_] = now + new.entry.slow_start * _NS
+
+    def _lengthen(self, ids: Iterable[int], by: int) -> None:
+        """Move the end of slow start by so many ns. The programs compare with the new time as well."""
+        for id_ in ids:
+            if id_ in self._until:
+                self._until[id_] += by
 
     def _add(self, id_: int, now: int) -> None:
         with contextlib.suppress(AlreadyExists):

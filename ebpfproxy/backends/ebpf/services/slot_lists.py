@@ -7,13 +7,12 @@ A list has one entry for each endpoint, in their order, unless it is expanded:
 
 from array import array
 from collections.abc import Sequence
-from math import gcd
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry
 from ebpfproxy.backends.ebpf.services import maglev
-from ebpfproxy.backends.ebpf.services.weights import interleaved
 from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
+from ebpfproxy.plan.weights import interleaved, reduced
 
 HASHING = frozenset((abi.ALGORITHM_SOURCE_HASH, abi.ALGORITHM_MAGLEV))
 """The algorithms whose lists are tables."""
@@ -63,7 +62,7 @@ def places_needed(entry: ServicePortEntry, flag: int) -> int:
     count = sum(1 for each in flags if each & flag)
     if count and _is_expanded(entry.algorithm, flags):
         weights = _weights(flags, flag)
-        count = maglev.table_size(count) if entry.algorithm in HASHING else sum(weights) // gcd(*weights)
+        count = maglev.table_size(count) if entry.algorithm in HASHING else sum(reduced(weights))
     return places(count, entry.algorithm)
 
 
