@@ -231,6 +231,10 @@ class IpvsBackend:
                     rejected[key] = failure
         return rejected
 
+    def maintain(self) -> None:
+        """Remove what endpoints kept for connections that have ended. Cheap if they kept nothing."""
+        self._endpoints.release()
+
     def generation(self) -> Hashable:
         return self._generation.value()
 
