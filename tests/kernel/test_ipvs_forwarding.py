@@ -3,6 +3,7 @@
 Needs a kernel with IPVS: tests/vm.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -103,6 +104,18 @@ def test_a_service_beyond_the_limits_is_translated_and_reported_once(
 
 def test_a_translated_service_still_works(nodes: Forwarded) -> None:
     assert {name for name, _ in nodes.answers(nodes.x, TCP, BEHIND_GATEWAY, "v4")} == {"a", "d"}
+
+
+def test_a_change_of_routes_changes_the_method(nodes: Forwarded) -> None:
+    (route,) = json.loads(nodes.node.run(["ip", "-j", "route", "get", nodes.d.v4]).stdout)
+    assert "gateway" in route
+    direct = [f"{nodes.d.v4}/32", "dev", route["dev"]]
+    nodes.node.run(["ip", "route", "add", *direct])
+    try:
+        settled(lambda: methods(nodes.node, BEHIND_GATEWAY, "v4"), {"Route"}, "it is routed directly")
+    finally:
+        nodes.node.run(["ip", "route", "del", *direct])
+    settled(lambda: methods(nodes.node, BEHIND_GATEWAY, "v4"), {"Masq"}, "it is translated again")
 
 
 def test_endpoints_have_the_addresses(nodes: Forwarded) -> None:

@@ -29,7 +29,7 @@ from ebpfproxy.backends.ipvs.servers import Servers
 from ebpfproxy.backends.ipvs.service_entries import limits, service_entries
 from ebpfproxy.backends.ipvs.sets import NAMES, SETS, Order
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.ipvs.surroundings import KernelSurroundings
+from ebpfproxy.backends.ipvs.surroundings import Answers, KernelSurroundings, recorded
 from ebpfproxy.backends.netfilter.sysctls import SETTING_FAILED
 from ebpfproxy.backends.xtables import entries as xtables
 from ebpfproxy.backends.xtables import tool_backends
@@ -118,6 +118,7 @@ class IpvsBackend:
         self._endpoints = EndpointNetworks()
         self._surroundings = KernelSurroundings()
         self._limits: dict[PlanKey, set[str]] = {}
+        self._answers: dict[PlanKey, Answers] = {}  # of the plans whose entries depend on any
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         served = self._families.served
@@ -129,8 +130,12 @@ class IpvsBackend:
                 entries.update(node_entries(node, family, self._settings, self._random_fully))
         for plan in plans:
             if plan.family in served:
-                entries.update(service_entries(plan, self._settings, surroundings))
+                recording, answers = recorded(surroundings)
+                entries.update(service_entries(plan, self._settings, recording))
                 if not self._families.is_for_reading:
+                    self._answers.pop(plan.key, None)
+                    if answers:
+                        self._answers[plan.key] = answers
                     self._report_limits(plan, limits(plan, self._settings, surroundings))
         return entries
 
@@ -234,6 +239,17 @@ class IpvsBackend:
     def maintain(self) -> None:
         """Remove what endpoints kept for connections that have ended. Cheap if they kept nothing."""
         self._endpoints.release()
+
+    def outdated(self, plans: Collection[PlanKey]) -> list[PlanKey]:
+        """Return those of `plans`, all current ones, that would be rendered differently now, since routes or
+        local addresses have changed. They are compared once after each read, and after a change of the node.
+        """
+        if not self._surroundings.may_differ:
+            return []
+        self._surroundings.may_differ = False
+        now = self._surroundings.answers()
+        self._answers = {key: answers for key, answers in self._answers.items() if key in plans}
+        return [key for key, answers in self._answers.items() if not answers.hold(now)]
 
     def generation(self) -> Hashable:
         return self._generation.value()

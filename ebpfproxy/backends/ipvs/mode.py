@@ -47,6 +47,7 @@ class IpvsMode:
             sync_counts=backend.counts,
             sync_hooks=sync_hooks,
             maintain=backend.maintain,
+            outdated=backend.outdated,
         )
 
     def inspect(self, config: Config) -> Inspection:
