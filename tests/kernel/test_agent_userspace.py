@@ -103,6 +103,29 @@ def test_a_killed_relay_and_a_removed_address_are_restored(restartable: Cluster)
     restartable.mode = "ebpf"
 
 
+def test_while_relays_are_killed_under_load_no_connection_is_refused(
+    restartable: Cluster, load: Load
+) -> None:
+    """Connections of the killed relay end; the others accept new ones meanwhile."""
+    restartable.mode = "userspace"
+    agent = restartable.start("--userspace-relays=3")
+    web = restartable.service(node_port=True).to(restartable.a, restartable.b)
+    targets = load.targets("killed", [(web.v4, 80), (web.v6, 80), (restartable.node.v4, web.node_port)])
+    running = load.start_churn(restartable.p, targets, rate=100)
+    try:
+        for _ in range(3):
+            since = len(agent.lines)
+            os.kill(relays(restartable)[0], signal.SIGKILL)
+            agent.await_line(lambda line: REPLACED in line.text, since=since)
+    finally:
+        report = load.end_churn(running)
+    assert report["attempts"] > 20
+    assert set(report["errors"]) <= {"ECONNRESET", "ENODATA"}
+    assert report["failed"] <= max(6, report["attempts"] / 10)
+    assert set(answers(restartable.p, TCP, web.v4, 80)) == {"a", "b"}
+    restartable.mode = "ebpf"
+
+
 def test_commands_show_what_the_relays_hold(restartable: Cluster) -> None:
     restartable.mode = "userspace"
     restartable.start()

@@ -43,7 +43,7 @@ NOT_REPLACED = "Cannot start a relay process, retrying"
 """The other relays serve meanwhile, if there are any. Retried every second."""
 
 _MODULE = "ebpfproxy.backends.userspace.relay"
-_PATIENCE = 60.0  # seconds for an answer: a relay without one is replaced
+_PATIENCE = 20.0  # seconds for an answer: a relay without one is replaced
 _PAUSE = 1.0  # seconds between two attempts to start a relay
 
 
