@@ -1,6 +1,7 @@
 """The IPVS backend: virtual servers, addresses on kube-ipvs0, ipsets and rules."""
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from ebpfproxy.backends.generation import Generation
@@ -55,6 +56,8 @@ LIMITED = "Service cannot get the load balancing that it requests"
 _FEW = 2000
 """Up to this number, all real servers can be read in a few milliseconds."""
 
+_BUSY_FACTOR = 100.0  # the pause after a search in the namespaces of endpoints, in times of its duration
+
 
 class IpvsBackend:
     """Implements `Backend` in the calling thread's network namespace.
@@ -67,8 +70,15 @@ class IpvsBackend:
     name = "ipvs"
     reread_seconds = 0.0  # IPVS reports no changes
 
-    def __init__(self, settings: IpvsSettings, tool_backend: str = tool_backends.AUTO) -> None:
+    def __init__(
+        self,
+        settings: IpvsSettings,
+        tool_backend: str = tool_backends.AUTO,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`tool_backend`: see `tool_backends.choose`."""
+        self._clock = clock
+        self._release_at = float("-inf")
         self._settings = settings
         self._wanted = tool_backend
         self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, create_all)
@@ -237,8 +247,15 @@ class IpvsBackend:
         return rejected
 
     def maintain(self) -> None:
-        """Remove what endpoints kept for connections that have ended. Cheap if they kept nothing."""
-        self._endpoints.release()
+        """Remove what endpoints kept for connections that have ended. Cheap if they kept nothing.
+
+        Listing the sockets of a pod that has many takes long. So the next call that does it comes the later.
+        """
+        began = self._clock()
+        if began >= self._release_at:
+            self._endpoints.release()
+            ended = self._clock()
+            self._release_at = ended + _BUSY_FACTOR * (ended - began)
 
     def outdated(self, plans: Collection[PlanKey]) -> list[PlanKey]:
         """Return those of `plans`, all current ones, that would be rendered differently now, since routes or
