@@ -83,9 +83,14 @@ class ActiveMode:
         """Return whether the backend reports changes by other programs (`Callbacks.changed`)."""
         return self._parts.is_notified()
 
-    def maintain(self) -> None:
-        """Adapt tables to their use. Call it every few seconds while in sync. Raises KernelError."""
+    def maintain(self) -> bool:
+        """Adapt tables to their use, and render plans again that depend on what has changed. Return whether
+        there were any: a sync is due then. Call it every few seconds while in sync. Raises KernelError.
+        """
         self._parts.maintain()
+        outdated = self._parts.outdated(self.reconciler.plans.keys())
+        self.reconciler.render_again(outdated)
+        return bool(outdated)
 
     @property
     def binds_sockets(self) -> bool:

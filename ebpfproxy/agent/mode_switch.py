@@ -145,10 +145,11 @@ class ModeSwitcher:
         return result
 
     def is_modified_externally(self) -> bool:
-        """Return whether another program may have changed the objects of the current mode."""
+        """Return whether another program may have changed the objects of the current mode, or what its
+        entries depend on.
+        """
         try:
-            self.serving.maintain()
-            return self.serving.reconciler.is_modified_externally()
+            return self.serving.maintain() or self.serving.reconciler.is_modified_externally()
         except KernelError as failure:  # the sync that reads everything back reports it
             log.warning(CHECK_FAILED, reason=failure.message, hint=failure.hint)
             return True

@@ -1,6 +1,6 @@
 """The reconciler of one backend: it plans, renders, compares with the kernel, and applies the difference."""
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
@@ -197,6 +197,11 @@ class Reconciler(Generic[K, E]):
             self._changed[key] = None
         for plan in update.previous:
             self._count(plan, -1)
+
+    def render_again(self, keys: Iterable[PlanKey]) -> None:
+        """Render these plans again: what their entries depend on besides has changed."""
+        for key in keys:
+            self._desire(key, self._backend.render((self._claims.plans[key],), None))
 
     def _served(
         self, name: NamespacedName, plans: tuple[ServicePortPlan, ...]

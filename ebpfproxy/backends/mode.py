@@ -65,6 +65,10 @@ def _no_bypassed_devices() -> tuple[DeviceSide, ...]:
     return ()
 
 
+def _none_outdated(plans: Collection[PlanKey]) -> Collection[PlanKey]:
+    return ()
+
+
 class SyncHooks(Protocol):
     """Hooks of a mode around each sync; `opened` is called first, `close` last.
 
@@ -103,6 +107,8 @@ class Parts(NamedTuple):
       be bound to NodePorts. A sync that reads everything reverts this. Raises KernelError.
     - `maintain`: adapts tables to their use. Called every few seconds while the mode is in sync, by the
       thread of the backend. Raises KernelError.
+    - `outdated(plans)`: which of the current plans would be rendered differently now, since they depend on
+      more than plans. Called after `maintain`.
     """
 
     backend: Backend[Any, Any]
@@ -117,6 +123,7 @@ class Parts(NamedTuple):
     lacking: Callable[[], KernelError | None] = _nothing_missing
     is_notified: Callable[[], bool] = lambda: False
     maintain: Callable[[], object] = lambda: None
+    outdated: Callable[[Collection[PlanKey]], Collection[PlanKey]] = _none_outdated
     binds_sockets: bool = False
     free_ports: Callable[[], object] = lambda: None
 

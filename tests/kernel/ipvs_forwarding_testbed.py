@@ -165,6 +165,11 @@ def devices(pod: Pod) -> dict[str, list[str]]:
     }
 
 
+def connections(pod: Pod) -> str:
+    """The TCP sockets of a network namespace and their timers, to explain a failure."""
+    return pod.run(["ss", "-t", "-a", "-n", "-o"]).stdout
+
+
 def settings(pod: Pod) -> dict[str, str]:
     """The IPv4 sysctls of a network namespace that the agent may change, of all devices but its own."""
 

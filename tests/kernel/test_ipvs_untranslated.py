@@ -12,7 +12,7 @@ import pytest
 from ebpfproxy.backends.ipvs import endpoint_networks, return_path
 from ebpfproxy.backends.ipvs.endpoint_networks import EndpointNetworks
 from ebpfproxy.backends.ipvs.entries import EndpointKey, PodAddress, Tunnel
-from ebpfproxy.errors import Unsupported
+from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import dummy, owned_devices
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
@@ -143,8 +143,48 @@ def test_an_address_of_an_open_connection_lingers(pod: Namespace) -> None:
         (path,) = endpoint_networks.leftovers()
         assert endpoint_networks.remove(path, only_unused=True) == {parse_address(vip)}
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    assert networks.read(BOTH) == {}
+    networks.release()
     assert names(pod) == set()
+    assert networks.read(BOTH) == {}
+
+
+def test_a_refused_removal_is_retried(pod: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = EndpointNetworks()
+    networks.put(ALL)
+    vip = VIP[Family.IPV4]
+    with pod.entered(), socket.create_server((vip, 8080)) as server:
+        client = socket.create_connection((vip, 8080), timeout=10)
+        served, _ = server.accept()
+    networks.drop(ALL)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    client.close()
+    served.close()
+
+    def refuse(name: str) -> bool:
+        raise Rejected(f"cannot delete the device {name}: Device or resource busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owned_devices, "delete", refuse)
+        networks.release()
+        assert "ebpv4" in names(pod)
+        assert networks.read(BOTH) == {}  # still not an entry
+    networks.release()
+    assert names(pod) == set()
+
+
+def test_a_namespace_that_cannot_be_read_may_have_devices(
+    pod: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EndpointNetworks().put(ALL)  # of a previous run
+    networks = EndpointNetworks()
+
+    def fail(*prefixes: str) -> list[owned_devices.OwnedDevice]:
+        raise Rejected("cannot read the network devices: Interrupted system call")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owned_devices, "read", fail)
+        assert networks.read(BOTH) == {}
+    assert networks.read(BOTH) == dict.fromkeys(ALL, True)
 
 
 def test_cleanup_removes_everything_at_once(pod: Namespace) -> None:

@@ -8,6 +8,7 @@ from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.balancing import EVERYTHING
+from ebpfproxy.plan.service_plan import PlanKey
 from tests.support.build import CONTEXT
 from tests.support.fake_backend import FakeBackend, FakeKernel
 
@@ -28,6 +29,8 @@ class FakeMode:
         """The exception that `prepare` raises."""
         self.lacking: KernelError | None = None
         """The reason why it forwards nothing after a sync."""
+        self.outdated: set[PlanKey] = set()
+        """The plans that it would render differently now."""
         self.prepared: Config | None = None
         """The configuration of the last `prepare`."""
         self.owns_namespace = True
@@ -53,7 +56,13 @@ class FakeMode:
             raise self.fails
         self.prepared = config
         self.plane = FakeBackend(self.kernel)
-        return Parts(self.plane, CONTEXT, owns_namespace=self.owns_namespace, lacking=lambda: self.lacking)
+        return Parts(
+            self.plane,
+            CONTEXT,
+            owns_namespace=self.owns_namespace,
+            lacking=lambda: self.lacking,
+            outdated=self.outdated.intersection,
+        )
 
     def inspect(self, config: Config) -> BackendInspection:
         return BackendInspection(FakeBackend(self.kernel), CONTEXT)

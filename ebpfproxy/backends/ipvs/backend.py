@@ -1,6 +1,7 @@
 """The IPVS backend: virtual servers, addresses on kube-ipvs0, ipsets and rules."""
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from ebpfproxy.backends.generation import Generation
@@ -29,7 +30,7 @@ from ebpfproxy.backends.ipvs.servers import Servers
 from ebpfproxy.backends.ipvs.service_entries import limits, service_entries
 from ebpfproxy.backends.ipvs.sets import NAMES, SETS, Order
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.ipvs.surroundings import KernelSurroundings
+from ebpfproxy.backends.ipvs.surroundings import Answers, KernelSurroundings, recorded
 from ebpfproxy.backends.netfilter.sysctls import SETTING_FAILED
 from ebpfproxy.backends.xtables import entries as xtables
 from ebpfproxy.backends.xtables import tool_backends
@@ -55,6 +56,8 @@ LIMITED = "Service cannot get the load balancing that it requests"
 _FEW = 2000
 """Up to this number, all real servers can be read in a few milliseconds."""
 
+_BUSY_FACTOR = 100.0  # the pause after a search in the namespaces of endpoints, in times of its duration
+
 
 class IpvsBackend:
     """Implements `Backend` in the calling thread's network namespace.
@@ -67,8 +70,15 @@ class IpvsBackend:
     name = "ipvs"
     reread_seconds = 0.0  # IPVS reports no changes
 
-    def __init__(self, settings: IpvsSettings, tool_backend: str = tool_backends.AUTO) -> None:
+    def __init__(
+        self,
+        settings: IpvsSettings,
+        tool_backend: str = tool_backends.AUTO,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`tool_backend`: see `tool_backends.choose`."""
+        self._clock = clock
+        self._release_at = float("-inf")
         self._settings = settings
         self._wanted = tool_backend
         self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, create_all)
@@ -118,6 +128,7 @@ class IpvsBackend:
         self._endpoints = EndpointNetworks()
         self._surroundings = KernelSurroundings()
         self._limits: dict[PlanKey, set[str]] = {}
+        self._answers: dict[PlanKey, Answers] = {}  # of the plans whose entries depend on any
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         served = self._families.served
@@ -129,8 +140,12 @@ class IpvsBackend:
                 entries.update(node_entries(node, family, self._settings, self._random_fully))
         for plan in plans:
             if plan.family in served:
-                entries.update(service_entries(plan, self._settings, surroundings))
+                recording, answers = recorded(surroundings)
+                entries.update(service_entries(plan, self._settings, recording))
                 if not self._families.is_for_reading:
+                    self._answers.pop(plan.key, None)
+                    if answers:
+                        self._answers[plan.key] = answers
                     self._report_limits(plan, limits(plan, self._settings, surroundings))
         return entries
 
@@ -230,6 +245,28 @@ class IpvsBackend:
                 except KernelError as failure:
                     rejected[key] = failure
         return rejected
+
+    def maintain(self) -> None:
+        """Remove what endpoints kept for connections that have ended. Cheap if they kept nothing.
+
+        Listing the sockets of a pod that has many takes long. So the next call that does it comes the later.
+        """
+        began = self._clock()
+        if began >= self._release_at:
+            self._endpoints.release()
+            ended = self._clock()
+            self._release_at = ended + _BUSY_FACTOR * (ended - began)
+
+    def outdated(self, plans: Collection[PlanKey]) -> list[PlanKey]:
+        """Return those of `plans`, all current ones, that would be rendered differently now, since routes or
+        local addresses have changed. They are compared once after each read, and after a change of the node.
+        """
+        if not self._surroundings.may_differ:
+            return []
+        self._surroundings.may_differ = False
+        now = self._surroundings.answers()
+        self._answers = {key: answers for key, answers in self._answers.items() if key in plans}
+        return [key for key, answers in self._answers.items() if not answers.hold(now)]
 
     def generation(self) -> Hashable:
         return self._generation.value()

@@ -12,7 +12,7 @@ agents of several nodes on one machine do not touch each other's, and that of th
 endpoint and what the sysctls were before. A namespace that ends takes it along.
 
 An address that a connected TCP socket uses stays until the connection ends, as a real server without new
-connections does (`servers`). It then lingers: it is not read as an entry.
+connections does (`servers`). It then lingers: it is not read as an entry, and `release` removes it.
 """
 
 import contextlib
@@ -86,14 +86,14 @@ class EndpointNetworks:
         """
         if self._is_empty and not self._wanted and not self._lingering:
             return {}
-        if self._lingering:
-            self._drop(self._lingering.copy())
+        self.release()
         entries: dict[Key, Entry] = {}
         present: set[Address] = set()
         self._is_empty = True
         for path in namespaces.network_namespaces():
             with _entered(path) as found:
                 if found is None:
+                    self._is_empty = False  # it may have a device
                     continue
                 self._is_empty = self._is_empty and not found.owned
                 present |= found.own.keys()
@@ -122,6 +122,13 @@ class EndpointNetworks:
         keys = set(keys)
         self._wanted -= keys
         return self._drop(keys)
+
+    def release(self) -> None:
+        """Remove the addresses that only connections kept which have ended since. What the kernel refuses to
+        remove is retried at the next call.
+        """
+        if self._lingering:
+            self._lingering |= self._drop(self._lingering.copy()).keys()
 
     def _drop(self, keys: set[EndpointKey]) -> Rejections:
         rejected: Rejections = {}

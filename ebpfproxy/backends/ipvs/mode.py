@@ -41,7 +41,14 @@ class IpvsMode:
         backend = IpvsBackend(ipvs_settings(config), config.iptables_backend)
         sync_hooks = NetfilterHooks(netfilter_settings(config, self.name), callbacks, frontends)
         context = plan_context(config, self.name, sctp_is_unserved())
-        return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
+        return Parts(
+            backend,
+            context,
+            sync_counts=backend.counts,
+            sync_hooks=sync_hooks,
+            maintain=backend.maintain,
+            outdated=backend.outdated,
+        )
 
     def inspect(self, config: Config) -> Inspection:
         settings = ipvs_settings(config)

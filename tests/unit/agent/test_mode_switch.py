@@ -87,6 +87,21 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made.switcher.close()
 
 
+def test_an_outdated_plan_is_rendered_again_and_synced(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    plane, (key,) = node.one.plane, node.one.kernel.ports
+    assert not node.switcher.is_modified_externally()
+    node.one.outdated.add(key)
+    (plan,) = node.switcher.serving.reconciler.plans.values()
+    changed = dataclasses.replace(plan, affinity_timeout=7)
+    monkeypatch.setattr(plane, "render", lambda plans, node: {each.key: changed for each in plans})
+    assert node.switcher.is_modified_externally()
+    node.one.outdated.clear()
+    result = node.switcher.sync(verify=True)
+    assert (result.put, result.drifted) == (1, 0)
+    assert node.one.kernel.ports[key].affinity_timeout == 7
+    assert not node.switcher.is_modified_externally()
+
+
 def test_the_other_mode_has_all_entries_before_the_first_one_is_closed(node: Node) -> None:
     seen = []
     serving = node.switcher.serving

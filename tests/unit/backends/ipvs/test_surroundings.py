@@ -1,0 +1,92 @@
+"""What plans in mode ipvs depend on besides plans: which of them to render again after a change."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpfproxy.backends.ipvs.backend import IpvsBackend
+from ebpfproxy.backends.ipvs.entries import Server, ServerEntry
+from ebpfproxy.backends.ipvs.service_entries import PLAIN, service_entries
+from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.ipvs.surroundings import recorded
+from ebpfproxy.linux.ipvs.messages import Method
+from ebpfproxy.linux.netlink import local_addresses, pod_devices
+from ebpfproxy.model.address import Address, Family, parse_address
+from ebpfproxy.plan.service_plan import ServicePortPlan
+from tests.unit.backends.ipvs.test_forwarding import DIRECT, NAT, THERE, planned
+
+PLAN = planned(DIRECT)
+
+
+@pytest.fixture
+def gateways(monkeypatch: pytest.MonkeyPatch) -> set[Address]:
+    """The addresses behind gateways, and the node has none of its own."""
+    found: set[Address] = set()
+    monkeypatch.setattr(pod_devices, "has_gateway", lambda address: address in found)
+    monkeypatch.setattr(local_addresses, "read", frozenset)
+    return found
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[IpvsBackend]:
+    """A backend that serves both families, without a kernel."""
+    made = IpvsBackend(IpvsSettings())
+    monkeypatch.setattr(type(made._families), "served", property(lambda _: tuple(Family)))
+    yield made
+    made.close()
+
+
+def methods(backend: IpvsBackend, plan: ServicePortPlan) -> set[Method]:
+    entries = backend.render((plan,), None)
+    return {
+        real.method
+        for key, entry in entries.items()
+        if isinstance(key, Server) and isinstance(entry, ServerEntry)
+        for real in entry.reals
+    }
+
+
+def test_a_plan_is_outdated_once_its_routes_have_changed(
+    backend: IpvsBackend, gateways: set[Address]
+) -> None:
+    surroundings = backend._surroundings
+    assert methods(backend, PLAN) == {Method.DIRECT}
+    gateways.add(parse_address(THERE[Family.IPV4]))
+    assert backend.outdated({PLAN.key}) == []  # not yet read again
+    surroundings.forget()
+    assert backend.outdated({PLAN.key}) == [PLAN.key]
+    assert methods(backend, PLAN) == {Method.MASQUERADE}
+    surroundings.forget()
+    assert backend.outdated({PLAN.key}) == []
+    gateways.clear()
+    surroundings.forget()
+    assert backend.outdated({PLAN.key}) == [PLAN.key]
+    assert methods(backend, PLAN) == {Method.DIRECT}
+
+
+def test_removed_and_translated_plans_are_never_outdated(
+    backend: IpvsBackend, gateways: set[Address]
+) -> None:
+    methods(backend, PLAN)
+    gateways.add(parse_address(THERE[Family.IPV4]))
+    backend._surroundings.forget()
+    assert backend.outdated(set()) == []
+    methods(backend, PLAN)
+    methods(backend, planned(NAT))  # the Service no longer asks for direct routing
+    gateways.clear()
+    backend._surroundings.forget()
+    assert backend.outdated({PLAN.key}) == []
+
+
+def test_a_translated_plan_asks_nothing() -> None:
+    recording, answers = recorded(PLAIN)
+    service_entries(planned(NAT), IpvsSettings(), recording)
+    assert not answers
+
+
+def test_answers_about_local_addresses_are_compared() -> None:
+    recording, answers = recorded(PLAIN)
+    service_entries(PLAN, IpvsSettings(), recording)
+    assert answers.hold(PLAIN)
+    endpoint = parse_address(THERE[Family.IPV4])
+    assert not answers.hold(PLAIN._replace(is_local=lambda address: address == endpoint))
