@@ -172,7 +172,8 @@ def test_changes_at_an_api_server_are_measured_with_session_affinity() -> None:
 def test_flows_are_measured_in_every_mode_without_losses(modes: list[str]) -> None:
     found = by_key(flows.run(flows.Size(500, 0.2, 1, 0), modes, silent))
     for mode in modes:
-        assert found[mode, "nodeport", "entries"].p50 >= 500
+        if mode != "userspace":  # its flows are sockets of relays, not entries
+            assert found[mode, "nodeport", "entries"].p50 >= 500
         assert found[mode, "nodeport", "made_per_s"].of_direct
         for metric in ("held_unopened", "held_silent", "new_failed"):
             assert found[mode, "nodeport", metric].p50 == 0

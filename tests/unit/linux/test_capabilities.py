@@ -27,6 +27,7 @@ def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             {
                 capabilities.BPF,
                 capabilities.NET_ADMIN,
+                capabilities.NET_BIND_SERVICE,
                 capabilities.PERFMON,
                 capabilities.SYS_ADMIN,
                 capabilities.SYS_PTRACE,
