@@ -182,15 +182,13 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
  */
 static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 {
-	u32 id = flow->endpoint_id;
 	struct endpoint *endpoint;
 
 	if (!flow->service_id)
 		return true;
-	endpoint = endpoints.lookup(&id);
-	return endpoint && endpoint->service_id == flow->service_id &&
-	       endpoint->flags & ENDPOINT_LISTED && endpoint->port == flow->endpoint_port &&
-	       address_equal(&endpoint->address, &flow->endpoint);
+	endpoint = endpoint_same(flow->endpoint_id, flow->service_id, &flow->endpoint,
+				 flow->endpoint_port);
+	return endpoint && endpoint->flags & ENDPOINT_LISTED;
 }
 
 /* Whether the frontend still belongs to the Service of the flow. */

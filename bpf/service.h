@@ -123,6 +123,18 @@ static __always_inline struct endpoint *endpoint_of(const struct service *servic
 	return endpoint;
 }
 
+/* Returns the endpoint `id`, or NULL if the id belongs to another endpoint than before. */
+static __always_inline struct endpoint *endpoint_same(u32 id, u32 service_id,
+						      const struct address *address, __be16 port)
+{
+	struct endpoint *endpoint = endpoints.lookup(&id);
+
+	if (!endpoint || endpoint->service_id != service_id || endpoint->port != port ||
+	    !address_equal(&endpoint->address, address))
+		return NULL;
+	return endpoint;
+}
+
 /* The hash of a client's address, or of its network namespace, and of its port. It is part of what
  * all nodes agree on: ebpfproxy/backends/ebpf/services/client_hash.py computes the same.
  */

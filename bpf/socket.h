@@ -53,13 +53,17 @@ static __always_inline struct socket_peer *peer_slot(u64 cookie, u8 protocol)
 	return expendable;
 }
 
-/* Ends the count of a socket whose entry is removed or replaced. */
+/* Ends the count of a socket whose entry is removed or replaced. If another endpoint has the id by
+ * now, the socket is not included in its count.
+ */
 static __always_inline void peer_uncount(struct socket_peer *entry)
 {
 	if (!entry->pad2)
 		return;
 	entry->pad2 = 0;
-	connections_add(entry->endpoint, -1);
+	if (endpoint_same(entry->endpoint, entry->service_id, &entry->endpoint_address,
+			  entry->endpoint_port))
+		connections_add(entry->endpoint, -1);
 }
 
 /* Records that the socket connected to `frontend`. `peer` is the address of the endpoint `id`. If

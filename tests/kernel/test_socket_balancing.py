@@ -140,6 +140,30 @@ def test_least_connections_counts_a_socket_that_connects_again_once(cluster: Clu
         assert sum(counted(cluster)) == 0
 
 
+def test_closing_a_socket_does_not_change_the_count_of_another_endpoint_with_its_id(cluster: Cluster) -> None:
+    """A walk that counts again may come in between, once in ten seconds."""
+    address = serve(cluster, {"192.0.2.101": 1}, lb_algorithm="least-connections")
+    with contextlib.closing(map_of(cluster, "connections")) as connections:
+        ((id_, _),) = connections.items()
+
+    def count_after_reuse() -> list[int]:
+        with contextlib.closing(map_of(cluster, "endpoints")) as endpoints:
+            before = endpoints.lookup(id_)
+            assert before
+            try:
+                with connected(cluster.p, UDP, address, PORT):
+                    assert counted(cluster) == [1]
+                    target, *others = abi.ENDPOINT.unpack(before)
+                    endpoints.update(id_, abi.ENDPOINT.pack(target[::-1], *others))
+                return counted(cluster)
+            finally:
+                endpoints.update(id_, before)
+                with contextlib.closing(map_of(cluster, "connections")) as connections:
+                    connections.update(id_, bytes(4))
+
+    assert any(count_after_reuse() == [1] for _ in range(3))
+
+
 def test_session_affinity_has_precedence(cluster: Cluster) -> None:
     address = serve(cluster, EQUAL, {"sessionAffinity": "ClientIP"}, lb_algorithm="round-robin")
     assert len(sample(cluster, address, 50)) == 1
