@@ -280,7 +280,7 @@ static __always_inline void connections_add(u32 id, s32 change)
 static __always_inline bool admits_connection(const struct service *service, u32 slot)
 {
 	u32 *id = slots.lookup(&slot);
-	u64 *added, age;
+	u64 *added, age, end;
 	u32 key;
 
 	if (!id)
@@ -289,10 +289,10 @@ static __always_inline bool admits_connection(const struct service *service, u32
 	added = new_endpoints.lookup(&key);
 	if (!added)
 		return true;
-	age = (bpf_ktime_get_ns() - *added) >> 20; /* in units of 1.05 ms */
-	return age << 20 >= service->slow_start * NSEC_PER_SEC ||
-	       ((u64)bpf_get_prandom_u32() * ((service->slow_start * NSEC_PER_SEC) >> 20)) >> 32 <
-		   age;
+	end = service->slow_start * NSEC_PER_SEC;
+	age = bpf_ktime_get_ns() - *added;
+	/* In units of 1.05 ms, with a random number of 20 bits: the product has 64 bits at most. */
+	return age >= end || (u64)(bpf_get_prandom_u32() >> 12) * (end >> 20) >> 20 < age >> 20;
 }
 
 #define SLOW_START_TRIES 4

@@ -323,6 +323,15 @@ def test_the_share_of_a_new_endpoint_grows_with_its_age(path: PacketPath, algori
     assert shares[2] == pytest.approx(1 / 4, abs=0.05)
 
 
+def test_the_share_grows_during_the_longest_slow_start_as_well(path: PacketPath) -> None:
+    """The longest duration of an option: in ns, it leaves no room for a factor of 32 bits."""
+    longest = (1 << 31) - 1
+    serve(path, V4, Algorithm.RANDOM, THREE, slow_start=longest)
+    serve(path, V4, Algorithm.RANDOM, FOUR, slow_start=longest)
+    set_age(path, longest / 10)
+    assert 0 < sample(path, V4, 2000)[name(V4, 4)] / 2000 < 0.06
+
+
 def test_the_first_endpoints_of_a_service_have_no_slow_start(path: PacketPath) -> None:
     serve(path, V4, Algorithm.RANDOM, FOUR, slow_start=SLOW)
     assert not list(path.maps["new_endpoints"].items())
