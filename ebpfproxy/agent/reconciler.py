@@ -208,6 +208,8 @@ class Reconciler(Generic[K, E]):
     ) -> tuple[ServicePortPlan, ...]:
         """Return the plans without those that the kernel cannot serve, which are reported."""
         reason = self._context.sctp_unserved
+        if not reason:
+            return plans
         without = frozenset(each.name for each in plans if is_unserved(each, self._context))
         for each in sorted(without - self._unserved.get(name, frozenset())):
             log.warning(UNSERVED, service=str(each), reason=reason, hint="use another --proxy-mode")
