@@ -174,7 +174,7 @@ def _support_table() -> str:
     of = [each.balancing for each in MODES]
     rows = {f"`{each.value}`": [each in support.algorithms for support in of] for each in Algorithm}
     rows["weights other than 0"] = [support.weights for support in of]
-    rows["slow start"] = [support.slow_start for support in of]
+    rows["slow start"] = [bool(support.slow_start) for support in of]
     rows["IPVS forwarding other than `nat`"] = [support.forwarding for support in of]
     head = "".join(f" {each.name} |" for each in MODES)
     text = f"| |{head}\n|---|{'---|' * len(MODES)}\n"

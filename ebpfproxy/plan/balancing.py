@@ -36,17 +36,18 @@ DEFAULT = PlannedBalancing()
 class Support(NamedTuple):
     """What a mode honors besides its defaults.
 
-    `algorithms` include the mode's default. A mode may honor weights for these only.
+    `algorithms` include the mode's default. A mode may honor weights for these only. `slow_start`: the
+    algorithms with which it honors slow start. If there are any, the mode's default is one of them.
     """
 
     algorithms: frozenset[Algorithm]
     weights: bool = False
-    slow_start: bool = False
+    slow_start: frozenset[Algorithm] = frozenset()
     forwarding: bool = False
     proxy_protocol: bool = False
 
 
-EVERYTHING = Support(frozenset(Algorithm), True, True, True, True)
+EVERYTHING = Support(frozenset(Algorithm), True, frozenset(Algorithm), True, True)
 
 
 def endpoint_weights(
@@ -103,6 +104,8 @@ def unsupported(planned: PlannedBalancing, support: Support) -> Iterator[str]:
         yield "endpoint-weights other than 0"
     if planned.slow_start and not support.slow_start:
         yield f"slow-start {planned.slow_start}s"
+    elif planned.slow_start and planned.algorithm in support.algorithms - support.slow_start:
+        yield f"slow-start {planned.slow_start}s (not with {planned.algorithm.value})"
     if planned.forwarding not in (None, Forwarding.NAT) and not support.forwarding:
         yield f"ipvs-forwarding {planned.forwarding.value}"
     if planned.proxy_protocol and not support.proxy_protocol:

@@ -114,6 +114,9 @@ ALGORITHMS = {
 }
 """The algorithms that this mode honors, as abi.h's algorithm."""
 
+SLOW_START = frozenset(ALGORITHMS) - {Algorithm.SOURCE_HASH, Algorithm.MAGLEV}
+"""The algorithms with slow start. Hashes select the same endpoint on all nodes, so they have none."""
+
 _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
 
 
@@ -146,9 +149,9 @@ def _algorithm(plan: ServicePortPlan) -> int:
 
 
 def _slow_start(plan: ServicePortPlan) -> int:
-    """Also stored with each frontend. Hashes select the same endpoint on all nodes, so they have none."""
-    is_hash = _algorithm(plan) in (abi.ALGORITHM_SOURCE_HASH, abi.ALGORITHM_MAGLEV)
-    return plan.balancing.slow_start if plan.frontends and not is_hash else 0
+    """Also stored with each frontend."""
+    algorithm, _, slow_start, *_ = plan.balancing
+    return slow_start if plan.frontends and (algorithm is None or algorithm in SLOW_START) else 0
 
 
 def _source_ranges(plan: ServicePortPlan) -> tuple[Network, ...]:

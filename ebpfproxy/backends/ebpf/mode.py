@@ -8,7 +8,7 @@ from pathlib import Path
 from ebpfproxy.backends.ebpf import cleanup, features, probes
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings, FlowTimeouts
 from ebpfproxy.backends.ebpf.drain import Drain
-from ebpfproxy.backends.ebpf.entries import ALGORITHMS
+from ebpfproxy.backends.ebpf.entries import ALGORITHMS, SLOW_START
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
 from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs
 from ebpfproxy.backends.findings import Finding
@@ -32,7 +32,7 @@ class EbpfMode:
 
     name = "ebpf"
     uses_kernel_nat = False
-    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=True)
+    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES

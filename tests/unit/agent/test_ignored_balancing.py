@@ -65,9 +65,10 @@ def test_a_flag_is_logged_once_and_not_for_each_service(
     [
         ("iptables", "endpoint-weights other than 0, lb-algorithm source-hash, slow-start 30s"),
         ("nftables", "slow-start 30s"),
+        ("ebpf", "slow-start 30s (not with source-hash)"),
     ],
 )
-def test_a_mode_logs_what_its_rules_do_not_have(
+def test_a_mode_logs_what_it_does_not_have(
     logged: Callable[[], list[dict[str, str]]], mode: str, ignored: str
 ) -> None:
     support = next(each.balancing for each in MODES if each.name == mode)

@@ -5,7 +5,7 @@ import dataclasses
 from ebpfproxy.model.address import format_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, parse_weights
 from ebpfproxy.model.endpoint import Endpoint
-from ebpfproxy.plan.balancing import DEFAULT, PlannedBalancing, Support, unsupported
+from ebpfproxy.plan.balancing import DEFAULT, EVERYTHING, PlannedBalancing, Support, unsupported
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import NoEndpointAction, PlanContext, ServicePortPlan
 from tests.support.build import CONTEXT, ELSEWHERE, HERE, draining, endpoint, port, service, slice_of
@@ -70,10 +70,17 @@ def test_what_a_mode_does_not_honor_is_named() -> None:
         "slow-start 30s",
         "ipvs-forwarding tunnel",
     ]
-    everything = Support(frozenset(Algorithm), True, True, True)
-    assert list(unsupported(wanted, everything)) == []
+    assert list(unsupported(wanted, EVERYTHING)) == []
 
 
 def test_defaults_and_weights_of_0_are_honored_by_every_mode() -> None:
     wanted = PlannedBalancing(None, (0, 1), 0, Forwarding.NAT)
     assert list(unsupported(wanted, Support(frozenset()))) == []
+
+
+def test_slow_start_may_depend_on_the_algorithm() -> None:
+    support = Support(frozenset(Algorithm), slow_start=frozenset({Algorithm.RANDOM}))
+    for algorithm in None, Algorithm.RANDOM:
+        assert list(unsupported(PlannedBalancing(algorithm, slow_start=30), support)) == []
+    by_hash = PlannedBalancing(Algorithm.MAGLEV, slow_start=30)
+    assert list(unsupported(by_hash, support)) == ["slow-start 30s (not with maglev)"]
