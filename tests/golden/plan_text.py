@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ebpfproxy.model.address import format_address, format_endpoint, format_network
+from ebpfproxy.plan.balancing import DEFAULT, PlannedBalancing
 from ebpfproxy.plan.counts import no_local_endpoints
 from ebpfproxy.plan.health_check_node_port import local_endpoints, needs_health_check
 from ebpfproxy.plan.service_plan import (
@@ -57,6 +58,20 @@ def _port_block(plan: ServicePortPlan) -> Iterator[str]:
     yield f"  no-endpoint action: {plan.no_endpoint_action.value}"
     if plan.affinity_timeout:
         yield f"  session affinity for {plan.affinity_timeout} s"
+    if plan.balancing != DEFAULT:
+        yield f"  selection: {', '.join(_selection(plan.balancing))}"
+
+
+def _selection(balancing: PlannedBalancing) -> Iterator[str]:
+    yield balancing.algorithm.value if balancing.algorithm else "default of the mode"
+    if balancing.weights:
+        yield f"weights {' '.join(map(str, balancing.weights))}"
+    if balancing.slow_start:
+        yield f"slow start {balancing.slow_start} s"
+    if balancing.forwarding:
+        yield f"forwarding {balancing.forwarding.value}"
+    if balancing.proxy_protocol:
+        yield "PROXY protocol"
 
 
 def _node_block(situation: Situation) -> Iterator[str]:
