@@ -15,7 +15,7 @@ from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, Ser
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Range, Record
-from ebpfproxy.backends.ebpf.services.slot_lists import digest, is_expanded, places
+from ebpfproxy.backends.ebpf.services.slot_lists import places
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids, Ranges
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.model.address import Family, Network, Protocol, family
@@ -192,11 +192,11 @@ class Reading:
         return all(self._is_right(record, flag, range_) for scope, flag, range_ in lists if seen[scope])
 
     def _is_right(self, record: Record, flag: int, range_: Range) -> bool:
-        ids = record.slots(flag)
+        ids, digest = record.slots(flag)
         if self._arrays.read_slots(range_) != ids:
             return False
         if ids:  # an empty list has no range of its own: its first slot may be that of another
-            self._arrays.note_expanded(range_[0], digest(ids) if is_expanded(record.entry) else None)
+            self._arrays.note_expanded(range_[0], digest)
         return True
 
 

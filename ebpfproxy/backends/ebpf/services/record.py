@@ -7,7 +7,7 @@ from socket import htons
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, ServicePortKey
-from ebpfproxy.backends.ebpf.services.slot_lists import places, slot_list
+from ebpfproxy.backends.ebpf.services.slot_lists import SlotList, places, slot_list
 from ebpfproxy.model.address import Family
 
 Range = tuple[int, int]
@@ -36,8 +36,8 @@ class Record:
         """The id of each endpoint, by its address and port (`PlannedEndpoints.targets`)."""
         return dict(zip(self.entry.endpoints.targets(), self.ids, strict=True))
 
-    def slots(self, flag: int) -> list[int]:
-        """The list of the endpoints with this flag: their ids, in the order of the slots."""
+    def slots(self, flag: int) -> SlotList:
+        """The list of the endpoints with this flag."""
         return slot_list(self.entry, self.ids, flag)
 
     def places(self, range_: Range) -> int:

@@ -7,6 +7,7 @@ A list has one entry for each endpoint, in their order, unless it is expanded:
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry
@@ -20,27 +21,31 @@ HASHING = frozenset((abi.ALGORITHM_SOURCE_HASH, abi.ALGORITHM_MAGLEV))
 _WEIGHTED = 1 << WEIGHT_SHIFT
 
 
-def slot_list(entry: ServicePortEntry, ids: Sequence[int], flag: int) -> list[int]:
+class SlotList(NamedTuple):
+    """The ids of a list, in the order of the slots. `digest` is None unless the list is expanded."""
+
+    ids: list[int]
+    digest: int | None
+
+
+def slot_list(entry: ServicePortEntry, ids: Sequence[int], flag: int) -> SlotList:
     """The list of the endpoints with this flag. `ids`: the ids of all endpoints of the entry."""
     flags = entry.endpoints.flags()
     listed = [id_ for id_, each in zip(ids, flags, strict=True) if each & flag]
     if not listed or not _is_expanded(entry.algorithm, flags):
-        return listed
+        return SlotList(listed, None)
     weights = _weights(flags, flag)
     if entry.algorithm in HASHING:
         targets = zip(entry.endpoints.targets(), flags, strict=True)
         order = maglev.table([target for target, each in targets if each & flag], weights)
     else:
         order = interleaved(weights)
-    return [listed[at] for at in order]
-
-
-def is_expanded(entry: ServicePortEntry) -> bool:
-    """Whether an endpoint may have several entries in one list."""
-    return _is_expanded(entry.algorithm, entry.endpoints.flags())
+    expanded = [listed[at] for at in order]
+    return SlotList(expanded, digest(expanded))
 
 
 def _is_expanded(algorithm: int, flags: list[int]) -> bool:
+    """Whether an endpoint may have several entries in one list."""
     return algorithm in HASHING or max(flags, default=0) >= _WEIGHTED
 
 

@@ -18,7 +18,7 @@ from ebpfproxy.backends.ebpf.services.record import (
     service_key,
     service_value,
 )
-from ebpfproxy.backends.ebpf.services.slot_lists import HASHING, digest, is_expanded, places
+from ebpfproxy.backends.ebpf.services.slot_lists import HASHING, places
 from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE, Ids, Ranges
 from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Network
@@ -125,12 +125,11 @@ class Staging:
             previous = old.cluster if bit == abi.ENDPOINT_CLUSTER else old.local
             if previous != NOTHING and self._has_same_table(old, new):
                 return previous
-        ids = new.slots(bit)
+        ids, digest = new.slots(bit)
         if not ids:
             return NOTHING
-        known = digest(ids) if is_expanded(new.entry) else None
         if previous[1] == len(ids) and self._arrays.read_slots(previous) == ids:
-            self._arrays.note_expanded(previous[0], known)
+            self._arrays.note_expanded(previous[0], digest)
             return previous
         count = places(len(ids), new.entry.algorithm)
         first = self._arrays.ranges.allocate(count, self._now)
@@ -140,7 +139,7 @@ class Staging:
             raise _full("slots", key, needed, room.used - staged, room.capacity, room.resting)
         ranges.append((first, count))
         self._write(first, ids, new, previous)
-        self._arrays.note_expanded(first, known)
+        self._arrays.note_expanded(first, digest)
         return first, len(ids)
 
     @staticmethod
