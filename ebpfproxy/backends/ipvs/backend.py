@@ -178,9 +178,8 @@ class IpvsBackend:
 
     def _read_untranslated(self, served: Collection[Family]) -> dict[Key, Entry]:
         """Return what the node and its endpoints have for untranslated packets."""
-        entries = self._endpoints.read(served)
-        endpoints = {key.endpoint for key in entries if isinstance(key, PodAddress)}
-        is_correct = return_path.read(endpoints)
+        entries: dict[Key, Entry] = dict(self._endpoints.read(served).items())
+        is_correct = return_path.read(self._endpoints.endpoints)
         return entries if is_correct is None else {**entries, ReturnPath(Family.IPV4): is_correct}
 
     def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:

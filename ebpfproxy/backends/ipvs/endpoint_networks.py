@@ -21,7 +21,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.backends.ipvs.entries import EndpointKey, Entry, Key, PodAddress, Tunnel
+from ebpfproxy.backends.ipvs.entries import EndpointKey, PodAddress, Tunnel
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import dummy, iproute, owned_devices
@@ -69,7 +69,7 @@ class EndpointNetworks:
     """Reads and changes the network namespaces of endpoints of this node."""
 
     def __init__(self) -> None:
-        self._wanted: set[EndpointKey] = set()
+        self._wanted: set[EndpointKey] = set()  # put, or read: a previous run may have put them
         self._lingering: set[EndpointKey] = set()
         self._paths: dict[Address, str] = {}
         self._missing: set[Address] = set()  # reported endpoints
@@ -80,14 +80,14 @@ class EndpointNetworks:
         """The endpoints that need something."""
         return frozenset(key.endpoint for key in self._wanted)
 
-    def read(self, families: Collection[Family]) -> dict[Key, Entry]:
+    def read(self, families: Collection[Family]) -> dict[EndpointKey, bool]:
         """Return the entries. Those of an endpoint that has no namespace count as they should be: there is
         nothing that could differ.
         """
         if self._is_empty and not self._wanted and not self._lingering:
             return {}
         self.release()
-        entries: dict[Key, Entry] = {}
+        entries: dict[EndpointKey, bool] = {}
         present: set[Address] = set()
         self._is_empty = True
         for path in namespaces.network_namespaces():
@@ -101,6 +101,7 @@ class EndpointNetworks:
                 entries.update((key, entry) for key, entry in _entries(found) if key.family in families)
         for key in self._lingering:
             entries.pop(key, None)
+        self._wanted |= entries.keys()
         self._report_missing(self.endpoints - present)
         return entries | {key: True for key in self._wanted if key.endpoint not in present}
 
