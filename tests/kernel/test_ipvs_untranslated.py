@@ -195,6 +195,22 @@ def test_cleanup_removes_everything_at_once(pod: Namespace) -> None:
     assert (names(pod), arp(pod)) == (set(), ("0", "0"))
 
 
+@pytest.mark.parametrize("family", Family)
+def test_cleanup_removes_a_device_whose_creation_was_interrupted(
+    pod: Namespace, monkeypatch: pytest.MonkeyPatch, family: Family
+) -> None:
+    def end(name: str, text: str) -> None:
+        raise Rejected(f"cannot set the alias of the device {name}: Interrupted system call")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owned_devices, "set_note", end)
+        assert EndpointNetworks().put([address_of(family)]).keys() == {address_of(family)}
+    assert names(pod) != set()
+    (path,) = endpoint_networks.leftovers()
+    endpoint_networks.remove(path)
+    assert names(pod) == set()
+
+
 @pytest.fixture
 def node() -> Iterator[None]:
     """A node with a strict reverse path filter, and a pod behind a device without an address."""

@@ -8,7 +8,7 @@
   clients whose replies leave by another device.
 
 All of this is in the kernel alone: the note of each device names the network namespace of the node, so that
-agents of several nodes on one machine do not touch each other's, and that of the dummy device also the
+agents of several nodes on one machine do not change each other's, and that of the dummy device also the
 endpoint and what the sysctls were before. A namespace that ends takes it along.
 
 An address that a connected TCP socket uses stays until the connection ends, as a real server without new
@@ -55,12 +55,14 @@ Rejections = dict[EndpointKey, KernelError]
 class _Namespace(NamedTuple):
     """The network namespace that the calling thread has entered.
 
-    `node`: see `_node`. `owned`: the agent's devices. `own`: the ifindex of each address of other devices.
-    `on_device`: the addresses of each device, by ifindex.
+    `node`: see `_node`. `owned`: the agent's devices. `unfinished`: devices without a note, because the agent
+    of this or another node creates them now, or ended meanwhile. `own`: the ifindex of each address of other
+    devices. `on_device`: the addresses of each device, by ifindex.
     """
 
     node: str
     owned: list[OwnedDevice]
+    unfinished: list[OwnedDevice]
     own: Mapping[Address, int]
     on_device: Mapping[int, set[Address]]
 
@@ -182,7 +184,7 @@ def leftovers() -> list[str]:
     paths = []
     for path in namespaces.network_namespaces():
         with _entered(path) as found:
-            if found and found.owned:
+            if found and (found.owned or found.unfinished):
                 paths.append(path)
     return paths
 
@@ -195,7 +197,7 @@ def remove(path: str, only_unused: bool = False) -> set[Address]:
     """
     with _entered(path) as found:
         used = _used_addresses() & _addresses_of(found) if found and only_unused else set()
-        for device in found.owned if found and not used else ():
+        for device in (*found.owned, *found.unfinished) if found and not used else ():
             _delete(device)
         return used
 
@@ -205,9 +207,11 @@ def _addresses_of(found: _Namespace) -> set[Address]:
 
 
 def _node() -> str:
-    """Return the identity of the node: of the calling thread's network namespace, until the next boot."""
+    """Return how notes begin: with the name of this program and the identity of the node, which is that of the
+    calling thread's network namespace, until the next boot.
+    """
     found = namespaces.identity_of("/proc/thread-self/ns/net")
-    return f"netns:{found[1]}" if found else ""
+    return f"ebpfproxy/netns:{found[1]}" if found else ""
 
 
 @contextlib.contextmanager
@@ -232,7 +236,7 @@ def _entered(path: str) -> Iterator[_Namespace | None]:
             if ifindex not in of_agents
             for address in addresses
         }
-        yield _Namespace(node, owned, own, on_device)
+        yield _Namespace(node, owned, [each for each in devices if not each.note], own, on_device)
 
 
 def _by_endpoint(keys: Iterable[EndpointKey]) -> dict[Address, set[EndpointKey]]:
@@ -254,7 +258,7 @@ def _entries(found: _Namespace) -> Iterator[tuple[EndpointKey, bool]]:
             continue
         note = _Note.parse(device.note)
         if note is None:
-            continue  # without addresses: its creation was interrupted
+            continue  # another program has changed it
         is_correct = family(note.endpoint) is Family.IPV6 or _arp_is_quiet(note.device)
         for address in found.on_device.get(device.ifindex, ()):
             yield PodAddress(family(address), note.endpoint, address), is_correct
