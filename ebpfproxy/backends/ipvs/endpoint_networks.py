@@ -207,8 +207,8 @@ def _addresses_of(found: _Namespace) -> set[Address]:
 
 
 def _node() -> str:
-    """Return how notes begin: with the name of this program and the identity of the node, which is that of the
-    calling thread's network namespace, until the next boot.
+    """Return how notes begin: with the name of this program, and the identity of the node. That is the one of
+    the calling thread's network namespace, until the next boot.
     """
     found = namespaces.identity_of("/proc/thread-self/ns/net")
     return f"ebpfproxy/netns:{found[1]}" if found else ""
