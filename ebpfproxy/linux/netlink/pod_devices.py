@@ -18,7 +18,6 @@ RTM_GETNSID = 90  # include/uapi/linux/rtnetlink.h
 NETNSA_NSID, NETNSA_FD = 1, 3  # include/uapi/linux/net_namespace.h
 _NOT_ASSIGNED = struct.pack("=i", -1)
 _GENERAL_SIZE = 4  # struct rtgenmsg, padded
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 
 class PodDevice(NamedTuple):
@@ -54,7 +53,7 @@ def has_gateway(destination: Address) -> bool:
             socket.NETLINK_ROUTE, rtnetlink.RTM_GETROUTE, request + netlink.attribute(rtnetlink.RTA_DST, raw)
         )
     except OSError as error:
-        if error.errno in _NO_ROUTE:
+        if error.errno in rtnetlink.NO_ROUTE:
             return False
         raise Rejected(f"cannot look up a route: {error.strerror or error}") from error
     found = dict(netlink.attributes(answers[0], rtnetlink.ROUTE.size)) if answers else {}
