@@ -111,6 +111,7 @@ def restartable(_restartable: Cluster) -> Iterator[Cluster]:
         with contextlib.suppress(ProcessLookupError):
             _restartable.end()
         _restartable.remove_files()
+        _restartable.mode = "ebpf"
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,6 @@ def test_relays_end_with_a_killed_agent_and_cleanup_removes_the_addresses(restar
     assert "local routes" in restartable.ebpfproxy("cleanup").stdout
     assert not routes(restartable)
     assert outcome(restartable.p, TCP, web.v4, 80, 0.3) == SILENT
-    restartable.mode = "ebpf"
 
 
 def test_a_killed_relay_and_a_removed_address_are_restored(restartable: Cluster) -> None:
@@ -103,7 +102,6 @@ def test_a_killed_relay_and_a_removed_address_are_restored(restartable: Cluster)
     finally:
         agent.process.send_signal(signal.SIGCONT)
     eventually(lambda: outcome(restartable.p, UDP, web.v4, 53) == "a", "the address is restored")
-    restartable.mode = "ebpf"
 
 
 def test_while_relays_are_killed_under_load_no_connection_is_refused(
@@ -126,7 +124,6 @@ def test_while_relays_are_killed_under_load_no_connection_is_refused(
     assert set(report["errors"]) <= {"ECONNRESET", "ENODATA"}
     assert report["failed"] <= max(6, report["attempts"] / 10)
     assert set(answers(restartable.p, TCP, web.v4, 80)) == {"a", "b"}
-    restartable.mode = "ebpf"
 
 
 def test_commands_show_what_the_relays_hold(restartable: Cluster) -> None:
@@ -147,7 +144,6 @@ def test_commands_show_what_the_relays_hold(restartable: Cluster) -> None:
     explained = restartable.ebpfproxy("explain", f"{web.v4}:80", "--from=pod", *node, check=False)
     assert "relay" in explained.stdout, explained.stderr
     assert restartable.metric("ebpfproxy_datapath_events_total") > 0
-    restartable.mode = "ebpf"
 
 
 def test_verify_compares_the_relays_and_the_addresses_with_the_cluster(restartable: Cluster) -> None:
@@ -171,4 +167,3 @@ def test_verify_compares_the_relays_and_the_addresses_with_the_cluster(restartab
         agent.process.send_signal(signal.SIGCONT)
     assert differs.returncode == 1, differs.stdout + differs.stderr
     assert f"address {web.v4}" in differs.stdout
-    restartable.mode = "ebpf"

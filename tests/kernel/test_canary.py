@@ -132,7 +132,6 @@ def test_udp_is_tried_if_it_is_named(cluster: Cluster) -> None:
     assert found.states("outside at eth0", cluster.node.v4) == {node_port: "works"}
 
 
-@pytest.mark.backends("ebpf", "nftables", "iptables", "ipvs")
 def test_a_service_whose_endpoint_does_not_answer_proves_nothing(cluster: Cluster) -> None:
     """The pod p has no server."""
     web = balanced(cluster).to(cluster.p)

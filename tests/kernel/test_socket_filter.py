@@ -1,14 +1,17 @@
 """Classic BPF programs of sockets, in a real kernel."""
 
+import select
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from ebpfproxy.linux.captured_packets import CapturedPackets
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.sockets import socket_filter
 from ebpfproxy.linux.sockets.socket_filter import DROP, PASS, Program
-from ebpfproxy.model.address import Family, parse_network
+from ebpfproxy.model.address import Family, parse_address, parse_network
 from tests.support.namespace import namespace
 
 pytestmark = pytest.mark.kernel
@@ -79,6 +82,20 @@ def test_the_interface_decides() -> None:
     assert admitted([*socket_filter.on_interface(LOOPBACK + 1, PASS), *DROP], "127.0.0.1") == set()
 
 
+@pytest.mark.parametrize(("address", "at"), [("127.0.0.3", 16), (V6[2], 24)])
+def test_only_packets_to_one_address_are_captured(address: str, at: int) -> None:
+    wanted = parse_address(address)
+    with CapturedPackets("lo", wanted) as packets:
+        for each in ("127.0.0.2", *V6, "127.0.0.4", address):
+            number = socket.AF_INET6 if ":" in each else socket.AF_INET
+            with socket.socket(number, socket.SOCK_DGRAM) as client:
+                client.sendto(each.encode(), (each, 9))
+        first = packets.next(time.monotonic() + 10.0)
+        assert first
+        assert wanted.endswith(first[at : at + (4 if at == 16 else 16)])
+        assert first.endswith(address.encode())
+
+
 @pytest.mark.parametrize("family", list(Family), ids=lambda each: each.value)
 def test_all_connections_of_a_client_reach_the_same_socket(family: Family) -> None:
     """Of a group of three; different clients use all of them."""
@@ -90,7 +107,6 @@ def test_all_connections_of_a_client_reach_the_same_socket(family: Family) -> No
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             each.bind((own, group[0].getsockname()[1] if group else 0))
             each.listen()
-            each.setblocking(False)
             socket_filter.attach_choice(each, socket_filter.by_source(family, 3))
             group.append(each)
         sources = [f"127.0.1.{n}" for n in range(12)] if family is Family.IPV4 else V6
@@ -106,10 +122,6 @@ def _reached(group: list[socket.socket], source: str) -> int:
     """The number of the socket that accepts a connection."""
     address = group[0].getsockname()[:2]
     with socket.create_connection(address, 10.0, (source, 0)):
-        for number, each in enumerate(group):
-            try:
-                each.accept()[0].close()
-                return number
-            except BlockingIOError:
-                continue
-    raise AssertionError("no socket accepted the connection")
+        (ready,), _, _ = select.select(group, [], [], 10.0)
+        ready.accept()[0].close()
+        return group.index(ready)

@@ -66,23 +66,30 @@ class UserspaceInspection:
         return []
 
     def endpoint_of(self, connection: model.Connection) -> Translation | None:
-        """As the relay that accepted it has it. A relay may accept a moment after the client is connected."""
+        """As the relay that accepted it has it. None if no endpoint accepted the connection.
+
+        A relay may accept a moment after the client is connected, and tries several endpoints.
+        """
         end = time.monotonic() + _ACCEPT_SECONDS
-        while (found := _endpoint_of(connection)) is None and time.monotonic() < end:
+        while True:
+            found, is_dialing = _endpoint_of(connection)
+            if found or (not is_dialing and time.monotonic() > end):
+                return found
             time.sleep(_PAUSE)
-        return found
 
     def close(self) -> None:
         """Nothing is open between calls."""
 
 
-def _endpoint_of(connection: model.Connection) -> Translation | None:
+def _endpoint_of(connection: model.Connection) -> tuple[Translation | None, bool]:
+    """Return where a relay sends the connection, and whether it still tries endpoints."""
     client, frontend = format_endpoint(*connection.client), format_endpoint(*connection.frontend)
-    for answer in _ask_all(Find(connection.protocol.name, client, frontend)):
-        for each in answer.connections if isinstance(answer, Connections) else ():
-            host, _, port = each.endpoint.rpartition(":")
-            return Translation((parse_address(host.strip("[]")), int(port)))
-    return None
+    found = _ask_all(Find(connection.protocol.name, client, frontend))
+    answers = [each for each in found if isinstance(each, Connections)]
+    for each in (each for answer in answers for each in answer.connections):
+        host, _, port = each.endpoint.rpartition(":")
+        return Translation((parse_address(host.strip("[]")), int(port))), False
+    return None, any(answer.dialing for answer in answers)
 
 
 def shown(entry: Any) -> Any:

@@ -119,9 +119,13 @@ class Connection(NamedTuple):
 
 
 class Connections(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `ListConnections` and `Find`."""
+    """The answer to `ListConnections` and `Find`.
+
+    `dialing`: no endpoint has accepted the connection yet that `Find` describes, and the relay still tries.
+    """
 
     connections: list[Connection]
+    dialing: bool = False
 
 
 Request = Start | Change | Read | Count | ListConnections | Find

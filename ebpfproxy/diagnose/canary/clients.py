@@ -35,6 +35,7 @@ NO_REPLY = "no reply"
 SECONDS = 3.0
 """How long a connection may take. A lost SYN is sent again after one second."""
 _DATAGRAM_SECONDS = 0.3
+_RESET_SECONDS = 0.3
 _PORTS = 49152, 65535
 
 OUTSIDE = {
@@ -159,10 +160,10 @@ class UplinkClient:
                 if self._completes and not error:
                     exchange.complete()
                 translation = locate(connection)
-                if self._completes and not translation:
+                if self._completes and not error and not translation:
                     # A relay that reaches no endpoint has reset the connection meanwhile.
-                    later = _next(packets, of, time.monotonic() + _DATAGRAM_SECONDS)
-                    error, peer = _outcome(later, of) if later else (error, peer)
+                    error = _later_error(packets, of, time.monotonic() + _RESET_SECONDS)
+                    peer = None if error else peer
             finally:
                 exchange.reset()
         return Outcome(error, peer, translation)
@@ -216,6 +217,17 @@ def _next(packets: CapturedPackets, of: Conversation, deadline: float) -> Answer
         if found := segment.answer(packet, of):
             return found
     return None
+
+
+def _later_error(packets: CapturedPackets, of: Conversation, deadline: float) -> str:
+    """Return the error of the first answer that is one; "" if there is none until `deadline`.
+
+    Other answers do not count: a SYN-ACK that a router sends back to the node is captured again.
+    """
+    while answer := _next(packets, of, deadline):
+        if error := _outcome(answer, of)[0]:
+            return error
+    return ""
 
 
 def _outcome(answer: Answer | None, of: Conversation) -> tuple[str, tuple[Address, int] | None]:

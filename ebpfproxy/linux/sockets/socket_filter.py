@@ -10,11 +10,11 @@ SO_ATTACH_REUSEPORT_CBPF; bpf_convert_filter() in net/core/filter.c.
 import ctypes
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.errors import Rejected
-from ebpfproxy.model.address import V4_BITS, Family, Network, network_family
+from ebpfproxy.model.address import V4_BITS, Address, Family, Network, network_family
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF = 26, 27, 51
 _LD_W_ABS = 0x20
@@ -23,7 +23,11 @@ _XOR_X, _MUL_K, _RSH_K, _MOD_K, _TAX = 0xAC, 0x24, 0x74, 0x94, 0x07
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF
 _INTERFACE = 0xFFFFF000 + 8  # SKF_AD_OFF + SKF_AD_IFINDEX
 _SOURCE = {Family.IPV4: (12, 1), Family.IPV6: (8, 4)}
-"""The offset of the source address in the network header, and its size in words of 32 bits."""
+_DESTINATION = {Family.IPV4: (16, 1), Family.IPV6: (24, 4)}
+"""The offset of the address in the network header, and its size in words of 32 bits."""
+_VERSION_MASK = 0xF0000000
+_VERSIONS = {Family.IPV4: 4 << 28, Family.IPV6: 6 << 28}
+_SINGLE = 128
 _GOLDEN = 0x9E3779B1  # spreads consecutive addresses (Knuth's multiplicative hash)
 _WHOLE = 0xFFFFFFFF
 LONGEST = 4096
@@ -56,17 +60,32 @@ def on_interface(index: int, body: Program) -> Program:
 
 def from_network(network: Network, body: Program) -> Program:
     """Run `body`, which returns, for packets from a network. All packets must be of its family."""
-    return _compared(network, 0, len(body)) + body
+    return _compared(_SOURCE, network, 0, len(body)) + body
 
 
 def unless_from_network(network: Network, body: Program) -> Program:
     """Run `body`, which returns, for packets that are not from a network."""
-    return _compared(network, len(body), 0) + body
+    return _compared(_SOURCE, network, len(body), 0) + body
 
 
-def _compared(network: Network, if_equal: int, otherwise: int) -> Program:
-    """Compare the source address; then skip that many instructions."""
-    offset, words = _SOURCE[network_family(network)]
+def only_to(address: Address) -> Program:
+    """Pass the packets to one address, and drop those of the other family, too."""
+    network = Network(address, _SINGLE)
+    rest = [*_compared(_DESTINATION, network, 0, len(PASS)), *PASS, *DROP]
+    version = Instruction(_JEQ_K, 0, len(rest) - len(DROP), _VERSIONS[network_family(network)])
+    return [
+        Instruction(_LD_W_ABS, 0, 0, _NETWORK_HEADER),
+        Instruction(_AND_K, 0, 0, _VERSION_MASK),
+        version,
+        *rest,
+    ]
+
+
+def _compared(
+    ends: Mapping[Family, tuple[int, int]], network: Network, if_equal: int, otherwise: int
+) -> Program:
+    """Compare the address at one of `ends`; then skip that many instructions."""
+    offset, words = ends[network_family(network)]
     length = network.length - (V4_BITS if words == 1 else 0)
     raw = network.address[-4 * words :]
     program: Program = []

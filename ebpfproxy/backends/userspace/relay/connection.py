@@ -22,7 +22,7 @@ _LARGE = 256 << 10
 _ROUNDS = 8
 """How often a large transfer is continued before other connections get their turn."""
 _BUFFER = memoryview(bytearray(_LARGE))
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 class Direction:
@@ -194,7 +194,7 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         client: socket.socket,
         server: socket.socket,
-        info: "Info",
+        info: Info,
         ended: Callable[["Connection", bool], object],
     ) -> None:
         """`ended(connection, was_reset)`."""
@@ -227,8 +227,7 @@ class Connection:
     def reset(self) -> None:
         """Reset both sides: one of them was reset, or the connection must end."""
         for each in (self._client, self._server):
-            with contextlib.suppress(OSError):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            _reset_on_close(each)
         self._close(was_reset=True)
 
     def _close(self, was_reset: bool) -> None:
@@ -246,6 +245,10 @@ class Connection:
 
 def reset(sock: socket.socket) -> None:
     """Close a connected socket so that its peer gets a reset."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    _reset_on_close(sock)
     sock.close()
+
+
+def _reset_on_close(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)

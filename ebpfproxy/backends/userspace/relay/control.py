@@ -80,4 +80,4 @@ class Control:
             case ListConnections():
                 return Connections(work.listed(request.most))
             case Find():
-                return Connections(work.found(request))
+                return work.found(request)

@@ -45,6 +45,7 @@ class Dialing:
     def start(self, local: bool) -> None:
         """Begin with an endpoint of scope Local or Cluster."""
         self._local = local
+        self._work.dialing.add(self._client)
         for each in range(len(TIMEOUTS)):
             self._attempt = each
             if self._dial():
@@ -106,6 +107,7 @@ class Dialing:
     def _fail(self) -> None:
         self._work.counts[Event.FAILED] += 1
         reset(self._client)
+        self._work.dialing.discard(self._client)
 
     def _connected(self) -> None:
         client, server, work = self._client, self._server, self._work
@@ -125,4 +127,5 @@ class Dialing:
         info = Info(self._service, str(self._peer), self._target, self._balancer)
         connection = Connection(work.loop, client, server, info, work.ended)
         work.add(connection)
+        work.dialing.discard(client)
         connection.start(first)

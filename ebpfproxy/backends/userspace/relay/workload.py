@@ -1,6 +1,7 @@
 """What all parts of a relay share: event loop, counters, tables of limited size, open connections."""
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from ebpfproxy.backends.userspace.relay.affinity import Affinity
 from ebpfproxy.backends.userspace.relay.connection import Connection
 from ebpfproxy.backends.userspace.relay.counts import Counts, Event
 from ebpfproxy.backends.userspace.relay.flows import Flows
+from ebpfproxy.backends.userspace.relay.target import Target
 
 _SWEEP = 30.0  # seconds between two searches for idle connections
 
@@ -23,6 +25,8 @@ class Workload:
         self.counts: Counts = Counter()
         self.affinity = Affinity(start.affinity_clients)
         self.flows = Flows(loop, start, self.counts)
+        self.dialing: set[socket.socket] = set()
+        """The sockets of clients for which no endpoint has accepted a connection yet."""
         self._connections: set[Connection] = set()
         loop.call_later(_SWEEP, self._sweep)
 
@@ -45,18 +49,26 @@ class Workload:
         found = [*self._listed_connections(most)]
         return found + self.flows.listed(most - len(found))
 
-    def found(self, wanted: Find) -> list[messages.Connection]:
+    def found(self, wanted: Find) -> messages.Connections:
         """Return the connection or flow that a request describes. Empty without one."""
-        every = self.listed(len(self._connections) + len(self.flows))
-        fields = wanted.protocol, wanted.client, wanted.frontend
-        return [each for each in every if (each.protocol, each.client, each.frontend) == fields]
+        ends = wanted.client, wanted.frontend
+        if wanted.protocol == "UDP":
+            flows = self.flows.listed(len(self.flows))
+            return messages.Connections([each for each in flows if (each.client, each.frontend) == ends])
+        of_client = (each for each in self._connections if each.info.client == wanted.client)
+        return messages.Connections(
+            [self._shown(each) for each in of_client if each.frontend() == wanted.frontend],
+            dialing=any(_ends(each) == ends for each in self.dialing),
+        )
 
     def _listed_connections(self, most: int) -> Iterator[messages.Connection]:
-        now = self.loop.time()
         for _, each in zip(range(most), self._connections, strict=False):
-            info, idle = each.info, round(now - each.used, 1)
-            frontend = each.frontend()
-            yield messages.Connection(info.service, "TCP", info.client, frontend, str(info.target), idle)
+            yield self._shown(each)
+
+    def _shown(self, connection: Connection) -> messages.Connection:
+        info, idle = connection.info, round(self.loop.time() - connection.used, 1)
+        frontend = connection.frontend()
+        return messages.Connection(info.service, "TCP", info.client, frontend, str(info.target), idle)
 
     def _sweep(self) -> None:
         """End connections on which nothing arrived for too long."""
@@ -69,3 +81,13 @@ class Workload:
 
     def _timeout(self, connection: Connection) -> float:
         return self.start.tcp_closing_timeout if connection.is_half_closed else self.start.tcp_timeout
+
+
+def _ends(client: socket.socket) -> tuple[str, str] | None:
+    """Return the client and the frontend of an accepted connection; None if the client has reset it."""
+    try:
+        ends = client.getpeername(), client.getsockname()
+    except OSError:
+        return None
+    peer, own = (str(Target(client.family, *each[:2])) for each in ends)
+    return peer, own
