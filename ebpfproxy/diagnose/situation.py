@@ -38,11 +38,6 @@ def no_routes(_: Address) -> None:
     """No route is known, for example with manifests only."""
 
 
-def no_gateways(_: Address) -> bool:
-    """No gateway is known, for example with manifests only."""
-    return False
-
-
 class Served(NamedTuple):
     """A frontend, and the plan of the ServicePort that claims it."""
 
@@ -56,8 +51,7 @@ class Situation:
 
     - `plans`: with the frontends that each ServicePort gets. `requested`: with all that it claims.
     - `scheduler`, `forwarding`: --ipvs-scheduler and --ipvs-forwarding.
-    - `routes`: the node's routes. `has_gateway`: whether the one to an address has a gateway; False if it is
-      unknown.
+    - `routes`: the node's routes.
     - `is_from_tables`: the plans were read from the kernel or a dump; there are no EndpointSlices.
     """
 
@@ -72,7 +66,6 @@ class Situation:
     scheduler: str = ""
     routes: Routes = no_routes
     forwarding: Forwarding = Forwarding.NAT
-    has_gateway: Callable[[Address], bool] = no_gateways
     is_from_tables: bool = False
 
     @cached_property
@@ -122,6 +115,11 @@ class Situation:
         """Whether the node delivers packets to this address to itself."""
         return any(network(address, length) in self.state.local_networks for length in self._local_lengths)
 
+    def has_gateway(self, address: Address) -> bool:
+        """Whether the node's route to an address has a gateway. False if the route is unknown."""
+        route = self.routes(address)
+        return route is not None and route.has_gateway
+
     def accepts_node_ports(self, address: Address) -> bool:
         """Whether NodePorts are served at this address."""
         return any(contains(net, address) for net in self.node.node_port_networks)
@@ -155,7 +153,6 @@ def plan_situation(
     scheduler: str = "",
     routes: Routes = no_routes,
     forwarding: Forwarding = Forwarding.NAT,
-    has_gateway: Callable[[Address], bool] = no_gateways,
 ) -> Situation:
     """Plan all Services and the node, as `agent.reconciler` does. The order of Services does not matter."""
     state = cluster.state
@@ -182,7 +179,6 @@ def plan_situation(
         scheduler,
         routes,
         forwarding,
-        has_gateway,
     )
 
 

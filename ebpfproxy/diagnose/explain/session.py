@@ -23,7 +23,7 @@ from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
 from ebpfproxy.diagnose.mode_in_use import mode_in_use
-from ebpfproxy.diagnose.situation import Situation, no_gateways, no_routes, plan_situation
+from ebpfproxy.diagnose.situation import Situation, no_routes, plan_situation
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName
@@ -152,7 +152,6 @@ class Session:
             scheduler=config.ipvs_scheduler,
             routes=host.route_to if self._is_live else no_routes,
             forwarding=Forwarding(config.ipvs_forwarding),
-            has_gateway=host.has_gateway if self._is_live else no_gateways,
         )
 
     def answer(self, destination: str, client: str = "") -> Answer:

@@ -11,6 +11,7 @@ from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Situation
+from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, parse_weights
 from ebpfproxy.model.pod import HostPort, Pod
@@ -398,7 +399,9 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.FORWARDING_LIMITED: (
         CONNECTS,
         lambda: explained(
-            situation(ROUTED_WEB, READY, mode="ipvs", has_gateway=lambda address: True), FORWARDED, A_CLIENT
+            situation(ROUTED_WEB, READY, mode="ipvs", routes=lambda address: Route(2, None, True)),
+            FORWARDED,
+            A_CLIENT,
         ),
     ),
     # Masquerade
