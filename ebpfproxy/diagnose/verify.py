@@ -12,7 +12,7 @@ from ebpfproxy.diagnose.cluster import Cluster, read_cluster
 from ebpfproxy.diagnose.situation import Situation, situation_of_mode
 
 _ROUNDS = 4
-_SETTLED = 1.0  # seconds for a sync, besides the shortest interval between two syncs
+_SYNC = 1.0  # seconds for a sync, besides the shortest interval between two syncs
 
 
 class Inspectable(Protocol):
@@ -56,7 +56,7 @@ def verify(
         for _ in range(_ROUNDS - 1):
             if not result.differences:
                 break
-            sleep(least_interval(config, mode.name) + _SETTLED)
+            sleep(sync_seconds(config, mode.name))
             again = _compared(inspection, mode, read(config))
             lasting = {(each.key, each.state) for each in result.differences}
             kept = tuple(each for each in again.differences if (each.key, each.state) in lasting)
@@ -64,6 +64,11 @@ def verify(
         return result
     finally:
         inspection.close()
+
+
+def sync_seconds(config: Config, mode: str) -> float:
+    """The seconds in which a running agent applies a change of the cluster."""
+    return least_interval(config, mode) + _SYNC
 
 
 def _compared(inspection: Inspection, mode: Inspectable, cluster: Cluster) -> Verified:

@@ -11,7 +11,7 @@ from ebpfproxy.api.event import Unserved
 from ebpfproxy.backends.ebpf.inspect.saved import SavedView
 from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.config import Config
-from ebpfproxy.config.derived import least_interval, plan_context
+from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster, without_machine
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
@@ -24,14 +24,12 @@ from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
 from ebpfproxy.diagnose.mode_in_use import mode_in_use
 from ebpfproxy.diagnose.situation import Situation, no_routes, plan_situation
+from ebpfproxy.diagnose.verify import sync_seconds
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName
 
 Compare = Callable[[Explanation, Origin], Explanation]
-
-_SETTLED = 1.0
-"""Seconds for a sync, besides the shortest interval between two syncs."""
 
 _UNSERVED = {
     Unserved.EXTERNAL_NAME: Reason.EXTERNAL_NAME,
@@ -164,7 +162,7 @@ class Session:
         """
         found = self._answer(destination, client)
         if self._is_live and any(each.disagreements for each in found.explanations):
-            time.sleep(least_interval(self._config, self.situation.mode) + _SETTLED)
+            time.sleep(sync_seconds(self._config, self.situation.mode))
             self._known = self._read()
             found = self._answer(destination, client)
         return found
