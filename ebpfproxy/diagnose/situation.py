@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
 from ebpfproxy.backends.mode import Inspection
+from ebpfproxy.config import Config
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Family, contains, family, network
@@ -183,8 +184,15 @@ def plan_situation(
 
 
 def situation_of_mode(
-    cluster: Cluster, inspection: Inspection, mode: str, routes: Routes = no_routes
+    cluster: Cluster, inspection: Inspection, mode: str, config: Config, routes: Routes = no_routes
 ) -> Situation:
     """Plan with the options of a mode, and with the bypassing pods that it recorded in the kernel."""
     state = dataclasses.replace(cluster.state, bypassing=inspection.bypassing())
-    return plan_situation(cluster._replace(state=state), inspection.context, mode, routes=routes)
+    return plan_situation(
+        cluster._replace(state=state),
+        inspection.context,
+        mode,
+        scheduler=config.ipvs_scheduler,
+        routes=routes,
+        forwarding=Forwarding(config.ipvs_forwarding),
+    )

@@ -45,7 +45,7 @@ def canary(
     with contextlib.closing(mode.inspect(config)) as inspection:
 
         def run(only: Collection[_Path] | None = None) -> dict[_Path, Result]:
-            situation = situation_of_mode(read(config), inspection, mode.name, host.route_to)
+            situation = situation_of_mode(read(config), inspection, mode.name, config, host.route_to)
             return dict(_results(situation, inspection, named, only))
 
         found = run()
