@@ -1,5 +1,6 @@
 """Packets that pass a device, from packet(7). A filter in the kernel selects those to one address."""
 
+import contextlib
 import ctypes
 import socket
 import struct
@@ -24,12 +25,14 @@ class CapturedPackets:
     """
 
     def __init__(self, device: str, destination: Address) -> None:
+        code = ctypes.create_string_buffer(_filter(destination))
+        program = struct.pack("@HP", len(code) // _INSTRUCTION.size, ctypes.addressof(code))
         try:
-            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
-            code = ctypes.create_string_buffer(_filter(destination))
-            program = struct.pack("@HP", len(code) // _INSTRUCTION.size, ctypes.addressof(code))
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-            self._socket.bind((device, _ETH_P_ALL))
+            with contextlib.ExitStack() as opened:
+                self._socket = opened.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0))
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+                self._socket.bind((device, _ETH_P_ALL))
+                opened.pop_all()
         except OSError as error:
             raise Rejected(f"cannot capture packets of {device}: {error.strerror}", "run as root") from error
 
