@@ -23,7 +23,7 @@ from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
 from ebpfproxy.diagnose.mode_in_use import mode_in_use
-from ebpfproxy.diagnose.situation import Situation, no_routes, plan_situation
+from ebpfproxy.diagnose.situation import Situation, no_routes, plan_situation, situation_of_mode
 from ebpfproxy.diagnose.verify import sync_seconds
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.node import Node
@@ -122,7 +122,8 @@ class Session:
         if self._sources.zone is not None:
             return _Knowledge(self._plan(mode.name), None)
         with contextlib.closing(mode.inspect(self._config)) as inspection:
-            situation = self._plan(mode.name, inspection.bypassing())
+            cluster = read_cluster(self._config)
+            situation = situation_of_mode(cluster, inspection, mode.name, self._config, host.route_to)
             facts = KernelFacts(inspection, situation)
         if mode.name != EBPF:
             return _Knowledge(situation, lambda each, _: with_facts(each, facts.differences(each)))
@@ -134,12 +135,11 @@ class Session:
 
         return _Knowledge(situation, compare)
 
-    def _plan(self, mode: str, bypassing: frozenset[int] = frozenset()) -> Situation:
+    def _plan(self, mode: str) -> Situation:
+        """Plan without the state of the mode in the kernel."""
         config, zone = self._config, self._sources.zone
         cluster = read_cluster(config)
-        if self._is_live:
-            cluster = cluster._replace(state=dataclasses.replace(cluster.state, bypassing=bypassing))
-        else:
+        if not self._is_live:
             cluster = without_machine(cluster)
         if zone is not None:
             cluster = _with_zone(cluster, config.node_name, zone)

@@ -198,6 +198,15 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         ),
     ),
     Reason.PORT_NOT_SERVED: (ROUTED, lambda: explained(situation(WEB, READY), to(port=81))),
+    Reason.SCTP_UNSERVED: (
+        ROUTED,
+        lambda: explained(
+            situation(
+                SCTP, slice_with(Protocol.SCTP, 80, endpoint(POD)), mode="nftables", sctp_unserved="no SCTP"
+            ),
+            to(protocol=Protocol.SCTP),
+        ),
+    ),
     Reason.UNUSED_PORT_REJECTED: (
         REJECTED,
         lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
