@@ -43,9 +43,8 @@ class Forwarded:
             serve(pod)
         for network in SERVICES:
             ip(lab.router, f"route add {network} via {self.node.v6 if ':' in network else self.node.v4}")
-        with netns.entered(
-            lab.router.netns
-        ):  # replies do not come from where the route to their source leads
+        # Replies do not come from where the route to their source leads.
+        with netns.entered(lab.router.netns):
             for name in ("all", "default"):
                 sysctl.ensure(f"net/ipv4/conf/{name}/rp_filter", "2")
         self.agents: list[Agent] = []

@@ -88,6 +88,17 @@ def test_a_program_is_attached_until_its_link_is_unpinned(group: Path, pin: Path
     until(lambda: not cgroup.programs(group, CONNECT4))  # the kernel releases a link in the background
 
 
+def test_a_detached_link_is_detached_at_once(group: Path, pin: Path, one: Program) -> None:
+    """An unpinned link is detached later, by a work queue of the kernel."""
+    for _ in range(50):
+        cgroup.attach_link(one, group, CONNECT4, pin)
+        assert cgroup.programs(group, CONNECT4) == [one.id]
+        cgroup.detach_link(pin)
+        assert cgroup.programs(group, CONNECT4) == []
+        assert not pin.exists()
+    cgroup.detach_link(pin)  # it does not exist
+
+
 def test_a_link_keeps_its_id_when_its_program_is_replaced(
     group: Path, pin: Path, one: Program, two: Program
 ) -> None:

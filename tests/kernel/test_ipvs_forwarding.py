@@ -4,6 +4,7 @@ Needs a kernel with IPVS: tests/vm.
 """
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -139,7 +140,7 @@ def test_verify_finds_no_difference_and_an_injected_one_is_restored(nodes: Forwa
         f"--manifests={nodes.folder}",
         f"--hostname-override={nodes.first.name}",
     ]
-    nodes.agents[0].process.send_signal(19)  # SIGSTOP: the agent does not restore it meanwhile
+    nodes.agents[0].process.send_signal(signal.SIGSTOP)  # so that it restores nothing meanwhile
     try:
         clean = nodes.node.run(command, check=False, timeout=300)
         name = next(name for name in devices(nodes.a) if name.startswith("ebpv4"))
@@ -150,7 +151,7 @@ def test_verify_finds_no_difference_and_an_injected_one_is_restored(nodes: Forwa
         nodes.node.run(["sysctl", "-w", "net.ipv4.conf.all.accept_local=0"])
         found = nodes.node.run(command, check=False, timeout=300).stdout
     finally:
-        nodes.agents[0].process.send_signal(18)
+        nodes.agents[0].process.send_signal(signal.SIGCONT)
     assert clean.returncode == 0, clean.stdout + clean.stderr + nodes.agents[0].log()[-4000:]
     for text in (
         f"address {vips(ROUTED)[0]} at endpoint {nodes.a.v4}",

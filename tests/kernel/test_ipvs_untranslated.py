@@ -195,6 +195,22 @@ def test_cleanup_removes_everything_at_once(pod: Namespace) -> None:
     assert (names(pod), arp(pod)) == (set(), ("0", "0"))
 
 
+@pytest.mark.parametrize("family", Family)
+def test_cleanup_removes_a_device_whose_creation_was_interrupted(
+    pod: Namespace, monkeypatch: pytest.MonkeyPatch, family: Family
+) -> None:
+    def end(name: str, text: str) -> None:
+        raise Rejected(f"cannot set the alias of the device {name}: Interrupted system call")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owned_devices, "set_note", end)
+        assert EndpointNetworks().put([address_of(family)]).keys() == {address_of(family)}
+    assert names(pod) != set()
+    (path,) = endpoint_networks.leftovers()
+    endpoint_networks.remove(path)
+    assert names(pod) == set()
+
+
 @pytest.fixture
 def node() -> Iterator[None]:
     """A node with a strict reverse path filter, and a pod behind a device without an address."""
@@ -239,3 +255,25 @@ def test_only_the_devices_of_replies_lose_the_strict_filter() -> None:
     assert filters() == before
     assert sysctl.read("net/ipv4/conf/all/accept_local") == "0"
     assert return_path.read(endpoints) is None
+
+
+@pytest.mark.usefixtures("node")
+def test_a_device_with_an_address_is_restored_beside_those_of_many_pods() -> None:
+    """The note has no room for all of them."""
+    endpoints = set()
+    for number in range(20):
+        for command in (
+            f"link add cali{number:08} type veth peer name peer{number}",
+            f"link set cali{number:08} up",
+            f"link set peer{number} up",
+            f"route add 10.99.8.{number}/32 dev cali{number:08}",
+        ):
+            subprocess.run(["ip", *command.split()], check=True)
+        endpoints.add(parse_address(f"10.99.8.{number}"))
+    before = filters()
+    return_path.ensure(endpoints)
+    assert filters()["eth0"] == "2"
+    assert sysctl.read("net/ipv4/conf/cali00000019/rp_filter") == "0"
+    return_path.restore()
+    assert filters() == before
+    assert sysctl.read("net/ipv4/conf/cali00000019/rp_filter") == "1"

@@ -332,7 +332,7 @@ def detach_all(
     for path in sorted(pins.links.iterdir()) if pins.links.is_dir() else ():
         if path.name not in known:
             if not dry_run:
-                path.unlink()
+                cgroup.detach_link(path)
             removed.append(f"link {path.name}")
     return removed
 
@@ -351,7 +351,7 @@ def _detach(hook: Hook, pins: Pins, cgroup_root: Path | None, dry_run: bool = Fa
     for path in _link_pins(pins, hook):
         if path.exists():
             if not dry_run:
-                path.unlink(missing_ok=True)
+                cgroup.detach_link(path)
             removed.append(f"link {path.name}")
     if cgroup_root is None or (dry_run and removed):  # the kernel's list includes programs of links, too
         return removed

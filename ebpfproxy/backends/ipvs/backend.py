@@ -46,6 +46,7 @@ from ebpfproxy.linux.xtables.iptables import Iptables
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import IptablesCounts
+from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.service_plan import NodePlan, PlanKey, ServicePortPlan
 
 log = Logger(__name__)
@@ -127,7 +128,7 @@ class IpvsBackend:
         self._expansion = NodePortExpansion()
         self._endpoints = EndpointNetworks()
         self._surroundings = KernelSurroundings()
-        self._limits: dict[PlanKey, set[str]] = {}
+        self._limits: dict[NamespacedName, dict[PlanKey, set[str]]] = {}
         self._answers: dict[PlanKey, Answers] = {}  # of the plans whose entries depend on any
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
@@ -151,13 +152,15 @@ class IpvsBackend:
 
     def _report_limits(self, plan: ServicePortPlan, found: set[str]) -> None:
         """Log the limits of a Service once until they change. The first of its ports that has any counts."""
-        name = (plan.name.namespace, plan.name.name)
-        previous = self._limits.pop(plan.key, set())
-        is_reported = any(key[0][:2] == name for key in self._limits)
+        name = NamespacedName(plan.name.namespace, plan.name.name)
+        known = self._limits.get(name, {})
+        previous = known.pop(plan.key, None)
         if found:
-            self._limits[plan.key] = found
-            if found != previous and not (is_reported and not previous):
-                log.warning(LIMITED, service="/".join(name), instead="; ".join(sorted(found)))
+            if found != previous and (previous or not known):
+                log.warning(LIMITED, service=str(name), instead="; ".join(sorted(found)))
+            self._limits[name] = known | {plan.key: found}
+        elif not known:
+            self._limits.pop(name, None)
 
     def read(self) -> dict[Key, Entry]:
         if not self._families.is_for_reading:
@@ -175,9 +178,8 @@ class IpvsBackend:
 
     def _read_untranslated(self, served: Collection[Family]) -> dict[Key, Entry]:
         """Return what the node and its endpoints have for untranslated packets."""
-        entries = self._endpoints.read(served)
-        endpoints = {key.endpoint for key in entries if isinstance(key, PodAddress)}
-        is_correct = return_path.read(endpoints)
+        entries: dict[Key, Entry] = dict(self._endpoints.read(served).items())
+        is_correct = return_path.read(self._endpoints.endpoints)
         return entries if is_correct is None else {**entries, ReturnPath(Family.IPV4): is_correct}
 
     def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
@@ -265,8 +267,15 @@ class IpvsBackend:
             return []
         self._surroundings.may_differ = False
         now = self._surroundings.answers()
-        self._answers = {key: answers for key, answers in self._answers.items() if key in plans}
+        self._forget_all_but(plans)
         return [key for key, answers in self._answers.items() if not answers.hold(now)]
+
+    def _forget_all_but(self, plans: Collection[PlanKey]) -> None:
+        self._answers = {key: answers for key, answers in self._answers.items() if key in plans}
+        for name, known in list(self._limits.items()):
+            self._limits[name] = {key: found for key, found in known.items() if key in plans}
+            if not self._limits[name]:
+                del self._limits[name]
 
     def generation(self) -> Hashable:
         return self._generation.value()

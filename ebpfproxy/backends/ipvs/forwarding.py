@@ -55,6 +55,11 @@ class Choice(NamedTuple):
 _NAT = Choice(Forwarding.NAT, Forwarding.NAT)
 
 
+def requested(plan: ServicePortPlan, default: Forwarding) -> Forwarding:
+    """Return the method that a Service requests. `default`: for those that request none."""
+    return plan.balancing.forwarding or default
+
+
 def choose(
     plan: ServicePortPlan,
     frontend: FrontendPlan,
@@ -63,7 +68,7 @@ def choose(
     surroundings: Surroundings,
 ) -> Choice:
     """Return how the packets of a frontend are forwarded. `used`: the endpoints for new connections."""
-    wanted = plan.balancing.forwarding or default
+    wanted = requested(plan, default)
     if wanted is Forwarding.NAT or frontend.kind not in _EXTERNAL:
         return _NAT
     address, port, _ = frontend.frontend

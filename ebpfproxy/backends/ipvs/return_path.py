@@ -24,15 +24,17 @@ from ebpfproxy.linux.netlink import dummy, links, owned_devices, routing
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Family, family
+from ebpfproxy.model.device import Device
 
 log = Logger(__name__)
 
-_MARK = "return-path"
+_MARK = "ebpfproxy"
 _MAX_NOTE = 255  # IFALIASZ, without the zero byte
 _OFF, _STRICT, _LOOSE = 0, 1, 2
 _WITHOUT_PACKETS = ("lo", KUBE_IPVS0)
 _ACCEPT_LOCAL = "all/accept_local"
 _ALL, _DEFAULT = "all/rp_filter", "default/rp_filter"
+_GENERAL = (_ACCEPT_LOCAL, _ALL, _DEFAULT)
 
 
 class _Change(NamedTuple):
@@ -74,9 +76,9 @@ def restore() -> bool:
     if known is None:
         return False
     default = known.get(_DEFAULT, _value(_DEFAULT))
-    for name in _devices_without_address():
+    for name, has_address in _devices().items():
         with contextlib.suppress(NotFound):
-            if _value(name) == _OFF:
+            if not has_address and _value(name) == _OFF:
                 sysctl.ensure(_path(name), str(default))
     for name, value in known.items():
         with contextlib.suppress(NotFound):
@@ -94,13 +96,13 @@ def _changes(endpoints: Collection[Address]) -> Iterator[_Change]:
     for device in links.read():
         if device.name in _WITHOUT_PACKETS:
             continue
-        name = f"{device.name}/rp_filter"
+        name = _filter(device)
         try:
             value = _value(name)
         except KernelError:
             continue  # the device is gone
         wanted = max(of_all, value)
-        if any(family(each) is Family.IPV4 for each in device.addresses):
+        if _has_address(device):
             wanted = _LOOSE if wanted == _STRICT else wanted
         elif device.ifindex in outer:
             wanted = _OFF
@@ -112,18 +114,28 @@ def _changes(endpoints: Collection[Address]) -> Iterator[_Change]:
         yield _Change(_ALL, of_all, _OFF)
 
 
-def _devices_without_address() -> Iterator[str]:
-    for device in links.read():
-        if device.name not in _WITHOUT_PACKETS and not any(
-            family(each) is Family.IPV4 for each in device.addresses
-        ):
-            yield f"{device.name}/rp_filter"
+def _devices() -> dict[str, bool]:
+    """Return whether each device has an IPv4 address, by the name of its reverse path filter."""
+    return {_filter(each): _has_address(each) for each in links.read() if each.name not in _WITHOUT_PACKETS}
+
+
+def _filter(device: Device) -> str:
+    return f"{device.name}/rp_filter"
+
+
+def _has_address(device: Device) -> bool:
+    return any(family(each) is Family.IPV4 for each in device.addresses)
 
 
 def _note(before: Mapping[str, int]) -> str:
-    """Return the note. It has room for about ten devices: those of pods are left out first."""
+    """Return the note, without devices that are gone. It has room for about ten devices: those without an
+    address are left out first, since `restore` sets them to the default.
+    """
+    devices = _devices()
+    general = [name for name in before if name in _GENERAL]
+    of_devices = [name for name in before if name in devices]
     text = _MARK
-    for name in sorted(before, key=lambda each: (not each.startswith(("all/", "default/")), each)):
+    for name in (*general, *sorted(of_devices, key=lambda each: (not devices[each], each))):
         word = f" {name}={before[name]}"
         if len(text) + len(word) <= _MAX_NOTE:
             text += word

@@ -30,7 +30,7 @@ from ebpfproxy.backends.ipvs.entries import (
     ServerEntry,
     Tunnel,
 )
-from ebpfproxy.backends.ipvs.forwarding import METHODS, Surroundings, choose
+from ebpfproxy.backends.ipvs.forwarding import METHODS, Surroundings, choose, requested
 from ebpfproxy.backends.ipvs.schedulers import scheduler
 from ebpfproxy.backends.ipvs.sets import member_text, set_name
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
@@ -100,6 +100,8 @@ def limits(plan: ServicePortPlan, settings: IpvsSettings, surroundings: Surround
     """Return what the Service requests and does not get, each with the reason."""
     name, lacking = scheduler(plan.balancing, settings.scheduler, surroundings.has_scheduler)
     found = {f"scheduler {name}: this kernel lacks {lacking}"} if lacking else set()
+    if requested(plan, settings.forwarding) is Forwarding.NAT:
+        return found  # most Services: the endpoints need not be searched again
     for each in plan.frontends:
         choice = choose(plan, each, _endpoints(plan, each), settings.forwarding, surroundings)
         if choice.limit:

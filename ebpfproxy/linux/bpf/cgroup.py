@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ebpfproxy.errors import KernelError, NotFound, Rejected
@@ -68,6 +68,17 @@ def attach_link(program: Program, cgroup: Path, attach_type: int, pin: Path) -> 
             fresh.rename(pin)  # a previous link stays in force until now
         finally:
             link.close()
+
+
+def detach_link(pin: Path) -> None:
+    """Detach the pinned link at once, and unpin it.
+
+    Without the detachment, the kernel detaches a link some time after its last pin is removed. Kernels before
+    5.9 always do.
+    """
+    with suppress(KernelError), closing(Link.pinned(pin)) as link:
+        link.detach()
+    pin.unlink(missing_ok=True)
 
 
 def _replaced(program: Program, cgroup_id: int, pin: Path) -> bool:

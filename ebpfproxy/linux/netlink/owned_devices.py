@@ -16,7 +16,7 @@ import struct
 from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError, NotFound, Unsupported
-from ebpfproxy.linux.netlink import iproute, netlink, rtnetlink
+from ebpfproxy.linux.netlink import iproute, links, netlink, rtnetlink
 from ebpfproxy.linux.netlink.netlink import attribute
 from ebpfproxy.model.address import V4_PREFIX, Address, Family, family, parse_address
 
@@ -25,8 +25,6 @@ _IFLA_IFALIAS = 20
 _INFO_DATA = 2  # IFLA_INFO_DATA
 _LOCAL, _PROTOCOL = 2, 9  # IFLA_IPTUN_*
 _IPV6_IN_IPV6 = 41
-
-_SCOPE_HOST = 254  # RT_SCOPE_HOST
 
 DUMMY_ADDRESS: Address = parse_address("192.0.0.8")
 """The IPv4 dummy address (RFC 7600), which no host has."""
@@ -52,9 +50,7 @@ class OwnedDevice(NamedTuple):
 def read(*prefixes: str) -> list[OwnedDevice]:
     """The dummy and tunnel devices whose names start with one of the prefixes. Raises Rejected."""
     try:
-        found = netlink.dump(
-            socket.NETLINK_ROUTE, rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, 0, 0, 0), strict=True
-        )
+        found = links.dump()
     except OSError as error:
         raise _failure("cannot read the network devices", error) from error
     devices = map(_device, map(rtnetlink.link, found))
@@ -93,7 +89,7 @@ def add_dummy_address(name: str) -> None:
     try:
         ifindex = socket.if_nametoindex(name)
         raw = attribute(rtnetlink.IFA_LOCAL, DUMMY_ADDRESS[len(V4_PREFIX) :])
-        body = rtnetlink.ADDRESS.pack(socket.AF_INET, 32, 0, _SCOPE_HOST, ifindex) + raw
+        body = rtnetlink.ADDRESS.pack(socket.AF_INET, 32, 0, rtnetlink.RT_SCOPE_HOST, ifindex) + raw
         flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
         netlink.change(socket.NETLINK_ROUTE, rtnetlink.RTM_NEWADDR, body, flags)
     except OSError as error:

@@ -51,8 +51,6 @@ ADDRESS = "127.235.0.1"
 SYSCTLS = {"rp_filter": "2", "accept_local": "1", "route_localnet": "1"}
 """The settings of DEVICE below net/ipv4/conf."""
 
-RT_SCOPE_HOST = 254
-
 
 class _Device(NamedTuple):
     """`peer` is the ifindex of a veth's peer, 0 if the peer is in another network namespace."""
@@ -149,7 +147,7 @@ def _repair(name: str, device: _Device, mac: bytes) -> None:
 def _ensure_address(ifindex: int) -> None:
     if not _has_address(ifindex):
         with iproute.opened(f"cannot add the address {ADDRESS} to {DEVICE}") as changes:
-            changes.addr("add", index=ifindex, address=ADDRESS, prefixlen=32, scope=RT_SCOPE_HOST)
+            changes.addr("add", index=ifindex, address=ADDRESS, prefixlen=32, scope=rtnetlink.RT_SCOPE_HOST)
 
 
 def _has_address(ifindex: int) -> bool:

@@ -12,7 +12,6 @@ from ebpfproxy.model.address import V4_PREFIX, Address, Family, family
 RTA_SRC, RTA_IIF, RTA_GATEWAY, RTA_PREFSRC, RTA_VIA = 2, 3, 5, 7, 18  # RTA_VIA: a gateway of another family
 
 _U32 = struct.Struct("=I")
-_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 _NOT_ACCEPTED = (errno.EXDEV, errno.EINVAL)
 """The reverse path filter dropped the packet. Linux 6.18 returns EINVAL, as for all martians."""
 
@@ -38,7 +37,7 @@ def route_to(address: Address) -> Route:
     try:
         replies = netlink.get(socket.NETLINK_ROUTE, rtnetlink.RTM_GETROUTE, request)
     except OSError as error:
-        if error.errno in _NO_ROUTE:
+        if error.errno in rtnetlink.NO_ROUTE:
             return Route(0, None)
         raise _unreadable(error) from error
     found = dict(netlink.attributes(replies[0], rtnetlink.ROUTE.size)) if replies else {}

@@ -28,6 +28,8 @@ RT_TABLE_MAIN, RT_TABLE_LOCAL = 254, 255
 RTN_UNICAST, RTN_LOCAL = 1, 2
 RTA_DST, RTA_OIF, RTA_PRIORITY, RTA_MULTIPATH, RTA_TABLE = 1, 4, 6, 9, 15
 RT_SCOPE_HOST = 254
+NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
+"""The errors of a lookup without a route, or with one of type unreachable, prohibit or blackhole."""
 
 LINK = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change
 ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefixlen, flags, scope, index
@@ -105,8 +107,8 @@ def is_local(family: int, address: bytes, ifindex: int = 0) -> bool:
     try:
         found = netlink.get(socket.NETLINK_ROUTE, RTM_GETROUTE, request)
     except OSError as error:
-        if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL):
-            return False  # no route, or one of type unreachable, prohibit or blackhole
+        if error.errno in NO_ROUTE:
+            return False
         raise
     return any(ROUTE.unpack_from(each)[7] == RTN_LOCAL for each in found)
 

@@ -1,5 +1,7 @@
 """Direct routing and tunnels: which frontends get them, what their endpoints need, and the limits."""
 
+from collections.abc import Callable
+
 import pytest
 
 from ebpfproxy.backends.ipvs import sets
@@ -71,10 +73,10 @@ def planned(
 def surroundings(*, local: str = "", behind: str = "", lacking: str = "") -> Surroundings:
     """`local`: an address of this node; `behind`: one that has a gateway; `lacking`: a scheduler."""
 
-    def equals(text: str) -> "type[bool] | object":
+    def equals(text: str) -> Callable[[Address], bool]:
         return lambda address: format_address(address) == text
 
-    return Surroundings(lambda name: name != lacking, equals(local), equals(behind))  # type: ignore[arg-type]
+    return Surroundings(lambda name: name != lacking, equals(local), equals(behind))
 
 
 def methods(entries: dict[Key, Entry]) -> dict[str, Method]:

@@ -1,10 +1,11 @@
 """What plans in mode ipvs depend on besides plans: which of them to render again after a change."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.backends.ipvs.backend import IpvsBackend
+from ebpfproxy.backends.ipvs.backend import LIMITED, IpvsBackend
 from ebpfproxy.backends.ipvs.entries import Server, ServerEntry
 from ebpfproxy.backends.ipvs.service_entries import PLAIN, service_entries
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
@@ -76,6 +77,38 @@ def test_removed_and_translated_plans_are_never_outdated(
     gateways.clear()
     backend._surroundings.forget()
     assert backend.outdated({PLAN.key}) == []
+
+
+def test_limits_are_reported_once_until_they_change_or_the_service_is_removed(
+    backend: IpvsBackend, gateways: set[Address], caplog: pytest.LogCaptureFixture
+) -> None:
+    def reports() -> int:
+        return [record.message for record in caplog.records].count(LIMITED)
+
+    port = PLAN.name._replace(port="other")
+    other_port = dataclasses.replace(PLAN, name=port)
+    gateways.add(parse_address(THERE[Family.IPV4]))
+    backend._surroundings.forget()
+    backend.render((PLAN, other_port, PLAN), None)
+    assert reports() == 1
+    backend.outdated({PLAN.key, other_port.key})
+    backend.render((PLAN, other_port), None)
+    assert reports() == 1
+    backend._surroundings.forget()
+    backend.outdated({other_port.key})
+    backend.render((PLAN,), None)
+    assert reports() == 1  # the other port still has the limit
+    backend._surroundings.forget()
+    backend.outdated(set())
+    backend.render((PLAN,), None)
+    assert reports() == 2
+    gateways.clear()
+    backend._surroundings.forget()
+    backend.render((PLAN,), None)
+    gateways.add(parse_address(THERE[Family.IPV4]))
+    backend._surroundings.forget()
+    backend.render((PLAN,), None)
+    assert reports() == 3
 
 
 def test_a_translated_plan_asks_nothing() -> None:
