@@ -29,7 +29,7 @@ def probe() -> tuple[Finding, ...]:
 
 def _uplinks() -> Iterator[Finding]:
     devices = links.read()
-    default_ifindex = routing.device_to(CLIENT)
+    default_ifindex = routing.route_to(CLIENT).ifindex
     names = {device.ifindex: device.name for device in devices}
     for device in uplinks(devices):
         own = next((each for each in device.addresses if family(each) is Family.IPV4), None)

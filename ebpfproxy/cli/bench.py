@@ -443,13 +443,7 @@ def churn_command(
 @click.option(
     "--readers/--no-readers", default=True, help="Measure while monitor runs, too.", show_default=True
 )
-@click.option(
-    "--rate",
-    type=click.FloatRange(0),
-    default=0.0,
-    help="Connections per second of the client. 0: without a pause.",
-    show_default=True,
-)
+@options.seconds("--rate", 0.0, "Connections per second of the client. 0: without a pause.")
 @options.output
 def monitor_command(
     services: list[int],

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
 from ebpfproxy.backends.mode import Inspection
+from ebpfproxy.config import Config
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Family, contains, family, network
@@ -38,11 +39,6 @@ def no_routes(_: Address) -> None:
     """No route is known, for example with manifests only."""
 
 
-def no_gateways(_: Address) -> bool:
-    """No gateway is known, for example with manifests only."""
-    return False
-
-
 class Served(NamedTuple):
     """A frontend, and the plan of the ServicePort that claims it."""
 
@@ -56,8 +52,7 @@ class Situation:
 
     - `plans`: with the frontends that each ServicePort gets. `requested`: with all that it claims.
     - `scheduler`, `forwarding`: --ipvs-scheduler and --ipvs-forwarding.
-    - `routes`: the node's routes. `has_gateway`: whether the one to an address has a gateway; False if it is
-      unknown.
+    - `routes`: the node's routes.
     - `is_from_tables`: the plans were read from the kernel or a dump; there are no EndpointSlices.
     """
 
@@ -72,7 +67,6 @@ class Situation:
     scheduler: str = ""
     routes: Routes = no_routes
     forwarding: Forwarding = Forwarding.NAT
-    has_gateway: Callable[[Address], bool] = no_gateways
     is_from_tables: bool = False
 
     @cached_property
@@ -122,6 +116,11 @@ class Situation:
         """Whether the node delivers packets to this address to itself."""
         return any(network(address, length) in self.state.local_networks for length in self._local_lengths)
 
+    def has_gateway(self, address: Address) -> bool:
+        """Whether the node's route to an address has a gateway. False if the route is unknown."""
+        route = self.routes(address)
+        return route is not None and route.has_gateway
+
     def accepts_node_ports(self, address: Address) -> bool:
         """Whether NodePorts are served at this address."""
         return any(contains(net, address) for net in self.node.node_port_networks)
@@ -155,7 +154,6 @@ def plan_situation(
     scheduler: str = "",
     routes: Routes = no_routes,
     forwarding: Forwarding = Forwarding.NAT,
-    has_gateway: Callable[[Address], bool] = no_gateways,
 ) -> Situation:
     """Plan all Services and the node, as `agent.reconciler` does. The order of Services does not matter."""
     state = cluster.state
@@ -182,13 +180,19 @@ def plan_situation(
         scheduler,
         routes,
         forwarding,
-        has_gateway,
     )
 
 
 def situation_of_mode(
-    cluster: Cluster, inspection: Inspection, mode: str, routes: Routes = no_routes
+    cluster: Cluster, inspection: Inspection, mode: str, config: Config, routes: Routes = no_routes
 ) -> Situation:
     """Plan with the options of a mode, and with the bypassing pods that it recorded in the kernel."""
     state = dataclasses.replace(cluster.state, bypassing=inspection.bypassing())
-    return plan_situation(cluster._replace(state=state), inspection.context, mode, routes=routes)
+    return plan_situation(
+        cluster._replace(state=state),
+        inspection.context,
+        mode,
+        scheduler=config.ipvs_scheduler,
+        routes=routes,
+        forwarding=Forwarding(config.ipvs_forwarding),
+    )

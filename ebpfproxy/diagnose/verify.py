@@ -12,7 +12,7 @@ from ebpfproxy.diagnose.cluster import Cluster, read_cluster
 from ebpfproxy.diagnose.situation import Situation, situation_of_mode
 
 _ROUNDS = 4
-_SETTLED = 1.0  # seconds for a sync, besides the shortest interval between two syncs
+_SYNC = 1.0  # seconds for a sync, besides the shortest interval between two syncs
 
 
 class Inspectable(Protocol):
@@ -52,12 +52,12 @@ def verify(
     """
     inspection = mode.inspect(config)
     try:
-        result = _compared(inspection, mode, read(config))
+        result = _compared(inspection, mode, config, read(config))
         for _ in range(_ROUNDS - 1):
             if not result.differences:
                 break
-            sleep(least_interval(config, mode.name) + _SETTLED)
-            again = _compared(inspection, mode, read(config))
+            sleep(sync_seconds(config, mode.name))
+            again = _compared(inspection, mode, config, read(config))
             lasting = {(each.key, each.state) for each in result.differences}
             kept = tuple(each for each in again.differences if (each.key, each.state) in lasting)
             result = again._replace(differences=kept)
@@ -66,9 +66,14 @@ def verify(
         inspection.close()
 
 
-def _compared(inspection: Inspection, mode: Inspectable, cluster: Cluster) -> Verified:
+def sync_seconds(config: Config, mode: str) -> float:
+    """The seconds in which a running agent applies a change of the cluster."""
+    return least_interval(config, mode) + _SYNC
+
+
+def _compared(inspection: Inspection, mode: Inspectable, config: Config, cluster: Cluster) -> Verified:
     """The kernel is read after the cluster: a change that the agent has applied meanwhile is a difference."""
-    situation = situation_of_mode(cluster, inspection, mode.name)
+    situation = situation_of_mode(cluster, inspection, mode.name, config)
     entries = desired(inspection, situation)
     found = differences(inspection, entries)
     return Verified(tuple(sorted(set(found))), len(entries), situation, entries)

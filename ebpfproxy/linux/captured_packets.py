@@ -1,5 +1,6 @@
 """Packets that pass a device, from packet(7). A filter in the kernel selects those to one address."""
 
+import contextlib
 import socket
 import time
 from types import TracebackType
@@ -20,9 +21,11 @@ class CapturedPackets:
 
     def __init__(self, device: str, destination: Address) -> None:
         try:
-            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
-            socket_filter.attach(self._socket, socket_filter.only_to(destination))
-            self._socket.bind((device, _ETH_P_ALL))
+            with contextlib.ExitStack() as opened:
+                self._socket = opened.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0))
+                socket_filter.attach(self._socket, socket_filter.only_to(destination))
+                self._socket.bind((device, _ETH_P_ALL))
+                opened.pop_all()
         except OSError as error:
             raise Rejected(f"cannot capture packets of {device}: {error.strerror}", "run as root") from error
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.lab import Pod, sockets
+from ebpfproxy.lab import Pod, manifests, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
 from tests.kernel.cluster import TCP_TARGET, Cluster, elsewhere
@@ -203,3 +203,18 @@ def test_without_root_manifests_are_explained(cluster: Cluster) -> None:
     assert done.returncode == 0, done.stderr
     assert "ReadyHint" not in done.stdout
     assert "[Connects]" in done.stdout
+
+
+@pytest.mark.backends("userspace")
+def test_a_port_that_the_mode_cannot_forward_is_no_difference(cluster: Cluster) -> None:
+    unused = cluster.service()
+    port = manifests.port(80, name="sctp", protocol="SCTP")
+    cluster.write(
+        unused.name,
+        manifests.service(unused.name, [unused.v4], [port]),
+        manifests.endpoint_slice(unused.name, unused.name, [manifests.endpoint(cluster.a.v4)], [port]),
+    )
+    found = explain(cluster, f"default/{unused.name}")
+    assert not found["works"]
+    assert "SctpUnserved" in reasons(found)
+    assert "Disagrees" not in reasons(found)

@@ -295,15 +295,6 @@ def test_the_command_writes_json_lines(cluster: Cluster) -> None:
     assert [(row["event"], row["client"]) for row in rows] == [("new", cluster.p.v4)] * 2
 
 
-def test_closed_output_ends_the_command_with_141(cluster: Cluster) -> None:
-    web = cluster.service().to(cluster.a)
-    with started(cluster) as process:
-        assert process.stdout
-        process.stdout.close()
-        outcome(cluster.p, TCP, web.v4, 80)
-        assert process.wait(30) == CLOSED
-
-
 def test_the_command_ends_at_an_interrupt(cluster: Cluster) -> None:
     web = cluster.service().to()
     with started(cluster, "--verdict=rejected", f"--service=default/{web.name}:tcp") as process:

@@ -33,8 +33,26 @@ def set_filter(value: str) -> None:
 
 
 def test_the_device_of_a_route_is_found(node: Namespace) -> None:
-    assert routing.device_to(CLIENT) == socket.if_nametoindex("n0")
-    assert routing.device_to(UNKNOWN) == 0
+    assert routing.route_to(CLIENT).ifindex == socket.if_nametoindex("n0")
+    assert routing.route_to(UNKNOWN) == routing.Route(0, None)
+
+
+def test_the_gateway_of_a_route_is_found(node: Namespace) -> None:
+    node.ip(
+        "route add 203.0.113.0/24 via 192.0.2.1",
+        "addr add 2001:db8:1::2/64 dev n0 nodad",
+        "route add 2001:db8:2::/64 via 2001:db8:1::1",
+        "route add 10.0.0.0/24 via inet6 2001:db8:1::1 dev n0",
+    )
+    expected = {
+        "192.0.2.1": False,
+        "203.0.113.1": True,
+        "10.0.0.1": True,
+        "2001:db8:1::1": False,
+        "2001:db8:2::1": True,
+    }
+    found = {each: routing.route_to(parse_address(each)).has_gateway for each in expected}
+    assert found == expected
 
 
 @pytest.mark.parametrize(("value", "accepted"), [("0", True), ("1", False), ("2", True)])

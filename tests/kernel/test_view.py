@@ -21,7 +21,6 @@ pytestmark = pytest.mark.kernel
 
 _SIZES = MapSizes(services=8, slots=16, endpoints=8, affinity=8, sockets=8)
 _U32 = struct.Struct("=I")
-_U32 = struct.Struct("=I")
 _HTTP = htons(80)
 
 

@@ -198,7 +198,7 @@ def _transport_defect(frame: bytes, headers: Headers) -> int:
 
 
 def _crc_defect(frame: bytes, headers: Headers) -> tuple[int, ...]:
-    """None if the CRC is missing in a truncated packet, or if the length contradicts the headers."""
+    """Empty if the CRC is missing in a truncated packet, or if the length contradicts the headers."""
     at = headers.l4 + _CRC
     if len(frame) < at + 4 or headers.end < at + 4:
         return ()

@@ -92,7 +92,7 @@ def _changes(endpoints: Collection[Address]) -> Iterator[_Change]:
     if (value := _value(_ACCEPT_LOCAL)) != 1:
         yield _Change(_ACCEPT_LOCAL, value, 1)
     of_all = _value(_ALL)
-    outer = {routing.device_to(each) for each in endpoints if family(each) is Family.IPV4}
+    outer = {routing.route_to(each).ifindex for each in endpoints if family(each) is Family.IPV4}
     for device in links.read():
         if device.name in _WITHOUT_PACKETS:
             continue

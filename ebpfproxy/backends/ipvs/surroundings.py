@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from ebpfproxy.backends.ipvs import prerequisites
 from ebpfproxy.backends.ipvs.forwarding import Surroundings
 from ebpfproxy.errors import KernelError
-from ebpfproxy.linux.netlink import local_addresses, pod_devices
+from ebpfproxy.linux.netlink import local_addresses, routing
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Address, Network, contains
 
@@ -83,7 +83,7 @@ class KernelSurroundings:
 
     def _has_gateway(self, address: Address) -> bool:
         if address not in self._gateways:
-            self._gateways[address] = pod_devices.has_gateway(address)
+            self._gateways[address] = routing.route_to(address).has_gateway
         return self._gateways[address]
 
 

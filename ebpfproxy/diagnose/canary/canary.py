@@ -7,7 +7,6 @@ from itertools import islice
 
 from ebpfproxy.backends.mode import Inspection
 from ebpfproxy.config import Config
-from ebpfproxy.config.derived import least_interval
 from ebpfproxy.diagnose.canary.choice import PathKey, paths_of
 from ebpfproxy.diagnose.canary.clients import Client, SocketClient, UplinkClient
 from ebpfproxy.diagnose.canary.judgment import name, tried
@@ -20,11 +19,9 @@ from ebpfproxy.diagnose.explain.lookup import USERSPACE
 from ebpfproxy.diagnose.explain.origin import THE_NODE
 from ebpfproxy.diagnose.explain.result import Destination, Explanation
 from ebpfproxy.diagnose.situation import Situation, situation_of_mode
-from ebpfproxy.diagnose.verify import Inspectable
+from ebpfproxy.diagnose.verify import Inspectable, sync_seconds
 from ebpfproxy.plan.service_plan import DeviceRole
 
-_SETTLED = 1.0
-"""Seconds for a sync, besides the shortest interval between two syncs."""
 _PODS, _DESTINATIONS, _EXPLANATIONS = 2, 3, 200
 """For each path: the most pods, and the most connections and explanations of each client."""
 
@@ -48,13 +45,13 @@ def canary(
     with contextlib.closing(mode.inspect(config)) as inspection:
 
         def run(only: Collection[_Path] | None = None) -> dict[_Path, Result]:
-            situation = situation_of_mode(read(config), inspection, mode.name, host.route_to)
+            situation = situation_of_mode(read(config), inspection, mode.name, config, host.route_to)
             return dict(_results(situation, inspection, named, only))
 
         found = run()
         failed = [path for path, each in found.items() if each.state is State.FAILS]
         if failed:
-            sleep(least_interval(config, mode.name) + _SETTLED)
+            sleep(sync_seconds(config, mode.name))
             again = run(failed)
             found = {path: again.get(path, each) for path, each in found.items()}
         return list(found.values())

@@ -23,10 +23,10 @@ from ebpfproxy.diagnose.explain.result import (
     Via,
 )
 from ebpfproxy.diagnose.situation import Served, Situation
-from ebpfproxy.model.address import Family, family, format_address
+from ebpfproxy.model.address import Family, Protocol, family, format_address, unspecified
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import unsupported
-from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
+from ebpfproxy.plan.service_plan import Frontend, FrontendKind, NoEndpointAction, Scope
 
 _MISSING_VERDICTS = {
     Reason.UNUSED_PORT_REJECTED: (Verdict.REJECTED, Reason.REJECTED_UNUSED_PORT),
@@ -73,10 +73,22 @@ def _unserved(
     steps = [
         _client_step(origin, client),
         _path_step(way),
+        *_protocol_steps(situation, destination),
         Step(missing.why, _describe_missing(missing), tuple(map(describe_served, missing.nearest))),
         Step(why, why.meaning),
     ]
     return Explanation(destination, "", verdict, why, tuple(steps))
+
+
+def _protocol_steps(situation: Situation, destination: Destination) -> Iterator[Step]:
+    """Yield the ServicePorts that claim the frontend, if the mode cannot serve its protocol."""
+    lack, to = situation.context.sctp_unserved, destination.address
+    if not lack or destination.protocol is not Protocol.SCTP:
+        return
+    addresses = [to, unspecified(family(to))] if situation.accepts_node_ports(to) else [to]
+    for address in addresses:
+        for name in situation.claims_of(Frontend(address, destination.port, Protocol.SCTP)):
+            yield Step(Reason.SCTP_UNSERVED, f"{name}: {Reason.SCTP_UNSERVED.meaning}: {lack}")
 
 
 def _verdict_without_frontend(

@@ -34,15 +34,6 @@ def route_to(address: Address) -> routing.Route | None:
         return None
 
 
-def has_gateway(address: Address) -> bool:
-    """Whether the route from the calling thread's network namespace has a gateway. False if it cannot be
-    read."""
-    try:
-        return pod_devices.has_gateway(address)
-    except KernelError:
-        return False
-
-
 def mode_without_kernel(config: Config) -> str:
     """Return the mode that --proxy-mode names, else the one that `auto` prefers."""
     return config.proxy_mode if config.proxy_mode != AUTO else OFFLINE_MODE
@@ -98,7 +89,8 @@ def _of_address(address: Address, situation: Situation) -> Origin:
     route = situation.routes(address)
     device = situation.device(route.ifindex) if route else None
     is_pod_device = device is not None and _leads_to_pods(device, situation)
-    if not _is_pod_here(address, situation) and not (is_pod_device and not has_gateway(address)):
+    is_neighbor = route is not None and is_pod_device and not route.has_gateway
+    if not is_neighbor and not _is_pod_here(address, situation):
         return Origin(ClientClass.OUTSIDE, text, (address,))
     if device is None or not is_pod_device:
         return Origin(ClientClass.POD, text, (address,))

@@ -154,6 +154,11 @@ class Reason(enum.Enum):
         Subject.FRONTEND,
         "a Service has the address, but no port with this number and protocol",
     )
+    SCTP_UNSERVED = (
+        "SctpUnserved",
+        Subject.FRONTEND,
+        "the agent does not serve the SCTP port, because this mode or kernel cannot forward it",
+    )
     UNUSED_PORT_REJECTED = (
         "UnusedPortRejected",
         Subject.FRONTEND,

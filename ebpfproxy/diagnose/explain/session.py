@@ -11,7 +11,7 @@ from ebpfproxy.api.event import Unserved
 from ebpfproxy.backends.ebpf.inspect.saved import SavedView
 from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.config import Config
-from ebpfproxy.config.derived import least_interval, plan_context
+from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster, without_machine
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
@@ -23,15 +23,13 @@ from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Explanation, Step, Verdict
 from ebpfproxy.diagnose.mode_in_use import mode_in_use
-from ebpfproxy.diagnose.situation import Situation, no_gateways, no_routes, plan_situation
+from ebpfproxy.diagnose.situation import Situation, no_routes, plan_situation, situation_of_mode
+from ebpfproxy.diagnose.verify import sync_seconds
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName
 
 Compare = Callable[[Explanation, Origin], Explanation]
-
-_SETTLED = 1.0
-"""Seconds for a sync, besides the shortest interval between two syncs."""
 
 _UNSERVED = {
     Unserved.EXTERNAL_NAME: Reason.EXTERNAL_NAME,
@@ -124,7 +122,8 @@ class Session:
         if self._sources.zone is not None:
             return _Knowledge(self._plan(mode.name), None)
         with contextlib.closing(mode.inspect(self._config)) as inspection:
-            situation = self._plan(mode.name, inspection.bypassing())
+            cluster = read_cluster(self._config)
+            situation = situation_of_mode(cluster, inspection, mode.name, self._config, host.route_to)
             facts = KernelFacts(inspection, situation)
         if mode.name != EBPF:
             return _Knowledge(situation, lambda each, _: with_facts(each, facts.differences(each)))
@@ -136,12 +135,11 @@ class Session:
 
         return _Knowledge(situation, compare)
 
-    def _plan(self, mode: str, bypassing: frozenset[int] = frozenset()) -> Situation:
+    def _plan(self, mode: str) -> Situation:
+        """Plan without the state of the mode in the kernel."""
         config, zone = self._config, self._sources.zone
         cluster = read_cluster(config)
-        if self._is_live:
-            cluster = cluster._replace(state=dataclasses.replace(cluster.state, bypassing=bypassing))
-        else:
+        if not self._is_live:
             cluster = without_machine(cluster)
         if zone is not None:
             cluster = _with_zone(cluster, config.node_name, zone)
@@ -152,7 +150,6 @@ class Session:
             scheduler=config.ipvs_scheduler,
             routes=host.route_to if self._is_live else no_routes,
             forwarding=Forwarding(config.ipvs_forwarding),
-            has_gateway=host.has_gateway if self._is_live else no_gateways,
         )
 
     def answer(self, destination: str, client: str = "") -> Answer:
@@ -165,7 +162,7 @@ class Session:
         """
         found = self._answer(destination, client)
         if self._is_live and any(each.disagreements for each in found.explanations):
-            time.sleep(least_interval(self._config, self.situation.mode) + _SETTLED)
+            time.sleep(sync_seconds(self._config, self.situation.mode))
             self._known = self._read()
             found = self._answer(destination, client)
         return found

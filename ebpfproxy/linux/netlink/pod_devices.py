@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError, NotFound, Rejected
 from ebpfproxy.linux.netlink import links, netlink, rtnetlink
-from ebpfproxy.model.address import V4_PREFIX, Address, Family, family
+from ebpfproxy.model.address import Address
 
-RTA_GATEWAY, RTA_VIA = 5, 18  # include/uapi/linux/rtnetlink.h; RTA_VIA: a gateway of another family
 RTM_GETNSID = 90  # include/uapi/linux/rtnetlink.h
 NETNSA_NSID, NETNSA_FD = 1, 3  # include/uapi/linux/net_namespace.h
 _NOT_ASSIGNED = struct.pack("=i", -1)
@@ -37,27 +36,6 @@ def by_address() -> dict[Address, PodDevice]:
         for device in links.read()
         for address in device.addresses
     }
-
-
-def has_gateway(destination: Address) -> bool:
-    """Whether the calling thread's network namespace reaches an address through a gateway.
-
-    Without a gateway, packets are sent only while a neighbor answers for the address itself. Raises Rejected.
-    """
-    v4 = family(destination) is Family.IPV4
-    raw = destination[len(V4_PREFIX) :] if v4 else destination
-    number = socket.AF_INET if v4 else socket.AF_INET6
-    request = rtnetlink.ROUTE.pack(number, 8 * len(raw), 0, 0, 0, 0, 0, 0, 0)
-    try:
-        answers = netlink.get(
-            socket.NETLINK_ROUTE, rtnetlink.RTM_GETROUTE, request + netlink.attribute(rtnetlink.RTA_DST, raw)
-        )
-    except OSError as error:
-        if error.errno in rtnetlink.NO_ROUTE:
-            return False
-        raise Rejected(f"cannot look up a route: {error.strerror or error}") from error
-    found = dict(netlink.attributes(answers[0], rtnetlink.ROUTE.size)) if answers else {}
-    return RTA_GATEWAY in found or RTA_VIA in found
 
 
 def leads_to(pod: PodDevice) -> bool:

@@ -30,7 +30,7 @@ from ebpfproxy.backends.ebpf.sockets import reconnect
 from ebpfproxy.backends.ebpf.sockets.peers import SocketPeers, StalePeer
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf.bpf import Map
-from ebpfproxy.linux.netlink import pod_devices
+from ebpfproxy.linux.netlink import pod_devices, routing
 from ebpfproxy.linux.netlink.pod_devices import PodDevice
 from ebpfproxy.linux.netns import namespaces
 from ebpfproxy.linux.sockets.sockets import DiagSocket
@@ -176,7 +176,7 @@ def _in_pod(sockets: list[DiagSocket]) -> Iterator[tuple[DiagSocket, PodDevice, 
     """
     devices = pod_devices.by_address()
     peers = {each.destination for each in sockets}
-    by_gateway = {address for address in peers if pod_devices.has_gateway(address)}
+    by_gateway = {address for address in peers if routing.route_to(address).has_gateway}
     for each in sockets:
         if each.source in devices:
             yield each, devices[each.source], each.destination in by_gateway

@@ -11,7 +11,7 @@ from ebpfproxy.backends.ipvs.service_entries import PLAIN, service_entries
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.ipvs.surroundings import recorded
 from ebpfproxy.linux.ipvs.messages import Method
-from ebpfproxy.linux.netlink import local_addresses, pod_devices
+from ebpfproxy.linux.netlink import local_addresses, routing
 from ebpfproxy.model.address import Address, Family, parse_address
 from ebpfproxy.plan.service_plan import ServicePortPlan
 from tests.unit.backends.ipvs.test_forwarding import DIRECT, NAT, THERE, planned
@@ -23,7 +23,7 @@ PLAN = planned(DIRECT)
 def gateways(monkeypatch: pytest.MonkeyPatch) -> set[Address]:
     """The addresses behind gateways, and the node has none of its own."""
     found: set[Address] = set()
-    monkeypatch.setattr(pod_devices, "has_gateway", lambda address: address in found)
+    monkeypatch.setattr(routing, "route_to", lambda address: routing.Route(2, None, address in found))
     monkeypatch.setattr(local_addresses, "read", frozenset)
     return found
 

@@ -1,6 +1,6 @@
 """Situations for tests, planned without a machine."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ebpfproxy.api.event import Unserved
@@ -9,7 +9,7 @@ from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.origin import ANY_POD, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation
-from ebpfproxy.diagnose.situation import Situation, no_gateways, plan_situation
+from ebpfproxy.diagnose.situation import Situation, plan_situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Network, Protocol, parse_address
 from ebpfproxy.model.cluster import ClusterState
@@ -50,7 +50,6 @@ def situation(
     unserved: Mapping[NamespacedName, Unserved] | None = None,
     routes: Any = route,
     devices: Sequence[Device] = DEVICES,
-    has_gateway: Callable[[Address], bool] = no_gateways,
     **options: Any,
 ) -> Situation:
     """The situation of the node `here` with these Services and EndpointSlices. `options`: of PlanContext."""
@@ -68,9 +67,7 @@ def situation(
         options.setdefault("detect_local", DetectLocal.CLUSTER_CIDR)
         options.setdefault("cluster_cidrs", networks(["10.1.0.0/16", "fd01::/64"]))
     context = PlanContext(HERE, **options)
-    return plan_situation(
-        Cluster(state, (), unserved or {}), context, mode, routes=routes, has_gateway=has_gateway
-    )
+    return plan_situation(Cluster(state, (), unserved or {}), context, mode, routes=routes)
 
 
 def to(address: str = CLUSTER_IP, port: int = 80, protocol: Protocol | None = Protocol.TCP) -> Destination:

@@ -11,6 +11,7 @@ from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Situation
+from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, parse_weights
 from ebpfproxy.model.pod import HostPort, Pod
@@ -197,6 +198,15 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         ),
     ),
     Reason.PORT_NOT_SERVED: (ROUTED, lambda: explained(situation(WEB, READY), to(port=81))),
+    Reason.SCTP_UNSERVED: (
+        ROUTED,
+        lambda: explained(
+            situation(
+                SCTP, slice_with(Protocol.SCTP, 80, endpoint(POD)), mode="nftables", sctp_unserved="no SCTP"
+            ),
+            to(protocol=Protocol.SCTP),
+        ),
+    ),
     Reason.UNUSED_PORT_REJECTED: (
         REJECTED,
         lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
@@ -398,7 +408,9 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.FORWARDING_LIMITED: (
         CONNECTS,
         lambda: explained(
-            situation(ROUTED_WEB, READY, mode="ipvs", has_gateway=lambda address: True), FORWARDED, A_CLIENT
+            situation(ROUTED_WEB, READY, mode="ipvs", routes=lambda address: Route(2, None, True)),
+            FORWARDED,
+            A_CLIENT,
         ),
     ),
     # Masquerade
