@@ -2,7 +2,7 @@
 works.
 
 - `entries`, `rendering`: what the mode holds, by key; plans as entries.
-- `addresses`: the addresses of Services, on a dummy device or on loopback.
+- `addresses`: the addresses of Services, as local routes.
 - `relays`: the relay processes, which the agent starts, controls and replaces.
 - `relay/`: the program of such a process. It does not use the rest of this package, except for `messages` and
   `entries`.
