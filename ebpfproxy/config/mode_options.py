@@ -230,8 +230,8 @@ class EbpfOptions:
     )  # fmt: skip
     ebpf_slots_max: int = option(
         "--ebpf-slots-max", flag_types.ENTRIES, "16777216", _EBPF,
-        "Maximum number of endpoint slots. Each endpoint of each ServicePort needs one. The map grows with "
-        "its use.",
+        "Maximum number of endpoint slots. Each endpoint of each ServicePort needs one, or as many as its "
+        "weight. Each list of source-hash or maglev needs 2039 to 65521. The map grows with its use.",
     )  # fmt: skip
     ebpf_endpoints_max: int = option(
         "--ebpf-endpoints-max", flag_types.ENTRIES, "4194304", _EBPF,

@@ -72,8 +72,9 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
     )  # fmt: skip
     manifests: Path | None = option(
         "--manifests", flag_types.DIRECTORY, "", Group.CLUSTER,
-        "Read Services, EndpointSlices and Nodes from the YAML and JSON files in this directory instead "
-        "of the API server, and watch it for changes (ebpfproxy only). Empty: use the API server.",
+        "Read Services, EndpointSlices and Nodes, and with --host-ports Pods, from the YAML and JSON files "
+        "in this directory instead of the API server, and watch it for changes (ebpfproxy only). Empty: use "
+        "the API server.",
     )  # fmt: skip
     hostname_override: str = option(
         "--hostname-override", flag_types.NODE_NAME, "", Group.CLUSTER,
@@ -107,7 +108,8 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
     )  # fmt: skip
     iptables_localhost_nodeports: bool = option(
         "--iptables-localhost-nodeports", flag_types.BOOLEAN, "true", Group.TRAFFIC,
-        "Accept NodePort connections on 127.0.0.1, in all modes except ipvs.",
+        "Accept NodePort connections on 127.0.0.1, and in modes ebpf and userspace on ::1. Modes nftables "
+        "and ipvs accept them on neither.",
         fields="iptables.localhostNodePorts",
     )  # fmt: skip
     host_ports: bool = option(
@@ -121,7 +123,7 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
         "How an endpoint is selected for a new connection: random, round-robin, source-hash, maglev, "
         "least-connections, or the name of an IPVS scheduler (rr, wrr, lc, wlc, sh, mh) as a synonym "
         "(ebpfproxy only). The annotation ebpfproxy/lb-algorithm of a Service takes precedence. Empty: "
-        "random; in mode ipvs, --ipvs-scheduler.",
+        "random; in mode ipvs, --ipvs-scheduler; in mode userspace, round-robin.",
     )  # fmt: skip
     slow_start: int = option(
         "--slow-start", flag_types.TIMEOUT, "0s", Group.TRAFFIC,
@@ -148,7 +150,8 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
     )  # fmt: skip
     conntrack_udp_timeout_stream: int = option(
         "--conntrack-udp-timeout-stream", flag_types.TIMEOUT, "0s", Group.TRAFFIC,
-        "Idle timeout of a replied UDP flow. 0: 180s in mode ebpf, the kernel's value in other modes.",
+        "Idle timeout of a replied UDP flow. 0: 180s in mode ebpf, the kernel's value in other modes. Mode "
+        "userspace has --udp-timeout instead.",
         fields="conntrack.udpStreamTimeout",
     )  # fmt: skip
     sync_period: float = option(

@@ -457,8 +457,8 @@ class Reason(enum.Enum):
     )
 
     # Kernel
-    AGREES = "Agrees", Subject.KERNEL, "the kernel has what the plan wants for this ServicePort"
-    DISAGREES = "Disagrees", Subject.KERNEL, "the kernel has something else than the plan wants"
+    AGREES = "Agrees", Subject.KERNEL, "the kernel has the desired state of this ServicePort"
+    DISAGREES = "Disagrees", Subject.KERNEL, "the kernel differs from the desired state of this ServicePort"
 
     # Outcome
     CONNECTS = "Connects", Subject.OUTCOME, "the connection reaches one of the usable endpoints"
@@ -485,7 +485,7 @@ class Reason(enum.Enum):
     DROPPED_IN_TUNNEL = (
         "DroppedInTunnel",
         Subject.OUTCOME,
-        "packets are dropped: the node's own have the address of the Service as their source",
+        "packets are dropped: host-originated ones have the address of the Service as their source",
     )
     REJECTED_UNUSED_PORT = (
         "RejectedUnusedPort",
