@@ -69,7 +69,7 @@ class Judge:
         if before.protocol in (headers.ICMP, headers.ICMPV6):
             self._icmp("ingress", frame, before, verdict, out)
         elif verdict == SHOT and _is_sctp_fragment(before):
-            self.judged["dropped"] += 1
+            self._dropped_fragment(before)
         elif before.fragment == "later":
             self._later("ingress", frame, before, verdict, out)
         else:
@@ -108,6 +108,14 @@ class Judge:
         self._forwarded.add(becomes)
         self.judged["opened"] += 1
 
+    def _dropped_fragment(self, before: Headers) -> None:
+        """It may have opened a flow: only the translation of its ports fails."""
+        self.judged["dropped"] += 1
+        offer, is_ = self.offer(before.tuple), before.tuple
+        for address, port in offer.endpoints if offer else ():
+            becomes = is_._replace(destination=address, destination_port=port)
+            self._learn("egress", becomes.reversed(), is_.reversed())
+
     def _learn(self, side: str, is_: Tuple, becomes: Tuple) -> None:
         self._known[side, is_].add(becomes)
         pair = becomes.source, becomes.destination
@@ -123,7 +131,7 @@ class Judge:
             self._icmp("egress", frame, before, verdict, out)
             return
         if verdict == SHOT and _is_sctp_fragment(before):
-            self.judged["dropped"] += 1
+            self._dropped_fragment(before)
             return
         assert verdict in (UNSPEC, REDIRECT), f"verdict {verdict} at egress"
         if before.fragment == "later":
