@@ -52,6 +52,7 @@ class Judge:
         self._known: dict[tuple[str, Tuple], set[Tuple]] = defaultdict(set)
         self._pairs: dict[tuple[str, Address, Address], set[tuple[Address, Address]]] = defaultdict(set)
         self._forwarded: set[Tuple] = set()  # forwarded to an endpoint at ingress
+        self._of_fragments: dict[Tuple, frozenset[EndpointAddress]] = {}  # the client's new port is unknown
 
     def offer(self, original: Tuple) -> Offer | None:
         address, _, port = original.destination, original.source_port, original.destination_port
@@ -109,12 +110,18 @@ class Judge:
         self.judged["opened"] += 1
 
     def _dropped_fragment(self, before: Headers) -> None:
-        """It may have opened a flow: only the translation of its ports fails."""
+        """It may have opened a flow, for only the translation of its ports failed."""
         self.judged["dropped"] += 1
-        offer, is_ = self.offer(before.tuple), before.tuple
-        for address, port in offer.endpoints if offer else ():
-            becomes = is_._replace(destination=address, destination_port=port)
-            self._learn("egress", becomes.reversed(), is_.reversed())
+        offer = self.offer(before.tuple)
+        if offer:
+            self._of_fragments[before.tuple] = offer.endpoints
+
+    def _is_known(self, side: str, is_: Tuple, becomes: Tuple) -> bool:
+        if becomes in self._known.get((side, is_), ()):
+            return True
+        opening, forwarded = (is_, becomes) if side == "ingress" else (becomes.reversed(), is_.reversed())
+        endpoint = forwarded.destination, forwarded.destination_port
+        return forwarded.source == opening.source and endpoint in self._of_fragments.get(opening, ())
 
     def _learn(self, side: str, is_: Tuple, becomes: Tuple) -> None:
         self._known[side, is_].add(becomes)
@@ -140,7 +147,7 @@ class Judge:
         is_, becomes = before.tuple, self._unharmed(frame, out)
         is_reply = is_ not in self._forwarded
         assert verdict == UNSPEC or is_reply, "a packet to an endpoint was redirected at egress"
-        if becomes in self._known.get(("egress", is_), ()):
+        if self._is_known("egress", is_, becomes):
             self.judged["replies by the request's device"] += verdict == REDIRECT
         elif is_ in self._forwarded:
             assert becomes.source in self._devices[device], f"{is_} was masqueraded as {becomes} at {device}"
@@ -185,10 +192,8 @@ class Judge:
         after = headers.quoted(out, before)
         assert after, "the packet quoted by an ICMP error became invalid"
         about, becomes = inner.tuple.reversed(), after.tuple.reversed()
-        known = self._known.get((side, about), set()) | {
-            each.reversed() for each in self._known.get((side, inner.tuple), ())
-        }
-        assert becomes in known, f"an error about {about} was changed into one about {becomes}"
+        is_known = self._is_known(side, about, becomes) or self._is_known(side, inner.tuple, after.tuple)
+        assert is_known, f"an error about {about} was changed into one about {becomes}"
         self.judged["ICMP errors"] += 1
 
     def _pong(self, frame: bytes, before: Headers, out: bytes) -> None:

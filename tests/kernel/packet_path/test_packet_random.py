@@ -140,7 +140,7 @@ def _victims(path: PacketPath, offers: dict[FrontendKey, Offer]) -> Victims:
 
 def test_no_flow_of_a_victim_ends_among_random_packets(path: PacketPath, pytestconfig: pytest.Config) -> None:
     """The attacks are resets, SYNs, FINs and ICMP errors with the addresses of either end of a flow."""
-    run = _Run(path, seed=2)
+    run = _Run(path, seed=1)
     victims = _victims(path, run.offers)
     left = pytestconfig.getoption("packets") // _VICTIMS_EVERY
     while left:
