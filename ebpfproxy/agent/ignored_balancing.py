@@ -23,11 +23,6 @@ class IgnoredBalancing:
         self._of_node = frozenset(unsupported(of_node, support))
         self._reported: dict[NamespacedName | None, frozenset[str]] = {}
 
-    @property
-    def services(self) -> int:
-        """The number of Services whose annotations request something that is ignored."""
-        return len(self._reported) - (None in self._reported)
-
     def update(self, name: NamespacedName, plans: Iterable[ServicePortPlan]) -> None:
         """Take the plans of one Service; none if it was deleted."""
         if self._of_node and not self._reported.get(None):

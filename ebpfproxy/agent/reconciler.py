@@ -65,7 +65,7 @@ class Reconciler(Generic[K, E]):
         """`balancing`: what the mode honors; the rest is reported."""
         self._backend = backend
         self._context = context
-        self.ignored_balancing = IgnoredBalancing(balancing, context)
+        self._ignored_balancing = IgnoredBalancing(balancing, context)
         self._claims = Claims()
         self._size = ClusterSize()
         self._keys: dict[PlanKey | None, tuple[K, ...]] = {}  # None: the entries of the node
@@ -179,7 +179,7 @@ class Reconciler(Generic[K, E]):
             self.health_checks.pop(name, None)
         if name == API_SERVER:
             plans = keep_last_endpoints(plans, self._claims.plans.get)
-        self.ignored_balancing.update(name, plans)
+        self._ignored_balancing.update(name, plans)
         update = self._claims.update(name, plans)
         for lost in update.lost:
             log.warning(

@@ -20,6 +20,9 @@ class PlannedBalancing(NamedTuple):
     - `weights`: of the endpoints, in their order. Empty if all have weight 1.
     - `slow_start`: in seconds. A new endpoint gets its share of connections only after this time.
     - `proxy_protocol`: as in `Balancing`.
+    - `tunnels`: for direct server return, else empty: for each endpoint, in their order, the address of its
+      node at which that node accepts tunneled packets. None for an endpoint on this node, and on a node that
+      does not announce direct server return.
     """
 
     algorithm: Algorithm | None = None
@@ -27,6 +30,7 @@ class PlannedBalancing(NamedTuple):
     slow_start: int = 0
     forwarding: Forwarding | None = None
     proxy_protocol: bool = False
+    tunnels: tuple[Address | None, ...] = ()
 
 
 DEFAULT = PlannedBalancing()
