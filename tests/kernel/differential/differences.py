@@ -214,8 +214,8 @@ DIFFERENCES = (
     ),
     Difference(
         ("userspace",),
-        "A UDP flow ends once its client would get no endpoint: the relay receives all datagrams of a frontend "
-        "by one socket, which is then closed or has a filter that drops those of the client.",
+        "A UDP flow ends once its client would get no endpoint: the relay receives all datagrams of a "
+        "frontend by one socket, which is then closed or has a filter that drops those of the client.",
         lambda case, _: case.protocol is Protocol.UDP,
         lambda _, it: it._replace(flows_end=FlowsEnd.WITHOUT_ANY),
     ),
