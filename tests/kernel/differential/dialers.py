@@ -180,22 +180,28 @@ class _Crossing:
     """The sockets of a client that ask the questions of a fence."""
 
     def __init__(self, fence: Fence, ports: "_Ports") -> None:
-        self._laps = fence.laps
-        self._sockets = []
-        for address, port in fence.places:
-            sock = socket.socket(family_of(address), socket.SOCK_DGRAM)
-            sock.settimeout(_PATIENCE)
-            sock.bind(("", ports.take()))
-            sock.connect((address, port))
-            self._sockets.append(sock)
+        self._fence = fence
+        self._ports = ports
+        self._sockets: list[socket.socket] = []
 
     def cross(self) -> None:
         """Raises TimeoutError."""
-        for _ in range(self._laps):
+        if not self._sockets:
+            self._sockets = [self._connected(*place) for place in self._fence.places]
+        for _ in range(self._fence.laps):
             for sock in self._sockets:
                 sock.send(_QUESTION)
             for sock in self._sockets:
                 sock.recv(256)
+
+    def _connected(self, address: str, port: int) -> socket.socket:
+        """Not before the address is served: a connected IPv6 socket keeps its route if another table gets a
+        better one (rt6_check() in net/ipv6/route.c)."""
+        sock = socket.socket(family_of(address), socket.SOCK_DGRAM)
+        sock.settimeout(_PATIENCE)
+        sock.bind(("", self._ports.take()))
+        sock.connect((address, port))
+        return sock
 
 
 class _Client:

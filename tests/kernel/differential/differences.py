@@ -201,6 +201,18 @@ DIFFERENCES = (
     ),
     Difference(
         ("userspace",),
+        "Without any endpoints nothing listens, so source ranges do not apply: all clients are rejected.",
+        lambda case, _: case.restricted and case.is_without_endpoints,
+        _refused,
+    ),
+    Difference(
+        ("userspace",),
+        "So at an external address of the node without endpoints the NodePort of the same number listens.",
+        lambda case, _: case.is_before_node_port and case.is_without_endpoints,
+        lambda case, _: _of_node_port(case),
+    ),
+    Difference(
+        ("userspace",),
         "A relay process connects to the endpoint, which sees an address of the node, never the client's.",
         lambda case, it: case.source != "node" and bool(it.targets),
         lambda _, it: it._replace(relayed=True),
