@@ -571,6 +571,13 @@ def test_a_connection_has_the_reason_and_the_verdict(reason: Reason) -> None:
     assert found.steps[-1].subject is Subject.OUTCOME
 
 
+def test_in_mode_userspace_source_ranges_do_not_apply_without_endpoints() -> None:
+    """Nothing listens. It was explained as dropped."""
+    found = explained(situation(RANGED, mode="userspace"), to(BALANCER), A_POD)
+    assert found.verdict is Verdict.REJECTED
+    assert Reason.RANGES_WITHOUT_ENDPOINTS in reasons(found)
+
+
 def test_every_reason_has_a_test() -> None:
     elsewhere = {reason for some in TESTED_ELSEWHERE.values() for reason in some}
     assert not elsewhere & CASES.keys()
