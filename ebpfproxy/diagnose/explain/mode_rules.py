@@ -52,16 +52,7 @@ def _nftables(case: Case, decision: Decision) -> Decision:
 
 def _iptables(case: Case, decision: Decision) -> Decision:
     excluded = decision.excludes_client
-    if (
-        decision.served.frontend.restricted
-        and not decision.has_endpoints
-        and decision.served.plan.no_endpoint_action is NoEndpointAction.REJECT
-    ):
-        decision = decision._replace(
-            verdict=Verdict.REJECTED,
-            why=Reason.REJECTED_NO_ENDPOINTS,
-            ranges=Reason.RANGES_WITHOUT_ENDPOINTS,
-        )
+    decision = _rejected_before_ranges(decision)
     is_own = case.situation.is_local(case.destination.address)
     if (
         case.origin.kind is ClientClass.NODE
@@ -77,6 +68,21 @@ def _iptables(case: Case, decision: Decision) -> Decision:
         return instead
     if instead.verdict is not decision.verdict and not excluded:
         return decision._replace(verdict=Verdict.REJECTED_OR_DROPPED, why=Reason.REJECTED_OR_DROPPED)
+    return decision
+
+
+def _rejected_before_ranges(decision: Decision) -> Decision:
+    """Return the decision of a mode in which source ranges do not apply without any endpoints."""
+    if (
+        decision.served.frontend.restricted
+        and not decision.has_endpoints
+        and decision.served.plan.no_endpoint_action is NoEndpointAction.REJECT
+    ):
+        return decision._replace(
+            verdict=Verdict.REJECTED,
+            why=Reason.REJECTED_NO_ENDPOINTS,
+            ranges=Reason.RANGES_WITHOUT_ENDPOINTS,
+        )
     return decision
 
 
@@ -189,6 +195,7 @@ def _with_one_list(case: Case, decision: Decision) -> Decision:
 def _userspace(case: Case, decision: Decision) -> Decision:
     if case.destination.protocol is Protocol.SCTP:
         return decision._replace(verdict=Verdict.REJECTED, why=Reason.SCTP_NOT_RELAYED)
+    decision = _rejected_before_ranges(decision)  # nothing listens
     instead = _node_port_instead(case)
     if instead is None or decision.verdict is not Verdict.REJECTED:
         return decision

@@ -239,7 +239,7 @@ class Reason(enum.Enum):
     RANGES_WITHOUT_ENDPOINTS = (
         "RangesWithoutEndpoints",
         Subject.SOURCE_RANGES,
-        "mode iptables: without any endpoint source ranges do not apply",
+        "modes iptables and userspace: without any endpoint source ranges do not apply",
     )
 
     # Policy

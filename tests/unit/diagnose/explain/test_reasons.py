@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_RANDOM
+from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_PORT, BY_RANDOM
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
@@ -571,6 +571,13 @@ def test_a_connection_has_the_reason_and_the_verdict(reason: Reason) -> None:
     assert found.steps[-1].subject is Subject.OUTCOME
 
 
+def test_in_mode_userspace_source_ranges_do_not_apply_without_endpoints() -> None:
+    """Nothing listens. It was explained as dropped."""
+    found = explained(situation(RANGED, mode="userspace"), to(BALANCER), A_POD)
+    assert found.verdict is Verdict.REJECTED
+    assert Reason.RANGES_WITHOUT_ENDPOINTS in reasons(found)
+
+
 def test_every_reason_has_a_test() -> None:
     elsewhere = {reason for some in TESTED_ELSEWHERE.values() for reason in some}
     assert not elsewhere & CASES.keys()
@@ -618,9 +625,9 @@ def test_the_addresses_that_the_server_sees() -> None:
     assert explained(itself, origin=A_POD).endpoints[0].seen == (parse_address("10.1.0.1"),)
 
 
-def hash_step(algorithm: Algorithm, origin: Origin, **fields: Any) -> Step:
+def hash_step(algorithm: Algorithm, origin: Origin, mode: str = "ebpf", **fields: Any) -> Step:
     of = dataclasses.replace(WEB, balancing=Balancing(algorithm, **fields))
-    steps = explained(situation(of, READY), origin=origin).steps
+    steps = explained(situation(of, READY, mode=mode), origin=origin).steps
     return next(each for each in steps if each.reason is Reason.ALGORITHM)
 
 
@@ -629,6 +636,30 @@ def test_the_endpoint_of_a_known_client_is_shown_for_source_hash() -> None:
     clients = [Origin(ClientClass.OUTSIDE, "client", (parse_address(f"198.51.100.{n}"),)) for n in range(20)]
     lines = {line for each in clients for line in hash_step(Algorithm.SOURCE_HASH, each).details}
     assert lines == {f"this client gets {pod}:8080" for pod in (REMOTE_POD, OTHER_POD)}
+
+
+@pytest.mark.parametrize("mode", ["ebpf", "nftables"])
+@pytest.mark.parametrize("algorithm", [Algorithm.SOURCE_HASH, Algorithm.MAGLEV])
+def test_the_endpoint_of_a_known_client_and_port_is_shown_for_hashes(mode: str, algorithm: Algorithm) -> None:
+    """That of mode nftables is compared with the kernel's in tests/kernel/test_nftables_balancing.py."""
+    client = Origin(ClientClass.OUTSIDE, "client", (parse_address("198.51.100.7"),))
+    lines = {
+        line
+        for port in range(40_000, 40_040)
+        for line in hash_step(algorithm, client._replace(port=port), mode).details
+    }
+    both = {f"this client gets {pod}:8080" for pod in (REMOTE_POD, OTHER_POD)}
+    assert lines < both if algorithm is Algorithm.SOURCE_HASH else lines == both
+
+
+@pytest.mark.parametrize("mode", ["ebpf", "nftables"])
+def test_without_a_port_maglev_asks_for_it(mode: str) -> None:
+    assert hash_step(Algorithm.MAGLEV, A_CLIENT, mode).details == (BY_PORT,)
+
+
+def test_modes_without_these_hashes_show_no_endpoint() -> None:
+    client = A_CLIENT._replace(port=40_000)
+    assert hash_step(Algorithm.SOURCE_HASH, client, "userspace").details == ()
 
 
 def test_a_heavy_endpoint_is_shown_for_most_clients() -> None:
