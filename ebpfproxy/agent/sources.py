@@ -107,7 +107,8 @@ class Sources:
         from ebpfproxy.api.watch import ApiSource
 
         name, host_ports = self._config.node_name, self._config.host_ports
-        return ApiSource(access, name, self.put, self._metrics, host_ports=host_ports)
+        peers = self._config.ebpf_dsr_port > 0
+        return ApiSource(access, name, self.put, self._metrics, host_ports=host_ports, peers=peers)
 
     def _supervise(self, name: str, run: Run) -> None:
         # Shown by top -H, and read by `ebpfproxy bench churn`: the kernel keeps 15 characters.
