@@ -145,11 +145,14 @@ def _plan_port(
     weights = endpoint_weights(merged, service.balancing.weights)
     usable = without_weightless(merged, weights)
     endpoints, has_any = plan_endpoints(usable, _used_scopes(service, is_external), location)
-    # With traffic policy Local, outside clients get endpoints of this node only.
-    dsr = requests_direct_return(service.balancing, context) and is_external
-    dsr = dsr and not external_policy_local(service)
+    requested = service.balancing
+    # With traffic policy Local, clients outside get endpoints of the dialed node only.
+    may_tunnel = is_external and not external_policy_local(service)
+    dsr = may_tunnel and requests_direct_return(requested, context)
     algorithm = default_algorithm(context.algorithm, dsr and context.dsr_port > 0)
-    balancing = plan_balancing(service.balancing, endpoints, weights, algorithm, context.slow_start, dsr)
+    balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr)
+    if may_tunnel and context.dsr_port:
+        balancing = with_tunnels(balancing, requested, endpoints, usable, tunnel)
     return ServicePortPlan(
         ServicePortName(*service.name, port.name, port.protocol),
         exposure.ip_family,
@@ -160,7 +163,7 @@ def _plan_port(
         exposure.local_traffic,
         service.health_check_node_port if needs_health_check(service) else 0,
         exposure.terse,
-        with_tunnels(balancing, endpoints, usable, tunnel) if context.dsr_port else balancing,
+        balancing,
     )
 
 

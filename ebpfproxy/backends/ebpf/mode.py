@@ -32,7 +32,7 @@ class EbpfMode:
 
     name = "ebpf"
     uses_kernel_nat = False
-    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START)
+    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START, dsr=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES
@@ -62,6 +62,7 @@ class EbpfMode:
             is_notified=backend.is_notified,
             maintain=backend.maintain,
             free_ports=backend.free_ports,
+            dsr_port=backend.dsr_port,
         )
 
     def inspect(self, config: Config) -> Inspection:
@@ -119,6 +120,7 @@ def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
         redirect=config.ebpf_redirect,
         devices=config.tc_devices != NO_DEVICES,
         destroy_stale_sockets=config.ebpf_stale_udp == "destroy",
+        dsr_port=config.ebpf_dsr_port,
     )
 
 
