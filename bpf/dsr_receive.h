@@ -175,7 +175,8 @@ static __always_inline int receive(struct __sk_buff *skb, struct scratch *scratc
 	default:
 		return refuse_tunneled();
 	}
-	device = route_of_length(skb, packet, &packet->tuple.destination, &packet->tuple.source, 0,
+	/* An ICMP error gets the client as its source, too (rewrite_icmp_error()). */
+	device = route_of_length(skb, packet, &scratch->tuple.destination, &scratch->tuple.source, 0,
 				 &scratch->next_hop);
 	if (!device || !devices.lookup(&device)) {
 		count(COUNTER_TUNNEL_NO_DEVICE);

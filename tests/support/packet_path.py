@@ -50,7 +50,7 @@ from tests.support.clock import Clock
 from tests.support.packets import HERE
 
 UNSPEC, SHOT, REDIRECT = -1, 2, 7  # TC_ACT_*: other filters go on; dropped; sent out of a device
-MARK_DONE, MARK_STRIPPED = 0xEB03, 0xEB04
+MARK_DONE, MARK_STRIPPED, MARK_RECEIVED = 0xEB03, 0xEB04, 0xEB05
 
 SIZES = MapSizes(
     services=512,
@@ -62,7 +62,7 @@ SIZES = MapSizes(
     source_ranges=256,
     traffic=512,
 )
-PROGRAMS = ("from_any", "from_any_l3", "to_any", "from_tunnel", *TAIL_CALLS)
+PROGRAMS = ("from_any", "from_any_l3", "to_any", "receive_tunneled", *TAIL_CALLS)
 NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"
 
 
@@ -277,6 +277,23 @@ class PacketPath:
     def runs_out(self, device: str, came_in: str, mark: int = 0) -> TestRuns:
         return self._programs.runs("to_any", device, came_in, mark)
 
+    def receive(
+        self, packet: Packet | bytes, sender: str, endpoint: str, port: int, **option: int
+    ) -> Outcome:
+        """A packet comes in by the Geneve device, with the option of direct server return. `option`: fields
+        of abi.h's tunnel_option that differ from the usual ones."""
+        fields = {
+            name: abi.CONSTANTS[f"TUNNEL_OPTION_{name.upper()}"] for name in ("type", "length", "version")
+        }
+        fields = {"option_class": abi.CONSTANTS["TUNNEL_OPTION_CLASS"], **fields} | option
+        packed = abi.TUNNEL_OPTION.pack(
+            socket.htons(fields["option_class"]),
+            *(fields["type"], fields["length"], parse_address(endpoint), socket.htons(port)),
+            *(fields["version"], 0),
+        )
+        runs = self._programs.runs("receive_tunneled", "tunnel", "tunnel", 0)
+        return self._run(runs, bytes(packet) + packed + parse_address(sender))
+
     @staticmethod
     def _run(runs: TestRuns, packet: Packet | bytes) -> Outcome:
         verdict, raw = runs.run(bytes(packet))
@@ -380,7 +397,8 @@ def packet_path(
     are for real devices, where notes to the next program are in another place than in test runs."""
     maps = build_maps(place, sizes, f"packet-path-{time.monotonic_ns()}")
     defines = COMPILED_SIZES.defines() | ({} if at_devices else {"MARK_IN_CB": "1"})
-    file, _ = compiler.compiled([source or abi.source_directory() / "tc.c"], defines)
+    sources = [source or abi.source_directory() / "tc.c", Path(__file__).with_name("tunneled.c")]
+    file, _ = compiler.compiled(sources, defines)
     specs = tuple(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS)
     programs = maps.parent / "loaded"
     numbers = sizes.numbers() | features.numbers(features.present())
