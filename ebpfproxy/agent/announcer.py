@@ -4,12 +4,15 @@ Other nodes tunnel packets to this node while its Node has the annotation. A thr
 while the annotation differs from what this node accepts.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
 
 from ebpfproxy.api import announcement
-from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy.config import Config
+from ebpfproxy.errors import ConfigError, EbpfProxyError, SourceError
+from ebpfproxy.linux.netlink import geneve
 from ebpfproxy.log import Logger
 from ebpfproxy.model.node import Node
 
@@ -121,3 +124,27 @@ class Announcer:
             log.warning(NOT_ANNOUNCED, node=self._node_name, reason=failure.message, hint=failure.hint)
         else:
             log.warning(NOT_WITHDRAWN, node=self._node_name, reason=failure.message, hint=failure.hint)
+
+
+def withdraw(config: Config, dry_run: bool) -> list[str]:
+    """Remove the announcement of this node, if it has direct server return; return one line for what was
+    removed.
+
+    `dry_run`: only return the line. Raises EbpfProxyError with a remedy.
+    """
+    if config.manifests is not None or not geneve.find():
+        return []
+    from ebpfproxy.api.watch import load_configuration
+
+    name = config.node_name
+    try:
+        access = load_configuration(str(config.kubeconfig or ""), config.master)
+        with contextlib.closing(access.session()) as session:
+            if not announcement.read(session, name):
+                return []
+            if not dry_run:
+                announcement.write(session, name, 0)
+    except (ConfigError, SourceError) as failure:
+        message = f"cannot remove the annotation {announcement.DSR_PORT} of node {name}: {failure.message}"
+        raise SourceError(message, f"run: {announcement.by_hand(name, 0)}") from None
+    return [f"the annotation {announcement.DSR_PORT} of node {name}"]

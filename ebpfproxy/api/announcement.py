@@ -1,10 +1,14 @@
 """The annotation with which a Node announces that it accepts tunneled packets (direct server return)."""
 
 import json
+from collections.abc import Mapping
 from typing import Protocol
 
 from ebpfproxy.api.connection import StatusError
-from ebpfproxy.api.fields import DSR_PORT
+from ebpfproxy.api.event import NodeChanged
+from ebpfproxy.api.fields import DSR_PORT as DSR_PORT
+from ebpfproxy.api.parse import parse_list, parse_node
+from ebpfproxy.api.resource import own_node
 from ebpfproxy.errors import SourceError
 
 _FORBIDDEN, _NOT_FOUND = 403, 404
@@ -13,9 +17,22 @@ _FORBIDDEN, _NOT_FOUND = 403, 404
 class Merger(Protocol):
     """Access to the API server (`watch.Session`)."""
 
+    def fetch(self, path: str, query: Mapping[str, str]) -> bytes: ...
+
     def merge(self, path: str, body: bytes) -> None: ...
 
     def close(self) -> None: ...
+
+
+def read(session: Merger, node_name: str) -> int:
+    """Return the UDP port that a Node announces; 0 if it announces none or does not exist.
+
+    Raises SourceError.
+    """
+    of_node = own_node(node_name)
+    page = parse_list(session.fetch(of_node.path, of_node.query))
+    found = [parse_node(each) for each in page.items]
+    return next((each.node.dsr_port for each in found if isinstance(each, NodeChanged) and each.node), 0)
 
 
 def write(session: Merger, node_name: str, port: int) -> None:
