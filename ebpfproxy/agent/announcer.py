@@ -48,6 +48,7 @@ class Announcer:
         self._changed = threading.Condition()
         self._wanted: int | None = None  # None: not known yet
         self._present: int | None = None  # None: not known, or there is no Node
+        self._sightings = 0
         self._running = False
         self._reported = ""
 
@@ -61,6 +62,7 @@ class Announcer:
         """Take this node's Node as the API server reported it."""
         with self._changed:
             self._present = node.dsr_port if node else None
+            self._sightings += 1
             self._start()
 
     def _start(self) -> None:
@@ -81,14 +83,15 @@ class Announcer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                port = self._difference()
+                port, sightings = self._difference(), self._sightings
                 if port is None:
                     self._running = False
                     return
             failure = self._write(port)
             with self._changed:
                 if failure is None:
-                    self._present = port
+                    if sightings == self._sightings:  # else the Node may have been created again meanwhile
+                        self._present = port
                     self._reported = ""
                     self._report_success(port)
                     continue

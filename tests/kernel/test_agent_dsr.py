@@ -128,10 +128,16 @@ class Agents:
 
     def await_seen(self, pod: Pod, client: Pod | None, family: str = "v4", protocol: Protocol = TCP) -> None:
         seen = client.name if client else "the dialed node"
-        eventually(
-            lambda: self.sees(pod, client, family, protocol),
-            f"{pod.name} answers {family} {protocol.name} and sees {seen}",
-        )
+        try:
+            eventually(
+                lambda: self.sees(pod, client, family, protocol),
+                f"{pod.name} answers {family} {protocol.name} and sees {seen}",
+            )
+        except AssertionError as failure:
+            failure.add_note(f"answer: {self.answer(family, protocol)}")
+            for node in self.network.nodes:
+                failure.add_note(f"{node.name}: {self.network.counters(node)}")
+            raise
 
 
 @pytest.fixture(scope="module")
