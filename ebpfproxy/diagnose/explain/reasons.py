@@ -397,6 +397,11 @@ class Reason(enum.Enum):
         Subject.FORWARDING,
         "mode ipvs: packets go to the endpoint in an IP tunnel, and it replies to the client itself",
     )
+    DIRECT_RETURN = (
+        "DirectReturn",
+        Subject.FORWARDING,
+        "mode ebpf: packets go in tunnels to the nodes of endpoints, which reply to the client themselves",
+    )
     FORWARDING_LIMITED = (
         "ForwardingLimited",
         Subject.FORWARDING,

@@ -13,12 +13,13 @@ from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Ve
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Protocol, parse_address
-from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, parse_weights
+from ebpfproxy.model.balancing import Algorithm, Balancing, EbpfForwarding, Forwarding, parse_weights
+from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
-from tests.support.build import HERE, draining, endpoint, name, networks, port, service, slice_of
+from tests.support.build import ELSEWHERE, HERE, draining, endpoint, name, networks, port, service, slice_of
 from tests.unit.diagnose.explain.scene import (
     A_CLIENT,
     A_POD,
@@ -55,9 +56,12 @@ FORWARDED = to("203.0.113.3", 8080)
 ROUND_ROBIN = dataclasses.replace(
     WEB, balancing=Balancing(Algorithm.ROUND_ROBIN, parse_weights(f"{REMOTE_POD}=3"))
 )
+DSR_WEB = dataclasses.replace(ROUTED_WEB, balancing=Balancing(ebpf_forwarding=EbpfForwarding.DSR))
 LEAST_CONNECTIONS = dataclasses.replace(WEB, balancing=Balancing(Algorithm.LEAST_CONNECTIONS))
 HEAVY = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=3")))
 READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
+PEERS = {ELSEWHERE: PeerNode((parse_address("192.0.2.11"),), 6083)}
+WITH_TUNNEL = situation(DSR_WEB, READY, peers=PEERS, dsr_port=6083)
 NODE_PORT_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT)
 LOCAL_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
 INTERNAL_LOCAL = service("web", internal_policy=LOCAL)
@@ -405,6 +409,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         CONNECTS,
         lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
     ),
+    Reason.DIRECT_RETURN: (CONNECTS, lambda: explained(WITH_TUNNEL, FORWARDED, A_CLIENT)),
     Reason.FORWARDING_LIMITED: (
         CONNECTS,
         lambda: explained(
@@ -674,3 +679,21 @@ def test_a_heavy_endpoint_is_shown_for_most_clients() -> None:
 )
 def test_what_identifies_the_client_of_a_socket_is_shown_for_hashes(algorithm: Algorithm, line: str) -> None:
     assert hash_step(algorithm, A_POD).details == (line,)
+
+
+def test_only_endpoints_with_a_tunnel_reply_directly_and_only_to_clients_outside() -> None:
+    explanation = explained(WITH_TUNNEL, FORWARDED, A_CLIENT)
+    (step,) = [each for each in explanation.steps if each.reason is Reason.DIRECT_RETURN]
+    assert step.details == (f"{REMOTE_POD}:8080: by 192.0.2.11",)
+    tunneled, here = explanation.endpoints[::-1]
+    assert (tunneled.masqueraded, tunneled.why_masquerade) == (False, Reason.KEEPS_ADDRESSES)
+    assert tunneled.seen == (parse_address(OUTSIDE),)
+    assert here.why_masquerade is Reason.REPLY_PASSES_NODE
+    for origin in A_POD, THE_NODE:
+        assert Reason.DIRECT_RETURN not in reasons(explained(WITH_TUNNEL, FORWARDED, origin))
+
+
+def test_direct_server_return_without_a_port_is_ignored() -> None:
+    explanation = explained(situation(DSR_WEB, READY), FORWARDED, A_CLIENT)
+    (step,) = [each for each in explanation.steps if each.reason is Reason.BALANCING_IGNORED]
+    assert step.text.endswith(": ebpf-forwarding dsr")
