@@ -50,8 +50,8 @@ class EndpointRow(NamedTuple):
     share of new connections, relative to other endpoints. `orphaned`: no frontend has its service id, or no
     slot of these frontends has it although it is in their list.
 
-    `tunnel`: with direct server return, the node that gets tunneled packets to the endpoint, or "here" if this
-    node accepts them; else "".
+    `tunnel`: with direct server return, the node that gets tunneled packets to the endpoint, or "here" if
+    this node accepts them; else "".
     """
 
     service: str
