@@ -178,7 +178,7 @@ class EbpfBackend:
     def _open_parts(self, sizes: MapSizes, opened: contextlib.ExitStack, table: ServiceTable | None) -> None:
         """`opened` gets each object as soon as it is open."""
         root, tunnels = self._settings.cgroup_root, self._settings.tunnels
-        self._programs = Programs(self._pins, root, sizes, tunnels=tunnels)
+        self._programs = Programs(self._pins, root, sizes, None, tunnels)
         opened.callback(self._programs.close)
         self._maps = Maps(self._programs.maps)
         opened.callback(self._maps.close)
