@@ -277,6 +277,17 @@ struct device {
 	__u32 pad;
 };
 
+enum xdp_device_flag {
+	XDP_SENDS_BACK = 1, /* the device can send frames that it has received itself (XDP_TX) */
+	XDP_SENDS = 2,	    /* the device can send frames that another device has received */
+};
+
+/* Value of `xdp_devices`; the key is the interface index. Without --ebpf-xdp there are none. */
+struct xdp_device {
+	__u8 ethernet[6]; /* the device's Ethernet address */
+	__u16 flags;	  /* enum xdp_device_flag */
+};
+
 /* `device_packets` counts the packets that reach a classifier. Each interface index modulo
  * DEVICE_SLOTS has two entries, for ingress and egress.
  */
@@ -462,9 +473,10 @@ enum counter {
 	COUNTER_UNPARSED = 21,	      /* packets that cannot be parsed: passed on */
 	COUNTER_SCTP_FRAGMENT = 22,   /* a fragment of an SCTP packet whose port changes: dropped */
 	COUNTER_REDIRECTED = 23,      /* packets that bypassed the node's stack */
-	COUNTER_NO_ROUTE = 24, /* client is this node: no route to the destination, dropped */
-	COUNTER_BYPASSED = 25, /* packets of pods that no program saw before egress */
-	COUNTERS = 26,
+	COUNTER_NO_ROUTE = 24,	    /* client is this node: no route to the destination, dropped */
+	COUNTER_BYPASSED = 25,	    /* packets of pods that no program saw before egress */
+	COUNTER_XDP_FORWARDED = 26, /* packets that the XDP program forwarded */
+	COUNTERS = 27,
 };
 
 enum event_kind {

@@ -58,6 +58,7 @@ PINNED("hash", struct address, struct frontend_address, frontend_addresses, SERV
        BPF_F_NO_PREALLOC);
 
 PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
+PINNED("hash", u32, struct xdp_device, xdp_devices, 4096, BPF_F_NO_PREALLOC);
 /* Key: the interface index of a pod whose packets to a frontend were processed by no program before
  * egress (bypass.h). Value: the time of the last such packet.
  */

@@ -60,16 +60,13 @@ static const u8 REINJECTION_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
 static long (*redirect_by_neighbor)(u32 ifindex, void *parameters, int length,
 				    u64 flags) = (void *)152;
 
-/* Returns the output device for a packet from `from` to `to`, or 0 if there is no route. Sets
- * `next_hop`, for redirect_out() and redirect_into_pod().
- *
- * The kernel also returns no route if the packet exceeds the MTU. The length is not passed for GSO
- * packets, because they are segmented later. It is not passed for host-originated packets either,
- * because no router would send an ICMP error about them.
+/* Returns the output device for a packet from `from` to `to` that arrived on the device `ifindex`,
+ * or 0 if there is no route, or if `length` exceeds the MTU. A `length` of 0 is not compared. Sets
+ * `next_hop`. `context`: of a tc program or of an XDP program.
  */
-static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
-				 const struct address *from, const struct address *to,
-				 struct next_hop *next_hop)
+static __always_inline u32 route_by(void *context, u32 ifindex, u32 length,
+				    const struct packet *packet, const struct address *from,
+				    const struct address *to, struct next_hop *next_hop)
 {
 	struct bpf_fib_lookup lookup = {};
 	int found;
@@ -77,8 +74,8 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 	if (!HAVE(FIB_LOOKUP) || !HAVE(REDIRECT_NEIGH))
 		return 0;
 	lookup.l4_protocol = packet->tuple.protocol;
-	lookup.tot_len = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
-	lookup.ifindex = skb->ifindex;
+	lookup.tot_len = length;
+	lookup.ifindex = ifindex;
 	if (packet->version == 4) {
 		lookup.family = AF_INET;
 		lookup.ipv4_src = from->word[3];
@@ -88,7 +85,7 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 		*(struct address *)lookup.ipv6_src = *from;
 		*(struct address *)lookup.ipv6_dst = *to;
 	}
-	found = bpf_fib_lookup(skb, &lookup, sizeof(lookup), 0);
+	found = bpf_fib_lookup(context, &lookup, sizeof(lookup), 0);
 	if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) {
 		next_hop->neighbor.nh_family = lookup.family;
 		*(struct address *)next_hop->neighbor.ipv6_nh = *(struct address *)lookup.ipv6_dst;
@@ -99,6 +96,19 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 		return lookup.ifindex;
 	}
 	return 0;
+}
+
+/* As route_by(), for redirect_out() and redirect_into_pod(). The length is not passed for GSO
+ * packets, because they are segmented later. It is not passed for host-originated packets either,
+ * because no router would send an ICMP error about them.
+ */
+static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
+				 const struct address *from, const struct address *to,
+				 struct next_hop *next_hop)
+{
+	u32 length = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
+
+	return route_by(skb, skb->ifindex, length, packet, from, to, next_hop);
 }
 
 /* Sends the packet to the next hop. Without `next_hop` the kernel would select a next hop again.
