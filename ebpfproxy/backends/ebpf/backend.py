@@ -14,6 +14,7 @@ from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
 from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, previous_clsacts, previous_pods
 from ebpfproxy.backends.ebpf.devices.packet_check import PacketCheck
 from ebpfproxy.backends.ebpf.devices.positions import Positions
+from ebpfproxy.backends.ebpf.devices.xdp import XdpDevices, XdpState
 from ebpfproxy.backends.ebpf.entries import (
     ATTACHED,
     DeviceEntry,
@@ -130,6 +131,7 @@ class EbpfBackend:
         self._grows_from = 0.0  # after a failed growth: the time of the next attempt
         self._watch: FilterWatch | None = None  # if programs are attached by tc filters
         self._positions = Positions(clock)
+        self._xdp_reported: dict[int, XdpState] = {}
         self._clsacts: frozenset[int] = frozenset()  # ifindexes; previous maps record them as the agent's
         self._lock: FolderLock | None = None
         self._opened: contextlib.ExitStack | None = None  # what `close` closes, before the lock
@@ -208,6 +210,13 @@ class EbpfBackend:
             self._clsacts,
             attachments.choose(self._pins.devices, owned),
             self._positions,
+        )
+        self._xdp = XdpDevices(
+            self._maps["xdp_devices"],
+            self._programs,
+            self._pins.xdp,
+            self._settings.xdp,
+            self._xdp_reported,
         )
         if pods:
             self._pods_bypass(pods)
@@ -327,7 +336,8 @@ class EbpfBackend:
         return self._sizes
 
     def maintain(self) -> None:
-        """Enlarge `flows` and `replies` if they are half full, and end slow start. Call it every few seconds.
+        """Enlarge `flows` and `replies` if they are half full, end slow start, and attach the XDP program to
+        devices that have become available. Call it every few seconds.
 
         It is cheap if there is nothing to do. Raises KernelError.
         """
@@ -335,6 +345,8 @@ class EbpfBackend:
             if self._opened:
                 self._table.maintain()
             self._grow_flows()
+            if self._opened and self._settled:
+                self._xdp.sync(self._devices.written())
 
     def free_ports(self) -> None:
         """Let sockets of the node be bound to NodePorts, until everything is read and applied again. Raises
@@ -404,6 +416,8 @@ class EbpfBackend:
             if isinstance(key, Network):
                 self._maps["local_networks"].delete(_network_key(key))
         self._settle(rejected, attached)
+        if any(isinstance(key, DeviceKey) for key in (*delta.puts, *delta.drops)):
+            self._xdp.sync(self._devices.written())
         if any(key.protocol is Protocol.UDP for key in (*puts, *drops)):
             self._stale.look()
         return rejected

@@ -7,7 +7,17 @@ from pathlib import Path
 
 from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.entries import ATTACHED, OUTDATED
-from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, ON_DEMAND, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS, Hook
+from ebpfproxy.backends.ebpf.hooks import (
+    CLASSIFIERS,
+    ON_DEMAND,
+    SCHED_CLS,
+    SOCKET_HOOKS,
+    TAIL_CALLS,
+    XDP,
+    XDP_ATTACH_TYPE,
+    XDP_PROGRAM,
+    Hook,
+)
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes, missing, shapes
 from ebpfproxy.backends.ebpf.migration import map_pins
 from ebpfproxy.backends.ebpf.pins import Pins
@@ -24,12 +34,12 @@ log = Logger(__name__)
 COMPILED = "Compiled BPF programs"
 """There was no object file for this version. The next start uses the new one."""
 LOADED = "Loaded BPF programs"
-"""Logged at a start, unless pinned programs of the same version are used. Also logged when the first device
-without a link layer is used, with the `name` of the program."""
+"""Logged at a start, unless pinned programs of the same version are used. Also logged when a device first
+needs another program, with its `name`."""
 REPLACED = "Removed pins of another version"
 """Programs or maps that are no longer in force."""
 
-_SOURCES = ("connect.c", "tc.c")
+_SOURCES = ("connect.c", "tc.c", "xdp.c")
 
 
 def available_hooks() -> tuple[Hook, ...]:
@@ -50,9 +60,14 @@ def available_hooks() -> tuple[Hook, ...]:
 
 
 def specs(hooks: Iterable[Hook]) -> tuple[ProgramSpec, ...]:
-    """All programs that are loaded if the kernel has these socket hooks."""
+    """All programs but the XDP program, if the kernel has these socket hooks."""
     of_sockets = (ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in hooks)
     return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS)))
+
+
+def xdp_spec() -> ProgramSpec:
+    """The XDP program. Raises Rejected if loading programs is not permitted."""
+    return ProgramSpec(XDP_PROGRAM, XDP, XDP_ATTACH_TYPE, features.xdp_flags())
 
 
 def sources() -> tuple[Path, ...]:
@@ -112,6 +127,10 @@ class PinnedPrograms:
     def classifier_ids(self) -> dict[str, int]:
         """The ids of the classifiers that are loaded, by name."""
         return {name: self._ids[name] for name in CLASSIFIERS if name in self._ids}
+
+    def xdp_id(self) -> int:
+        """The id of the XDP program. 0 if it is not loaded."""
+        return self._ids.get(XDP_PROGRAM, 0)
 
     def hook_ids(self) -> dict[Hook, int]:
         """The id of the program of each hook."""
@@ -196,12 +215,29 @@ class Programs(PinnedPrograms):
         """
         if name not in self._programs:
             (spec,) = (spec for spec in self._specs if spec.name == name)
-            load_further(object_file(), spec, self._numbers, self.maps, self.directory)
-            self._programs[name] = Program.pinned(self.directory / name)
-            self._ids[name] = self._programs[name].id
-            self._names.add(name)
-            log.info(LOADED, programs=1, folder=self.directory.name, name=name)
+            self._load(spec)
         return self._programs[name]
+
+    def xdp(self) -> Program:
+        """The XDP program, which is loaded at the first call. Raises KernelError."""
+        if XDP_PROGRAM not in self._programs:
+            self._load(xdp_spec())
+        return self._programs[XDP_PROGRAM]
+
+    def _load(self, spec: ProgramSpec) -> None:
+        load_further(object_file(), spec, self._numbers, self.maps, self.directory)
+        self._programs[spec.name] = Program.pinned(self.directory / spec.name)
+        self._ids[spec.name] = self._programs[spec.name].id
+        self._names.add(spec.name)
+        log.info(LOADED, programs=1, folder=self.directory.name, name=spec.name)
+
+    def unload_xdp(self) -> None:
+        """Unpin the XDP program. It ends with its last link. Does nothing if it is not pinned."""
+        program = self._programs.pop(XDP_PROGRAM, None)
+        if program:
+            self._names.discard(XDP_PROGRAM)
+            program.close()
+            (self.directory / XDP_PROGRAM).unlink(missing_ok=True)
 
     def is_pinned(self) -> bool:
         """Whether all pins that `__init__` created or found still exist."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from ebpfproxy.backends.ebpf import growth
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.plan.service_plan import SocketLb
 
 
@@ -21,6 +22,7 @@ class EbpfSettings:
     - `destroy_stale_sockets`: whether to destroy connected UDP sockets whose endpoint is gone and which could
       not be reconnected.
     - `redirect`: flows to another node's endpoint skip this node's stack if the kernel supports that.
+    - `xdp`: the mode of the XDP program at uplinks, None for none. It has an effect only with `redirect`.
     """
 
     cgroup_root: Path
@@ -31,5 +33,6 @@ class EbpfSettings:
     socket_lb: SocketLb = SocketLb.ON
     timeouts: FlowTimeouts = dataclasses.field(default_factory=FlowTimeouts)
     redirect: bool = False
+    xdp: Mode | None = None
     devices: bool = True
     destroy_stale_sockets: bool = False

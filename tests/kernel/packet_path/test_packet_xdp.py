@@ -161,7 +161,8 @@ def _inserted(packet: Packet, header: Packet) -> Packet:
     transport = copy[IPv6].payload
     copy[IPv6].remove_payload()
     del copy[IPv6].nh, copy[IPv6].plen
-    return copy / header / transport
+    made: Packet = copy / header / transport
+    return made
 
 
 def _with_v4(packet: Packet, **fields: Any) -> Packet:
