@@ -278,8 +278,8 @@ struct device {
 };
 
 enum xdp_device_flag {
-	XDP_SENDS_BACK = 1, /* the device can send frames that it has received itself (XDP_TX) */
-	XDP_SENDS = 2,	    /* the device can send frames that another device has received */
+	XDP_SENDS_BACK = 1, /* the driver sends frames that the device has received (XDP_TX) */
+	XDP_SENDS = 2,	    /* the device sends frames of any device (ndo_xdp_xmit) */
 };
 
 /* Value of `xdp_devices`; the key is the interface index. Without --ebpf-xdp there are none. */

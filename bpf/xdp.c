@@ -47,6 +47,7 @@ static __always_inline int forward(struct xdp_md *context, const struct packet *
 	u32 ifindex = context->ingress_ifindex, device;
 	struct next_hop *next_hop = &scratch->next_hop;
 	struct xdp_device *entry = xdp_devices.lookup(&ifindex);
+	bool back;
 
 	if (!entry || !is_addressed_to(data, end, entry))
 		return XDP_PASS;
@@ -55,12 +56,15 @@ static __always_inline int forward(struct xdp_md *context, const struct packet *
 	if (!device || !next_hop->has_ethernet)
 		return XDP_PASS;
 	entry = xdp_devices.lookup(&device);
-	if (!entry || !(entry->flags & (device == ifindex ? XDP_SENDS_BACK : XDP_SENDS)))
+	if (!entry)
+		return XDP_PASS;
+	back = device == ifindex && entry->flags & XDP_SENDS_BACK;
+	if (!back && !(entry->flags & XDP_SENDS))
 		return XDP_PASS;
 	if (!frame_write(data, end, packet, &scratch->to, next_hop->ethernet))
 		return XDP_PASS;
 	count(COUNTER_XDP_FORWARDED);
-	return device == ifindex ? XDP_TX : bpf_redirect(device, 0);
+	return back ? XDP_TX : bpf_redirect(device, 0);
 }
 
 /* Forwards a client's packet to the endpoint. As in the tc programs, the sequence numbers are

@@ -253,7 +253,8 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
             yield f"{label('ebpf_xdp')}: needs {needed}, since XDP only forwards flows that bypass the stack"
         interface = POD_INTERFACES.get(self.detect_local_mode)
         if interface and not self.pod_interface:
-            yield f"{label(interface)}: must be set for local traffic detection {self.detect_local_mode.value}"
+            mode = self.detect_local_mode.value
+            yield f"{label(interface)}: must be set for local traffic detection {mode}"
 
     @property
     def node_name(self) -> str:

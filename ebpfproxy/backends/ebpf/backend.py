@@ -177,7 +177,8 @@ class EbpfBackend:
 
     def _open_parts(self, sizes: MapSizes, opened: contextlib.ExitStack, table: ServiceTable | None) -> None:
         """`opened` gets each object as soon as it is open."""
-        self._programs = Programs(self._pins, self._settings.cgroup_root, sizes)
+        root, mode = self._settings.cgroup_root, self._settings.xdp
+        self._programs = Programs(self._pins, root, sizes, xdp=mode)
         opened.callback(self._programs.close)
         self._maps = Maps(self._programs.maps)
         opened.callback(self._maps.close)
@@ -380,7 +381,7 @@ class EbpfBackend:
         self._clsacts |= self._devices.clsacts()
         try:
             root = self._settings.cgroup_root
-            Programs(self._pins, root, sizes, self._programs.directory).close()
+            Programs(self._pins, root, sizes, self._programs.directory, self._settings.xdp).close()
         except KernelError as failure:
             log.error(GROWTH_FAILED, reason=failure.message, hint=failure.hint)
             self._grows_from = now + _GROWTH_PAUSE

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS, XDP, XDP_ATTACH_TYPE
 from ebpfproxy.linux.bpf import bpf
+from ebpfproxy.linux.bpf.xdp import Mode
 
 _FRAME = 10  # the register that points to the end of the stack
 _TUPLE, _FIB = 16, 64  # bytes: struct bpf_sock_tuple with IPv4, padded, and struct bpf_fib_lookup
@@ -106,13 +107,15 @@ def present() -> frozenset[str]:
     return frozenset(probe.name for probe in found)
 
 
-def xdp_flags() -> int:
+def xdp_flags(mode: Mode) -> int:
     """The BPF_F_* with which the XDP program is loaded.
 
-    With BPF_F_XDP_HAS_FRAGS (5.18, c2f2cdbeffda) devices also accept it with an MTU for which frames need
-    several buffers.
+    With BPF_F_XDP_HAS_FRAGS (5.18, c2f2cdbeffda) drivers also accept it with an MTU for which frames need
+    several buffers. In generic mode it is not needed. There the kernel copies a frame into several buffers
+    even if one is enough, and with Linux 6.18 tc programs did not recognize these packets.
     """
-    return _HAS_FRAGS if bpf.loads(XDP, XDP_ATTACH_TYPE, RETURN_2, _HAS_FRAGS) else 0
+    has_frags = mode is Mode.NATIVE and bpf.loads(XDP, XDP_ATTACH_TYPE, RETURN_2, _HAS_FRAGS)
+    return _HAS_FRAGS if has_frags else 0
 
 
 def numbers(features: Collection[str]) -> dict[int, int]:

@@ -40,7 +40,7 @@ class EbpfMode:
         return probes.probe(config.bpffs_root, config.cgroup_root, packets, xdp_mode(config))
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
-        return (load_programs(config.ebpf_xdp != "off"),)
+        return (load_programs(xdp_mode(config)),)
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         root = config.cgroup_root or mounts.cgroup_root_of_all()
@@ -79,17 +79,17 @@ class EbpfMode:
         return Drain(config.bpffs_root, _cgroup_root(config), config.proc_root).step()
 
 
-def load_programs(xdp: bool = False) -> Finding:
+def load_programs(xdp: Mode | None = None) -> Finding:
     """Whether the kernel loads every program. It takes about 1 s, and 4 s more without an object file.
 
-    `xdp`: whether the XDP program is one of them.
+    `xdp`: the mode of the XDP program. None: there is none.
 
     It pins and attaches nothing. The maps are small, since maps of full size would take the memory of an
     agent's maps a second time. The verifier does not depend on their sizes.
     """
     try:
         numbers = COMPILED_SIZES.numbers() | features.numbers(features.present())
-        wanted = *specs(available_hooks()), *([xdp_spec()] if xdp else [])
+        wanted = *specs(available_hooks()), *([xdp_spec(xdp)] if xdp else [])
         with loaded(object_file(), wanted, numbers):
             return Finding(PROGRAMS)
     except ProgramRejected as failure:

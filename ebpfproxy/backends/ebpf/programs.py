@@ -27,6 +27,7 @@ from ebpfproxy.linux.bpf.bpf import Link, Program
 from ebpfproxy.linux.bpf.loader import TAIL_CALLS as TAIL_CALLS_MAP
 from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin, load_further
 from ebpfproxy.linux.bpf.object_file import ObjectFile
+from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.log import Logger
 
 log = Logger(__name__)
@@ -65,9 +66,9 @@ def specs(hooks: Iterable[Hook]) -> tuple[ProgramSpec, ...]:
     return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS)))
 
 
-def xdp_spec() -> ProgramSpec:
-    """The XDP program. Raises Rejected if loading programs is not permitted."""
-    return ProgramSpec(XDP_PROGRAM, XDP, XDP_ATTACH_TYPE, features.xdp_flags())
+def xdp_spec(mode: Mode) -> ProgramSpec:
+    """The XDP program for this mode. Raises Rejected if loading programs is not permitted."""
+    return ProgramSpec(XDP_PROGRAM, XDP, XDP_ATTACH_TYPE, features.xdp_flags(mode))
 
 
 def sources() -> tuple[Path, ...]:
@@ -189,8 +190,17 @@ class PinnedPrograms:
 class Programs(PinnedPrograms):
     """The loaded and pinned programs of one source with its settings, and their attachments to one cgroup."""
 
-    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, previous: Path | None = None) -> None:
+    def __init__(
+        self,
+        pins: Pins,
+        cgroup_root: Path,
+        sizes: MapSizes,
+        previous: Path | None = None,
+        xdp: Mode | None = None,
+    ) -> None:
         """Load them, unless a previous run left them pinned. Raises KernelError.
+
+        `xdp`: the mode of the XDP program, for `xdp`. None: there is none.
 
         `previous`: the folder of the programs whose maps of Services are copied, by default the one in force.
         With it, they are always loaded, since pins of an interrupted run contain a previous state.
@@ -198,7 +208,11 @@ class Programs(PinnedPrograms):
         hooks = available_hooks()
         self._numbers = sizes.numbers() | features.numbers(features.present())
         code = compiler.code(sources())
-        directory = pins.programs(code + str(sizes) + str(self._numbers) + str(specs(hooks)))
+        wanted = specs(hooks)
+        self._xdp_spec = xdp_spec(xdp) if xdp else None
+        if self._xdp_spec:
+            wanted += (self._xdp_spec,)
+        directory = pins.programs(code + str(sizes) + str(self._numbers) + str(wanted))
         super().__init__(pins, cgroup_root, directory, hooks)
         if previous or not self.is_pinned():
             file = object_file()
@@ -219,9 +233,11 @@ class Programs(PinnedPrograms):
         return self._programs[name]
 
     def xdp(self) -> Program:
-        """The XDP program, which is loaded at the first call. Raises KernelError."""
+        """The XDP program, which is loaded at the first call. Raises KernelError; NotFound without a mode."""
+        if self._xdp_spec is None:
+            raise NotFound(f"the program {XDP_PROGRAM} is not used")
         if XDP_PROGRAM not in self._programs:
-            self._load(xdp_spec())
+            self._load(self._xdp_spec)
         return self._programs[XDP_PROGRAM]
 
     def _load(self, spec: ProgramSpec) -> None:
@@ -230,14 +246,6 @@ class Programs(PinnedPrograms):
         self._ids[spec.name] = self._programs[spec.name].id
         self._names.add(spec.name)
         log.info(LOADED, programs=1, folder=self.directory.name, name=spec.name)
-
-    def unload_xdp(self) -> None:
-        """Unpin the XDP program. It ends with its last link. Does nothing if it is not pinned."""
-        program = self._programs.pop(XDP_PROGRAM, None)
-        if program:
-            self._names.discard(XDP_PROGRAM)
-            program.close()
-            (self.directory / XDP_PROGRAM).unlink(missing_ok=True)
 
     def is_pinned(self) -> bool:
         """Whether all pins that `__init__` created or found still exist."""

@@ -115,8 +115,10 @@ def test_a_packet_that_leaves_by_its_own_device_is_sent_back(path: PacketPath, a
     flow = Flow(path, at, TCP, got)
     _is_forwarded_as_by_tc(path, flow.request(), "net", TX)
     _is_forwarded_as_by_tc(path, flow.reply(), "net", TX)
-    path.counted()
     path.set_xdp("net", abi.XDP_SENDS)
+    _is_forwarded_as_by_tc(path, flow.request(), "net", REDIRECTED)
+    path.counted()
+    path.set_xdp("net", 0)
     _is_passed(path, flow.request())
 
 

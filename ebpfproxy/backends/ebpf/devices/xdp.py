@@ -43,8 +43,6 @@ class XdpProgram(Protocol):
 
     def xdp(self) -> Program: ...
 
-    def unload_xdp(self) -> None: ...
-
 
 class XdpState(NamedTuple):
     """XDP at one device.
@@ -90,8 +88,9 @@ def _state(device: XdpDevice, pin: Path, mode: Mode, features: int | None) -> Xd
     if not running:
         problem, remedy = _obstacle(device, mode, features)
         return XdpState(device, "", False, sends, problem, remedy)
-    # Every native driver can send frames back, but veth only to a peer that expects frames.
-    sends_back = mode is Mode.GENERIC or sends or device.kind != _VETH
+    # With XDP_TX, veth_xdp_flush() wakes the peer only if that has an XDP program, too. ndo_xdp_xmit always
+    # does, and is also possible for the device itself.
+    sends_back = mode is Mode.GENERIC or device.kind != _VETH
     if sends_back or sends:
         return XdpState(device, running, sends_back, sends)
     return XdpState(
@@ -185,8 +184,6 @@ class XdpDevices:
         self._detach_others(wanted & present.keys(), present)
         if mode is None or not wanted:
             self._write({})
-            if mode is None:
-                self._programs.unload_xdp()
             return
         program = self._programs.xdp()
         failures = self._attach(states(wanted, self._folder, mode, present), program, mode)
