@@ -21,6 +21,7 @@
 #define MARK_NONE     0
 #define MARK_DONE     3 /* completely translated */
 #define MARK_STRIPPED 4 /* received from a tunnel for the second time (strip_outer_headers()) */
+#define MARK_RECEIVED 5 /* translated after it was received from another node (dsr.h) */
 
 #ifdef MARK_IN_CB
 #define mark_word(skb) ((skb)->cb[0])
@@ -98,9 +99,17 @@ static __always_inline u32 route_by(void *context, u32 ifindex, u32 length,
 	return 0;
 }
 
-/* As route_by(), for redirect_out() and redirect_into_pod(). The length is not passed for GSO
- * packets, because they are segmented later. It is not passed for host-originated packets either,
- * because no router would send an ICMP error about them.
+/* As route_by() for a tc program. */
+static __always_inline u32 route_of_length(struct __sk_buff *skb, const struct packet *packet,
+					   const struct address *from, const struct address *to,
+					   u32 length, struct next_hop *next_hop)
+{
+	return route_by(skb, skb->ifindex, length, packet, from, to, next_hop);
+}
+
+/* As route_of_length() for the packet itself. The length is not passed for GSO packets, because
+ * they are segmented later. It is not passed for host-originated packets either, because no router
+ * would send an ICMP error about them.
  */
 static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
 				 const struct address *from, const struct address *to,
@@ -108,7 +117,7 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 {
 	u32 length = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
 
-	return route_by(skb, skb->ifindex, length, packet, from, to, next_hop);
+	return route_of_length(skb, packet, from, to, length, next_hop);
 }
 
 /* Sends the packet to the next hop. Without `next_hop` the kernel would select a next hop again.

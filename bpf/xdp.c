@@ -25,7 +25,7 @@
  */
 static __always_inline bool may_forward(u16 flags, bool half_open, u32 last_seen, u32 now)
 {
-	return !half_open && (flags & FORWARDED) == FORWARDED && last_seen == now;
+	return !half_open && (flags & (FORWARDED | FLOW_DSR)) == FORWARDED && last_seen == now;
 }
 
 static __always_inline bool is_addressed_to(const void *data, const void *end,

@@ -25,7 +25,8 @@ from ebpfproxy.config.mode_options import (
 from ebpfproxy.config.option import Group, Option, declared_by, option
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
-from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.model.balancing import Algorithm, EbpfForwarding
+from ebpfproxy.plan.devices import NO_DEVICES
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
@@ -255,6 +256,15 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
         if interface and not self.pod_interface:
             mode = self.detect_local_mode.value
             yield f"{label(interface)}: must be set for local traffic detection {mode}"
+
+        yield from self._direct_return_conflicts(label)
+
+    def _direct_return_conflicts(self, label: "_Label") -> Iterator[str]:
+        port = label("ebpf_dsr_port")
+        if self.ebpf_dsr_port and self.tc_devices == NO_DEVICES:
+            yield f"{port}: needs network devices; do not set {label('tc_devices')} to none"
+        elif not self.ebpf_dsr_port and self.ebpf_forwarding is EbpfForwarding.DSR:
+            yield f"{label('ebpf_forwarding')}: dsr needs a UDP port for tunnels; set {port}, such as 6083"
 
     @property
     def node_name(self) -> str:

@@ -41,15 +41,18 @@ BIND_HOOKS = tuple(hook for hook in SOCKET_HOOKS if hook.name.startswith("post_b
 """The hooks that keep sockets of the node from being bound to NodePorts."""
 CONNECT4 = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
 
-CLASSIFIERS = ("from_any", "from_any_l3", "to_any", "to_any_l3")
+CLASSIFIERS = ("from_any", "from_any_l3", "to_any", "to_any_l3", "from_tunnel")
 """The programs for network devices, by the names of their functions and pins."""
 
 XDP_PROGRAM = "xdp_forward"
 """The XDP program, by the name of its function and pin."""
 
-ON_DEMAND = ("from_any_l3", "to_any_l3", XDP_PROGRAM)
-"""Programs that are loaded when a device first needs them. Most nodes have no device without a link layer and
-no --ebpf-xdp, and the verifier takes as long for these programs as for the others."""
+ON_DEMAND = ("from_any_l3", "to_any_l3", "from_tunnel", XDP_PROGRAM)
+"""Programs that are loaded when a device first needs them. Most nodes have no device without a link layer, no
+tunnel device and no --ebpf-xdp, and the verifier takes as long for these programs as for the others."""
 
-TAIL_CALLS = ("find_port",)
+TAIL_CALLS = ("find_port", "dial_tunnel")
 """The programs of the map `tail_calls` of bpf/maps.h, in its order."""
+
+TUNNEL_TAIL_CALLS = ("dial_tunnel",)
+"""Those of TAIL_CALLS that only direct server return needs. They are the last ones."""

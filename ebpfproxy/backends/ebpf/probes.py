@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from socket import AF_INET
+from socket import AF_INET, AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SOCK_DGRAM, socket
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi, attachments, features
@@ -31,7 +31,7 @@ from ebpfproxy.linux import capabilities, mounts
 from ebpfproxy.linux.bpf import cgroup, compiler, ring_buffer, tc, tcx
 from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.linux.bpf.xdp import Mode
-from ebpfproxy.linux.netlink import links
+from ebpfproxy.linux.netlink import geneve, links
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.sockets import duplicates, sockets
 from ebpfproxy.model.address import Address, Family, Protocol, unspecified
@@ -41,6 +41,8 @@ _NO_PREALLOC, _MMAPABLE = 1, 1 << 10  # BPF_F_*
 _LOOPBACK = 1  # its ifindex in every network namespace
 _SKB_MODE = 1 << 1  # XDP_FLAGS_SKB_MODE
 _INIT = 1  # the process ID of the first process in a PID namespace
+TUNNELS = "direct server return"
+_OTHER_PORT = "select another port with --ebpf-dsr-port, on all nodes"
 _NO_FILE = 1 << 30  # a descriptor that is never open
 _FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
 
@@ -107,6 +109,40 @@ def probe(
             if xdp_mode:
                 places += _xdp_link(), *_xdp_places(bpffs_root, xdp_mode)
     return (*needed, *_helpers(), _links(), *attaching[1:], _reconnecting(), _destroying(), *places)
+
+
+def tunnels(port: int) -> Finding:
+    """Whether this node can tunnel packets at this UDP port (direct server return). It is not required.
+
+    The port is not tried if the agent's device exists, which has it.
+    """
+    without = "packets to endpoints on other nodes are translated"
+    present = _tried(partial(_create_tunnel, port), TUNNELS, "", "", needed=False)
+    if present.present and not geneve.find():
+        present = _tried(
+            partial(_bind, port), TUNNELS, f"UDP port {port} is in use", _OTHER_PORT, needed=False
+        )
+    if present.present:
+        return present
+    return present._replace(missing=f"{present.missing}: {without}", modules=("geneve",))
+
+
+def _create_tunnel(port: int) -> None:
+    with netns.throw_away():
+        geneve.ensure(port)
+
+
+def _bind(port: int) -> None:
+    """Bind the port in both families for a moment, as the device does."""
+    for family in (AF_INET, AF_INET6):
+        try:
+            with socket(family, SOCK_DGRAM) as unused:
+                if family is AF_INET6:
+                    unused.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1)
+                unused.bind(("", port))
+        except OSError as failure:
+            if failure.errno != errno.EAFNOSUPPORT:  # a kernel without IPv6
+                raise
 
 
 def _tried(

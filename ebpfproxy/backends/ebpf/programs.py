@@ -13,6 +13,7 @@ from ebpfproxy.backends.ebpf.hooks import (
     SCHED_CLS,
     SOCKET_HOOKS,
     TAIL_CALLS,
+    TUNNEL_TAIL_CALLS,
     XDP,
     XDP_ATTACH_TYPE,
     XDP_PROGRAM,
@@ -60,10 +61,16 @@ def available_hooks() -> tuple[Hook, ...]:
     return tuple(found)
 
 
-def specs(hooks: Iterable[Hook]) -> tuple[ProgramSpec, ...]:
-    """All programs but the XDP program, if the kernel has these socket hooks."""
+def tail_calls(tunnels: bool) -> tuple[str, ...]:
+    """The programs of the map `tail_calls`. `tunnels`: with those that only direct server return needs."""
+    return tuple(name for name in TAIL_CALLS if tunnels or name not in TUNNEL_TAIL_CALLS)
+
+
+def specs(hooks: Iterable[Hook], tunnels: bool = True) -> tuple[ProgramSpec, ...]:
+    """All programs but the XDP program, if the kernel has these socket hooks. `tunnels`: see `tail_calls`."""
     of_sockets = (ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in hooks)
-    return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS)))
+    names = (*CLASSIFIERS, *tail_calls(tunnels))
+    return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in names))
 
 
 def xdp_spec(mode: Mode) -> ProgramSpec:
@@ -95,14 +102,24 @@ def has_object_file() -> bool:
 class PinnedPrograms:
     """The pinned programs of one folder, and their state at the hooks of one cgroup. Changes nothing."""
 
-    def __init__(self, pins: Pins, cgroup_root: Path, directory: Path, hooks: Collection[Hook]) -> None:
-        """Call `open` before other methods. `hooks`: those that the kernel has."""
+    def __init__(
+        self,
+        pins: Pins,
+        cgroup_root: Path,
+        directory: Path,
+        hooks: Collection[Hook],
+        tunnels: bool = False,
+    ) -> None:
+        """Call `open` before other methods. `hooks`: those that the kernel has.
+
+        `tunnels`: see `tail_calls`.
+        """
         self.hooks = tuple(hooks)
         self.directory = directory
         self.maps = directory / "maps"
         self._pins = pins
         self._cgroup = cgroup_root
-        self._specs = specs(self.hooks)
+        self._specs = specs(self.hooks, tunnels)
         self._names = {spec.name for spec in self._specs}.difference(ON_DEMAND)
         self._programs: dict[str, Program] = {}
         self._ids: dict[str, int] = {}
@@ -196,9 +213,10 @@ class Programs(PinnedPrograms):
         cgroup_root: Path,
         sizes: MapSizes,
         previous: Path | None = None,
+        tunnels: bool = False,
         xdp: Mode | None = None,
     ) -> None:
-        """Load them, unless a previous run left them pinned. Raises KernelError.
+        """Load them, unless a previous run left them pinned. Raises KernelError. `tunnels`: see `tail_calls`.
 
         `xdp`: the mode of the XDP program, for `xdp`. None: there is none.
 
@@ -208,17 +226,17 @@ class Programs(PinnedPrograms):
         hooks = available_hooks()
         self._numbers = sizes.numbers() | features.numbers(features.present())
         code = compiler.code(sources())
-        wanted = specs(hooks)
+        wanted = specs(hooks, tunnels)
         self._xdp_spec = xdp_spec(xdp) if xdp else None
         if self._xdp_spec:
             wanted += (self._xdp_spec,)
         directory = pins.programs(code + str(sizes) + str(self._numbers) + str(wanted))
-        super().__init__(pins, cgroup_root, directory, hooks)
+        super().__init__(pins, cgroup_root, directory, hooks, tunnels)
         if previous or not self.is_pinned():
             file = object_file()
             links = self._provide_maps(sizes, previous or pins.in_force())
             at_once = [spec for spec in self._specs if spec.name in self._names]
-            load_and_pin(file, at_once, self._numbers, links, self.directory, TAIL_CALLS)
+            load_and_pin(file, at_once, self._numbers, links, self.directory, tail_calls(tunnels))
             log.info(LOADED, programs=len(at_once), folder=self.directory.name)
         self.open()
 

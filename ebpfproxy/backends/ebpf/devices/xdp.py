@@ -62,7 +62,7 @@ class XdpState(NamedTuple):
 
 def is_wanted(ifindex: int, flags: int) -> bool:
     """Whether a device with these flags (abi.h's device_flag) gets the program."""
-    return ifindex != _LOOPBACK and not flags & (abi.DEVICE_POD | abi.DEVICE_LAYER3)
+    return ifindex != _LOOPBACK and not flags & (abi.DEVICE_POD | abi.DEVICE_LAYER3 | abi.DEVICE_TUNNEL)
 
 
 def states(
