@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from ebpfproxy.agent.announcer import Announcer
 from ebpfproxy.agent.ending import Ending
 from ebpfproxy.agent.front import Front
 from ebpfproxy.agent.inbox import Died, Inbox, Item, Notified, Received, Reload, Stop
@@ -24,6 +25,7 @@ from ebpfproxy.agent.sync_log import SyncLog, SyncSummary
 from ebpfproxy.agent.verification import Verification
 from ebpfproxy.api.event import (
     NODE,
+    PEER_NODE,
     Invalid,
     NodeChanged,
     PodsBypass,
@@ -47,7 +49,8 @@ log = Logger(__name__)
 STARTING = "Starting"
 """The agent starts. `node` is the name of the node, `mode` the first mode to open."""
 NODE_MISSING = "Cannot read the Node object, continuing without it"
-"""Topology hints, the Node's addresses and its readiness apply once it can be read."""
+"""Topology hints, the Node's addresses and its readiness apply once it can be read. With direct server
+return, the Nodes of all nodes may be missing."""
 RESTARTING = "Restarting with the changed configuration"
 """A running agent applies only changes of the mode, and with it of the options of its section. For all other
 `options` it restarts, while the kernel continues to forward."""
@@ -60,6 +63,7 @@ BUSY = "Control thread was busy"
 ENDING = "Ending, the kernel continues to forward"
 """The agent received SIGTERM or SIGINT."""
 
+_NODES = frozenset({NODE, PEER_NODE})
 _BUSY = 0.005  # seconds from which on BUSY is logged
 _BATCH = 10_000  # maximum number of items between two checks whether a sync is due
 _NODE_TIMEOUT = 65.0  # seconds that the first sync waits for the Node: longer than a reflector pauses
@@ -89,7 +93,7 @@ class _Agent:
         self._inbox = inbox
         self._front = front
         self._thread = threading.get_ident()
-        self._tracker = Tracker(time.time(), host_ports=config.host_ports)
+        self._tracker = Tracker(time.time(), host_ports=config.host_ports, peers=config.ebpf_dsr_port > 0)
         self._health, self._metrics = front.health, front.metrics
         callbacks = Callbacks(
             self._metrics.sockets_destroyed,
@@ -100,6 +104,10 @@ class _Agent:
             self._metrics.map_grown,
         )
         self._sources = Sources(config, self._inbox, self._metrics, loaded.seen)
+        connect = None if config.manifests else self._sources.connect
+        self._announcer = Announcer(config.node_name, connect)
+        if not config.ebpf_dsr_port:
+            self._announcer.accept(0)
         self._modes = ModeSwitcher(config, callbacks, self._metrics, self._fell_back)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
         self._verification = Verification()
@@ -206,14 +214,15 @@ class _Agent:
         have no permission to read the Node.
         """
         missing = self._tracker.lacking
-        if missing != {NODE}:
+        if not missing or missing - _NODES:
             return not missing
         if self._node_deadline is None:
             self._node_deadline = now + _NODE_TIMEOUT
         if now < self._node_deadline:
             return False
         log.warning(NODE_MISSING, node=self._config.node_name, after_s=_NODE_TIMEOUT)
-        self._tracker.fold(Synced(NODE))
+        for kind in missing:
+            self._tracker.fold(Synced(kind))
         return True
 
     def _items(self) -> Iterator[Item]:
@@ -248,6 +257,7 @@ class _Agent:
         match event:
             case NodeChanged(node):
                 self._health.node_eligible(node is None or node.eligible)
+                self._announcer.seen(node)
             case Invalid(kind):
                 self._metrics.invalid(kind)
             case _:
@@ -282,6 +292,7 @@ class _Agent:
             self._pacer.succeeded(ended, verified=verify)
         self._health.updated(ended)
         self._answer_health_checks()
+        self._announcer.accept(self._modes.serving.dsr_port)
         self._report(result, now, ended, verify)
         self._oldest, self._triggers = None, []
         if self._is_first_sync:
@@ -301,6 +312,7 @@ class _Agent:
             drained.services,
             node_changed=drained.node_changed,
             host_changed=drained.host_changed,
+            peers_changed=drained.peers_changed,
         )
         self._triggers += drained.trigger_times
 
@@ -363,6 +375,8 @@ class _Agent:
     def _follow(self, config: Config) -> None:
         if not self._modes.follow(config, self._state_now):
             self._pacer.failed(time.monotonic())
+        elif not self._is_first_sync:
+            self._announcer.accept(self._modes.serving.dsr_port)
         self._update_intervals()
 
     def _update_intervals(self) -> None:

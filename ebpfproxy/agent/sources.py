@@ -24,7 +24,7 @@ from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 
 if TYPE_CHECKING:
-    from ebpfproxy.api.watch import Access, ApiSource
+    from ebpfproxy.api.watch import Access, ApiSource, Session
 
 Run = Callable[[threading.Event], object]
 
@@ -38,7 +38,7 @@ class Sources:
         self._inbox = inbox
         self._metrics = metrics
         self._content = content
-        self._session: Callable[[], node_events.Creator] | None = None  # to the API server
+        self._session: Callable[[], Session] | None = None  # to the API server
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -81,6 +81,12 @@ class Sources:
                 target=node_events.create, args=arguments, name="node-event", daemon=True
             ).start()
 
+    def connect(self) -> "Session":
+        """Return a session with the API server, which the caller closes. Only after `start`, and without
+        --manifests. Raises SourceError."""
+        assert self._session
+        return self._session()
+
     def put(self, event: Event) -> None:
         """Put an event into the inbox. Any thread may call it."""
         self._inbox.put(Received(time.monotonic(), event))
@@ -107,7 +113,8 @@ class Sources:
         from ebpfproxy.api.watch import ApiSource
 
         name, host_ports = self._config.node_name, self._config.host_ports
-        return ApiSource(access, name, self.put, self._metrics, host_ports=host_ports)
+        peers = self._config.ebpf_dsr_port > 0
+        return ApiSource(access, name, self.put, self._metrics, host_ports=host_ports, peers=peers)
 
     def _supervise(self, name: str, run: Run) -> None:
         # Shown by top -H, and read by `ebpfproxy bench churn`: the kernel keeps 15 characters.

@@ -9,11 +9,13 @@ from typing import NamedTuple
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 
 SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
+PEER_NODE = "PeerNode"
+"""Any Node, with what direct server return needs of it; `NODE` is this node's."""
 ADDRESSES, DEVICES = "addresses", "devices"
 
 
@@ -68,6 +70,13 @@ class NodeChanged(NamedTuple):
     node: Node | None
 
 
+class PeerChanged(NamedTuple):
+    """A Node of the cluster was added, changed or deleted; `peer` is None if it was deleted."""
+
+    name: str
+    peer: PeerNode | None
+
+
 class AddressesChanged(NamedTuple):
     """The complete local routing table of the kernel."""
 
@@ -112,6 +121,7 @@ Event = (
     | SliceChanged
     | PodChanged
     | NodeChanged
+    | PeerChanged
     | AddressesChanged
     | DevicesChanged
     | PodsBypass

@@ -19,11 +19,13 @@ import watchfiles
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    PEER_NODE,
     POD,
     SERVICE,
     Event,
     Invalid,
     NodeChanged,
+    PeerChanged,
     PodChanged,
     ServiceChanged,
     SliceChanged,
@@ -245,7 +247,7 @@ class FileSource:
         for event in changes(self._reading or Reading(), reading):
             self._put(event)
         if self._reading is None:
-            for kind in SERVICE, ENDPOINT_SLICE, NODE, POD:
+            for kind in SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD:
                 self._put(Synced(kind))
         self._reading = reading
 
@@ -294,11 +296,12 @@ def _read_file(name: str, content: bytes, node_name: str, known: FileReading | N
         key = _key(event)
         if isinstance(event, Invalid):
             invalid.append(event)
-            key = (event.kind, event.name)
-            if key in last:
-                objects.setdefault(key, last[key])
+            kinds = (NODE, PEER_NODE) if event.kind == NODE else (event.kind,)
+            for key in ((kind, event.name) for kind in kinds):
+                if key in last:
+                    objects.setdefault(key, last[key])
         elif key in objects:
-            invalid.append(_duplicate(key, where, objects[key].where))
+            invalid += _duplicates(key, where, objects[key].where)
         else:
             objects[key] = Located(where, event)
     return FileReading(hash(content), objects, tuple(invalid))
@@ -313,12 +316,17 @@ def _merge(files: Mapping[str, FileReading]) -> Reading:
         for key, located in files[name].objects.items():
             first = merged.setdefault(key, located)
             if first is not located:
-                invalid.append(_duplicate(key, located.where, first.where))
+                invalid += _duplicates(key, located.where, first.where)
     return Reading(files, {key: located.event for key, located in merged.items()}, tuple(invalid))
 
 
-def _duplicate(key: Key, where: str, first: str) -> Invalid:
-    return Invalid(key[0], key[1], f"{where}: ignored, because {first} defines the same object")
+def _duplicates(key: Key, where: str, first: str) -> list[Invalid]:
+    """Return the rejection of an object, once: a Node, which may have two keys, always has the second."""
+    kind, name = key
+    if kind == NODE:
+        return []
+    reason = f"{where}: ignored, because {first} defines the same object"
+    return [Invalid(NODE if kind == PEER_NODE else kind, name, reason)]
 
 
 def _key(event: Event) -> Key:
@@ -331,6 +339,8 @@ def _key(event: Event) -> Key:
             return POD, str(name)
         case NodeChanged(node):
             return NODE, node.name if node else ""
+        case PeerChanged(name):
+            return PEER_NODE, name
         case _:
             return "", ""
 
@@ -343,5 +353,7 @@ def _deleted(event: Event) -> Event:
             return SliceChanged(name, None)
         case PodChanged(name):
             return PodChanged(name, None)
+        case PeerChanged(name):
+            return PeerChanged(name, None)
         case _:
             return NodeChanged(None)

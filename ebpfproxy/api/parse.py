@@ -21,6 +21,7 @@ from ebpfproxy.api.event import (
     Event,
     Invalid,
     NodeChanged,
+    PeerChanged,
     PodChanged,
     ServiceChanged,
     SliceChanged,
@@ -31,7 +32,7 @@ from ebpfproxy.api.parts import FAMILIES, JUNK, NAME, Complaints, shorten, usabl
 from ebpfproxy.errors import InvalidObject, SourceError
 from ebpfproxy.model.address import Address
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.service import NamespacedName, Service, ServiceType
 
 UNNAMED = "(unnamed)"
@@ -41,6 +42,7 @@ MANIFEST = "manifest"
 """The kind in an Invalid about an object of a kind that a proxy does not read."""
 
 _MAX_LIST_DEPTH = 8
+_PORT_DIGITS, _MAX_PORT = 5, 65535
 _API_VERSIONS = {SERVICE: "v1", NODE: "v1", POD: "v1", ENDPOINT_SLICE: "discovery.k8s.io/v1"}
 _LISTS = frozenset({"List", *(f"{kind}List" for kind in _API_VERSIONS)})
 _WATCH_TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"})
@@ -201,6 +203,14 @@ def parse_node(raw: bytes | Raw) -> NodeChanged | Invalid:
         return _invalid(NODE, raw, error)
 
 
+def parse_peer(raw: bytes | Raw) -> PeerChanged | Invalid:
+    """Parse a core/v1 Node of any name as `PeerNode`. Never raises."""
+    try:
+        return _peer(fields.NODE_DECODER.decode(raw))
+    except (*JUNK, InvalidObject) as error:
+        return _invalid(NODE, raw, error)
+
+
 def parse_pod(raw: bytes | Raw) -> PodChanged | Invalid:
     """Parse a core/v1 Pod of any node. Never raises."""
     try:
@@ -212,8 +222,8 @@ def parse_pod(raw: bytes | Raw) -> PodChanged | Invalid:
 def parse_manifest_object(raw: bytes | Raw, node_name: str) -> list[Event]:
     """Parse an object of a manifest by its kind; a list yields the events of all its items. Never raises.
 
-    Nodes with a name other than `node_name` yield no event. A kind that a proxy does not read yields an
-    Invalid of kind `MANIFEST`.
+    A Node yields a `PeerChanged`; that with the name `node_name` also a `NodeChanged`. A kind that a proxy
+    does not read yields an Invalid of kind `MANIFEST`.
     """
     return _manifest(raw, node_name, "", 0)
 
@@ -243,9 +253,9 @@ def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[E
         return [parse_slice(raw)]
     if kind == POD:
         return _pod_of_node(raw, node_name)
-    node = parse_node(raw)
-    is_own = isinstance(node, Invalid) or (node.node is not None and node.node.name == node_name)
-    return [node] if is_own else []
+    peer = parse_peer(raw)
+    is_own = isinstance(peer, PeerChanged) and peer.name == node_name
+    return [parse_node(raw), peer] if is_own else [peer]
 
 
 def _pod_of_node(raw: bytes | Raw, node_name: str) -> list[Event]:
@@ -318,18 +328,35 @@ def _slice(decoded: fields.EndpointSlice) -> SliceChanged:
 def _node(decoded: fields.Node) -> NodeChanged:
     head = decoded.metadata
     spec, status = decoded.spec or fields.NodeSpec(), decoded.status or fields.NodeStatus()
-    if not head.name or not NAME.fullmatch(head.name):
-        raise InvalidObject(f"metadata.name is not a usable name: {shorten(repr(head.name))}")
     leaving = any(taint and taint.key == "ToBeDeletedByClusterAutoscaler" for taint in spec.taints or ())
     node = Node(
-        name=head.name,
+        name=_node_name(head),
         zone=(head.labels.zone if head.labels else None) or "",
         eligible=head.deletion_timestamp is None and not leaving,
         addresses=_addresses(status, "InternalIP"),
         external_addresses=_addresses(status, "ExternalIP"),
         pod_cidrs=parts.networks(spec.pod_cidrs or [spec.pod_cidr], "podCIDRs", Complaints()),
+        dsr_port=_dsr_port(head),
     )
     return NodeChanged(node)
+
+
+def _peer(decoded: fields.Node) -> PeerChanged:
+    head, status = decoded.metadata, decoded.status or fields.NodeStatus()
+    return PeerChanged(_node_name(head), PeerNode(_addresses(status, "InternalIP"), _dsr_port(head)))
+
+
+def _node_name(head: fields.Metadata) -> str:
+    if not head.name or not NAME.fullmatch(head.name):
+        raise InvalidObject(f"metadata.name is not a usable name: {shorten(repr(head.name))}")
+    return head.name
+
+
+def _dsr_port(head: fields.Metadata) -> int:
+    """Return the port that a Node announces. Text that is no port, which no agent writes, counts as none."""
+    text = (head.annotations.dsr_port if head.annotations else None) or ""
+    port = int(text) if text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS else 0
+    return port if port <= _MAX_PORT else 0
 
 
 def _addresses(status: fields.NodeStatus, of_type: str) -> tuple[Address, ...]:

@@ -10,15 +10,17 @@ from typing import Any
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    PEER_NODE,
     POD,
     SERVICE,
     Event,
     NodeChanged,
+    PeerChanged,
     PodChanged,
     ServiceChanged,
     SliceChanged,
 )
-from ebpfproxy.api.parse import parse_node, parse_pod, parse_service, parse_slice
+from ebpfproxy.api.parse import parse_node, parse_peer, parse_pod, parse_service, parse_slice
 from ebpfproxy.model.service import NamespacedName
 
 SELECTOR = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
@@ -58,6 +60,11 @@ def pods_of(node: str) -> Resource:
     """The pods on a node, for host ports."""
     selector = {"fieldSelector": f"spec.nodeName={node}"}
     return Resource(POD, "/api/v1/pods", selector, parse_pod, lambda name: PodChanged(name, None))
+
+
+def peer_nodes() -> Resource:
+    """All Nodes, for direct server return."""
+    return Resource(PEER_NODE, "/api/v1/nodes", {}, parse_peer, lambda name: PeerChanged(name.name, None))
 
 
 def own_node(name: str) -> Resource:

@@ -19,6 +19,7 @@ from ebpfproxy.api.event import (
     DEVICES,
     ENDPOINT_SLICE,
     NODE,
+    PEER_NODE,
     POD,
     SERVICE,
     AddressesChanged,
@@ -26,6 +27,7 @@ from ebpfproxy.api.event import (
     Event,
     Invalid,
     NodeChanged,
+    PeerChanged,
     PodChanged,
     PodsBypass,
     ServiceChanged,
@@ -37,7 +39,7 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 from ebpfproxy.plan.host_ports import name_of
@@ -50,7 +52,8 @@ REJECTED_PART = "Rejected a part of an object"
 """The rest of the object is served. Logged once for each reason."""
 
 AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES, DEVICES})
-"""The kinds that must be known completely before the first sync. If host ports are served, pods as well."""
+"""The kinds that must be known completely before the first sync. If host ports are served, pods as well;
+with direct server return, all Nodes."""
 
 _MAX_LOGGED_OBJECTS = 10_000
 _MAX_LOGGED_TEXTS = 100
@@ -64,6 +67,8 @@ class Drained(NamedTuple):
     - `node_changed`: this node's Node changed, which may change every plan;
     - `host_changed`: kernel state changed (local networks, devices, bypassing pods). The plan of the node
       depends on it, the plans of Services do not;
+    - `peers_changed`: `ClusterState.peers` changed, which may change the plans of Services with direct server
+      return, and that of the node;
     - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
       the cause happened;
     - `service_changes`, `slice_changes`: the number of events received, including those without effect.
@@ -73,6 +78,7 @@ class Drained(NamedTuple):
     services: frozenset[NamespacedName]
     node_changed: bool
     host_changed: bool
+    peers_changed: bool
     trigger_times: tuple[tuple[Family, float], ...]
     service_changes: int
     slice_changes: int
@@ -82,18 +88,20 @@ class Tracker:
     """Folds events, in any order, into the state of the cluster.
 
     `started` is a Unix time in seconds. Trigger times before it are not reported, because after a start
-    every slice looks changed (kubernetes PR 81360). `host_ports`: whether pods are awaited.
+    every slice looks changed (kubernetes PR 81360). `host_ports`: whether pods are awaited. `peers`: whether
+    all Nodes are awaited; if not, they are ignored.
     """
 
-    def __init__(self, started: float, *, host_ports: bool = False) -> None:
+    def __init__(self, started: float, *, host_ports: bool = False, peers: bool = False) -> None:
         self._started = started
-        self._awaited = AWAITED | {POD} if host_ports else AWAITED
+        self._awaited = AWAITED | ({POD} if host_ports else set()) | ({PEER_NODE} if peers else set())
         self._services: dict[NamespacedName, Service] = {}
         self._slices: dict[NamespacedName, EndpointSlice] = {}
         self._by_service: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
         self._pods: dict[NamespacedName, Pod] = {}  # by `host_ports.name_of`
         self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
-        self._pods_view = MappingProxyType(self._pods)
+        self._peers: dict[str, PeerNode] = {}
+        self._pods_view, self._peers_view = MappingProxyType(self._pods), MappingProxyType(self._peers)
         self._drained = ClusterState(*self._views)
         self._node = self._drained.node
         self._networks = self._drained.local_networks
@@ -106,6 +114,7 @@ class Tracker:
         self._previous_services: dict[NamespacedName, Service | None] = {}
         self._previous_slices: dict[NamespacedName, EndpointSlice | None] = {}
         self._previous_pods: dict[NamespacedName, Pod | None] = {}
+        self._previous_peers: dict[str, PeerNode | None] = {}
         self._trigger_times: dict[NamespacedName, list[tuple[Family, float]]] = {}
         self._received: Counter[str] = Counter()
 
@@ -126,7 +135,7 @@ class Tracker:
     def pending(self) -> bool:
         """Whether a drain would return a change."""
         changed = self._previous_services or self._previous_slices or self._previous_pods
-        return bool(changed) or self._node_changed or self._host_changed
+        return bool(changed or self._previous_peers) or self._node_changed or self._host_changed
 
     @property
     def pending_services(self) -> int:
@@ -154,6 +163,8 @@ class Tracker:
                 self._fold_pod(event)
             case NodeChanged(node):
                 self._fold_node(node)
+            case PeerChanged(name, peer):
+                self._fold_peer(name, peer)
             case AddressesChanged(networks):
                 # Compared once; later by identity. The local table of a large node has thousands of networks.
                 previous = self._drained.local_networks
@@ -180,6 +191,7 @@ class Tracker:
             services=affected.union(self._previous_services, self._previous_pods),
             node_changed=self._node_changed,
             host_changed=self._host_changed,
+            peers_changed=bool(self._previous_peers),
             trigger_times=tuple(times),
             service_changes=self._received[SERVICE],
             slice_changes=self._received[ENDPOINT_SLICE],
@@ -187,6 +199,7 @@ class Tracker:
         self._drained = drained.state
         for pending in self._previous_services, self._previous_slices, self._previous_pods:
             pending.clear()
+        self._previous_peers.clear()
         self._trigger_times.clear()
         self._received.clear()
         return drained
@@ -207,7 +220,13 @@ class Tracker:
         """Return the current state. Its mappings are not copied: that would cost the more, the larger the
         cluster is, for each change."""
         return ClusterState(
-            *self._views, self._node, self._networks, self._devices, self._bypassing, self._pods_view
+            *self._views,
+            self._node,
+            self._networks,
+            self._devices,
+            self._bypassing,
+            self._pods_view,
+            self._peers_view,
         )
 
     def _services_of_changed_slices(self) -> list[tuple[NamespacedName | None, NamespacedName | None]]:
@@ -241,6 +260,17 @@ class Tracker:
             self._pods[name] = event.pod
         if self._previous_pods.setdefault(name, old) == event.pod:
             del self._previous_pods[name]
+
+    def _fold_peer(self, name: str, peer: PeerNode | None) -> None:
+        old = self._peers.get(name)
+        if old == peer or PEER_NODE not in self._awaited:
+            return
+        if peer is None:
+            del self._peers[name]
+        else:
+            self._peers[name] = peer
+        if self._previous_peers.setdefault(name, old) == peer:
+            del self._previous_peers[name]
 
     def _fold_slice(self, event: SliceChanged) -> None:
         self._received[ENDPOINT_SLICE] += 1
@@ -314,8 +344,9 @@ class Tracker:
 
 
 def _plan_input(node: Node | None) -> Node:
-    """Return the Node without the fields that no plan depends on: name and load balancer eligibility."""
-    return dataclasses.replace(node or Node(""), name="", eligible=True)
+    """Return the Node without the fields that no plan depends on: name, load balancer eligibility and
+    announcement."""
+    return dataclasses.replace(node or Node(""), name="", eligible=True, dsr_port=0)
 
 
 def _equal_for_plan(left: EndpointSlice | None, right: EndpointSlice | None) -> bool:

@@ -2,6 +2,7 @@
 
 from ebpfproxy.config.settings import Config
 from ebpfproxy.model.address import is_unspecified
+from ebpfproxy.model.balancing import EbpfForwarding
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 
 EBPF, IPVS, USERSPACE = "ebpf", "ipvs", "userspace"
@@ -29,6 +30,9 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         slow_start=config.slow_start,
         host_ports=config.host_ports,
         sctp_unserved=sctp_unserved,
+        dsr_port=config.ebpf_dsr_port if mode == EBPF else 0,
+        direct_return=config.ebpf_forwarding is EbpfForwarding.DSR,
+        tunnel_sources=config.ebpf_dsr_sources,
     )
 
 

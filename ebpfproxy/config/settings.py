@@ -25,7 +25,8 @@ from ebpfproxy.config.mode_options import (
 from ebpfproxy.config.option import Group, Option, declared_by, option
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
-from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.model.balancing import Algorithm, EbpfForwarding
+from ebpfproxy.plan.devices import NO_DEVICES
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
@@ -248,9 +249,22 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
         if self.manifests and (self.kubeconfig or self.master):
             given = "kubeconfig" if self.kubeconfig else "master"
             yield f"{label('manifests')}: replaces the API server; leave {label(given)} out"
-        needed = POD_INTERFACES.get(self.detect_local_mode)
-        if needed and not self.pod_interface:
-            yield f"{label(needed)}: must be set for local traffic detection {self.detect_local_mode.value}"
+        if self.ebpf_xdp != "off" and not self.ebpf_redirect:
+            needed = label("ebpf_redirect")
+            yield f"{label('ebpf_xdp')}: needs {needed}, since XDP only forwards flows that bypass the stack"
+        interface = POD_INTERFACES.get(self.detect_local_mode)
+        if interface and not self.pod_interface:
+            mode = self.detect_local_mode.value
+            yield f"{label(interface)}: must be set for local traffic detection {mode}"
+
+        yield from self._direct_return_conflicts(label)
+
+    def _direct_return_conflicts(self, label: "_Label") -> Iterator[str]:
+        port = label("ebpf_dsr_port")
+        if self.ebpf_dsr_port and self.tc_devices == NO_DEVICES:
+            yield f"{port}: needs network devices; do not set {label('tc_devices')} to none"
+        elif not self.ebpf_dsr_port and self.ebpf_forwarding is EbpfForwarding.DSR:
+            yield f"{label('ebpf_forwarding')}: dsr needs a UDP port for tunnels; set {port}, such as 6083"
 
     @property
     def node_name(self) -> str:

@@ -12,6 +12,7 @@ from ebpfproxy.agent.sources import Sources
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    PEER_NODE,
     POD,
     SERVICE,
     Event,
@@ -33,6 +34,8 @@ from ebpfproxy.plan.node_ports import LOOPBACK
 NODE_SECONDS = 3.0
 """How long a Node object is awaited after everything else is known. Without it, zone and pod CIDRs are
 unknown."""
+
+_NODES = frozenset({NODE, PEER_NODE})
 
 
 class Complaint(NamedTuple):
@@ -66,7 +69,8 @@ def read_cluster(config: Config, timeout: float = 30.0) -> Cluster:
     sources = Sources(dataclasses.replace(config, config=None), inbox, Metrics(), None)
     sources.start()
     try:
-        return _fold(inbox, time.monotonic() + timeout, config.host_ports)
+        tracker = Tracker(time.time(), host_ports=config.host_ports, peers=config.ebpf_dsr_port > 0)
+        return _fold(inbox, time.monotonic() + timeout, tracker)
     finally:
         sources.stop()
 
@@ -79,13 +83,12 @@ def without_machine(cluster: Cluster) -> Cluster:
     return cluster._replace(state=dataclasses.replace(cluster.state, local_networks=networks, devices=()))
 
 
-def _fold(inbox: Inbox, deadline: float, host_ports: bool = False) -> Cluster:
-    tracker = Tracker(time.time(), host_ports=host_ports)
+def _fold(inbox: Inbox, deadline: float, tracker: Tracker) -> Cluster:
     complaints: dict[Complaint, None] = {}
     unserved: dict[NamespacedName, Unserved] = {}
     has_all_but_node = False
     while not tracker.synced:
-        if tracker.lacking == {NODE} and not has_all_but_node:
+        if tracker.lacking <= _NODES and not has_all_but_node:
             has_all_but_node = True
             deadline = min(deadline, time.monotonic() + NODE_SECONDS)
         try:

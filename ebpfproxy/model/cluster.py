@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 
@@ -22,6 +22,7 @@ class ClusterState:
       entries are single addresses; some are networks such as 127.0.0.0/8.
     - `devices`: all network devices of this node, sorted by ifindex.
     - `pods`: those of this node with host ports, by name. Empty unless host ports are served.
+    - `peers`: all Nodes by name, this node's included. Empty unless direct server return is enabled.
     - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
     """
 
@@ -32,6 +33,7 @@ class ClusterState:
     devices: tuple[Device, ...] = ()
     bypassing: frozenset[int] = frozenset()
     pods: Mapping[NamespacedName, Pod] = dataclasses.field(default_factory=dict)
+    peers: Mapping[str, PeerNode] = dataclasses.field(default_factory=dict)
 
     def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:
         """Return the EndpointSlices of `service`; empty if it has none."""

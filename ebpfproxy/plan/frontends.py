@@ -1,6 +1,8 @@
 """The plan of one Service: its frontends, each with its traffic policy results and source ranges."""
 
-from collections.abc import Collection, Iterable
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ebpfproxy.model.address import (
@@ -17,9 +19,15 @@ from ebpfproxy.model.address import (
 )
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServicePortName, TrafficPolicy
-from ebpfproxy.plan.balancing import endpoint_weights, plan_balancing, without_weightless
+from ebpfproxy.plan.balancing import (
+    default_algorithm,
+    endpoint_weights,
+    plan_balancing,
+    without_weightless,
+)
+from ebpfproxy.plan.direct_return import requests_direct_return, tunnel_to, with_tunnels
 from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
 from ebpfproxy.plan.health_check_node_port import needs_health_check
 from ebpfproxy.plan.host_ports import plan_host_ports
@@ -68,6 +76,7 @@ class _Exposure(NamedTuple):
     external: PolicyResults
     admission: _Admission
     local_traffic: LocalTraffic | None
+    terse: bool
 
 
 def is_unserved(plan: ServicePortPlan, context: PlanContext) -> bool:
@@ -83,7 +92,7 @@ def plan_name(
     """
     service = state.services.get(name)
     if service:
-        return plan_service(service, state.slices_of(name), state.node, context, large)
+        return plan_service(service, state.slices_of(name), state.node, context, large, state.peers)
     pod = state.pods.get(name)
     return plan_host_ports(pod, state.node, context) if pod and context.host_ports else ()
 
@@ -94,6 +103,7 @@ def plan_service(
     node: Node | None,
     context: PlanContext,
     large: Collection[Family] = (),
+    peers: Mapping[str, PeerNode] = MappingProxyType({}),
 ) -> tuple[ServicePortPlan, ...]:
     """Return one plan for each port of `service` in each family of its ClusterIPs, sorted.
 
@@ -101,19 +111,19 @@ def plan_service(
 
     - `slices`: those of this Service. Neither their order nor that of their endpoints matters.
     - `node`: None while the Node is unknown; it then has no zone and no addresses.
-    - `large`: `ClusterSize.large`.
+    - `large`: `ClusterSize.large`; `peers`: `ClusterState.peers`.
     """
     slices = tuple(slices)
     location = NodeLocation(context.node_name, node.zone if node else "")
+    tunnel = functools.partial(tunnel_to, node=node, peers=peers, context=context)
     ports = {(port.name, port.protocol): port for port in service.ports}.values()
     plans = []
     for ip_family in {family(address) for address in service.cluster_ips}:
-        exposure = _expose(service, ip_family, node, context)
+        exposure = _expose(service, ip_family, node, context, ip_family in large)
         if exposure:
             of_family = [each for each in slices if each.family is ip_family]
-            terse = ip_family in large
             plans += [
-                _plan_port(service, port, exposure, of_family, location, terse, context) for port in ports
+                _plan_port(service, port, exposure, of_family, location, tunnel, context) for port in ports
             ]
     if len(plans) > 1:
         plans.sort(key=lambda plan: (plan.name, plan.family.value))
@@ -126,7 +136,7 @@ def _plan_port(
     exposure: _Exposure,
     slices: list[EndpointSlice],
     location: NodeLocation,
-    terse: bool,
+    tunnel: Callable[[str], Address | None],
     context: PlanContext,
 ) -> ServicePortPlan:
     frontends = _frontends(port, exposure)
@@ -135,6 +145,14 @@ def _plan_port(
     weights = endpoint_weights(merged, service.balancing.weights)
     usable = without_weightless(merged, weights)
     endpoints, has_any = plan_endpoints(usable, _used_scopes(service, is_external), location)
+    requested = service.balancing
+    # With traffic policy Local, clients outside get endpoints of the dialed node only.
+    may_tunnel = is_external and not external_policy_local(service)
+    dsr = may_tunnel and requests_direct_return(requested, context)
+    algorithm = default_algorithm(context.algorithm, dsr and context.dsr_port > 0)
+    balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr)
+    if may_tunnel and context.dsr_port:
+        balancing = with_tunnels(balancing, requested, endpoints, usable, tunnel)
     return ServicePortPlan(
         ServicePortName(*service.name, port.name, port.protocol),
         exposure.ip_family,
@@ -144,8 +162,8 @@ def _plan_port(
         service.affinity_timeout,
         exposure.local_traffic,
         service.health_check_node_port if needs_health_check(service) else 0,
-        terse,
-        plan_balancing(service.balancing, endpoints, weights, context.algorithm, context.slow_start),
+        exposure.terse,
+        balancing,
     )
 
 
@@ -178,7 +196,9 @@ def _frontend_plan(frontend: Frontend, kind: FrontendKind, exposure: _Exposure) 
     return FrontendPlan(frontend, kind, *policy_results, *admission)
 
 
-def _expose(service: Service, ip_family: Family, node: Node | None, context: PlanContext) -> _Exposure | None:
+def _expose(
+    service: Service, ip_family: Family, node: Node | None, context: PlanContext, terse: bool
+) -> _Exposure | None:
     """Return what all ports share. None without a ClusterIP of this family: then there is no frontend."""
     addresses = dict.fromkeys(_of_family(service.cluster_ips, ip_family), FrontendKind.CLUSTER_IP)
     if not addresses:
@@ -198,6 +218,7 @@ def _expose(service: Service, ip_family: Family, node: Node | None, context: Pla
         external_policy_results(service, detected),
         _admission(service, ip_family, node, context) if service.source_ranges else _UNRESTRICTED,
         local_traffic(context, ip_family, node),
+        terse,
     )
 
 

@@ -219,6 +219,9 @@ class PlanContext:
     - `host_ports`: whether the host ports of pods are served.
     - `algorithm`: for Services without an annotation. None: the mode's default.
     - `slow_start`: in seconds, for Services without an annotation.
+    - `dsr_port`: the UDP port of the tunnels of direct server return. 0: this node has none.
+    - `direct_return`: whether Services without an annotation request direct server return.
+    - `tunnel_sources`: whose tunneled packets this node accepts besides those of Nodes.
     - `sctp_unserved`: why the kernel cannot translate SCTP in this mode, "" if it can.
     """
 
@@ -238,3 +241,6 @@ class PlanContext:
     slow_start: int = 0
     host_ports: bool = False
     sctp_unserved: str = ""
+    dsr_port: int = 0
+    direct_return: bool = False
+    tunnel_sources: tuple[Network, ...] = ()

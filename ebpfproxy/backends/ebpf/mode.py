@@ -1,6 +1,7 @@
 """Mode ebpf: creates the backend and its settings from the configuration, and tests the BPF programs."""
 
 import contextlib
+import dataclasses
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings, FlowTimeo
 from ebpfproxy.backends.ebpf.drain import Drain
 from ebpfproxy.backends.ebpf.entries import ALGORITHMS, SLOW_START
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
-from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs
+from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs, xdp_spec
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.mode import Callbacks, Inspection, Parts
 from ebpfproxy.config import Config
@@ -19,9 +20,17 @@ from ebpfproxy.errors import EbpfProxyError, KernelError, ProgramRejected
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf.bpf import errno_of
 from ebpfproxy.linux.bpf.loader import loaded
+from ebpfproxy.linux.bpf.xdp import Mode
+from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.devices import NO_DEVICES
+
+log = Logger(__name__)
+
+NO_TUNNELS = "Direct server return is unavailable"
+"""This node neither sends nor accepts tunneled packets, and does not announce it. Tried again at the next
+start."""
 
 PROGRAMS = "the BPF programs"
 """The feature of the finding of `load_programs`."""
@@ -32,16 +41,18 @@ class EbpfMode:
 
     name = "ebpf"
     uses_kernel_nat = False
-    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START)
+    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START, dsr=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES
-        return probes.probe(config.bpffs_root, config.cgroup_root, packets)
+        found = probes.probe(config.bpffs_root, config.cgroup_root, packets, xdp_mode(config))
+        return (*found, probes.tunnels(config.ebpf_dsr_port)) if config.ebpf_dsr_port else found
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
-        return (load_programs(),)
+        return (load_programs(xdp_mode(config)),)
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+        config = _with_available(config, report=True)
         root = config.cgroup_root or mounts.cgroup_root_of_all()
         backend = EbpfBackend(
             ebpf_settings(config, root),
@@ -62,11 +73,13 @@ class EbpfMode:
             is_notified=backend.is_notified,
             maintain=backend.maintain,
             free_ports=backend.free_ports,
+            dsr_port=backend.dsr_port,
         )
 
     def inspect(self, config: Config) -> Inspection:
         from ebpfproxy.backends.ebpf.inspect.inspection import EbpfInspection
 
+        config = _with_available(config, report=False)
         root = config.cgroup_root or mounts.cgroup_root_of_all()
         return EbpfInspection(ebpf_settings(config, root), plan_context(config, self.name))
 
@@ -78,15 +91,33 @@ class EbpfMode:
         return Drain(config.bpffs_root, _cgroup_root(config), config.proc_root).step()
 
 
-def load_programs() -> Finding:
+def _with_available(config: Config, report: bool) -> Config:
+    """Return the configuration without direct server return if this node cannot have it.
+
+    `report`: log why.
+    """
+    if not config.ebpf_dsr_port:
+        return config
+    finding = probes.tunnels(config.ebpf_dsr_port)
+    if finding.present:
+        return config
+    if report:
+        log.error(NO_TUNNELS, reason=finding.missing, hint=finding.remedy)
+    return dataclasses.replace(config, ebpf_dsr_port=0)
+
+
+def load_programs(xdp: Mode | None = None) -> Finding:
     """Whether the kernel loads every program. It takes about 1 s, and 4 s more without an object file.
+
+    `xdp`: the mode of the XDP program. None: there is none.
 
     It pins and attaches nothing. The maps are small, since maps of full size would take the memory of an
     agent's maps a second time. The verifier does not depend on their sizes.
     """
     try:
         numbers = COMPILED_SIZES.numbers() | features.numbers(features.present())
-        with loaded(object_file(), specs(available_hooks()), numbers):
+        wanted = *specs(available_hooks()), *([xdp_spec(xdp)] if xdp else [])
+        with loaded(object_file(), wanted, numbers):
             return Finding(PROGRAMS)
     except ProgramRejected as failure:
         return _finding(failure, failure.errno)
@@ -117,9 +148,16 @@ def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
         socket_lb=config.socket_lb,
         timeouts=_timeouts(config),
         redirect=config.ebpf_redirect,
+        xdp=xdp_mode(config),
         devices=config.tc_devices != NO_DEVICES,
         destroy_stale_sockets=config.ebpf_stale_udp == "destroy",
+        dsr_port=config.ebpf_dsr_port,
     )
+
+
+def xdp_mode(config: Config) -> Mode | None:
+    """The mode of the XDP program. None if there is none."""
+    return None if config.ebpf_xdp == "off" else Mode(config.ebpf_xdp)
 
 
 def _sizes(config: Config) -> MapSizes:

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
+    PEER_NODE,
     SERVICE,
     AddressesChanged,
     DevicesChanged,
     Event,
     Invalid,
     NodeChanged,
+    PeerChanged,
     PodsBypass,
     ServiceChanged,
     SliceChanged,
@@ -25,6 +27,7 @@ from ebpfproxy.api.tracker import AWAITED, REJECTED, Tracker
 from ebpfproxy.model.address import Family, Network, parse_address
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.service import NamespacedName
 from tests.support.build import endpoint, name, networks, node, service, slice_of
 
@@ -447,6 +450,45 @@ def test_a_complaint_is_logged_once_for_each_object_until_the_object_is_deleted(
 
 
 # --- Snapshots ---
+
+# --- Peers ---
+
+PEER = PeerNode((parse_address("192.0.2.11"),), 6083)
+
+
+def test_peers_are_awaited_and_reported_as_a_change() -> None:
+    tracker = Tracker(STARTED, peers=True)
+    assert tracker.lacking == AWAITED | {PEER_NODE}
+    tracker.fold(PeerChanged("there", PEER))
+    assert tracker.pending
+    drained = tracker.drain()
+    assert drained.peers_changed
+    assert not drained.node_changed
+    assert drained.state.peers == {"there": PEER}
+    for event in PeerChanged("there", PEER), PeerChanged("there", None), PeerChanged("there", PEER):
+        tracker.fold(event)
+    assert not tracker.pending
+    tracker.fold(PeerChanged("there", None))
+    tracker.fold(PeerChanged("unknown", None))
+    drained = tracker.drain()
+    assert drained.peers_changed
+    assert drained.state.peers == {}
+    assert not tracker.pending
+
+
+def test_without_direct_server_return_peers_are_ignored() -> None:
+    tracker = tracker_with(PeerChanged("there", PEER))
+    assert tracker.lacking == AWAITED
+    tracker.fold(PeerChanged("there", PEER._replace(dsr_port=1)))
+    assert not tracker.pending
+    assert tracker.drain().state.peers == {}
+
+
+def test_the_announcement_of_the_own_node_changes_no_plan() -> None:
+    tracker = tracker_with(NodeChanged(node()))
+    tracker.fold(NodeChanged(dataclasses.replace(node(), dsr_port=6083)))
+    assert not tracker.pending
+
 
 NAMES = st.sampled_from(("a", "b"))
 IPS = st.sampled_from(("10.1.0.1", "10.1.0.2"))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.backends.ebpf.mode import xdp_mode
 from ebpfproxy.config import Config
 from ebpfproxy.config.settings import OPTIONS
 from ebpfproxy.config.unsupported_flags import HINTS, WITHOUT_EFFECT
@@ -180,6 +181,15 @@ def test_manifests_and_an_api_server_exclude_each_other(other: str) -> None:
         Config.parse({"manifests": "services", other: "there"})
 
 
+@pytest.mark.parametrize("mode", ["native", "generic"])
+def test_xdp_needs_redirected_flows(mode: str) -> None:
+    with pytest.raises(ConfigError, match="--ebpf-xdp: needs --ebpf-redirect"):
+        Config.parse({"ebpf_xdp": mode})
+    config = Config.parse({"ebpf_xdp": mode, "ebpf_redirect": "true"})
+    assert xdp_mode(config) == mode
+    assert xdp_mode(Config.parse({})) is None
+
+
 def test_values_have_the_types_of_their_options() -> None:
     config = Config.parse(
         {
@@ -204,3 +214,12 @@ def test_every_flag_is_its_fields_name_and_every_default_is_right() -> None:
 
 def test_no_supported_flag_is_listed_as_unsupported() -> None:
     assert not {flag for option in OPTIONS.values() for flag in option.flags} & {*HINTS, *WITHOUT_EFFECT}
+
+
+def test_direct_server_return_needs_a_port_and_devices() -> None:
+    assert Config.parse({}).ebpf_dsr_port == 0
+    assert Config.parse({"ebpf_forwarding": "dsr", "ebpf_dsr_port": "6083"}).ebpf_dsr_port == 6083
+    with pytest.raises(ConfigError, match=r"^--ebpf-forwarding: dsr needs .* set --ebpf-dsr-port"):
+        Config.parse({"ebpf_forwarding": "dsr"})
+    with pytest.raises(ConfigError, match=r"^--ebpf-dsr-port: needs network devices"):
+        Config.parse({"ebpf_dsr_port": "6083", "tc_devices": ("none",)})

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi, attachments
 from ebpfproxy.backends.ebpf.attachments import SIDES, Attachments
+from ebpfproxy.backends.ebpf.devices import xdp
 from ebpfproxy.backends.ebpf.entries import EGRESS, INGRESS
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.linux.bpf import tc
 from ebpfproxy.model.address import Address, format_address, is_unspecified
 
 _UNKNOWN = "?"
+_NONE = "none"
 _IFINDEX = struct.Struct("=I")
 
 
@@ -28,6 +30,7 @@ class DeviceRow(NamedTuple):
     - `clsact`: "own" if the agent made it, "other" if another program did, "none" if there is none.
     - `before`: programs that run before the agent's, each with its side.
     - `orphaned`: there is no such device.
+    - `xdp`: the mode of the agent's XDP program, "native" or "generic". "none" if there is none.
     """
 
     device: str
@@ -40,20 +43,26 @@ class DeviceRow(NamedTuple):
     clsact: str
     before: list[str]
     orphaned: str = ""
+    xdp: str = "none"
 
 
-def devices(maps: Maps, links: Path) -> list[DeviceRow]:
-    """All devices in the map, by ifindex. `links`: the folder where tcx links are pinned.
+def devices(maps: Maps, links: Path, xdp_links: Path) -> list[DeviceRow]:
+    """All devices in the map, by ifindex.
+
+    `links`, `xdp_links`: the folders where tcx links and XDP links are pinned.
 
     Names and programs are read from the calling thread's network namespace. Raises Rejected if programs and
     filters cannot be read.
     """
     attached = attachments.choose(links)
     found = [(int(_IFINDEX.unpack(key)[0]), value) for key, value in maps["devices"].items()]
-    return [_device(ifindex, value, attached) for ifindex, value in sorted(found)]
+    running = xdp.running((ifindex for ifindex, _ in found), xdp_links)
+    return [
+        _device(ifindex, value, attached, running.get(ifindex, _NONE)) for ifindex, value in sorted(found)
+    ]
 
 
-def _device(ifindex: int, value: bytes, attached: Attachments) -> DeviceRow:
+def _device(ifindex: int, value: bytes, attached: Attachments, xdp_mode: str) -> DeviceRow:
     v4, v6, flags, _ = abi.DEVICE.unpack(value)
     running = {side: attached.running(ifindex, place) for side, place in SIDES.items()}
     name = _name(ifindex)
@@ -69,6 +78,7 @@ def _device(ifindex: int, value: bytes, attached: Attachments) -> DeviceRow:
         clsact=_clsact(ifindex, flags),
         before=[f"{side}: {other}" for side, found in running.items() if found for other in found.before],
         orphaned="no such device" if name == _UNKNOWN else "",
+        xdp=xdp_mode,
     )
 
 

@@ -85,7 +85,7 @@ class View:
     def __init__(self, root: Path) -> None:
         pins = Pins(root)
         self._maps = _open(pins)
-        self._links = pins.devices
+        self._links, self._xdp_links = pins.devices, pins.xdp
         self._slots = self._maps["slots"].mapped()
         self._endpoints = self._maps["endpoints"].mapped()
         names = counters.service_names(self._maps["service_names"])
@@ -226,7 +226,7 @@ class View:
 
     def devices(self) -> list[DeviceRow]:
         """The devices of the packet path, by ifindex."""
-        return device_view.devices(self._maps, self._links)
+        return device_view.devices(self._maps, self._links, self._xdp_links)
 
     def counters(self) -> list[CounterRow]:
         """Events in the programs, in the order of abi.h's enum counter."""
