@@ -10,10 +10,13 @@ from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
+from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 
 SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
+NODES = "Nodes"
+"""All Nodes of the cluster, while NODE is the Node of this machine."""
 ADDRESSES, DEVICES = "addresses", "devices"
 
 
@@ -68,6 +71,19 @@ class NodeChanged(NamedTuple):
     node: Node | None
 
 
+class PeerChanged(NamedTuple):
+    """A Node of the cluster, of this machine or another one; `node` is None if it was deleted."""
+
+    name: str
+    node: Node | None
+
+
+class ChecksChanged(NamedTuple):
+    """All checks of nodes that have failed often enough, for an edge."""
+
+    down: frozenset[NodeCheck]
+
+
 class AddressesChanged(NamedTuple):
     """The complete local routing table of the kernel."""
 
@@ -112,6 +128,8 @@ Event = (
     | SliceChanged
     | PodChanged
     | NodeChanged
+    | PeerChanged
+    | ChecksChanged
     | AddressesChanged
     | DevicesChanged
     | PodsBypass

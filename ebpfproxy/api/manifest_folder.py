@@ -19,11 +19,13 @@ import watchfiles
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    NODES,
     POD,
     SERVICE,
     Event,
     Invalid,
     NodeChanged,
+    PeerChanged,
     PodChanged,
     ServiceChanged,
     SliceChanged,
@@ -245,7 +247,7 @@ class FileSource:
         for event in changes(self._reading or Reading(), reading):
             self._put(event)
         if self._reading is None:
-            for kind in SERVICE, ENDPOINT_SLICE, NODE, POD:
+            for kind in SERVICE, ENDPOINT_SLICE, NODE, NODES, POD:
                 self._put(Synced(kind))
         self._reading = reading
 
@@ -331,6 +333,8 @@ def _key(event: Event) -> Key:
             return POD, str(name)
         case NodeChanged(node):
             return NODE, node.name if node else ""
+        case PeerChanged(name):
+            return NODES, name
         case _:
             return "", ""
 
@@ -343,5 +347,7 @@ def _deleted(event: Event) -> Event:
             return SliceChanged(name, None)
         case PodChanged(name):
             return PodChanged(name, None)
+        case PeerChanged(name):
+            return PeerChanged(name, None)
         case _:
             return NodeChanged(None)

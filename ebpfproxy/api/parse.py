@@ -16,11 +16,13 @@ from ebpfproxy.api.balancing import balancing
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    NODES,
     POD,
     SERVICE,
     Event,
     Invalid,
     NodeChanged,
+    PeerChanged,
     PodChanged,
     ServiceChanged,
     SliceChanged,
@@ -201,6 +203,15 @@ def parse_node(raw: bytes | Raw) -> NodeChanged | Invalid:
         return _invalid(NODE, raw, error)
 
 
+def parse_peer(raw: bytes | Raw) -> PeerChanged | Invalid:
+    """Parse a core/v1 Node as one of all Nodes. Never raises."""
+    event = parse_node(raw)
+    if isinstance(event, Invalid):
+        return event._replace(kind=NODES)
+    assert event.node  # only a deletion has none
+    return PeerChanged(event.node.name, event.node)
+
+
 def parse_pod(raw: bytes | Raw) -> PodChanged | Invalid:
     """Parse a core/v1 Pod of any node. Never raises."""
     try:
@@ -212,8 +223,8 @@ def parse_pod(raw: bytes | Raw) -> PodChanged | Invalid:
 def parse_manifest_object(raw: bytes | Raw, node_name: str) -> list[Event]:
     """Parse an object of a manifest by its kind; a list yields the events of all its items. Never raises.
 
-    Nodes with a name other than `node_name` yield no event. A kind that a proxy does not read yields an
-    Invalid of kind `MANIFEST`.
+    A Node yields a PeerChanged, after a NodeChanged if its name is `node_name`. A kind that a proxy does not
+    read yields an Invalid of kind `MANIFEST`.
     """
     return _manifest(raw, node_name, "", 0)
 
@@ -243,9 +254,11 @@ def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[E
         return [parse_slice(raw)]
     if kind == POD:
         return _pod_of_node(raw, node_name)
-    node = parse_node(raw)
-    is_own = isinstance(node, Invalid) or (node.node is not None and node.node.name == node_name)
-    return [node] if is_own else []
+    event = parse_node(raw)
+    if isinstance(event, Invalid) or event.node is None:
+        return [event]
+    peer = PeerChanged(event.node.name, event.node)
+    return [event, peer] if peer.name == node_name else [peer]
 
 
 def _pod_of_node(raw: bytes | Raw, node_name: str) -> list[Event]:

@@ -10,15 +10,17 @@ from typing import Any
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    NODES,
     POD,
     SERVICE,
     Event,
     NodeChanged,
+    PeerChanged,
     PodChanged,
     ServiceChanged,
     SliceChanged,
 )
-from ebpfproxy.api.parse import parse_node, parse_pod, parse_service, parse_slice
+from ebpfproxy.api.parse import parse_node, parse_peer, parse_pod, parse_service, parse_slice
 from ebpfproxy.model.service import NamespacedName
 
 SELECTOR = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
@@ -66,3 +68,7 @@ def own_node(name: str) -> Resource:
         "give the name of this node's Node with --hostname-override; without it no endpoint counts as local"
     )
     return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: deleted, deleted, hint)
+
+
+def all_nodes() -> Resource:
+    return Resource(NODES, "/api/v1/nodes", {}, parse_peer, lambda name: PeerChanged(name.name, None))

@@ -10,7 +10,7 @@ As in kube-proxy (servicechangetracker.go, endpointslicecache.go):
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,13 +19,16 @@ from ebpfproxy.api.event import (
     DEVICES,
     ENDPOINT_SLICE,
     NODE,
+    NODES,
     POD,
     SERVICE,
     AddressesChanged,
+    ChecksChanged,
     DevicesChanged,
     Event,
     Invalid,
     NodeChanged,
+    PeerChanged,
     PodChanged,
     PodsBypass,
     ServiceChanged,
@@ -38,6 +41,7 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
+from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 from ebpfproxy.plan.host_ports import name_of
@@ -50,7 +54,7 @@ REJECTED_PART = "Rejected a part of an object"
 """The rest of the object is served. Logged once for each reason."""
 
 AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES, DEVICES})
-"""The kinds that must be known completely before the first sync. If host ports are served, pods as well."""
+"""The kinds that a node must know completely before the first sync; see `Tracker` for others."""
 
 _MAX_LOGGED_OBJECTS = 10_000
 _MAX_LOGGED_TEXTS = 100
@@ -60,8 +64,10 @@ class Drained(NamedTuple):
     """The input of a sync: the cluster state and what changed since the last drain.
 
     - `state`: valid until the next event, which changes its mappings;
-    - `services`: the Services whose plan may have changed, and the names of pods (`host_ports.name_of`);
+    - `services`: the Services whose plan may have changed, and the names of pods (`host_ports.name_of`).
+      Among them are those with endpoints on another node that changed;
     - `node_changed`: this node's Node changed, which may change every plan;
+    - `peers_changed`: another Node changed, or a check of it;
     - `host_changed`: kernel state changed (local networks, devices, bypassing pods). The plan of the node
       depends on it, the plans of Services do not;
     - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
@@ -76,24 +82,37 @@ class Drained(NamedTuple):
     trigger_times: tuple[tuple[Family, float], ...]
     service_changes: int
     slice_changes: int
+    peers_changed: bool = False
 
 
 class Tracker:
     """Folds events, in any order, into the state of the cluster.
 
     `started` is a Unix time in seconds. Trigger times before it are not reported, because after a start
-    every slice looks changed (kubernetes PR 81360). `host_ports`: whether pods are awaited.
+    every slice looks changed (kubernetes PR 81360).
+
+    - `node`: whether the Node of this machine is awaited;
+    - `peers`: whether all Nodes are awaited and tracked;
+    - `host_ports`: whether pods are awaited.
     """
 
-    def __init__(self, started: float, *, host_ports: bool = False) -> None:
+    def __init__(
+        self, started: float, *, node: bool = True, peers: bool = False, host_ports: bool = False
+    ) -> None:
         self._started = started
-        self._awaited = AWAITED | {POD} if host_ports else AWAITED
+        further = {NODE: node, NODES: peers, POD: host_ports}
+        self._awaited = AWAITED - {NODE} | {kind for kind, is_awaited in further.items() if is_awaited}
+        self._has_peers = peers
         self._services: dict[NamespacedName, Service] = {}
         self._slices: dict[NamespacedName, EndpointSlice] = {}
         self._by_service: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
         self._pods: dict[NamespacedName, Pod] = {}  # by `host_ports.name_of`
+        self._peers: dict[str, Node] = {}
+        self._down: frozenset[NodeCheck] = frozenset()
+        self._changed_peers: set[str] = set()
         self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
         self._pods_view = MappingProxyType(self._pods)
+        self._peers_view = MappingProxyType(self._peers)
         self._drained = ClusterState(*self._views)
         self._node = self._drained.node
         self._networks = self._drained.local_networks
@@ -126,7 +145,7 @@ class Tracker:
     def pending(self) -> bool:
         """Whether a drain would return a change."""
         changed = self._previous_services or self._previous_slices or self._previous_pods
-        return bool(changed) or self._node_changed or self._host_changed
+        return bool(changed or self._changed_peers) or self._node_changed or self._host_changed
 
     @property
     def pending_services(self) -> int:
@@ -154,6 +173,11 @@ class Tracker:
                 self._fold_pod(event)
             case NodeChanged(node):
                 self._fold_node(node)
+            case PeerChanged():
+                self._fold_peer(event)
+            case ChecksChanged(down):
+                self._changed_peers |= {each.node for each in self._down ^ down}
+                self._down = down
             case AddressesChanged(networks):
                 # Compared once; later by identity. The local table of a large node has thousands of networks.
                 previous = self._drained.local_networks
@@ -177,16 +201,20 @@ class Tracker:
         times = [each for service, moments in triggers if service in affected for each in moments]
         drained = Drained(
             state=self._state(),
-            services=affected.union(self._previous_services, self._previous_pods),
+            services=affected.union(
+                self._previous_services, self._previous_pods, self._services_on(self._changed_peers)
+            ),
             node_changed=self._node_changed,
             host_changed=self._host_changed,
             trigger_times=tuple(times),
             service_changes=self._received[SERVICE],
             slice_changes=self._received[ENDPOINT_SLICE],
+            peers_changed=bool(self._changed_peers),
         )
         self._drained = drained.state
         for pending in self._previous_services, self._previous_slices, self._previous_pods:
             pending.clear()
+        self._changed_peers.clear()
         self._trigger_times.clear()
         self._received.clear()
         return drained
@@ -207,8 +235,25 @@ class Tracker:
         """Return the current state. Its mappings are not copied: that would cost the more, the larger the
         cluster is, for each change."""
         return ClusterState(
-            *self._views, self._node, self._networks, self._devices, self._bypassing, self._pods_view
+            *self._views,
+            self._node,
+            self._networks,
+            self._devices,
+            self._bypassing,
+            self._pods_view,
+            self._peers_view,
+            self._down,
         )
+
+    def _services_on(self, nodes: Set[str]) -> set[NamespacedName]:
+        """Return the Services with endpoints on these nodes."""
+        if not nodes:
+            return set()
+        return {
+            name
+            for name, slices in self._by_service.items()
+            if any(state.node in nodes for each in slices for state in each.endpoints.states)
+        }
 
     def _services_of_changed_slices(self) -> list[tuple[NamespacedName | None, NamespacedName | None]]:
         """Return the previous and current Service of each changed slice: a slice may change its Service."""
@@ -292,6 +337,15 @@ class Tracker:
             external_addresses=status.external_addresses,
             pod_cidrs=current.pod_cidrs or previous.pod_cidrs,
         )
+
+    def _fold_peer(self, event: PeerChanged) -> None:
+        if not self._has_peers or self._peers.get(event.name) == event.node:
+            return
+        if event.node is None:
+            del self._peers[event.name]
+        else:
+            self._peers[event.name] = event.node
+        self._changed_peers.add(event.name)
 
     def _fold_devices(self, devices: tuple[Device, ...]) -> None:
         previous = self._ifindexes

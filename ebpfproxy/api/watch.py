@@ -20,7 +20,7 @@ from ebpfproxy.api.event import Event
 from ebpfproxy.api.parse import parse_status_reason
 from ebpfproxy.api.reflector import UNOBSERVED, Observer, Reflector
 from ebpfproxy.api.requests import UNOBSERVED_REQUESTS, RequestObserver
-from ebpfproxy.api.resource import endpoint_slices, own_node, pods_of, services
+from ebpfproxy.api.resource import all_nodes, endpoint_slices, own_node, pods_of, services
 from ebpfproxy.errors import ConfigError, SourceError
 from ebpfproxy.log import Logger
 
@@ -302,11 +302,19 @@ class ApiSource:
         observer: Observer = UNOBSERVED,
         *,
         host_ports: bool = False,
+        peers: bool = False,
     ) -> None:
-        """`host_ports`: whether to watch the pods of the node."""
+        """`host_ports`: whether to watch the pods of the node. `peers`: whether to watch all Nodes.
+
+        `node_name` is "" if this machine is no node.
+        """
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        resources = [services(), endpoint_slices(), own_node(node_name)]
+        resources = [services(), endpoint_slices()]
+        if node_name:
+            resources.append(own_node(node_name))
+        if peers:
+            resources.append(all_nodes())
         if host_ports:
             resources.append(pods_of(node_name))
         self.reflectors = tuple(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.api.event import Event, Invalid, NodeChanged, ServiceChanged, SliceChanged
+from ebpfproxy.api.event import Event, Invalid, NodeChanged, PeerChanged, ServiceChanged, SliceChanged
 from ebpfproxy.api.manifest_file import Unreadable, read_manifest
 from ebpfproxy.model.address import parse_address
 from tests.support.build import name, node_object, service_object, slice_object
@@ -118,7 +118,13 @@ def test_a_json_file_holds_one_object_or_a_list() -> None:
     single = msgspec.json.encode(objects[0])
     many = msgspec.json.encode({"kind": "List", "apiVersion": "v1", "items": objects})
     assert [type(event) for event in events(b"\xef\xbb\xbf" + single, "a.json")] == [ServiceChanged]
-    assert [type(event) for event in events(many, "a.json")] == [ServiceChanged, SliceChanged, NodeChanged]
+    assert [type(event) for event in events(many, "a.json")] == [
+        ServiceChanged,
+        SliceChanged,
+        NodeChanged,
+        PeerChanged,
+        PeerChanged,
+    ]
 
 
 def test_json_and_yaml_of_the_same_objects_give_the_same_events() -> None:

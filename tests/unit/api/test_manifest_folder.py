@@ -15,11 +15,13 @@ from ebpfproxy.api import manifest_folder
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    NODES,
     POD,
     SERVICE,
     Event,
     Invalid,
     NodeChanged,
+    PeerChanged,
     ServiceChanged,
     SliceChanged,
     Synced,
@@ -75,9 +77,10 @@ def test_all_manifests_of_the_folder_itself_are_read_in_the_order_of_their_names
     assert list(reading.files) == ["a.yaml", "b.yml", "c.json"]
     assert events[0] == changed("a")
     assert events[1] == NodeChanged(node())
-    assert events[2] == changed("b")
-    assert isinstance(events[3], SliceChanged)
-    assert len(events) == 4
+    assert events[2] == PeerChanged("here", node())
+    assert events[3] == changed("b")
+    assert isinstance(events[4], SliceChanged)
+    assert len(events) == 5
 
 
 def test_only_changed_objects_are_reported(tmp_path: Path) -> None:
@@ -99,7 +102,11 @@ def test_an_object_that_is_in_no_file_any_more_is_deleted(tmp_path: Path) -> Non
     (tmp_path / "a.yaml").unlink()
     (tmp_path / "b.json").unlink()
     reading, events = step(tmp_path, reading)
-    assert sorted(events, key=repr) == [NodeChanged(None), SliceChanged(name("web-1"), None)]
+    assert sorted(events, key=repr) == [
+        NodeChanged(None),
+        PeerChanged("here", None),
+        SliceChanged(name("web-1"), None),
+    ]
     write(tmp_path / "c.yaml", "")
     assert step(tmp_path, reading)[1] == [ServiceChanged(WEB, None)]
 
@@ -296,7 +303,7 @@ def write(path: Path, content: str) -> None:
 
 
 def test_all_objects_are_reported_before_synced_of_each_kind(followed: Followed) -> None:
-    synced = [Synced(kind) for kind in (SERVICE, ENDPOINT_SLICE, NODE, POD)]
+    synced = [Synced(kind) for kind in (SERVICE, ENDPOINT_SLICE, NODE, NODES, POD)]
     assert followed.until_synced() == [changed("web"), *synced]
 
 

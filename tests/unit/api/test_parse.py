@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebpfproxy.api.event import Invalid, NodeChanged, ServiceChanged, SliceChanged, Unserved
+from ebpfproxy.api.event import Invalid, NodeChanged, PeerChanged, ServiceChanged, SliceChanged, Unserved
 from ebpfproxy.api.parse import (
     UNNAMED,
     object_head,
@@ -621,7 +621,7 @@ def test_a_line_that_is_not_a_watch_event_is_a_source_error(line: bytes) -> None
 # --- Manifests ---
 
 
-def test_lists_in_manifests_yield_their_items_and_other_nodes_yield_nothing() -> None:
+def test_lists_in_manifests_yield_their_items_and_other_nodes_are_peers() -> None:
     inner = {
         "kind": "ServiceList",
         "apiVersion": "v1",
@@ -629,9 +629,14 @@ def test_lists_in_manifests_yield_their_items_and_other_nodes_yield_nothing() ->
     }
     objects = [service_object("web"), slice_object("web"), node_object("here"), node_object("there"), inner]
     events = parse_manifest_object(as_json({"kind": "List", "apiVersion": "v1", "items": objects}), "here")
-    assert [type(event) for event in events] == [ServiceChanged, SliceChanged, NodeChanged, ServiceChanged]
+    service, endpoint_slice, own, *peers, last = events
+    assert isinstance(service, ServiceChanged)
+    assert isinstance(endpoint_slice, SliceChanged)
+    assert isinstance(own, NodeChanged)
+    assert [peer.name for peer in peers if isinstance(peer, PeerChanged)] == ["here", "there"]
+    assert len(peers) == 2
     name = NamespacedName("default", "a")
-    assert events[3] == ServiceChanged(name, None, unserved=Unserved.NO_CLUSTER_IP)
+    assert last == ServiceChanged(name, None, unserved=Unserved.NO_CLUSTER_IP)
 
 
 def test_an_object_without_a_namespace_is_in_default() -> None:
