@@ -29,6 +29,8 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         slow_start=config.slow_start,
         host_ports=config.host_ports,
         sctp_unserved=sctp_unserved,
+        role=config.role,
+        vip_cidrs=config.edge_vip_cidrs,
     )
 
 

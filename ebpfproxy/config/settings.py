@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpfproxy.config import flag_types
+from ebpfproxy.config.edge_options import EdgeOptions
 from ebpfproxy.config.flag_types import NodePortAddresses
 from ebpfproxy.config.mode_options import (
     POD_INTERFACES,
@@ -26,6 +27,7 @@ from ebpfproxy.config.option import Group, Option, declared_by, option
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
 from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan.service_plan import Role
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
@@ -44,7 +46,7 @@ As in kube-proxy, auto does not check those of ipvs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
+class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeOptions):
     """All options. Durations are in seconds. A path is None if the option is not given."""
 
     config: Path | None = option(
@@ -251,6 +253,11 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
         needed = POD_INTERFACES.get(self.detect_local_mode)
         if needed and not self.pod_interface:
             yield f"{label(needed)}: must be set for local traffic detection {self.detect_local_mode.value}"
+        if self.role is Role.EDGE:
+            if self.proxy_mode not in ("auto", "ebpf"):
+                yield f"{label('role')}: edge needs mode ebpf, not {self.proxy_mode}"
+            if self.host_ports:
+                yield f"{label('host_ports')}: an edge has no pods; leave it out"
 
     @property
     def node_name(self) -> str:

@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ebpfproxy.agent.inbox import Died, Inbox, Received
-from ebpfproxy.agent.sources import Sources
+from ebpfproxy.agent.sources import Sources, tracker_for
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
+    NODES,
     POD,
     SERVICE,
     Event,
@@ -66,7 +67,7 @@ def read_cluster(config: Config, timeout: float = 30.0) -> Cluster:
     sources = Sources(dataclasses.replace(config, config=None), inbox, Metrics(), None)
     sources.start()
     try:
-        return _fold(inbox, time.monotonic() + timeout, config.host_ports)
+        return _fold(inbox, time.monotonic() + timeout, tracker_for(config))
     finally:
         sources.stop()
 
@@ -79,13 +80,12 @@ def without_machine(cluster: Cluster) -> Cluster:
     return cluster._replace(state=dataclasses.replace(cluster.state, local_networks=networks, devices=()))
 
 
-def _fold(inbox: Inbox, deadline: float, host_ports: bool = False) -> Cluster:
-    tracker = Tracker(time.time(), host_ports=host_ports)
+def _fold(inbox: Inbox, deadline: float, tracker: Tracker) -> Cluster:
     complaints: dict[Complaint, None] = {}
     unserved: dict[NamespacedName, Unserved] = {}
     has_all_but_node = False
     while not tracker.synced:
-        if tracker.lacking == {NODE} and not has_all_but_node:
+        if tracker.lacking <= {NODE, NODES} and not has_all_but_node:
             has_all_but_node = True
             deadline = min(deadline, time.monotonic() + NODE_SECONDS)
         try:

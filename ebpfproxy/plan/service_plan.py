@@ -203,6 +203,15 @@ class DetectLocal(enum.Enum):
     INTERFACE_NAME_PREFIX = "InterfaceNamePrefix"
 
 
+class Role(enum.Enum):
+    """What the machine of the agent is for the cluster."""
+
+    NODE = "node"
+    EDGE = "edge"  # not part of the cluster: it forwards connections from outside to nodes
+
+    __hash__ = object.__hash__
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanContext:
     """The options on which plans depend.
@@ -220,6 +229,8 @@ class PlanContext:
     - `algorithm`: for Services without an annotation. None: the mode's default.
     - `slow_start`: in seconds, for Services without an annotation.
     - `sctp_unserved`: why the kernel cannot translate SCTP in this mode, "" if it can.
+    - `role`: an edge has no Node, no pods and no NodePorts. It serves external and load balancer IPs only.
+    - `vip_cidrs`: the networks of the addresses that an edge serves. Empty means all.
     """
 
     node_name: str
@@ -238,3 +249,5 @@ class PlanContext:
     slow_start: int = 0
     host_ports: bool = False
     sctp_unserved: str = ""
+    role: Role = Role.NODE
+    vip_cidrs: tuple[Network, ...] = ()

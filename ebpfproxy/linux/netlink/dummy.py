@@ -1,8 +1,9 @@
-"""A dummy device and its addresses: mode ipvs makes the addresses of Services local with it.
+"""A dummy device and its addresses: it makes the addresses of Services local.
 
-IPVS handles only packets whose destination is local. The device stays down, as in kube-proxy. Its addresses
-are local nevertheless, and nothing is sent through it. Other devices answer ARP for these addresses unless
-the sysctl arp_ignore forbids it.
+Mode ipvs needs this, because IPVS handles only packets whose destination is local. Its device stays down, as
+in kube-proxy. The addresses are local nevertheless, and nothing is sent through it. Other devices answer ARP
+for these addresses unless the sysctl arp_ignore forbids it. An edge has such a device, so that a routing
+daemon announces the addresses. It is up, since daemons ignore the addresses of devices that are down.
 
 All functions act in the calling thread's network namespace. Addresses use raw netlink instead of pyroute2
 (see `netlink`). Sources: drivers/net/dummy.c; inet_rtm_newaddr() of net/ipv4/devinet.c,
@@ -22,6 +23,8 @@ from ebpfproxy.model.address import V4_PREFIX, Address, Family, family, format_a
 
 KUBE_IPVS0 = "kube-ipvs0"
 """The name that kube-proxy uses."""
+VIPS = "ebpfproxy-vip"
+"""The device of an edge."""
 
 _KIND = "dummy"
 _HINT = "modprobe dummy"
@@ -64,6 +67,15 @@ def ensure(name: str) -> bool:
     except AlreadyExists:
         return ensure(name)  # another program created it since `_find`
     return True
+
+
+def set_up(name: str) -> None:
+    """Set the device up, if it is down. Raises NotFound, Rejected."""
+    body = rtnetlink.LINK.pack(0, 0, _index(name), rtnetlink.IFF_UP, rtnetlink.IFF_UP)
+    try:
+        netlink.change(socket.NETLINK_ROUTE, rtnetlink.RTM_NEWLINK, body)
+    except OSError as error:
+        raise _failure(f"cannot set the device {name} up", error.errno or 0) from error
 
 
 def remove(name: str) -> bool:

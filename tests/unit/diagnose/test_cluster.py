@@ -8,6 +8,7 @@ import pytest
 
 from ebpfproxy.agent.inbox import Received
 from ebpfproxy.api.event import ADDRESSES, DEVICES, ENDPOINT_SLICE, SERVICE, Synced, Unserved
+from ebpfproxy.api.tracker import Tracker
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose import cluster
 from ebpfproxy.diagnose.cluster import read_cluster
@@ -52,14 +53,14 @@ def test_without_a_node_object_the_state_has_none(tmp_path: Path, monkeypatch: p
     inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
     for kind in (SERVICE, ENDPOINT_SLICE, ADDRESSES, DEVICES):
         inbox.put(Received(0.0, Synced(kind)))
-    assert cluster._fold(inbox, time.monotonic() + 60).state.node is None  # type: ignore[arg-type]
+    assert cluster._fold(inbox, time.monotonic() + 60, Tracker(0.0)).state.node is None  # type: ignore[arg-type]
 
 
 def test_lists_that_do_not_arrive_are_named() -> None:
     inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
     inbox.put(Received(0.0, Synced(SERVICE)))
     with pytest.raises(Rejected, match="EndpointSlice, Node, addresses, devices"):
-        cluster._fold(inbox, time.monotonic() + 0.01)  # type: ignore[arg-type]
+        cluster._fold(inbox, time.monotonic() + 0.01, Tracker(0.0))  # type: ignore[arg-type]
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
