@@ -25,7 +25,7 @@ from ebpfproxy.agent.sync_log import SyncLog, SyncSummary
 from ebpfproxy.agent.verification import Verification
 from ebpfproxy.api.event import (
     NODE,
-    NODES,
+    PEER_NODE,
     ChecksChanged,
     Event,
     Invalid,
@@ -227,7 +227,7 @@ class _Agent:
         have no permission to read the Node.
         """
         missing = self._tracker.lacking
-        if not missing or not missing <= {NODE, NODES}:
+        if not missing or not missing <= {NODE, PEER_NODE}:
             return not missing
         if self._node_deadline is None:
             self._node_deadline = now + _NODE_TIMEOUT
@@ -235,7 +235,7 @@ class _Agent:
             return False
         if NODE in missing:
             log.warning(NODE_MISSING, node=self._config.node_name, after_s=_NODE_TIMEOUT)
-        if NODES in missing:
+        if PEER_NODE in missing:
             log.warning(NODES_MISSING, after_s=_NODE_TIMEOUT)
         for kind in missing:
             self._tracker.fold(Synced(kind))

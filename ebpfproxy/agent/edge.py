@@ -16,7 +16,6 @@ from ebpfproxy.http.node_checker import NodeChecker
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, format_address
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.node import Node
 
 log = Logger(__name__)
 
@@ -48,15 +47,15 @@ class Edge:
         """Have the nodes checked that the current plans use. A Node without an address is not checked."""
         if peers_changed:
             nodes = state.peers.values()
-            self._of_nodes = frozenset(address for each in nodes for address in _addresses(each))
+            self._of_nodes = frozenset(address for each in nodes for address in each.addresses)
         elif self._checked == (view, view.version):
             return
         self._checked = view, view.version
         targets = {}
         for check in view.checks:
             node = state.peers.get(check.node)
-            if node and (addresses := _addresses(node)):
-                targets[check] = addresses[0]
+            if node and node.addresses:
+                targets[check] = node.addresses[0]
         self.checker.set_targets(targets)
 
     def announce(self, view: EdgeView, state: ClusterState) -> None:
@@ -94,8 +93,3 @@ class Edge:
         for address in sorted(conflicts - self._reported):
             log.warning(NODE_ADDRESS, address=format_address(address))
         self._reported = set(conflicts)
-
-
-def _addresses(node: Node) -> tuple[Address, ...]:
-    """Return the addresses of a Node, the one to check first."""
-    return node.addresses + node.external_addresses

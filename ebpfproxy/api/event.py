@@ -9,14 +9,14 @@ from typing import NamedTuple
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 
 SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
-NODES = "Nodes"
-"""All Nodes of the cluster, while NODE is the Node of this machine."""
+PEER_NODE = "PeerNode"
+"""Any Node, with what this machine needs of it; `NODE` is this node's."""
 ADDRESSES, DEVICES = "addresses", "devices"
 
 
@@ -72,10 +72,10 @@ class NodeChanged(NamedTuple):
 
 
 class PeerChanged(NamedTuple):
-    """A Node of the cluster, of this machine or another one; `node` is None if it was deleted."""
+    """A Node of the cluster was added, changed or deleted; `peer` is None if it was deleted."""
 
     name: str
-    node: Node | None
+    peer: PeerNode | None
 
 
 class ChecksChanged(NamedTuple):

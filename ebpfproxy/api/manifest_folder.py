@@ -19,7 +19,7 @@ import watchfiles
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
-    NODES,
+    PEER_NODE,
     POD,
     SERVICE,
     Event,
@@ -247,7 +247,7 @@ class FileSource:
         for event in changes(self._reading or Reading(), reading):
             self._put(event)
         if self._reading is None:
-            for kind in SERVICE, ENDPOINT_SLICE, NODE, NODES, POD:
+            for kind in SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD:
                 self._put(Synced(kind))
         self._reading = reading
 
@@ -334,7 +334,7 @@ def _key(event: Event) -> Key:
         case NodeChanged(node):
             return NODE, node.name if node else ""
         case PeerChanged(name):
-            return NODES, name
+            return PEER_NODE, name
         case _:
             return "", ""
 

@@ -16,7 +16,6 @@ from ebpfproxy.api.balancing import balancing
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
-    NODES,
     POD,
     SERVICE,
     Event,
@@ -33,7 +32,7 @@ from ebpfproxy.api.parts import FAMILIES, JUNK, NAME, Complaints, shorten, usabl
 from ebpfproxy.errors import InvalidObject, SourceError
 from ebpfproxy.model.address import Address
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.service import NamespacedName, Service, ServiceType
 
 UNNAMED = "(unnamed)"
@@ -204,12 +203,11 @@ def parse_node(raw: bytes | Raw) -> NodeChanged | Invalid:
 
 
 def parse_peer(raw: bytes | Raw) -> PeerChanged | Invalid:
-    """Parse a core/v1 Node as one of all Nodes. Never raises."""
-    event = parse_node(raw)
-    if isinstance(event, Invalid):
-        return event._replace(kind=NODES)
-    assert event.node  # only a deletion has none
-    return PeerChanged(event.node.name, event.node)
+    """Parse a core/v1 Node of any name as `PeerNode`. Never raises."""
+    try:
+        return _peer(fields.NODE_DECODER.decode(raw))
+    except (*JUNK, InvalidObject) as error:
+        return _invalid(NODE, raw, error)
 
 
 def parse_pod(raw: bytes | Raw) -> PodChanged | Invalid:
@@ -254,11 +252,9 @@ def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[E
         return [parse_slice(raw)]
     if kind == POD:
         return _pod_of_node(raw, node_name)
-    event = parse_node(raw)
-    if isinstance(event, Invalid) or event.node is None:
-        return [event]
-    peer = PeerChanged(event.node.name, event.node)
-    return [event, peer] if peer.name == node_name else [peer]
+    peer = parse_peer(raw)
+    is_own = isinstance(peer, PeerChanged) and peer.name == node_name
+    return [parse_node(raw), peer] if is_own else [peer]
 
 
 def _pod_of_node(raw: bytes | Raw, node_name: str) -> list[Event]:
@@ -331,11 +327,9 @@ def _slice(decoded: fields.EndpointSlice) -> SliceChanged:
 def _node(decoded: fields.Node) -> NodeChanged:
     head = decoded.metadata
     spec, status = decoded.spec or fields.NodeSpec(), decoded.status or fields.NodeStatus()
-    if not head.name or not NAME.fullmatch(head.name):
-        raise InvalidObject(f"metadata.name is not a usable name: {shorten(repr(head.name))}")
     leaving = any(taint and taint.key == "ToBeDeletedByClusterAutoscaler" for taint in spec.taints or ())
     node = Node(
-        name=head.name,
+        name=_node_name(head),
         zone=(head.labels.zone if head.labels else None) or "",
         eligible=head.deletion_timestamp is None and not leaving,
         addresses=_addresses(status, "InternalIP"),
@@ -343,6 +337,17 @@ def _node(decoded: fields.Node) -> NodeChanged:
         pod_cidrs=parts.networks(spec.pod_cidrs or [spec.pod_cidr], "podCIDRs", Complaints()),
     )
     return NodeChanged(node)
+
+
+def _peer(decoded: fields.Node) -> PeerChanged:
+    head, status = decoded.metadata, decoded.status or fields.NodeStatus()
+    return PeerChanged(_node_name(head), PeerNode(_addresses(status, "InternalIP")))
+
+
+def _node_name(head: fields.Metadata) -> str:
+    if not head.name or not NAME.fullmatch(head.name):
+        raise InvalidObject(f"metadata.name is not a usable name: {shorten(repr(head.name))}")
+    return head.name
 
 
 def _addresses(status: fields.NodeStatus, of_type: str) -> tuple[Address, ...]:

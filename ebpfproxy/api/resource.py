@@ -10,7 +10,7 @@ from typing import Any
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
-    NODES,
+    PEER_NODE,
     POD,
     SERVICE,
     Event,
@@ -70,5 +70,6 @@ def own_node(name: str) -> Resource:
     return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: deleted, deleted, hint)
 
 
-def all_nodes() -> Resource:
-    return Resource(NODES, "/api/v1/nodes", {}, parse_peer, lambda name: PeerChanged(name.name, None))
+def peer_nodes() -> Resource:
+    """All Nodes."""
+    return Resource(PEER_NODE, "/api/v1/nodes", {}, parse_peer, lambda name: PeerChanged(name.name, None))

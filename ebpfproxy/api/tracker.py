@@ -19,7 +19,7 @@ from ebpfproxy.api.event import (
     DEVICES,
     ENDPOINT_SLICE,
     NODE,
-    NODES,
+    PEER_NODE,
     POD,
     SERVICE,
     AddressesChanged,
@@ -40,7 +40,7 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
@@ -100,14 +100,14 @@ class Tracker:
         self, started: float, *, node: bool = True, peers: bool = False, host_ports: bool = False
     ) -> None:
         self._started = started
-        further = {NODE: node, NODES: peers, POD: host_ports}
+        further = {NODE: node, PEER_NODE: peers, POD: host_ports}
         self._awaited = AWAITED - {NODE} | {kind for kind, is_awaited in further.items() if is_awaited}
         self._has_peers = peers
         self._services: dict[NamespacedName, Service] = {}
         self._slices: dict[NamespacedName, EndpointSlice] = {}
         self._by_service: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
         self._pods: dict[NamespacedName, Pod] = {}  # by `host_ports.name_of`
-        self._peers: dict[str, Node] = {}
+        self._peers: dict[str, PeerNode] = {}
         self._down: frozenset[NodeCheck] = frozenset()
         self._changed_peers: set[str] = set()
         self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
@@ -339,12 +339,12 @@ class Tracker:
         )
 
     def _fold_peer(self, event: PeerChanged) -> None:
-        if not self._has_peers or self._peers.get(event.name) == event.node:
+        if not self._has_peers or self._peers.get(event.name) == event.peer:
             return
-        if event.node is None:
+        if event.peer is None:
             del self._peers[event.name]
         else:
-            self._peers[event.name] = event.node
+            self._peers[event.name] = event.peer
         self._changed_peers.add(event.name)
 
     def _fold_devices(self, devices: tuple[Device, ...]) -> None:

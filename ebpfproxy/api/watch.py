@@ -20,7 +20,7 @@ from ebpfproxy.api.event import Event
 from ebpfproxy.api.parse import parse_status_reason
 from ebpfproxy.api.reflector import UNOBSERVED, Observer, Reflector
 from ebpfproxy.api.requests import UNOBSERVED_REQUESTS, RequestObserver
-from ebpfproxy.api.resource import all_nodes, endpoint_slices, own_node, pods_of, services
+from ebpfproxy.api.resource import endpoint_slices, own_node, peer_nodes, pods_of, services
 from ebpfproxy.errors import ConfigError, SourceError
 from ebpfproxy.log import Logger
 
@@ -314,7 +314,7 @@ class ApiSource:
         if node_name:
             resources.append(own_node(node_name))
         if peers:
-            resources.append(all_nodes())
+            resources.append(peer_nodes())
         if host_ports:
             resources.append(pods_of(node_name))
         self.reflectors = tuple(

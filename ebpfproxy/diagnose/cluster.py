@@ -12,7 +12,7 @@ from ebpfproxy.agent.sources import Sources, tracker_for
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
-    NODES,
+    PEER_NODE,
     POD,
     SERVICE,
     Event,
@@ -85,7 +85,7 @@ def _fold(inbox: Inbox, deadline: float, tracker: Tracker) -> Cluster:
     unserved: dict[NamespacedName, Unserved] = {}
     has_all_but_node = False
     while not tracker.synced:
-        if tracker.lacking <= {NODE, NODES} and not has_all_but_node:
+        if tracker.lacking <= {NODE, PEER_NODE} and not has_all_but_node:
             has_all_but_node = True
             deadline = min(deadline, time.monotonic() + NODE_SECONDS)
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
@@ -24,7 +24,7 @@ class ClusterState:
     - `devices`: all network devices of this node, sorted by ifindex.
     - `pods`: those of this node with host ports, by name. Empty unless host ports are served.
     - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
-    - `peers`: all Nodes of the cluster by name, that of this machine included. Empty unless they are watched.
+    - `peers`: all Nodes by name, this node's included. Empty unless they are watched.
     - `down`: the failed checks of nodes. Empty unless this machine is an edge.
     """
 
@@ -35,7 +35,7 @@ class ClusterState:
     devices: tuple[Device, ...] = ()
     bypassing: frozenset[int] = frozenset()
     pods: Mapping[NamespacedName, Pod] = dataclasses.field(default_factory=dict)
-    peers: Mapping[str, Node] = dataclasses.field(default_factory=dict)
+    peers: Mapping[str, PeerNode] = dataclasses.field(default_factory=dict)
     down: frozenset[NodeCheck] = frozenset()
 
     def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:

@@ -1,6 +1,7 @@
-"""Node (core/v1): the object of the node on which the agent runs."""
+"""Node (core/v1): the object of the node on which the agent runs, and what is known of other nodes."""
 
 import dataclasses
+from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Network
 
@@ -25,3 +26,12 @@ class Node:
     addresses: tuple[Address, ...] = ()
     pod_cidrs: tuple[Network, ...] = ()
     external_addresses: tuple[Address, ...] = ()
+
+
+class PeerNode(NamedTuple):
+    """What this machine needs of any Node.
+
+    - `addresses`: status.addresses of type InternalIP, in the API's order.
+    """
+
+    addresses: tuple[Address, ...] = ()

@@ -54,12 +54,15 @@ print(os.getpid(), found, inbox.get(), sorted(each for each in os.environ if "HA
 """
 
 
-DRAINING = PROGRAM.replace("ending.begin)", "ending.begin, drains=True)") + """
+DRAINING = (
+    PROGRAM.replace("ending.begin)", "ending.begin, drains=True)")
+    + """
 print("ready", flush=True)
 print(inbox.get(), signals.has_stop, flush=True)
 print(inbox.get(), flush=True)
 threading.Event().wait()
 """
+)
 
 
 def started(program: str) -> "subprocess.Popen[str]":

@@ -15,7 +15,7 @@ from ebpfproxy.api import manifest_folder
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
-    NODES,
+    PEER_NODE,
     POD,
     SERVICE,
     Event,
@@ -28,6 +28,7 @@ from ebpfproxy.api.event import (
 )
 from ebpfproxy.api.manifest_folder import KEEPING, FileSource, Reading, changes, read_directory
 from ebpfproxy.errors import ConfigError
+from ebpfproxy.model.node import PeerNode
 from tests.support.build import name, node, service, service_object, slice_object
 
 WEB, API = name("web"), name("api")
@@ -77,7 +78,7 @@ def test_all_manifests_of_the_folder_itself_are_read_in_the_order_of_their_names
     assert list(reading.files) == ["a.yaml", "b.yml", "c.json"]
     assert events[0] == changed("a")
     assert events[1] == NodeChanged(node())
-    assert events[2] == PeerChanged("here", node())
+    assert events[2] == PeerChanged("here", PeerNode(node().addresses))
     assert events[3] == changed("b")
     assert isinstance(events[4], SliceChanged)
     assert len(events) == 5
@@ -303,7 +304,7 @@ def write(path: Path, content: str) -> None:
 
 
 def test_all_objects_are_reported_before_synced_of_each_kind(followed: Followed) -> None:
-    synced = [Synced(kind) for kind in (SERVICE, ENDPOINT_SLICE, NODE, NODES, POD)]
+    synced = [Synced(kind) for kind in (SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD)]
     assert followed.until_synced() == [changed("web"), *synced]
 
 

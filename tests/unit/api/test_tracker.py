@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
-    NODES,
+    PEER_NODE,
     SERVICE,
     AddressesChanged,
     ChecksChanged,
@@ -29,7 +29,7 @@ from ebpfproxy.api.tracker import AWAITED, REJECTED, Tracker
 from ebpfproxy.model.address import Family, Network, parse_address
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.service import NamespacedName
 from tests.support.build import endpoint, name, networks, node, service, slice_of
@@ -273,17 +273,20 @@ def tracker_of_peers(*events: Event) -> Tracker:
     return tracker
 
 
+ADDRESSED = PeerNode((parse_address("192.0.2.9"),))
+
+
 def put_slice_on(host: str, of: str = "web") -> SliceChanged:
     made = slice_of(of, endpoint("10.1.0.1", node=host), called=f"{of}-1")
     return SliceChanged(made.name, made)
 
 
-def test_an_edge_awaits_all_nodes_and_none_of_its_own() -> None:
+def test_an_edge_awaits_peer_nodes_and_none_of_its_own() -> None:
     tracker = Tracker(STARTED, node=False, peers=True)
     for kind in AWAITED - {NODE}:
         tracker.fold(Synced(kind))
-    assert tracker.lacking == {NODES}
-    tracker.fold(Synced(NODES))
+    assert tracker.lacking == {PEER_NODE}
+    tracker.fold(Synced(PEER_NODE))
     assert tracker.synced
 
 
@@ -293,16 +296,16 @@ def test_a_changed_node_affects_the_services_with_endpoints_on_it() -> None:
         put_service("api"),
         put_slice_on("n1"),
         put_slice_on("n2", of="api"),
-        PeerChanged("n1", Node("n1")),
+        PeerChanged("n1", PeerNode()),
     )
-    tracker.fold(PeerChanged("n1", Node("n1")))
+    tracker.fold(PeerChanged("n1", PeerNode()))
     assert not tracker.pending
-    tracker.fold(PeerChanged("n1", Node("n1", zone="a")))
+    tracker.fold(PeerChanged("n1", ADDRESSED))
     drained = tracker.drain()
     assert drained.services == {WEB}
     assert drained.peers_changed
     assert not drained.node_changed
-    assert drained.state.peers == {"n1": Node("n1", zone="a")}
+    assert drained.state.peers == {"n1": ADDRESSED}
     tracker.fold(PeerChanged("n1", None))
     assert tracker.drain().services == {WEB}
     assert not tracker.pending
@@ -325,7 +328,7 @@ def test_a_failed_check_affects_the_services_with_endpoints_on_the_node() -> Non
 
 def test_nodes_that_no_plan_needs_are_not_tracked() -> None:
     tracker = tracker_with(put_service(), put_slice_on("n1"))
-    tracker.fold(PeerChanged("n1", Node("n1")))
+    tracker.fold(PeerChanged("n1", PeerNode()))
     assert not tracker.pending
     assert not tracker.drain().state.peers
 
