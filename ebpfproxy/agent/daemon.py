@@ -53,7 +53,7 @@ STARTING = "Starting"
 NODE_MISSING = "Cannot read the Node object, continuing without it"
 """Topology hints, the Node's addresses and its readiness apply once it can be read."""
 NODES_MISSING = "Cannot list the Nodes, continuing without them"
-"""An edge checks the health of no node until it can list them. The ClusterRole is in `deploy/edge`."""
+"""There is no direct server return, and an edge checks the health of no node, until they can be listed."""
 RESTARTING = "Restarting with the changed configuration"
 """A running agent applies only changes of the mode, and with it of the options of its section. For all other
 `options` it restarts, while the kernel continues to forward."""
@@ -66,6 +66,7 @@ BUSY = "Control thread was busy"
 ENDING = "Ending, the kernel continues to forward"
 """The agent received SIGTERM or SIGINT."""
 
+_NODES = frozenset({NODE, PEER_NODE})
 _BUSY = 0.005  # seconds from which on BUSY is logged
 _BATCH = 10_000  # maximum number of items between two checks whether a sync is due
 _NODE_TIMEOUT = 65.0  # seconds that the first sync waits for the Node: longer than a reflector pauses
@@ -227,7 +228,7 @@ class _Agent:
         have no permission to read the Node.
         """
         missing = self._tracker.lacking
-        if not missing or not missing <= {NODE, PEER_NODE}:
+        if not missing or missing - _NODES:
             return not missing
         if self._node_deadline is None:
             self._node_deadline = now + _NODE_TIMEOUT
@@ -332,6 +333,7 @@ class _Agent:
             drained.services,
             node_changed=drained.node_changed,
             host_changed=drained.host_changed,
+            peers_changed=drained.peers_changed,
         )
         view = self._modes.serving.reconciler.edge
         if self._edge and view:

@@ -4,22 +4,23 @@ from collections.abc import Iterable
 
 from ebpfproxy.log import Logger
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.balancing import PlannedBalancing, Support, unsupported
+from ebpfproxy.plan.balancing import PlannedBalancing, Support, default_algorithm, unsupported
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
 
 log = Logger(__name__)
 
 IGNORED = "Mode cannot honor the load balancing that a Service requests"
 """The Service is served with the default of the mode instead of `ignored`. Its annotations request it; or it
-is the flag --lb-algorithm or --slow-start, if there is no `service`."""
+is the flag --lb-algorithm, --slow-start or --ebpf-forwarding, if there is no `service`."""
 
 
 class IgnoredBalancing:
     """Logs each ignored request once until it changes."""
 
     def __init__(self, support: Support, context: PlanContext) -> None:
-        self._support = support
-        of_node = PlannedBalancing(context.algorithm, slow_start=context.slow_start)
+        self._support = support = support._replace(dsr=support.dsr and context.dsr_port > 0)
+        algorithm = default_algorithm(context.algorithm, context.direct_return and support.dsr)
+        of_node = PlannedBalancing(algorithm, slow_start=context.slow_start, dsr=context.direct_return)
         self._of_node = frozenset(unsupported(of_node, support))
         self._reported: dict[NamespacedName | None, frozenset[str]] = {}
 

@@ -90,6 +90,7 @@ class Reconciler(Generic[K, E]):
         self.needing_pods = 0
         """The number of ServicePorts that need the packets of pods (`needs_packets_of_pods`)."""
         self._unserved: dict[NamespacedName, frozenset[ServicePortName]] = {}
+        self._direct: set[NamespacedName] = set()  # the Services that request direct server return
         self._needing_node = 0  # as `needing_pods`, by `needs_packets_of_node`
         self.health_checks: dict[NamespacedName, HealthCheck] = {}
         """The health checks of load balancers, by Service."""
@@ -130,13 +131,16 @@ class Reconciler(Generic[K, E]):
         *,
         node_changed: bool,
         host_changed: bool,
+        peers_changed: bool = False,
     ) -> None:
         """Plan and render what changed.
 
         `services` have changed. `node_changed`: the Node has changed, so all Services are planned again.
         `host_changed`: local addresses or devices have changed, so only the node is planned again.
+        `peers_changed`: other Nodes have changed, so the Services with direct server return and the node are
+        planned again.
         """
-        names: Collection[NamespacedName] = services
+        names: Collection[NamespacedName] = services | self._direct if peers_changed else services
         if node_changed:  # in the order of their objects in memory, which is faster than that of a set
             names = dict.fromkeys((*state.services, *state.pods, *services))
         for name in names:
@@ -145,7 +149,7 @@ class Reconciler(Generic[K, E]):
         for name in names:
             self._plan_service(name, state, large)
         needed = self.needing_pods > 0, self._needing_node > 0
-        if node_changed or host_changed or needed != self._needed or self.node_plan is None:
+        if node_changed or host_changed or peers_changed or needed != self._needed or self.node_plan is None:
             self._needed = needed
             self._plan_node(state)
 
@@ -184,6 +188,10 @@ class Reconciler(Generic[K, E]):
             self.health_checks.pop(name, None)
         if name == API_SERVER:
             plans = keep_last_endpoints(plans, self._claims.plans.get)
+        if any(each.balancing.dsr for each in plans):
+            self._direct.add(name)
+        else:
+            self._direct.discard(name)
         self._ignored_balancing.update(name, plans)
         update = self._claims.update(name, plans)
         for lost in update.lost:

@@ -31,10 +31,15 @@ if TYPE_CHECKING:
 Run = Callable[[threading.Event], object]
 
 
+def needs_peers(config: Config) -> bool:
+    """Return whether all Nodes are watched."""
+    return config.role is Role.EDGE or config.ebpf_dsr_port > 0
+
+
 def tracker_for(config: Config) -> Tracker:
     """Return a tracker of what the sources report, which awaits what plans need."""
-    is_edge = config.role is Role.EDGE
-    return Tracker(time.time(), node=not is_edge, peers=is_edge, host_ports=config.host_ports)
+    has_node = config.role is not Role.EDGE
+    return Tracker(time.time(), node=has_node, peers=needs_peers(config), host_ports=config.host_ports)
 
 
 class Sources:
@@ -127,7 +132,7 @@ class Sources:
     def _api(self, access: "Access") -> "ApiSource":
         from ebpfproxy.api.watch import ApiSource
 
-        host_ports, peers = self._config.host_ports, self._is_edge
+        host_ports, peers = self._config.host_ports, needs_peers(self._config)
         return ApiSource(access, self._node_name, self.put, self._metrics, host_ports=host_ports, peers=peers)
 
     def _supervise(self, name: str, run: Run) -> None:

@@ -1,14 +1,23 @@
 """Parse the annotations of a Service that select how it is load balanced."""
 
+import enum
 from collections.abc import Callable
 from typing import TypeVar
 
 from ebpfproxy.api import fields
 from ebpfproxy.api.parts import Complaints, shorten
 from ebpfproxy.config.flag_types import parse_timeout
-from ebpfproxy.model.balancing import DEFAULT_BALANCING, Balancing, Forwarding, parse_algorithm, parse_weights
+from ebpfproxy.model.balancing import (
+    DEFAULT_BALANCING,
+    Balancing,
+    EbpfForwarding,
+    Forwarding,
+    parse_algorithm,
+    parse_weights,
+)
 
 _T = TypeVar("_T")
+_E = TypeVar("_E", bound=enum.Enum)
 
 
 def balancing(annotations: fields.Annotations | None, complaints: Complaints) -> Balancing:
@@ -30,8 +39,9 @@ def balancing(annotations: fields.Annotations | None, complaints: Complaints) ->
         parsed("lb_algorithm", parse_algorithm, None),
         parsed("endpoint_weights", parse_weights, ()),
         parsed("slow_start", parse_timeout, None),
-        parsed("ipvs_forwarding", _forwarding, None),
+        parsed("ipvs_forwarding", _one_of(Forwarding), None),
         parsed("proxy_protocol", _proxy_protocol, False),
+        parsed("ebpf_forwarding", _one_of(EbpfForwarding), None),
     )
     return found if found != DEFAULT_BALANCING else DEFAULT_BALANCING
 
@@ -42,9 +52,12 @@ def _proxy_protocol(text: str) -> bool:
     return True
 
 
-def _forwarding(text: str) -> Forwarding:
-    try:
-        return Forwarding(text)
-    except ValueError:
-        names = ", ".join(each.value for each in Forwarding)
-        raise ValueError(f'"{text}" is not one of {names}') from None
+def _one_of(values: type[_E]) -> Callable[[str], _E]:
+    def parse(text: str) -> _E:
+        try:
+            return values(text)
+        except ValueError:
+            names = ", ".join(each.value for each in values)
+            raise ValueError(f'"{text}" is not one of {names}') from None
+
+    return parse

@@ -9,6 +9,9 @@ import re
 import msgspec
 from msgspec import UNSET, Raw, UnsetType, field
 
+DSR_PORT = "ebpfproxy/dsr-port"
+"""The annotation with which a Node announces that it accepts tunneled packets, and at which UDP port."""
+
 _WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`(?: - at `(?:key in )?\$\.?([^`]*)`)?")
 _TYPES = {
     "array": "a list",
@@ -61,6 +64,8 @@ class Annotations(Api):
     slow_start: str | None = field(name="ebpfproxy/slow-start", default=None)
     ipvs_forwarding: str | None = field(name="ebpfproxy/ipvs-forwarding", default=None)
     proxy_protocol: str | None = field(name="ebpfproxy/proxy-protocol", default=None)
+    ebpf_forwarding: str | None = field(name="ebpfproxy/ebpf-forwarding", default=None)
+    dsr_port: str | None = field(name=DSR_PORT, default=None)
 
 
 class Metadata(Api):

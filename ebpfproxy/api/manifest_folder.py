@@ -296,11 +296,12 @@ def _read_file(name: str, content: bytes, node_name: str, known: FileReading | N
         key = _key(event)
         if isinstance(event, Invalid):
             invalid.append(event)
-            key = (event.kind, event.name)
-            if key in last:
-                objects.setdefault(key, last[key])
+            kinds = (NODE, PEER_NODE) if event.kind == NODE else (event.kind,)
+            for key in ((kind, event.name) for kind in kinds):
+                if key in last:
+                    objects.setdefault(key, last[key])
         elif key in objects:
-            invalid.append(_duplicate(key, where, objects[key].where))
+            invalid += _duplicates(key, where, objects[key].where)
         else:
             objects[key] = Located(where, event)
     return FileReading(hash(content), objects, tuple(invalid))
@@ -315,12 +316,17 @@ def _merge(files: Mapping[str, FileReading]) -> Reading:
         for key, located in files[name].objects.items():
             first = merged.setdefault(key, located)
             if first is not located:
-                invalid.append(_duplicate(key, located.where, first.where))
+                invalid += _duplicates(key, located.where, first.where)
     return Reading(files, {key: located.event for key, located in merged.items()}, tuple(invalid))
 
 
-def _duplicate(key: Key, where: str, first: str) -> Invalid:
-    return Invalid(key[0], key[1], f"{where}: ignored, because {first} defines the same object")
+def _duplicates(key: Key, where: str, first: str) -> list[Invalid]:
+    """Return the rejection of an object, once: a Node, which may have two keys, always has the second."""
+    kind, name = key
+    if kind == NODE:
+        return []
+    reason = f"{where}: ignored, because {first} defines the same object"
+    return [Invalid(NODE if kind == PEER_NODE else kind, name, reason)]
 
 
 def _key(event: Event) -> Key:

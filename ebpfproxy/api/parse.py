@@ -42,6 +42,7 @@ MANIFEST = "manifest"
 """The kind in an Invalid about an object of a kind that a proxy does not read."""
 
 _MAX_LIST_DEPTH = 8
+_PORT_DIGITS, _MAX_PORT = 5, 65535
 _API_VERSIONS = {SERVICE: "v1", NODE: "v1", POD: "v1", ENDPOINT_SLICE: "discovery.k8s.io/v1"}
 _LISTS = frozenset({"List", *(f"{kind}List" for kind in _API_VERSIONS)})
 _WATCH_TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"})
@@ -221,8 +222,8 @@ def parse_pod(raw: bytes | Raw) -> PodChanged | Invalid:
 def parse_manifest_object(raw: bytes | Raw, node_name: str) -> list[Event]:
     """Parse an object of a manifest by its kind; a list yields the events of all its items. Never raises.
 
-    A Node yields a PeerChanged, after a NodeChanged if its name is `node_name`. A kind that a proxy does not
-    read yields an Invalid of kind `MANIFEST`.
+    A Node yields a `PeerChanged`; that with the name `node_name` also a `NodeChanged`. A kind that a proxy
+    does not read yields an Invalid of kind `MANIFEST`.
     """
     return _manifest(raw, node_name, "", 0)
 
@@ -335,19 +336,27 @@ def _node(decoded: fields.Node) -> NodeChanged:
         addresses=_addresses(status, "InternalIP"),
         external_addresses=_addresses(status, "ExternalIP"),
         pod_cidrs=parts.networks(spec.pod_cidrs or [spec.pod_cidr], "podCIDRs", Complaints()),
+        dsr_port=_dsr_port(head),
     )
     return NodeChanged(node)
 
 
 def _peer(decoded: fields.Node) -> PeerChanged:
     head, status = decoded.metadata, decoded.status or fields.NodeStatus()
-    return PeerChanged(_node_name(head), PeerNode(_addresses(status, "InternalIP")))
+    return PeerChanged(_node_name(head), PeerNode(_addresses(status, "InternalIP"), _dsr_port(head)))
 
 
 def _node_name(head: fields.Metadata) -> str:
     if not head.name or not NAME.fullmatch(head.name):
         raise InvalidObject(f"metadata.name is not a usable name: {shorten(repr(head.name))}")
     return head.name
+
+
+def _dsr_port(head: fields.Metadata) -> int:
+    """Return the port that a Node announces. Text that is no port, which no agent writes, counts as none."""
+    text = (head.annotations.dsr_port if head.annotations else None) or ""
+    port = int(text) if text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS else 0
+    return port if port <= _MAX_PORT else 0
 
 
 def _addresses(status: fields.NodeStatus, of_type: str) -> tuple[Address, ...]:

@@ -62,14 +62,14 @@ def pods_of(node: str) -> Resource:
     return Resource(POD, "/api/v1/pods", selector, parse_pod, lambda name: PodChanged(name, None))
 
 
+def peer_nodes() -> Resource:
+    """All Nodes, for direct server return and edges."""
+    return Resource(PEER_NODE, "/api/v1/nodes", {}, parse_peer, lambda name: PeerChanged(name.name, None))
+
+
 def own_node(name: str) -> Resource:
     selector, deleted = {"fieldSelector": f"metadata.name={name}"}, NodeChanged(None)
     hint = (
         "give the name of this node's Node with --hostname-override; without it no endpoint counts as local"
     )
     return Resource(NODE, "/api/v1/nodes", selector, parse_node, lambda name: deleted, deleted, hint)
-
-
-def peer_nodes() -> Resource:
-    """All Nodes."""
-    return Resource(PEER_NODE, "/api/v1/nodes", {}, parse_peer, lambda name: PeerChanged(name.name, None))

@@ -65,11 +65,12 @@ class Drained(NamedTuple):
 
     - `state`: valid until the next event, which changes its mappings;
     - `services`: the Services whose plan may have changed, and the names of pods (`host_ports.name_of`).
-      Among them are those with endpoints on another node that changed;
+      Among them are those with endpoints on a node whose check changed;
     - `node_changed`: this node's Node changed, which may change every plan;
-    - `peers_changed`: another Node changed, or a check of it;
     - `host_changed`: kernel state changed (local networks, devices, bypassing pods). The plan of the node
       depends on it, the plans of Services do not;
+    - `peers_changed`: `ClusterState.peers` changed, which may change the plans of Services with direct server
+      return, that of the node, and what an edge checks;
     - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
       the cause happened;
     - `service_changes`, `slice_changes`: the number of events received, including those without effect.
@@ -79,10 +80,10 @@ class Drained(NamedTuple):
     services: frozenset[NamespacedName]
     node_changed: bool
     host_changed: bool
+    peers_changed: bool
     trigger_times: tuple[tuple[Family, float], ...]
     service_changes: int
     slice_changes: int
-    peers_changed: bool = False
 
 
 class Tracker:
@@ -92,7 +93,7 @@ class Tracker:
     every slice looks changed (kubernetes PR 81360).
 
     - `node`: whether the Node of this machine is awaited;
-    - `peers`: whether all Nodes are awaited and tracked;
+    - `peers`: whether all Nodes are awaited; if not, they are ignored;
     - `host_ports`: whether pods are awaited.
     """
 
@@ -102,17 +103,15 @@ class Tracker:
         self._started = started
         further = {NODE: node, PEER_NODE: peers, POD: host_ports}
         self._awaited = AWAITED - {NODE} | {kind for kind, is_awaited in further.items() if is_awaited}
-        self._has_peers = peers
         self._services: dict[NamespacedName, Service] = {}
         self._slices: dict[NamespacedName, EndpointSlice] = {}
         self._by_service: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
         self._pods: dict[NamespacedName, Pod] = {}  # by `host_ports.name_of`
-        self._peers: dict[str, PeerNode] = {}
         self._down: frozenset[NodeCheck] = frozenset()
-        self._changed_peers: set[str] = set()
+        self._rechecked: set[str] = set()  # the nodes with changes of `_down` since the last drain
         self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
-        self._pods_view = MappingProxyType(self._pods)
-        self._peers_view = MappingProxyType(self._peers)
+        self._peers: dict[str, PeerNode] = {}
+        self._pods_view, self._peers_view = MappingProxyType(self._pods), MappingProxyType(self._peers)
         self._drained = ClusterState(*self._views)
         self._node = self._drained.node
         self._networks = self._drained.local_networks
@@ -125,6 +124,7 @@ class Tracker:
         self._previous_services: dict[NamespacedName, Service | None] = {}
         self._previous_slices: dict[NamespacedName, EndpointSlice | None] = {}
         self._previous_pods: dict[NamespacedName, Pod | None] = {}
+        self._previous_peers: dict[str, PeerNode | None] = {}
         self._trigger_times: dict[NamespacedName, list[tuple[Family, float]]] = {}
         self._received: Counter[str] = Counter()
 
@@ -145,7 +145,8 @@ class Tracker:
     def pending(self) -> bool:
         """Whether a drain would return a change."""
         changed = self._previous_services or self._previous_slices or self._previous_pods
-        return bool(changed or self._changed_peers) or self._node_changed or self._host_changed
+        of_others = self._previous_peers or self._rechecked
+        return bool(changed or of_others) or self._node_changed or self._host_changed
 
     @property
     def pending_services(self) -> int:
@@ -173,10 +174,10 @@ class Tracker:
                 self._fold_pod(event)
             case NodeChanged(node):
                 self._fold_node(node)
-            case PeerChanged():
-                self._fold_peer(event)
+            case PeerChanged(name, peer):
+                self._fold_peer(name, peer)
             case ChecksChanged(down):
-                self._changed_peers |= {each.node for each in self._down ^ down}
+                self._rechecked |= {each.node for each in self._down ^ down}
                 self._down = down
             case AddressesChanged(networks):
                 # Compared once; later by identity. The local table of a large node has thousands of networks.
@@ -202,19 +203,20 @@ class Tracker:
         drained = Drained(
             state=self._state(),
             services=affected.union(
-                self._previous_services, self._previous_pods, self._services_on(self._changed_peers)
+                self._previous_services, self._previous_pods, self._services_on(self._rechecked)
             ),
             node_changed=self._node_changed,
             host_changed=self._host_changed,
+            peers_changed=bool(self._previous_peers),
             trigger_times=tuple(times),
             service_changes=self._received[SERVICE],
             slice_changes=self._received[ENDPOINT_SLICE],
-            peers_changed=bool(self._changed_peers),
         )
         self._drained = drained.state
         for pending in self._previous_services, self._previous_slices, self._previous_pods:
             pending.clear()
-        self._changed_peers.clear()
+        self._previous_peers.clear()
+        self._rechecked.clear()
         self._trigger_times.clear()
         self._received.clear()
         return drained
@@ -287,6 +289,17 @@ class Tracker:
         if self._previous_pods.setdefault(name, old) == event.pod:
             del self._previous_pods[name]
 
+    def _fold_peer(self, name: str, peer: PeerNode | None) -> None:
+        old = self._peers.get(name)
+        if old == peer or PEER_NODE not in self._awaited:
+            return
+        if peer is None:
+            del self._peers[name]
+        else:
+            self._peers[name] = peer
+        if self._previous_peers.setdefault(name, old) == peer:
+            del self._previous_peers[name]
+
     def _fold_slice(self, event: SliceChanged) -> None:
         self._received[ENDPOINT_SLICE] += 1
         self._complain(ENDPOINT_SLICE, event.name, event.slice is None, event.complaints)
@@ -338,15 +351,6 @@ class Tracker:
             pod_cidrs=current.pod_cidrs or previous.pod_cidrs,
         )
 
-    def _fold_peer(self, event: PeerChanged) -> None:
-        if not self._has_peers or self._peers.get(event.name) == event.peer:
-            return
-        if event.peer is None:
-            del self._peers[event.name]
-        else:
-            self._peers[event.name] = event.peer
-        self._changed_peers.add(event.name)
-
     def _fold_devices(self, devices: tuple[Device, ...]) -> None:
         previous = self._ifindexes
         reported, drained = tuple(sorted(devices, key=lambda each: each.ifindex)), self._drained.devices
@@ -368,8 +372,9 @@ class Tracker:
 
 
 def _plan_input(node: Node | None) -> Node:
-    """Return the Node without the fields that no plan depends on: name and load balancer eligibility."""
-    return dataclasses.replace(node or Node(""), name="", eligible=True)
+    """Return the Node without the fields that no plan depends on: name, load balancer eligibility and
+    announcement."""
+    return dataclasses.replace(node or Node(""), name="", eligible=True, dsr_port=0)
 
 
 def _equal_for_plan(left: EndpointSlice | None, right: EndpointSlice | None) -> bool:

@@ -152,10 +152,17 @@ class Session:
         """Create an object, given as JSON. Raises SourceError; StatusError for an error answer."""
         self._complete("POST", path, body)
 
-    def _complete(self, method: str, path: str, body: bytes = b"") -> bytes:
+    def merge(self, path: str, body: bytes) -> None:
+        """Change an object by a JSON merge patch (RFC 7396). Raises SourceError; StatusError for an error
+        answer."""
+        self._complete("PATCH", path, body, "application/merge-patch+json")
+
+    def _complete(
+        self, method: str, path: str, body: bytes = b"", content_type: str = "application/json"
+    ) -> bytes:
         began = time.monotonic()
         with _converted_errors(self._server):
-            answer: bytes = self._request(method, path, body).data
+            answer: bytes = self._request(method, path, body, content_type).data
         self._observer.completed(method, self._host, time.monotonic() - began, len(body), len(answer))
         return answer
 
@@ -190,7 +197,9 @@ class Session:
                     "check for a proxy or firewall that drops idle connections",
                 ) from None
 
-    def _request(self, method: str, path: str, body: bytes = b"") -> Any:
+    def _request(
+        self, method: str, path: str, body: bytes = b"", content_type: str = "application/json"
+    ) -> Any:
         import urllib3
 
         if self._response:  # a stream that was given up; its connection cannot be used again
@@ -201,7 +210,7 @@ class Session:
                 method,
                 f"{self._server}{path}",
                 body=body or None,
-                headers=headers | ({"Content-Type": "application/json"} if body else {}),
+                headers=headers | ({"Content-Type": content_type} if body else {}),
                 timeout=urllib3.Timeout(connect=self._timing.connect, read=self._timing.answer),
                 preload_content=False,
                 retries=False,  # nor redirects: the token must not go to another host
@@ -304,7 +313,7 @@ class ApiSource:
         host_ports: bool = False,
         peers: bool = False,
     ) -> None:
-        """`host_ports`: whether to watch the pods of the node. `peers`: whether to watch all Nodes.
+        """`host_ports`: whether to watch the pods of the node; `peers`: all Nodes.
 
         `node_name` is "" if this machine is no node.
         """
@@ -317,6 +326,8 @@ class ApiSource:
             resources.append(peer_nodes())
         if host_ports:
             resources.append(pods_of(node_name))
+        if peers:
+            resources.append(peer_nodes())
         self.reflectors = tuple(
             Reflector(resource, access.session, put, self._stopping, access.timing, observer)
             for resource in resources

@@ -18,7 +18,7 @@ from ebpfproxy.model.address import (
     parse_address,
     parse_network,
 )
-from ebpfproxy.model.balancing import ALGORITHM_NAMES, Algorithm, parse_algorithm
+from ebpfproxy.model.balancing import ALGORITHM_NAMES, Algorithm, EbpfForwarding, parse_algorithm
 from ebpfproxy.plan.service_plan import DetectLocal, Role, SocketLb
 
 
@@ -225,6 +225,10 @@ def parse_role(text: str) -> Role:
     return Role(_ROLE.parse(text))
 
 
+def parse_ebpf_forwarding(text: str) -> EbpfForwarding:
+    return EbpfForwarding(_EBPF_FORWARDING.parse(text))
+
+
 def parse_node_name(text: str) -> str:
     if text and not text.strip():
         raise ValueError("the node name is blank; give a name, or leave it out to use the host name")
@@ -273,6 +277,7 @@ def parse_lb_algorithm(text: str) -> Algorithm | None:
 
 _SOCKET_LB = one_of("on", "host", "off")
 _ROLE = one_of("node", "edge")
+_EBPF_FORWARDING = one_of(*(each.value for each in EbpfForwarding))
 _DETECT_LOCAL = one_of("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
 BOOLEAN = Kind("", parse_boolean, boolean=True)
@@ -295,6 +300,7 @@ DEVICE_PATTERNS = Kind("PATTERN,...", parse_device_patterns, many=True)
 DEVICE_NAME = Kind("NAME", parse_device_name)
 CLUSTER_CIDRS = Kind("CIDR[,CIDR]", parse_cluster_cidrs)
 DETECT_LOCAL = dataclasses.replace(_DETECT_LOCAL, parse=parse_detect_local)
+EBPF_FORWARDING = dataclasses.replace(_EBPF_FORWARDING, parse=parse_ebpf_forwarding)
 SOCKET_LB = dataclasses.replace(_SOCKET_LB, parse=parse_socket_lb)
 ROLE = dataclasses.replace(_ROLE, parse=parse_role)
 LB_ALGORITHM = Kind("NAME", parse_lb_algorithm, words=ALGORITHM_NAMES)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ebpfproxy.config import flag_types
 from ebpfproxy.config.option import Group, option
 from ebpfproxy.model.address import Network
-from ebpfproxy.model.balancing import Forwarding
+from ebpfproxy.model.balancing import EbpfForwarding, Forwarding
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
 
 _EBPF, _NETFILTER, _IPVS, _USERSPACE = Group.EBPF, Group.NETFILTER, Group.IPVS, Group.USERSPACE
@@ -213,6 +213,24 @@ class EbpfOptions:
         "--ebpf-redirect", flag_types.BOOLEAN, "false", _EBPF,
         "Forward flows of outside clients past this node's network stack. This is faster, but FORWARD rules, "
         "network policies by iptables or nftables, and conntrack do not see these flows.",
+    )  # fmt: skip
+    ebpf_forwarding: EbpfForwarding = option(
+        "--ebpf-forwarding", flag_types.EBPF_FORWARDING, "snat", _EBPF,
+        "How packets of outside clients reach endpoints on other nodes. snat: translated, so that replies "
+        "return through this node. dsr: unchanged, in a tunnel; the endpoint's node replies to the client "
+        "directly, and the endpoint sees the client's address. dsr needs --ebpf-dsr-port. The annotation "
+        "ebpfproxy/ebpf-forwarding of a Service takes precedence.",
+    )  # fmt: skip
+    ebpf_dsr_port: int = option(
+        "--ebpf-dsr-port", flag_types.PORT, "0", _EBPF,
+        "UDP port of the tunnels (Geneve) of direct server return, such as 6083; the same on all nodes. This "
+        "node then accepts tunneled packets, and announces it with an annotation of its Node object. The "
+        "account needs the verb patch for nodes. 0: no direct server return.",
+    )  # fmt: skip
+    ebpf_dsr_sources: tuple[Network, ...] = option(
+        "--ebpf-dsr-sources", flag_types.NETWORKS, "", _EBPF,
+        "Accept tunneled packets from these networks, too. Those of the InternalIPs of all Nodes are always "
+        "accepted. May be repeated. Empty: from no others.",
     )  # fmt: skip
     ebpf_flows_max: int = option(
         "--ebpf-flows-max", flag_types.ENTRIES, "262144", _EBPF,

@@ -26,7 +26,8 @@ from ebpfproxy.config.mode_options import (
 from ebpfproxy.config.option import Group, Option, declared_by, option
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
-from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.model.balancing import Algorithm, EbpfForwarding
+from ebpfproxy.plan.devices import NO_DEVICES
 from ebpfproxy.plan.service_plan import Role
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
@@ -258,6 +259,15 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
                 yield f"{label('role')}: edge needs mode ebpf, not {self.proxy_mode}"
             if self.host_ports:
                 yield f"{label('host_ports')}: an edge has no pods; leave it out"
+
+        yield from self._direct_return_conflicts(label)
+
+    def _direct_return_conflicts(self, label: "_Label") -> Iterator[str]:
+        port = label("ebpf_dsr_port")
+        if self.ebpf_dsr_port and self.tc_devices == NO_DEVICES:
+            yield f"{port}: needs network devices; do not set {label('tc_devices')} to none"
+        elif not self.ebpf_dsr_port and self.ebpf_forwarding is EbpfForwarding.DSR:
+            yield f"{label('ebpf_forwarding')}: dsr needs a UDP port for tunnels; set {port}, such as 6083"
 
     @property
     def node_name(self) -> str:

@@ -35,6 +35,8 @@ NODE_SECONDS = 3.0
 """How long a Node object is awaited after everything else is known. Without it, zone and pod CIDRs are
 unknown."""
 
+_NODES = frozenset({NODE, PEER_NODE})
+
 
 class Complaint(NamedTuple):
     """An object, or a part of it if `partly`, that cannot be served. `kind`: for example "Service"."""
@@ -85,7 +87,7 @@ def _fold(inbox: Inbox, deadline: float, tracker: Tracker) -> Cluster:
     unserved: dict[NamespacedName, Unserved] = {}
     has_all_but_node = False
     while not tracker.synced:
-        if tracker.lacking <= {NODE, PEER_NODE} and not has_all_but_node:
+        if tracker.lacking <= _NODES and not has_all_but_node:
             has_all_but_node = True
             deadline = min(deadline, time.monotonic() + NODE_SECONDS)
         try:

@@ -51,6 +51,19 @@ class Forwarding(enum.Enum):
     __hash__ = object.__hash__
 
 
+class EbpfForwarding(enum.Enum):
+    """How mode ebpf forwards packets of outside clients to endpoints on other nodes.
+
+    SNAT translates source and destination. DSR (direct server return) sends the packet unchanged in a tunnel
+    to the endpoint's node, which replies to the client directly.
+    """
+
+    SNAT = "snat"
+    DSR = "dsr"
+
+    __hash__ = object.__hash__
+
+
 class WeightRule(NamedTuple):
     """The weight of endpoints on `node`, or with an address in `network` if `node` is ""."""
 
@@ -72,6 +85,7 @@ class Balancing(NamedTuple):
     - `forwarding`: only for mode ipvs. None for the default of this node.
     - `proxy_protocol`: only for mode userspace. Each TCP connection to an endpoint begins with a header of
       the PROXY protocol, version 2, which contains the address of the client.
+    - `ebpf_forwarding`: only for mode ebpf. None for the default of this node.
     """
 
     algorithm: Algorithm | None = None
@@ -79,6 +93,7 @@ class Balancing(NamedTuple):
     slow_start: int | None = None
     forwarding: Forwarding | None = None
     proxy_protocol: bool = False
+    ebpf_forwarding: EbpfForwarding | None = None
 
 
 DEFAULT_BALANCING = Balancing()

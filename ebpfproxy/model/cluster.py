@@ -24,7 +24,8 @@ class ClusterState:
     - `devices`: all network devices of this node, sorted by ifindex.
     - `pods`: those of this node with host ports, by name. Empty unless host ports are served.
     - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
-    - `peers`: all Nodes by name, this node's included. Empty unless they are watched.
+    - `peers`: all Nodes by name, this node's included. Empty unless direct server return is enabled, or
+      this machine is an edge.
     - `down`: the failed checks of nodes. Empty unless this machine is an edge.
     """
 

@@ -17,7 +17,9 @@ class Node:
     - `pod_cidrs`: spec.podCIDRs, the networks of this node's pods.
     - `external_addresses`: status.addresses of type ExternalIP, in the API's order.
 
-    The last three are empty until the Node has such values.
+    - `dsr_port`: the UDP port that the Node announces (`PeerNode`), 0 if it announces none.
+
+    The addresses and `pod_cidrs` are empty until the Node has such values.
     """
 
     name: str
@@ -26,12 +28,16 @@ class Node:
     addresses: tuple[Address, ...] = ()
     pod_cidrs: tuple[Network, ...] = ()
     external_addresses: tuple[Address, ...] = ()
+    dsr_port: int = 0
 
 
 class PeerNode(NamedTuple):
-    """What this machine needs of any Node.
+    """What direct server return needs of any Node.
 
     - `addresses`: status.addresses of type InternalIP, in the API's order.
+    - `dsr_port`: the UDP port at which the node accepts tunneled packets, by its own announcement. 0 if it
+      accepts none.
     """
 
     addresses: tuple[Address, ...] = ()
+    dsr_port: int = 0

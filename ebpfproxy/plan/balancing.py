@@ -23,6 +23,7 @@ class PlannedBalancing(NamedTuple):
     - `tunnels`: for direct server return, else empty: for each endpoint, in their order, the address of its
       node at which that node accepts tunneled packets. None for an endpoint on this node, and on a node that
       does not announce direct server return.
+    - `dsr`: direct server return is requested, and the ServicePort has frontends for which it matters.
     """
 
     algorithm: Algorithm | None = None
@@ -31,10 +32,16 @@ class PlannedBalancing(NamedTuple):
     forwarding: Forwarding | None = None
     proxy_protocol: bool = False
     tunnels: tuple[Address | None, ...] = ()
+    dsr: bool = False
 
 
 DEFAULT = PlannedBalancing()
 """The defaults of the mode. One object for all plans with them."""
+
+
+STATELESS = frozenset({Algorithm.SOURCE_HASH, Algorithm.MAGLEV})
+"""The algorithms with which every node selects the same endpoint for a packet. Direct server return needs one
+of them, because a node that sees no replies cannot know which flows exist."""
 
 
 class Support(NamedTuple):
@@ -49,9 +56,10 @@ class Support(NamedTuple):
     slow_start: frozenset[Algorithm] = frozenset()
     forwarding: bool = False
     proxy_protocol: bool = False
+    dsr: bool = False
 
 
-EVERYTHING = Support(frozenset(Algorithm), True, frozenset(Algorithm), True, True)
+EVERYTHING = Support(frozenset(Algorithm), True, frozenset(Algorithm), True, True, True)
 
 
 def endpoint_weights(
@@ -87,8 +95,12 @@ def plan_balancing(
     weights: Mapping[tuple[Address, int], int],
     algorithm: Algorithm | None,
     slow_start: int,
+    dsr: bool = False,
 ) -> PlannedBalancing:
-    """Return how one of `endpoints` is selected. The last two arguments are the defaults of this node."""
+    """Return how one of `endpoints` is selected, without tunnels.
+
+    `algorithm` and `slow_start` are the defaults of this node. `dsr`: as in `PlannedBalancing`.
+    """
     in_order = tuple(weights.get(each[:2], 1) for each in endpoints) if weights else ()
     planned = PlannedBalancing(
         requested.algorithm or algorithm,
@@ -96,8 +108,17 @@ def plan_balancing(
         slow_start if requested.slow_start is None else requested.slow_start,
         requested.forwarding,
         requested.proxy_protocol,
+        dsr=dsr,
     )
     return planned if planned != DEFAULT else DEFAULT
+
+
+def default_algorithm(of_node: Algorithm | None, direct_return: bool) -> Algorithm | None:
+    """Return the algorithm of a ServicePort without the annotation. None: the mode's default.
+
+    `of_node`: that of the node. `direct_return`: the ServicePort requests it, and this node has it.
+    """
+    return Algorithm.MAGLEV if direct_return and of_node not in STATELESS else of_node
 
 
 def unsupported(planned: PlannedBalancing, support: Support) -> Iterator[str]:
@@ -114,3 +135,7 @@ def unsupported(planned: PlannedBalancing, support: Support) -> Iterator[str]:
         yield f"ipvs-forwarding {planned.forwarding.value}"
     if planned.proxy_protocol and not support.proxy_protocol:
         yield "proxy-protocol v2"
+    if planned.dsr and not support.dsr:
+        yield "ebpf-forwarding dsr"
+    elif planned.dsr and planned.algorithm and planned.algorithm not in STATELESS:
+        yield f"ebpf-forwarding dsr (not with {planned.algorithm.value})"

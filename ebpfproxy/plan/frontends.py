@@ -1,6 +1,8 @@
 """The plan of one Service: its frontends, each with its traffic policy results and source ranges."""
 
-from collections.abc import Collection, Iterable, Set
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ebpfproxy.model.address import (
@@ -17,10 +19,16 @@ from ebpfproxy.model.address import (
 )
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServicePortName, TrafficPolicy
-from ebpfproxy.plan.balancing import endpoint_weights, plan_balancing, without_weightless
+from ebpfproxy.plan.balancing import (
+    default_algorithm,
+    endpoint_weights,
+    plan_balancing,
+    without_weightless,
+)
+from ebpfproxy.plan.direct_return import requests_direct_return, tunnel_to, with_tunnels
 from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
 from ebpfproxy.plan.health_check_node_port import needs_health_check
 from ebpfproxy.plan.host_ports import plan_host_ports
@@ -72,6 +80,7 @@ class _Exposure(NamedTuple):
     external: PolicyResults
     admission: _Admission
     local_traffic: LocalTraffic | None
+    terse: bool
 
 
 def is_unserved(plan: ServicePortPlan, context: PlanContext) -> bool:
@@ -87,7 +96,8 @@ def plan_name(
     """
     service = state.services.get(name)
     if service:
-        return plan_service(service, state.slices_of(name), state.node, context, large, state.down)
+        slices = state.slices_of(name)
+        return plan_service(service, slices, state.node, context, large, state.peers, state.down)
     pod = state.pods.get(name)
     return plan_host_ports(pod, state.node, context) if pod and context.host_ports else ()
 
@@ -98,6 +108,7 @@ def plan_service(
     node: Node | None,
     context: PlanContext,
     large: Collection[Family] = (),
+    peers: Mapping[str, PeerNode] = MappingProxyType({}),
     down: Set[NodeCheck] = frozenset(),
 ) -> tuple[ServicePortPlan, ...]:
     """Return one plan for each port of `service` in each family of its ClusterIPs, sorted.
@@ -107,20 +118,19 @@ def plan_service(
 
     - `slices`: those of this Service. Neither their order nor that of their endpoints matters.
     - `node`: None while the Node is unknown; it then has no zone and no addresses.
-    - `large`: `ClusterSize.large`.
-    - `down`: `ClusterState.down`.
+    - `large`: `ClusterSize.large`; `peers`: `ClusterState.peers`; `down`: `ClusterState.down`.
     """
     slices = tuple(slices)
     location = _location(node, context)
+    tunnel = functools.partial(tunnel_to, node=node, peers=peers, context=context)
     ports = {(port.name, port.protocol): port for port in service.ports}.values()
     plans = []
     for ip_family in {family(address) for address in service.cluster_ips}:
-        exposure = _expose(service, ip_family, node, context)
+        exposure = _expose(service, ip_family, node, context, ip_family in large)
         if exposure:
             of_family = [each for each in slices if each.family is ip_family]
-            terse = ip_family in large
             plans += [
-                _plan_port(service, port, exposure, of_family, location, terse, down, context)
+                _plan_port(service, port, exposure, of_family, location, tunnel, down, context)
                 for port in ports
             ]
     if len(plans) > 1:
@@ -141,7 +151,7 @@ def _plan_port(
     exposure: _Exposure,
     slices: list[EndpointSlice],
     location: NodeLocation,
-    terse: bool,
+    tunnel: Callable[[str], Address | None],
     down: Set[NodeCheck],
     context: PlanContext,
 ) -> ServicePortPlan:
@@ -157,6 +167,11 @@ def _plan_port(
     else:
         scopes = _used_scopes(service, is_external)
     endpoints, has_any = plan_endpoints(usable, scopes, location)
+    # With traffic policy Local, outside clients get endpoints of this node only.
+    dsr = requests_direct_return(service.balancing, context) and is_external
+    dsr = dsr and (is_edge or not external_policy_local(service))
+    algorithm = default_algorithm(context.algorithm, dsr and context.dsr_port > 0)
+    balancing = plan_balancing(service.balancing, endpoints, weights, algorithm, context.slow_start, dsr)
     return ServicePortPlan(
         ServicePortName(*service.name, port.name, port.protocol),
         exposure.ip_family,
@@ -166,8 +181,8 @@ def _plan_port(
         service.affinity_timeout,
         exposure.local_traffic,
         service.health_check_node_port if needs_health_check(service) and not is_edge else 0,
-        terse,
-        plan_balancing(service.balancing, endpoints, weights, context.algorithm, context.slow_start),
+        exposure.terse,
+        with_tunnels(balancing, endpoints, usable, tunnel) if context.dsr_port else balancing,
     )
 
 
@@ -201,7 +216,9 @@ def _frontend_plan(frontend: Frontend, kind: FrontendKind, exposure: _Exposure) 
     return FrontendPlan(frontend, kind, *policy_results, *admission)
 
 
-def _expose(service: Service, ip_family: Family, node: Node | None, context: PlanContext) -> _Exposure | None:
+def _expose(
+    service: Service, ip_family: Family, node: Node | None, context: PlanContext, terse: bool
+) -> _Exposure | None:
     """Return what all ports share. None if there is no frontend.
 
     That is the case without a ClusterIP of this family, and for an edge, which serves no ClusterIP, without
@@ -230,6 +247,7 @@ def _expose(service: Service, ip_family: Family, node: Node | None, context: Pla
         edge_policy_results() if is_edge else external_policy_results(service, detected),
         _admission(service, ip_family, node, context) if service.source_ranges else _UNRESTRICTED,
         local_traffic(context, ip_family, node),
+        terse,
     )
 
 

@@ -3,6 +3,7 @@
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.plan.devices import plan_devices
+from ebpfproxy.plan.direct_return import tunnel_sources
 from ebpfproxy.plan.local_traffic import local_traffic
 from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
@@ -31,6 +32,7 @@ def plan_node(
         plan_devices(state.devices, state.node, context, pods, state.bypassing | kept, of_node),
         node_ports_everywhere(context),
         {each: traffic for each in Family if (traffic := local_traffic(context, each, state.node))},
+        tunnel_sources(state, context),
     )
 
 

@@ -216,7 +216,7 @@ class Role(enum.Enum):
 class PlanContext:
     """The options on which plans depend.
 
-    - `node_name`: as in EndpointSlices.
+    - `node_name`: as in EndpointSlices, "" for an edge.
     - `node_port_cidrs`: empty means every local address, unless `node_port_primary`.
     - `bind_address`: kube-proxy's --bind-address, None if it is unspecified. In its family it is the node's
       primary address, whatever the Node object has.
@@ -228,6 +228,9 @@ class PlanContext:
     - `host_ports`: whether the host ports of pods are served.
     - `algorithm`: for Services without an annotation. None: the mode's default.
     - `slow_start`: in seconds, for Services without an annotation.
+    - `dsr_port`: the UDP port of the tunnels of direct server return. 0: this node has none.
+    - `direct_return`: whether Services without an annotation request direct server return.
+    - `tunnel_sources`: whose tunneled packets this node accepts besides those of Nodes.
     - `sctp_unserved`: why the kernel cannot translate SCTP in this mode, "" if it can.
     - `role`: an edge has no Node, no pods and no NodePorts. It serves external and load balancer IPs only.
     - `vip_cidrs`: the networks of the addresses that an edge serves. Empty means all.
@@ -251,3 +254,6 @@ class PlanContext:
     sctp_unserved: str = ""
     role: Role = Role.NODE
     vip_cidrs: tuple[Network, ...] = ()
+    dsr_port: int = 0
+    direct_return: bool = False
+    tunnel_sources: tuple[Network, ...] = ()

@@ -30,12 +30,12 @@ class Answers(NamedTuple):
 
 
 class Attempts(NamedTuple):
-    """New connections: how many, how many failed, and when the first and the last of these began.
+    """New connections: how many were tried, how many failed, and when the first and the last of these began.
 
     Times are seconds of time.monotonic(), 0.0 if none failed.
     """
 
-    count: int
+    tried: int
     failed: int
     first: float
     last: float

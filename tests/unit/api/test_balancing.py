@@ -4,7 +4,7 @@ import json
 
 from ebpfproxy.api.event import ServiceChanged
 from ebpfproxy.api.parse import parse_service
-from ebpfproxy.model.balancing import DEFAULT_BALANCING, Algorithm, Forwarding
+from ebpfproxy.model.balancing import DEFAULT_BALANCING, Algorithm, EbpfForwarding, Forwarding
 from tests.support.build import service_object
 
 
@@ -23,6 +23,7 @@ def test_annotations_select_the_load_balancing() -> None:
         slow_start="30s",
         ipvs_forwarding="tunnel",
         proxy_protocol="v2",
+        ebpf_forwarding="dsr",
     )
     assert changed.service
     assert not changed.complaints
@@ -32,6 +33,7 @@ def test_annotations_select_the_load_balancing() -> None:
     assert balancing.slow_start == 30
     assert balancing.forwarding is Forwarding.TUNNEL
     assert balancing.proxy_protocol
+    assert balancing.ebpf_forwarding is EbpfForwarding.DSR
 
 
 def test_a_service_without_them_has_the_defaults() -> None:
@@ -42,11 +44,17 @@ def test_a_service_without_them_has_the_defaults() -> None:
 
 
 def test_an_invalid_annotation_is_reported_and_counts_as_missing() -> None:
-    changed = parsed(lb_algorithm="fastest", endpoint_weights="a=1", slow_start="soon", ipvs_forwarding="dr")
+    changed = parsed(
+        lb_algorithm="fastest",
+        endpoint_weights="a=1",
+        slow_start="soon",
+        ipvs_forwarding="dr",
+        ebpf_forwarding="tunnel",
+    )
     assert changed.service
     assert changed.service.balancing is DEFAULT_BALANCING
     begin = [text.partition(":")[0] for text in changed.complaints]
-    names = "lb-algorithm", "endpoint-weights", "slow-start", "ipvs-forwarding"
+    names = "lb-algorithm", "endpoint-weights", "slow-start", "ipvs-forwarding", "ebpf-forwarding"
     assert begin == [f"annotation ebpfproxy/{name}" for name in names]
 
 

@@ -17,6 +17,7 @@ from ebpfproxy.api.parse import (
     parse_list,
     parse_manifest_object,
     parse_node,
+    parse_peer,
     parse_service,
     parse_slice,
     parse_status_reason,
@@ -25,7 +26,7 @@ from ebpfproxy.api.parse import (
 from ebpfproxy.errors import SourceError
 from ebpfproxy.model.address import Family, Protocol, parse_address
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
-from ebpfproxy.model.node import Node
+from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
 from tests.support.build import networks, node_object, service_object, slice_object
 from tests.support.junk import damage_value
@@ -618,10 +619,39 @@ def test_a_line_that_is_not_a_watch_event_is_a_source_error(line: bytes) -> None
         parse_watch_event(line)
 
 
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [
+        ("6083", 6083),
+        ("65535", 65535),
+        ("65536", 0),
+        ("", 0),
+        ("-1", 0),
+        ("6083/udp", 0),
+        ("²", 0),
+        ("0" * 9, 0),
+    ],
+)
+def test_a_node_announces_direct_server_return_with_a_port(text: str, port: int) -> None:
+    raw = node_object("there", addresses=["192.0.2.10", "fd00::10"])
+    raw["metadata"]["annotations"] = {"ebpfproxy/dsr-port": text}
+    addresses = parse_address("192.0.2.10"), parse_address("fd00::10")
+    assert parse_peer(as_json(raw)) == PeerChanged("there", PeerNode(addresses, port))
+    own = parse_node(as_json(raw))
+    assert isinstance(own, NodeChanged)
+    assert own.node
+    assert own.node.dsr_port == port
+
+
+def test_a_peer_without_a_usable_name_is_an_invalid_node() -> None:
+    assert parse_peer(as_json(node_object("a b"))) == parse_node(as_json(node_object("a b")))
+    assert isinstance(parse_peer(b"[]"), Invalid)
+
+
 # --- Manifests ---
 
 
-def test_lists_in_manifests_yield_their_items_and_other_nodes_are_peers() -> None:
+def test_lists_in_manifests_yield_their_items_and_other_nodes_are_only_peers() -> None:
     inner = {
         "kind": "ServiceList",
         "apiVersion": "v1",
@@ -629,14 +659,11 @@ def test_lists_in_manifests_yield_their_items_and_other_nodes_are_peers() -> Non
     }
     objects = [service_object("web"), slice_object("web"), node_object("here"), node_object("there"), inner]
     events = parse_manifest_object(as_json({"kind": "List", "apiVersion": "v1", "items": objects}), "here")
-    service, endpoint_slice, own, *peers, last = events
-    assert isinstance(service, ServiceChanged)
-    assert isinstance(endpoint_slice, SliceChanged)
-    assert isinstance(own, NodeChanged)
-    assert [peer.name for peer in peers if isinstance(peer, PeerChanged)] == ["here", "there"]
-    assert len(peers) == 2
+    kinds = [ServiceChanged, SliceChanged, NodeChanged, PeerChanged, PeerChanged, ServiceChanged]
+    assert [type(event) for event in events] == kinds
+    assert events[4] == PeerChanged("there", PeerNode())
     name = NamespacedName("default", "a")
-    assert last == ServiceChanged(name, None, unserved=Unserved.NO_CLUSTER_IP)
+    assert events[5] == ServiceChanged(name, None, unserved=Unserved.NO_CLUSTER_IP)
 
 
 def test_an_object_without_a_namespace_is_in_default() -> None:
@@ -672,7 +699,7 @@ def test_lists_nested_too_deep_are_invalid() -> None:
 
 # --- Junk ---
 
-PARSERS = (parse_service, parse_slice, parse_node)
+PARSERS = (parse_service, parse_slice, parse_node, parse_peer)
 
 
 def assert_usable(raw: bytes) -> None:

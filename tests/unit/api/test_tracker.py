@@ -273,42 +273,18 @@ def tracker_of_peers(*events: Event) -> Tracker:
     return tracker
 
 
-ADDRESSED = PeerNode((parse_address("192.0.2.9"),))
-
-
 def put_slice_on(host: str, of: str = "web") -> SliceChanged:
     made = slice_of(of, endpoint("10.1.0.1", node=host), called=f"{of}-1")
     return SliceChanged(made.name, made)
 
 
-def test_an_edge_awaits_peer_nodes_and_none_of_its_own() -> None:
+def test_an_edge_awaits_all_nodes_and_none_of_its_own() -> None:
     tracker = Tracker(STARTED, node=False, peers=True)
     for kind in AWAITED - {NODE}:
         tracker.fold(Synced(kind))
     assert tracker.lacking == {PEER_NODE}
     tracker.fold(Synced(PEER_NODE))
     assert tracker.synced
-
-
-def test_a_changed_node_affects_the_services_with_endpoints_on_it() -> None:
-    tracker = tracker_of_peers(
-        put_service(),
-        put_service("api"),
-        put_slice_on("n1"),
-        put_slice_on("n2", of="api"),
-        PeerChanged("n1", PeerNode()),
-    )
-    tracker.fold(PeerChanged("n1", PeerNode()))
-    assert not tracker.pending
-    tracker.fold(PeerChanged("n1", ADDRESSED))
-    drained = tracker.drain()
-    assert drained.services == {WEB}
-    assert drained.peers_changed
-    assert not drained.node_changed
-    assert drained.state.peers == {"n1": ADDRESSED}
-    tracker.fold(PeerChanged("n1", None))
-    assert tracker.drain().services == {WEB}
-    assert not tracker.pending
 
 
 def test_a_failed_check_affects_the_services_with_endpoints_on_the_node() -> None:
@@ -324,13 +300,6 @@ def test_a_failed_check_affects_the_services_with_endpoints_on_the_node() -> Non
     assert not tracker.pending
     tracker.fold(ChecksChanged(frozenset()))
     assert tracker.drain().services == {API}
-
-
-def test_nodes_that_no_plan_needs_are_not_tracked() -> None:
-    tracker = tracker_with(put_service(), put_slice_on("n1"))
-    tracker.fold(PeerChanged("n1", PeerNode()))
-    assert not tracker.pending
-    assert not tracker.drain().state.peers
 
 
 def test_a_new_local_address_changes_the_networks_and_not_the_node() -> None:
@@ -522,6 +491,45 @@ def test_a_complaint_is_logged_once_for_each_object_until_the_object_is_deleted(
 
 
 # --- Snapshots ---
+
+# --- Peers ---
+
+PEER = PeerNode((parse_address("192.0.2.11"),), 6083)
+
+
+def test_peers_are_awaited_and_reported_as_a_change() -> None:
+    tracker = Tracker(STARTED, peers=True)
+    assert tracker.lacking == AWAITED | {PEER_NODE}
+    tracker.fold(PeerChanged("there", PEER))
+    assert tracker.pending
+    drained = tracker.drain()
+    assert drained.peers_changed
+    assert not drained.node_changed
+    assert drained.state.peers == {"there": PEER}
+    for event in PeerChanged("there", PEER), PeerChanged("there", None), PeerChanged("there", PEER):
+        tracker.fold(event)
+    assert not tracker.pending
+    tracker.fold(PeerChanged("there", None))
+    tracker.fold(PeerChanged("unknown", None))
+    drained = tracker.drain()
+    assert drained.peers_changed
+    assert drained.state.peers == {}
+    assert not tracker.pending
+
+
+def test_without_direct_server_return_peers_are_ignored() -> None:
+    tracker = tracker_with(PeerChanged("there", PEER))
+    assert tracker.lacking == AWAITED
+    tracker.fold(PeerChanged("there", PEER._replace(dsr_port=1)))
+    assert not tracker.pending
+    assert tracker.drain().state.peers == {}
+
+
+def test_the_announcement_of_the_own_node_changes_no_plan() -> None:
+    tracker = tracker_with(NodeChanged(node()))
+    tracker.fold(NodeChanged(dataclasses.replace(node(), dsr_port=6083)))
+    assert not tracker.pending
+
 
 NAMES = st.sampled_from(("a", "b"))
 IPS = st.sampled_from(("10.1.0.1", "10.1.0.2"))

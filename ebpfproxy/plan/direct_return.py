@@ -1,0 +1,73 @@
+"""Direct server return (DSR): which ServicePorts use it, and the tunnels to the nodes of their endpoints.
+
+A packet of an outside client is sent unchanged, in a tunnel, to the node of the selected endpoint, which
+replies to the client directly. See docs/decisions/0048-direct-server-return-by-geneve.md.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from ebpfproxy.model.address import Address, Network, family, network
+from ebpfproxy.model.balancing import Balancing, EbpfForwarding
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.endpoint import EndpointState
+from ebpfproxy.model.node import Node, PeerNode
+from ebpfproxy.plan.balancing import STATELESS, PlannedBalancing
+from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
+from ebpfproxy.plan.service_plan import PlanContext, Role
+
+_ADDRESS_BITS = 128
+
+
+def requests_direct_return(requested: Balancing, context: PlanContext) -> bool:
+    """Return whether a Service, or this node for it, requests direct server return."""
+    if requested.ebpf_forwarding is None:
+        return context.direct_return
+    return requested.ebpf_forwarding is EbpfForwarding.DSR
+
+
+def with_tunnels(
+    planned: PlannedBalancing,
+    endpoints: PlannedEndpoints,
+    states: Mapping[tuple[Address, int], EndpointState],
+    tunnel: Callable[[str], Address | None],
+) -> PlannedBalancing:
+    """Return the balancing with the tunnels to the nodes of `endpoints`. `tunnel` is `tunnel_to`.
+
+    Unchanged if direct server return is not requested, if the algorithm is not stateless, and if no endpoint
+    is at the end of a tunnel.
+    """
+    if not planned.dsr or planned.algorithm not in STATELESS:
+        return planned
+    tunnels = tuple(tunnel(states[each[:2]].node) for each in endpoints)
+    return planned._replace(tunnels=tunnels) if any(tunnels) else planned
+
+
+def tunnel_to(
+    endpoint_node: str, node: Node | None, peers: Mapping[str, PeerNode], context: PlanContext
+) -> Address | None:
+    """Return where the node of an endpoint accepts tunneled packets: its first InternalIP of a family in
+    which this node has one, too.
+
+    None if the endpoint is on this node, or if its node announces no port or another one.
+    """
+    peer = peers.get(endpoint_node)
+    if peer is None or endpoint_node == context.node_name or peer.dsr_port != context.dsr_port:
+        return None
+    families = {family(each) for each in node.addresses} if node else ()
+    return next((each for each in peer.addresses if not families or family(each) in families), None)
+
+
+def tunnel_sources(state: ClusterState, context: PlanContext) -> frozenset[Network]:
+    """Return whose tunneled packets this node accepts: all other Nodes, and --ebpf-dsr-sources.
+
+    Empty if direct server return is not enabled, and for an edge, which has no endpoints.
+    """
+    if not context.dsr_port or context.role is Role.EDGE:
+        return frozenset()
+    return frozenset((*context.tunnel_sources, *_other_nodes(state.peers, context.node_name)))
+
+
+def _other_nodes(peers: Mapping[str, PeerNode], own: str) -> Iterable[Network]:
+    for name, peer in peers.items():
+        if name != own:
+            yield from (network(each, _ADDRESS_BITS) for each in peer.addresses)
