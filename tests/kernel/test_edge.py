@@ -234,7 +234,7 @@ def seen(client: Pod, protocol: Protocol, address: str, port: int) -> tuple[str,
 
 
 @pytest.mark.parametrize("family", ["v4", "v6"])
-def test_clients_reach_peer_nodes_through_the_edge_with_its_address(
+def test_clients_reach_all_nodes_through_the_edge_with_its_address(
     cloud: Cloud, web: Exposed, family: str
 ) -> None:
     vip, edge = getattr(web, family), getattr(cloud.edge.host, family)
@@ -289,7 +289,7 @@ def test_a_node_that_is_down_gets_no_new_connections_and_keeps_its_open_ones(
         each.close()
 
 
-def test_if_peer_nodes_are_down_all_are_used(cloud: Cloud, web: Exposed) -> None:
+def test_if_all_nodes_are_down_all_are_used(cloud: Cloud, web: Exposed) -> None:
     with unhealthy(cloud, "first", "second"):
         eventually(lambda: web.answers(48) == {"a", "b", "c"}, "all nodes are used")
         assert web.v4 in cloud.announced()

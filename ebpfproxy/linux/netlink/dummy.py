@@ -24,9 +24,11 @@ from ebpfproxy.model.address import V4_PREFIX, Address, Family, family, format_a
 KUBE_IPVS0 = "kube-ipvs0"
 """The name that kube-proxy uses."""
 VIPS = "ebpfproxy-vip"
-"""The device of an edge."""
+"""The device of an edge. Where the kernel has no dummy devices, it is an ifb, which needs no peer either."""
 
 _KIND = "dummy"
+_KINDS = {VIPS: (_KIND, "ifb")}
+"""The kinds that a device may have, in the order in which they are tried. Others have `_KIND`."""
 _HINT = "modprobe dummy"
 _U32 = struct.Struct("=I")
 
@@ -57,16 +59,16 @@ def ensure(name: str) -> bool:
             f"cannot create the device {name}: another program has a device of that name and another kind",
             "rename or delete that device",
         )
-    try:
-        with iproute.opened(f"cannot create the device {name}") as changes:
-            changes.link("add", ifname=name, kind=_KIND)
-    except Unsupported as error:
-        raise Unsupported(
-            f"cannot create the device {name}: this kernel has no dummy devices", _HINT
-        ) from error
-    except AlreadyExists:
-        return ensure(name)  # another program created it since `_find`
-    return True
+    for kind in _kinds(name):
+        try:
+            with iproute.opened(f"cannot create the device {name}") as changes:
+                changes.link("add", ifname=name, kind=kind)
+            return True
+        except Unsupported:
+            continue
+        except AlreadyExists:
+            return ensure(name)  # another program created it since `_find`
+    raise Unsupported(f"cannot create the device {name}: this kernel has no dummy devices", _HINT)
 
 
 def set_up(name: str) -> None:
@@ -183,7 +185,11 @@ def _find(name: str) -> rtnetlink.Link | None:
         device = rtnetlink.link_named(name)
     except OSError as error:
         raise _failure(f"cannot read the device {name}", error.errno or 0) from error
-    return device if device and device.kind == _KIND else None
+    return device if device and device.kind in _kinds(name) else None
+
+
+def _kinds(name: str) -> tuple[str, ...]:
+    return _KINDS.get(name, (_KIND,))
 
 
 def _failure(message: str, number: int, reason: str = "") -> KernelError:

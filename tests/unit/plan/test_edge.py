@@ -112,7 +112,7 @@ def test_endpoints_on_a_node_that_is_down_get_no_new_connections_and_stay_listed
     assert used(N1, N2, down=failed("n1")) == ({"10.1.0.2"}, {"10.1.0.1", "10.1.0.2"})
 
 
-def test_if_peer_nodes_are_down_all_endpoints_are_used() -> None:
+def test_if_all_nodes_are_down_all_endpoints_are_used() -> None:
     both = {"10.1.0.1", "10.1.0.2"}
     assert used(N1, N2, down=failed("n1", "n2")) == (both, both)
 
