@@ -137,7 +137,7 @@ def test_monitor_shows_the_lines_of_several_nodes_at_once(cluster: Cluster, tmp_
     assert shown == {"a: an event\n", "b: an event\n"}
 
 
-def test_an_interrupt_ends_monitor_on_peer_nodes(cluster: Cluster) -> None:
+def test_an_interrupt_ends_monitor_on_all_nodes(cluster: Cluster) -> None:
     for pod in ("ebpfproxy-aaaaa", "ebpfproxy-bbbbb"):
         cluster.install(pod, "#!/bin/sh\necho an event\nexec sleep 600\n")
     with subprocess.Popen(
@@ -203,7 +203,7 @@ def test_of_several_nodes_lines_have_the_name_and_the_highest_exit_code_counts(c
     assert done.returncode == 4
 
 
-def test_peer_nodes_are_those_with_a_pod(cluster: Cluster) -> None:
+def test_all_nodes_are_those_with_a_pod(cluster: Cluster) -> None:
     done = cluster.kubectl("version", "--all-nodes", "-o", "json")
     assert done.stdout.splitlines() == [
         "a: ebpfproxy-aaaaa runs ebpfproxy version -o json",

@@ -166,7 +166,7 @@ def test_random_selects_an_endpoint_by_its_weight(nodes: tuple[Namespace, Namesp
         assert 240 <= counts[1] <= 360, counts
 
 
-def test_source_hash_selects_the_same_endpoint_for_a_client_on_peer_nodes(
+def test_source_hash_selects_the_same_endpoint_for_a_client_on_all_nodes(
     nodes: tuple[Namespace, Namespace], of: Family
 ) -> None:
     found: list[list[int]] = []

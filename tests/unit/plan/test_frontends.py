@@ -137,7 +137,7 @@ def test_external_policy_cluster_masquerades_every_client(context: PlanContext) 
     assert set(row(of_kind(plan, FrontendKind.NODE_PORT))) == {PolicyResult(Scope.CLUSTER, True)}
 
 
-def test_with_external_policy_local_pods_and_the_node_use_endpoints_of_peer_nodes() -> None:
+def test_with_external_policy_local_pods_and_the_node_use_endpoints_of_all_nodes() -> None:
     service = build.service(
         "web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL
     )
