@@ -1,4 +1,4 @@
-"""A server that sends everything back, for a hundred thousand connections in one process."""
+"""A server that sends everything back, for thousands of connections in one process."""
 
 import contextlib
 import os
@@ -8,43 +8,39 @@ import select
 from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
 
-OPEN_FILES = 1_000_000
 _BACKLOG = 65535
 
 
-def start(pod: Pod, *ports: int) -> None:
-    """Serve the ports in the pod until the lab ends. Returns once they accept connections."""
+def start(pod: Pod, port: int) -> None:
+    """Serve the port in the pod, in a process of its own, until the lab ends. Returns once it listens."""
 
     def child(ready: int) -> None:
         raise_limit()
-        listeners = {}
-        for port in ports:
-            listener = sockets.listening(Protocol.TCP, port)
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
-            listeners[listener.fileno()] = listener
+        listener = sockets.listening(Protocol.TCP, port)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
         os.write(ready, b"!")
         os.close(ready)
         poll = select.epoll()
-        for number in listeners:
-            poll.register(number, select.EPOLLIN)
+        poll.register(listener, select.EPOLLIN)
         while True:
             for number, _ in poll.poll():
-                if number in listeners:
-                    with contextlib.suppress(BlockingIOError):
-                        while True:
-                            accepted = listeners[number].accept()[0]
-                            accepted.setblocking(False)
-                            poll.register(accepted.detach(), select.EPOLLIN)
-                else:
+                if number != listener.fileno():
                     _echo(number)
+                    continue
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        accepted = listener.accept()[0]
+                        accepted.setblocking(False)
+                        poll.register(accepted.detach(), select.EPOLLIN)
 
     pod.start_until_ready(child)
 
 
 def raise_limit() -> None:
-    """Let the process open many sockets."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    """Let the process open as many files as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _echo(number: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -50,6 +51,7 @@ class Frr:
         self._host = host
         self._folder = folder
         folder.mkdir()
+        shutil.chown(folder, "frr", "frr")
         for daemon in ("zebra", "bgpd", "bfdd"):
             self._start(daemon)
         path = folder / "frr.conf"
@@ -70,7 +72,7 @@ class Frr:
 
     def _start(self, daemon: str) -> None:
         folder = self._folder
-        arguments: list[str | Path] = [DAEMONS / daemon, "-u", "root", "-g", "root", "--vty_socket", folder]
+        arguments: list[str | Path] = [DAEMONS / daemon, "--vty_socket", folder]
         arguments += ["-i", folder / f"{daemon}.pid", "-z", folder / "zserv.api", "-P", "0"]
         arguments += ["--log", f"file:{folder / daemon}.log", "-f", "/dev/null"]
         if daemon == "bfdd":

@@ -2,17 +2,20 @@
 
 import contextlib
 import errno
+import math
 import multiprocessing
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from ebpfproxy.lab import Pod
 from tests.edge_lab.echo import raise_limit
 
+_PATIENCE = 300.0
+_OF_PROCESS = 12_000  # connections
 _OPENING = 256  # connections that are being opened at the same time
 _STALLED = 5.0
 _SLOW = 0.5  # seconds after which a new connection counts as failed; a lost SYN takes 1 s
@@ -49,29 +52,48 @@ class _Worker:
         client.start(lambda: function(other))
         other.close()
 
-    def call(self, *command: Any, timeout: float = 600.0) -> Any:
+    def call(self, *command: Any) -> Any:
+        self.send(*command)
+        return self.receive()
+
+    def send(self, *command: Any) -> None:
         self._own.send(command)
-        if not self._own.poll(timeout):
-            raise TimeoutError(f"the client did not finish {command[0]}")
+
+    def receive(self) -> Any:
+        if not self._own.poll(_PATIENCE):
+            raise TimeoutError(f"the client did not finish within {_PATIENCE:g} s")
         return self._own.recv()
 
 
-class OpenConnections(_Worker):
-    """Connections from several source addresses to several targets. They stay open until they are checked."""
+class OpenConnections:
+    """Connections from several source addresses to several targets, which stay open. They are distributed
+    to processes, because the number of files that a process may open is limited.
+    """
 
-    def __init__(self, client: Pod, sources: Sequence[str], targets: Sequence[Target]) -> None:
-        super().__init__(client, lambda pipe: _hold(pipe, sources, targets))
+    def __init__(self, client: Pod, sources: Sequence[str], targets: Sequence[Target], count: int) -> None:
+        number = math.ceil(count / _OF_PROCESS)
+        self._counts = [count // number + (each < count % number) for each in range(number)]
+        self._workers = [_Worker(client, lambda pipe: _hold(pipe, sources, targets)) for _ in range(number)]
 
-    def open(self, count: int) -> Answers:
-        """Open so many connections. Those that fail count as lost."""
-        return Answers(*self.call("open", count))
+    def open(self) -> Answers:
+        """Open the connections. Those that fail count as lost."""
+        return self._total(
+            each.call("open", count) for each, count in zip(self._workers, self._counts, strict=True)
+        )
 
     def check(self, seconds: float) -> Answers:
         """Send a request on each connection, and wait for the echoes up to `seconds`."""
-        return Answers(*self.call("check", seconds))
+        for each in self._workers:
+            each.send("check", seconds)
+        return self._total(each.receive() for each in self._workers)
 
     def close(self) -> None:
-        self.call("close")
+        for each in self._workers:
+            each.call("close")
+
+    @staticmethod
+    def _total(answers: Iterable[Any]) -> Answers:
+        return Answers(*map(sum, zip(*answers, strict=True)))
 
 
 class NewConnections(_Worker):
@@ -126,10 +148,13 @@ def _open(count: int, sources: Sequence[str], targets: Sequence[Target]) -> list
             made = pending.pop(number)
             poll.unregister(number)
             progress = time.monotonic()
-            if made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            e = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if e:
+                import sys; print("DEBUG", e, made, file=sys.stderr, flush=True)
                 made.close()
             else:
                 opened.append(made)
+    import sys; print("DEBUG pending", len(pending), file=sys.stderr, flush=True)
     for made in pending.values():
         made.close()
     return opened
