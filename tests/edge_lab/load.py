@@ -148,13 +148,10 @@ def _open(count: int, sources: Sequence[str], targets: Sequence[Target]) -> list
             made = pending.pop(number)
             poll.unregister(number)
             progress = time.monotonic()
-            e = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if e:
-                import sys; print("DEBUG", e, made, file=sys.stderr, flush=True)
+            if made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 made.close()
             else:
                 opened.append(made)
-    import sys; print("DEBUG pending", len(pending), file=sys.stderr, flush=True)
     for made in pending.values():
         made.close()
     return opened

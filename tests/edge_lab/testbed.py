@@ -32,7 +32,7 @@ class EdgeTestbed:
 
     def __init__(self, lab: Lab, annotations: dict[str, str], *flags: str) -> None:
         self.lab = lab
-        self.vip = lab.addresses.vip(1).v4
+        self.vips = lab.addresses.vip(1)
         self._flags = flags
         self._master = f"--master=http://{lab.addresses.router.v4}:{api_server.PORT}"
         pods = [node.pod(f"p{node.index}{number}") for node in lab.nodes for number in range(PODS)]
@@ -63,20 +63,23 @@ class EdgeTestbed:
 
     @property
     def targets(self) -> list[Target]:
-        return [(self.vip, port) for port in PORTS]
+        return [(self.vips.v4, port) for port in PORTS]
 
     def start_agent(self, edge: int) -> Agent:
-        flags = ["--role=edge", f"--edge-vip-cidrs={self.lab.addresses.vips.v4}", *self._flags]
+        flags = ["--role=edge", f"--edge-vip-cidrs={','.join(self.lab.addresses.vips)}", *self._flags]
         return self.lab.edges[edge].agent(self.lab.folder, "--manifests=", self._master, *flags)
 
-    def next_hops(self) -> int:
-        """The number of edges that the router uses for the VIP."""
-        shown = self.lab.router.run(["ip", "-j", "route", "show", self.vip]).stdout
-        routes = json.loads(shown)
-        return sum(len(each.get("nexthops", [each])) for each in routes)
+    def next_hops(self, vip: str) -> int:
+        """The number of edges that the router uses for a VIP."""
+        family = "-6" if ":" in vip else "-4"
+        shown = self.lab.router.run(["ip", family, "-j", "route", "show", vip]).stdout
+        hops = [hop for route in json.loads(shown) for hop in route.get("nexthops", [route])]
+        return sum("linkdown" not in hop.get("flags", []) for hop in hops)
 
     def await_edges(self, count: int) -> None:
-        await_true(lambda: self.next_hops() == count, f"the router uses {count} edges")
+        """Wait until the router uses so many edges for the VIPs of both families."""
+        for vip in self.vips:
+            await_true(lambda of=vip: self.next_hops(of) == count, f"the router uses {count} edges for {vip}")
 
     @contextlib.contextmanager
     def drained(self, edge: int) -> Iterator[float]:
@@ -116,16 +119,16 @@ class EdgeTestbed:
 
     def _objects(self, annotations: dict[str, str]) -> Iterator[manifests.Object]:
         ports = [manifests.port(port, name=f"p{port}", target=port) for port in PORTS]
-        service = manifests.service(
-            "web", ["10.96.0.10"], ports, annotations=annotations, type="LoadBalancer"
-        )
-        service["status"] = {"loadBalancer": {"ingress": [{"ip": self.vip}]}}
-        endpoints = [
-            manifests.endpoint(pod.v4, node=node.name)
-            for node in self.lab.nodes
-            for pod in node.pods.values()
-        ]
+        addresses = ["10.96.0.10", "fd00:10:96::a"]
+        service = manifests.service("web", addresses, ports, annotations=annotations, type="LoadBalancer")
+        service["status"] = {"loadBalancer": {"ingress": [{"ip": vip} for vip in self.vips]}}
         yield service
-        yield manifests.endpoint_slice("web-1", "web", endpoints, ports)
+        for family in self.vips._fields:
+            endpoints = [
+                manifests.endpoint(getattr(pod, family), node=node.name)
+                for node in self.lab.nodes
+                for pod in node.pods.values()
+            ]
+            yield manifests.endpoint_slice(f"web-{family}", "web", endpoints, ports)
         for node in self.lab.nodes:
             yield manifests.node(node.name, [node.host.v4, node.host.v6])
