@@ -419,3 +419,14 @@ def test_cleanup_removes_the_device(cloud: Cloud, web: Exposed) -> None:
     assert f"removed device {DEVICE}" in cloud.edge.host.run([*command, *options]).stdout
     assert cloud.announced() == set()
     cloud.start()
+
+
+@pytest.mark.parametrize("command", ["verify", "explain"])
+def test_the_kernel_matches_the_cluster_for_the_tools(cloud: Cloud, web: Exposed, command: str) -> None:
+    eventually(lambda: web.v4 in cloud.announced(), "it is announced")
+    options = ["--role=edge", f"--manifests={cloud.folder}"]
+    options += [f"--cgroup-root={cloud.edge.cgroup}", f"--bpffs-root={cloud.edge.bpffs}"]
+    if command == "explain":
+        options += [f"{web.v4}:80", f"--from={cloud.client.v4}"]
+    done = cloud.edge.host.run([*PROGRAM[:-1], command, *options], check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
