@@ -57,6 +57,7 @@ enum service_flag {
 	SERVICE_MASQUERADE_POD = 32, /* packet path: pods get the node's address */
 	SERVICE_MASQUERADE_NODE = 64,
 	SERVICE_MASQUERADE_OUTSIDE = 128,
+	SERVICE_DSR = 256, /* some endpoints have an entry in `tunnels` */
 };
 
 /* How the entry of a slot range is selected for a new connection. */
@@ -233,6 +234,55 @@ struct source_range_key {
 	struct address source;
 };
 
+/* Value of `tunnels`, for direct server return (dsr.h); the key is the endpoint id. */
+struct tunnel {
+	struct address node; /* accepts tunneled packets to the endpoint */
+};
+
+/* Key of `tunnel_endpoints`: an endpoint on this node for which it accepts tunneled packets. The
+ * value is the endpoint id.
+ */
+struct tunnel_endpoint {
+	struct address address;
+	__be16 port;
+	__u16 pad;
+	__u32 service_id;
+};
+
+/* Value of `tunneled_flows`, by the client's packets: where they are sent. The node sees no replies
+ * of these flows.
+ */
+struct tunneled_flow {
+	struct address endpoint;
+	struct address node;
+	__be16 endpoint_port;
+	__u16 pad;
+	__u32 service_id;
+	__u32 endpoint_id;
+};
+
+/* The Geneve option of a tunneled packet (RFC 8926, 3.5): its endpoint. The class is in the range
+ * for experimental use. `length` is in units of 4 bytes, without the first 4 bytes.
+ */
+#define TUNNEL_OPTION_CLASS   65515
+#define TUNNEL_OPTION_TYPE    1
+#define TUNNEL_OPTION_LENGTH  5
+#define TUNNEL_OPTION_VERSION 1
+struct tunnel_option {
+	__be16 option_class;
+	__u8 type;
+	__u8 length;
+	struct address endpoint;
+	__be16 endpoint_port;
+	__u8 version;
+	__u8 pad;
+};
+
+/* The most bytes in front of a tunneled IP packet: IPv6, UDP and Geneve headers, the option, and an
+ * Ethernet header.
+ */
+#define TUNNEL_OVERHEAD 94
+
 enum node_flag {
 	NODE_SOCKETS_OF_PODS = 1, /* the socket path handles pods in addition to the node */
 	NODE_REDIRECT = 2,	  /* flows of outside clients bypass this node's stack */
@@ -253,6 +303,8 @@ struct node {
 	__u32 udp_stream;     /* a reply was sent */
 	__u32 icmp_rate;      /* ICMP errors per second; 0: none */
 	__u32 icmp_burst;     /* maximum burst of ICMP errors */
+	__u32 tunnel_device;  /* ifindex of the Geneve device; 0: no direct server return */
+	__u32 tunnel_mtu;     /* the largest IP packet that fits in an unfragmented tunneled one */
 };
 
 /* The only entry of `icmp_budget`. */
@@ -266,6 +318,7 @@ enum device_flag {
 	DEVICE_LAYER3 = 2, /* its packets begin with the IP header */
 	DEVICE_CLSACT = 4, /* the agent created its clsact qdisc */
 	DEVICE_PEER = 8,   /* one end of a pair; the other end is in another network namespace */
+	DEVICE_TUNNEL = 16, /* the Geneve device of direct server return */
 };
 
 /* Value of `devices`; the key is the interface index. The devices are those with attached programs.
@@ -329,6 +382,7 @@ enum flow_flag {
 	FLOW_REDIRECT = 64,	 /* both directions bypass the node's stack */
 	FLOW_DIRECT = 128,	 /* no Service; another flow used its address and port */
 	FLOW_STALE_SOCKET = 256, /* the client is in `stale_sockets` */
+	FLOW_DSR = 512,		 /* opened by a tunneled packet */
 };
 
 /* Value of `flows`: the endpoint for the client's packets. `last_seen` is the time of the client's
@@ -464,7 +518,15 @@ enum counter {
 	COUNTER_REDIRECTED = 23,      /* packets that bypassed the node's stack */
 	COUNTER_NO_ROUTE = 24, /* client is this node: no route to the destination, dropped */
 	COUNTER_BYPASSED = 25, /* packets of pods that no program saw before egress */
-	COUNTERS = 26,
+	COUNTER_TUNNELED = 26, /* direct server return: packets sent to the endpoint's node */
+	COUNTER_TUNNEL_RECEIVED = 27, /* tunneled packets of other nodes, sent to an endpoint */
+	/* A tunneled packet from an unknown node, or one that this version cannot read: dropped */
+	COUNTER_TUNNEL_REFUSED = 28,
+	/* A tunneled packet for a frontend or an endpoint that this node does not have: dropped */
+	COUNTER_TUNNEL_NO_ENDPOINT = 29,
+	/* A tunneled packet, and no device with programs leads to the client: dropped */
+	COUNTER_TUNNEL_NO_DEVICE = 30,
+	COUNTERS = 31,
 };
 
 enum event_kind {

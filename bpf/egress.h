@@ -11,6 +11,7 @@
 #include "bypass.h"
 #include "echo.h"
 #include "icmp_error.h"
+#include "mss.h"
 #include "reserve.h"
 #include "route.h"
 #include "socket.h"
@@ -222,6 +223,19 @@ static __always_inline bool has_wrong_output_device(struct __sk_buff *skb,
 	       route(skb, packet, &reply->frontend, &reply->client, next_hop) == reply->device;
 }
 
+/* If the client's packets arrive in a tunnel, limits their size. */
+static __always_inline bool fit_tunnel(struct __sk_buff *skb, const struct packet *packet,
+				       u16 flow_flags)
+{
+	const struct node *settings;
+
+	if (!(flow_flags & FLOW_DSR) || !(packet->tcp_flags & TCP_SYN) ||
+	    packet->tuple.protocol != IPPROTO_TCP)
+		return true;
+	settings = node_get();
+	return !settings || clamp_mss(skb, packet, settings->tunnel_mtu);
+}
+
 /* Restores the frontend address in a reply. Replies to masqueraded clients are already counted at
  * ingress.
  */
@@ -234,7 +248,7 @@ static __always_inline int restore_frontend(struct __sk_buff *skb, struct packet
 		count_traffic(reply->service_id, packet->length, false, false);
 	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);
-	if (!rewrite(skb, packet, &scratch->to))
+	if (!rewrite(skb, packet, &scratch->to) || !fit_tunnel(skb, packet, reply->flags))
 		return DROP;
 	return has_wrong_output_device(skb, packet, reply, &scratch->next_hop)
 		   ? redirect_routed_out(skb, reply->device, &scratch->next_hop)
@@ -424,7 +438,7 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 		if (opens && !choose_masquerade(scratch, device))
 			return DROP;
 	}
-	if (opens && !flow_open(skb, packet, 0, scratch))
+	if (opens && !flow_open(skb, packet, skb->ifindex, 0, scratch))
 		return DROP;
 	return outgoing == OUT_FORWARDED
 		   ? masquerade_forwarded(skb, packet, scratch)

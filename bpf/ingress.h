@@ -7,6 +7,7 @@
 
 #include "admit.h"
 #include "answer.h"
+#include "dsr.h"
 #include "echo.h"
 #include "icmp_error.h"
 #include "reserve.h"
@@ -247,7 +248,7 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 		return DROP;
 	count(COUNTER_PACKET_NEW);
 	scratch->flow_key = packet->tuple;
-	if (!flow_open(skb, packet, BPF_F_INGRESS, scratch))
+	if (!flow_open(skb, packet, skb->ifindex, BPF_F_INGRESS, scratch))
 		return DROP;
 	packet->opens = true;
 	return to_endpoint(skb, packet, scratch);
@@ -258,11 +259,16 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	struct scratch *scratch = scratch_get();
 	struct packet *packet;
 	enum incoming incoming;
+	u32 mark = mark_get(skb);
 	bool is_error = false;
 	int action;
 
-	if (mark_get(skb)) /* set at another device that the packet left by before */
+	if (mark) /* set at another device that the packet left by before */
 		mark_word(skb) = MARK_NONE;
+	if (mark == MARK_RECEIVED) {
+		bpf_skb_change_type(skb, PACKET_HOST); /* see receive_at() */
+		return PASS_ON;
+	}
 	if (!scratch || skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
 		return PASS_ON;
 	packet = packet_begin(&scratch->packet, l3, AT_INGRESS);
@@ -284,6 +290,8 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	}
 	happening_reset(scratch);
 	incoming = look_up_incoming(skb, packet, is_error, scratch);
+	if (incoming == IN_NO_FLOW && is_dialed(skb, scratch))
+		tail_calls.call(skb, TAIL_DIAL); /* returns if no such program is loaded */
 	if (is_error)
 		return icmp_ingress(skb, packet, incoming, scratch);
 	if (incoming == IN_FROM_ENDPOINT)

@@ -80,7 +80,7 @@ PINNED("array_of_maps$replies", u32, u32, previous_replies, 1, 0);
  */
 PINNED("lru_hash", struct flow_key, u32, exhausted_ports, 1024, 0);
 /* Not pinned here: it is pinned together with its programs (compiler.py). */
-BPF_PROG_ARRAY(tail_calls, 1);
+BPF_PROG_ARRAY(tail_calls, 2);
 PINNED("array", u32, struct icmp_budget, icmp_budget, 1, 0);
 /* Connections to Services that netfilter masqueraded before mode ebpf started. Key: the tuple of
  * the endpoint's packets. Value: the conntrack zone of that direction.
@@ -91,6 +91,15 @@ PINNED("hash", struct flow_key, u32, netfilter_flows, 65536, BPF_F_NO_PREALLOC);
  */
 PINNED("hash", struct flow_key, struct service_key, stale_sockets, 65536, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
+
+/* Direct server return (dsr.h): the endpoints on other nodes that get tunneled packets, those on this
+ * node, the networks of nodes from which this node accepts tunneled packets, and a cache that keeps
+ * flows at their endpoint.
+ */
+PINNED("hash", u32, struct tunnel, tunnels, ENDPOINTS_MAX, BPF_F_NO_PREALLOC);
+PINNED("hash", struct tunnel_endpoint, u32, tunnel_endpoints, ENDPOINTS_MAX, BPF_F_NO_PREALLOC);
+PINNED("lpm_trie", struct network_key, u32, tunnel_sources, 65536, BPF_F_NO_PREALLOC);
+PINNED("lru_hash", struct flow_key, struct tunneled_flow, tunneled_flows, TUNNELED_FLOWS_MAX, 0);
 
 PINNED("percpu_array", u32, u64, counters, COUNTERS, 0);
 PINNED("percpu_array", u32, u64, device_packets, DEVICE_PACKETS, 0);

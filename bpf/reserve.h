@@ -256,11 +256,11 @@ static __always_inline bool flow_write(struct scratch *scratch)
 }
 
 /* Writes both entries of `scratch->flow`, whose key is `scratch->flow_key`. The entry in `replies`
- * comes first, so that every packet of the endpoint finds its flow. Returns false on failure; the
- * reason is counted.
+ * comes first, so that every packet of the endpoint finds its flow. `device`: see reply.device.
+ * Returns false on failure; the reason is counted.
  */
 static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet *packet,
-				      u64 redirect_to, struct scratch *scratch)
+				      u32 device, u64 redirect_to, struct scratch *scratch)
 {
 	const struct flow_key *client = &scratch->flow_key;
 	struct reply *reply = &scratch->reply;
@@ -275,7 +275,7 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	reply->frontend_port = client->destination_port;
 	reply->service_id = flow->service_id;
 	reply->flags = flow->flags;
-	reply->device = flow->flags & FLOW_NODE ? 0 : skb->ifindex;
+	reply->device = flow->flags & FLOW_NODE ? 0 : device;
 	reply->last_seen = scratch->now;
 	if (!address_is_unspecified(&flow->masquerade))
 		reply->masquerade_digest = address_digest(&flow->masquerade);

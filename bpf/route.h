@@ -21,6 +21,7 @@
 #define MARK_NONE     0
 #define MARK_DONE     3 /* completely translated */
 #define MARK_STRIPPED 4 /* received from a tunnel for the second time (strip_outer_headers()) */
+#define MARK_RECEIVED 5 /* translated after it was received from another node (dsr.h) */
 
 #ifdef MARK_IN_CB
 #define mark_word(skb) ((skb)->cb[0])
@@ -60,16 +61,13 @@ static const u8 REINJECTION_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
 static long (*redirect_by_neighbor)(u32 ifindex, void *parameters, int length,
 				    u64 flags) = (void *)152;
 
-/* Returns the output device for a packet from `from` to `to`, or 0 if there is no route. Sets
- * `next_hop`, for redirect_out() and redirect_into_pod().
- *
- * The kernel also returns no route if the packet exceeds the MTU. The length is not passed for GSO
- * packets, because they are segmented later. It is not passed for host-originated packets either,
- * because no router would send an ICMP error about them.
+/* Returns the output device for a packet of `length` bytes from `from` to `to`, or 0 if there is no
+ * route. Sets `next_hop`, for redirect_out() and redirect_into_pod(). The kernel also returns no
+ * route if the length exceeds the MTU; 0 never does.
  */
-static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
-				 const struct address *from, const struct address *to,
-				 struct next_hop *next_hop)
+static __always_inline u32 route_of_length(struct __sk_buff *skb, const struct packet *packet,
+					   const struct address *from, const struct address *to,
+					   u32 length, struct next_hop *next_hop)
 {
 	struct bpf_fib_lookup lookup = {};
 	int found;
@@ -77,7 +75,7 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 	if (!HAVE(FIB_LOOKUP) || !HAVE(REDIRECT_NEIGH))
 		return 0;
 	lookup.l4_protocol = packet->tuple.protocol;
-	lookup.tot_len = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
+	lookup.tot_len = length;
 	lookup.ifindex = skb->ifindex;
 	if (packet->version == 4) {
 		lookup.family = AF_INET;
@@ -99,6 +97,19 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 		return lookup.ifindex;
 	}
 	return 0;
+}
+
+/* As route_of_length() for the packet itself. The length is not passed for GSO packets, because they
+ * are segmented later. It is not passed for host-originated packets either, because no router would
+ * send an ICMP error about them.
+ */
+static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
+				 const struct address *from, const struct address *to,
+				 struct next_hop *next_hop)
+{
+	u32 length = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
+
+	return route_of_length(skb, packet, from, to, length, next_hop);
 }
 
 /* Sends the packet to the next hop. Without `next_hop` the kernel would select a next hop again.

@@ -44,6 +44,9 @@ struct scratch {
 	struct port_search search;
 	struct flow_key to;	  /* the tuple of the packet after translation */
 	struct next_hop next_hop; /* where the packet is redirected to */
+	/* Direct server return: where the packet is sent, and the option that it is sent with. */
+	struct tunneled_flow tunneled;
+	struct tunnel_option option;
 	/* Arguments of helper functions; each is valid only within one function. */
 	struct flow_key key;
 	struct service_key frontend;

@@ -11,6 +11,8 @@
 #include <uapi/linux/in6.h>
 
 #include "compat.h"
+#include "dsr_dial.h"
+#include "dsr_receive.h"
 #include "egress.h"
 #include "ingress.h"
 
@@ -59,6 +61,34 @@ int find_port(struct __sk_buff *skb)
 	if (!scratch)
 		return DROP;
 	action = continue_search(skb, scratch);
+	packet_event(scratch);
+	return action;
+}
+
+/* See dial(). */
+int dial_tunnel(struct __sk_buff *skb)
+{
+	struct scratch *scratch = scratch_get();
+	int action;
+
+	if (!scratch)
+		return DROP;
+	action = dial(skb, scratch);
+	packet_event(scratch);
+	return action;
+}
+
+/* The ingress program of the Geneve device. */
+int from_tunnel(struct __sk_buff *skb)
+{
+	struct scratch *scratch = scratch_get();
+	int action;
+
+	device_count(skb, INGRESS_SLOT);
+	if (!scratch)
+		return DROP;
+	happening_reset(scratch);
+	action = receive(skb, scratch);
 	packet_event(scratch);
 	return action;
 }

@@ -123,6 +123,11 @@ class ActiveMode:
             if self._parts.sync_hooks:
                 self._parts.sync_hooks.close()
 
+    @property
+    def dsr_port(self) -> int:
+        """See `Parts.dsr_port`; 0 if the mode is not open."""
+        return self._parts.dsr_port() if self._opened else 0
+
     # Any thread may call the methods below.
 
     def usage(self) -> Mapping[str, tuple[int, int]]:

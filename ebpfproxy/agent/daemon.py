@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from ebpfproxy.agent.announcer import Announcer
 from ebpfproxy.agent.edge import Edge
 from ebpfproxy.agent.ending import Ending
 from ebpfproxy.agent.front import Front
@@ -109,6 +110,10 @@ class _Agent:
         )
         further = {"node-checks": self._edge.checker.run} if self._edge else {}
         self._sources = Sources(config, self._inbox, self._metrics, loaded.seen, further)
+        connect = None if config.manifests else self._sources.connect
+        self._announcer = Announcer(config.node_name, connect)
+        if not config.ebpf_dsr_port:
+            self._announcer.accept(0)
         self._modes = ModeSwitcher(config, callbacks, self._metrics, self._fell_back)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
         self._verification = Verification()
@@ -277,6 +282,7 @@ class _Agent:
         match event:
             case NodeChanged(node):
                 self._health.node_eligible(node is None or node.eligible)
+                self._announcer.seen(node)
             case ChecksChanged(down):
                 self._metrics.nodes_down(len({each.node for each in down}))
             case Invalid(kind):
@@ -314,6 +320,7 @@ class _Agent:
             self._pacer.succeeded(ended, verified=verify)
         self._health.updated(ended)
         self._answer_health_checks()
+        self._announcer.accept(self._modes.serving.dsr_port)
         self._report(result, now, ended, verify)
         self._oldest, self._triggers = None, []
         if self._is_first_sync:
@@ -405,6 +412,8 @@ class _Agent:
     def _follow(self, config: Config) -> None:
         if not self._modes.follow(config, self._state_now):
             self._pacer.failed(time.monotonic())
+        elif not self._is_first_sync:
+            self._announcer.accept(self._modes.serving.dsr_port)
         self._update_intervals()
 
     def _update_intervals(self) -> None:

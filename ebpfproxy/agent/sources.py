@@ -26,7 +26,7 @@ from ebpfproxy.model.device import Device
 from ebpfproxy.plan.service_plan import Role
 
 if TYPE_CHECKING:
-    from ebpfproxy.api.watch import Access, ApiSource
+    from ebpfproxy.api.watch import Access, ApiSource, Session
 
 Run = Callable[[threading.Event], object]
 
@@ -62,7 +62,7 @@ class Sources:
         self._further = further
         self._is_edge = config.role is Role.EDGE
         self._node_name = "" if self._is_edge else config.node_name
-        self._session: Callable[[], node_events.Creator] | None = None  # to the API server
+        self._session: Callable[[], Session] | None = None  # to the API server
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -104,6 +104,12 @@ class Sources:
             threading.Thread(
                 target=node_events.create, args=arguments, name="node-event", daemon=True
             ).start()
+
+    def connect(self) -> "Session":
+        """Return a session with the API server, which the caller closes. Only after `start`, and without
+        --manifests. Raises SourceError."""
+        assert self._session
+        return self._session()
 
     def put(self, event: Event) -> None:
         """Put an event into the inbox. Any thread may call it."""

@@ -105,6 +105,8 @@ class Parts(NamedTuple):
     - `binds_sockets`: the mode serves with sockets that are bound to the frontends.
     - `free_ports`: another mode, which binds sockets, is about to start. From now on, sockets of the node may
       be bound to NodePorts. A sync that reads everything reverts this. Raises KernelError.
+    - `dsr_port`: after a successful sync, the UDP port at which this node accepts tunneled packets (direct
+      server return), 0 if it accepts none.
     - `maintain`: adapts tables to their use. Called every few seconds while the mode is in sync, by the
       thread of the backend. Raises KernelError.
     - `outdated(plans)`: which of the current plans would be rendered differently now, since they depend on
@@ -126,6 +128,7 @@ class Parts(NamedTuple):
     outdated: Callable[[Collection[PlanKey]], Collection[PlanKey]] = _none_outdated
     binds_sockets: bool = False
     free_ports: Callable[[], object] = lambda: None
+    dsr_port: Callable[[], int] = lambda: 0
 
 
 class Inspection(Protocol):

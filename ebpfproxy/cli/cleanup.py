@@ -5,7 +5,7 @@ import click
 from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.terminal import progress
 from ebpfproxy.config import Config, FlagsCommand, config_options
-from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
+from ebpfproxy.errors import AlreadyExists, EbpfProxyError, Rejected
 
 
 @click.command(
@@ -23,6 +23,9 @@ from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
 def command(config: Config, dry_run: bool) -> None:
     """Remove everything that ebpfproxy or kube-proxy created in this node's kernel, in any mode.
 
+    If the node has direct server return, this also removes the annotation of its Node object. That needs
+    --kubeconfig or --master outside a pod, and --hostname-override as for the agent.
+
     Stop the agent first: the command fails while one runs in this network namespace or uses this
     --bpffs-root. Run it in the node's network namespace. Services are no longer reachable afterwards.
     Sockets that are connected to an endpoint stay connected. Connections that are translated packet by
@@ -32,11 +35,12 @@ def command(config: Config, dry_run: bool) -> None:
 
 
 def cleanup(config: Config, dry_run: bool = False) -> None:
-    """Remove the objects of all modes and print what was removed.
+    """Remove the objects of all modes, and the announcement of direct server return at the Node; print what
+    was removed.
 
-    If the cleanup of a mode fails, the other modes are cleaned up before the error is raised. Raises
-    EbpfProxyError.
+    If one of these fails, the others are done before the error is raised. Raises EbpfProxyError.
     """
+    from ebpfproxy.agent import announcer
     from ebpfproxy.backends.selection import MODES
     from ebpfproxy.linux.locks import NamespaceLock
 
@@ -47,14 +51,18 @@ def cleanup(config: Config, dry_run: bool = False) -> None:
         except AlreadyExists as running:
             hint = "stop the agent first; a running agent would restore everything"
             raise Rejected(running.message, hint) from running
-    failures: list[KernelError] = []
+    failures: list[EbpfProxyError] = []
     removed = []
     try:
+        try:
+            removed += announcer.withdraw(config, dry_run)  # while the API server's ClusterIP is served
+        except EbpfProxyError as failure:
+            failures.append(failure)
         with progress("searching the kernel for objects" if dry_run else "removing objects"):
             for mode in MODES:
                 try:
                     removed += mode.remove(config, dry_run)
-                except KernelError as failure:
+                except EbpfProxyError as failure:
                     failures.append(failure)
     finally:
         if lock:

@@ -42,8 +42,8 @@ _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a 
     "client",
     metavar="CLIENT",
     default="",
-    help="Who connects: the address of a pod, of this node or of another client, a process id, a network "
-    "namespace, or node, pod or outside. Default: any pod of this node.",
+    help="Who connects: the address of a pod, of this node or of another client, which may have a port, a "
+    "process id, a network namespace, or node, pod or outside. Default: any pod of this node.",
 )
 @click.option(
     "--assume-node",

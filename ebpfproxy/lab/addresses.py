@@ -24,7 +24,7 @@ class Addresses(NamedTuple):
     """The addresses of the lab with this number, 1 to 254. The index of the first node is 0.
 
     The nodes' network is 172.18.N.0/24 and fd00:172:18:N::/64. The pod network of the first node is
-    10.244.N.0/24 and fd00:10:244:N::/64, that of the second 10.245.N.0/24 and fd00:10:245:N::/64.
+    10.244.N.0/24 and fd00:10:244:N::/64, that of the second 10.245.N.0/24 and fd00:10:245:N::/64, and so on.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Addresses(NamedTuple):
 
     @property
     def all_pods(self) -> Pair:
-        """The cluster CIDRs: they contain exactly the pod networks of all nodes of all labs."""
+        """The cluster CIDRs: they contain exactly the pod networks of the first two nodes of all labs."""
         return Pair("10.244.0.0/15", "fd00:10:244::/47")
 
     def further(self, count: int) -> tuple[Pair, ...]:

@@ -1,4 +1,4 @@
-"""The lab: one or two nodes with their pods, and a client outside, each in a network namespace."""
+"""The lab: one or more nodes with their pods, and a client outside, each in a network namespace."""
 
 import atexit
 import contextlib
@@ -28,9 +28,9 @@ class Lab:
     - `lab.cgroup`: the cgroup that replaces the root of the node's cgroups;
     - `lab.bpffs`: an empty bpffs; `lab.folder`: an empty folder.
 
-    With `pods`, there are two nodes: `lab.nodes`. `pods` is the pod network between them, which
-    `lab.backbone.join` changes. All attributes above are then those of the first node. Both nodes and the
-    client have a link to `lab.router`. The router's devices are node, node-2 and outside.
+    With `pods`, there are `nodes` nodes: `lab.nodes`. `pods` is the pod network between them, which
+    `lab.backbone.join` changes. All attributes above are then those of the first node. The nodes and the
+    client have a link to `lab.router`. The router's devices are node, node-2 and so on, and outside.
 
     With `edges`, so many machines outside the cluster also have a link to the router: `lab.edges`. The
     router's devices to them are edge-1 and so on. The router has no route to the networks `addresses.vips`.
@@ -52,13 +52,19 @@ class Lab:
     edges: tuple[Node, ...] = ()
 
     def __init__(
-        self, name: str = "lab", number: int = 1, pods: PodNetwork | None = None, edges: int = 0
+        self,
+        name: str = "lab",
+        number: int = 1,
+        pods: PodNetwork | None = None,
+        nodes: int = 2,
+        edges: int = 0,
     ) -> None:
         self._edge_count = edges
         self.name = name
         self.number = number
         self.addresses = Addresses(number)
         self._pod_network = pods
+        self._count = nodes if pods else 1
         self._testbed = Testbed(name)
         self._owner = os.getpid()
         self._handled_signals: list[signal.Signals] = []
@@ -129,8 +135,7 @@ class Lab:
 
     def _build(self) -> None:
         self.folder = self._testbed.folder("files")
-        count = 2 if self._pod_network else 1
-        self.nodes = tuple(Node(self._testbed, self.addresses, index) for index in range(count))
+        self.nodes = tuple(Node(self._testbed, self.addresses, index) for index in range(self._count))
         self.node = self.nodes[0].host
         self.outside = self._testbed.create_netns(
             "outside", self._testbed.cgroup, self.addresses.outside, "eth0"

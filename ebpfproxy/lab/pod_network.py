@@ -1,4 +1,4 @@
-"""The pod network between two nodes: routes, tunnels of the kernel, or a tunnel in user space."""
+"""The pod network between nodes: routes, tunnels of the kernel, or a tunnel in user space."""
 
 import enum
 import fcntl
@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab.addresses import Addresses
 from ebpfproxy.lab.devices import ip
 from ebpfproxy.lab.node import Node
@@ -16,7 +17,7 @@ from ebpfproxy.lab.pod import Pod
 
 
 class PodNetwork(enum.Enum):
-    """How the pods of two nodes reach each other.
+    """How the pods of several nodes reach each other. All kinds but ROUTED are for two nodes.
 
     - ROUTED: the router between the nodes has routes to the pods; with the other kinds it has none;
     - VXLAN: a VXLAN device;
@@ -59,22 +60,27 @@ _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000  # include/uapi/linux/if_tun.h
 
 
 class Backbone:
-    """The pod network of two nodes. There is none before the first `join`."""
+    """The pod network of the nodes. There is none before the first `join`."""
 
     def __init__(self, addresses: Addresses, router: Pod, nodes: tuple[Node, ...]) -> None:
         self._addresses = addresses
         self._router = router
-        self._first, self._second = nodes
+        self._nodes = nodes
         self._kind: PodNetwork | None = None
 
     def join(self, kind: PodNetwork) -> None:
-        """Switch to this kind. Raises Unsupported if the kernel lacks it; then the network is ROUTED."""
+        """Switch to this kind. Raises Unsupported if the kernel lacks it; then the network is ROUTED.
+
+        Raises ConfigError for a tunnel between more than two nodes.
+        """
         if kind is self._kind:
             return
         if kind in _TUNNELS and self._kind in _TUNNELS:
             self.join(PodNetwork.ROUTED)
+        if kind in _TUNNELS and len(self._nodes) > 2:
+            raise ConfigError(f"a pod network of kind {kind.value} connects two nodes", "use routed")
         previous = _TUNNELS.get(self._kind) if self._kind else None
-        for node, peer in ((self._first, self._second), (self._second, self._first)):
+        for node, peer in zip(self._nodes, reversed(self._nodes), strict=True):
             if kind in _TUNNELS:
                 self._open(_TUNNELS[kind], node, peer)
             if kind is PodNetwork.USER:

@@ -22,7 +22,7 @@ class PlannedBalancing(NamedTuple):
     - `proxy_protocol`: as in `Balancing`.
     - `tunnels`: for direct server return, else empty: for each endpoint, in their order, the address of its
       node at which that node accepts tunneled packets. None for an endpoint on this node, and on a node that
-      does not announce direct server return.
+      does not announce direct server return. If all are None, this node only accepts tunneled packets.
     - `dsr`: direct server return is requested, and the ServicePort has frontends for which it matters.
     """
 

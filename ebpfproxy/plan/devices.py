@@ -27,6 +27,10 @@ from ebpfproxy.plan.service_plan import (
 REINJECTION_PAIR = frozenset({"ebpfproxy0", "ebpfproxy1"})
 """The reinjection veth pair, which the backend manages."""
 
+OWN_DEVICES = REINJECTION_PAIR | {"ebpfproxy-gnv"}
+"""The devices that the backend manages: the reinjection veth pair and the Geneve device of direct server
+return."""
+
 NO_DEVICES = ("none",)
 """Device patterns with which no device gets programs, not even loopback."""
 
@@ -73,7 +77,7 @@ def plan_devices(
         if role is DeviceRole.LOOPBACK:
             wanted = context.socket_lb is SocketLb.OFF or of_node
         elif context.device_patterns:
-            wanted = device.name not in REINJECTION_PAIR and _matches(device.name, context.device_patterns)
+            wanted = device.name not in OWN_DEVICES and _matches(device.name, context.device_patterns)
         elif role is DeviceRole.POD and device.kind in PAIRS:
             # Packets of a bridge port have the bridge as their ingress device (skb_iif), so `bypassing` may
             # have the bridge instead of the port.
@@ -149,7 +153,7 @@ class _Host:
         """Return the role of a device; None if the device gets no programs."""
         if device.link_type == LOOPBACK:
             return DeviceRole.LOOPBACK
-        if device.name in REINJECTION_PAIR or device.kind in _WITHOUT_ROLE:
+        if device.name in OWN_DEVICES or device.kind in _WITHOUT_ROLE:
             return None
         if device.kind in _TUNNELS:
             # Modules such as ipip and sit create a device (tunl0, sit0) that is down and usually unused.

@@ -7,12 +7,12 @@ replies to the client directly. See docs/decisions/0048-direct-server-return-by-
 from collections.abc import Callable, Iterable, Mapping
 
 from ebpfproxy.model.address import Address, Network, family, network
-from ebpfproxy.model.balancing import Balancing, EbpfForwarding
+from ebpfproxy.model.balancing import Algorithm, Balancing, EbpfForwarding
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.plan.balancing import STATELESS, PlannedBalancing
-from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
+from ebpfproxy.plan.planned_endpoints import ON_NODE, PlannedEndpoints
 from ebpfproxy.plan.service_plan import PlanContext, Role
 
 _ADDRESS_BITS = 128
@@ -27,19 +27,26 @@ def requests_direct_return(requested: Balancing, context: PlanContext) -> bool:
 
 def with_tunnels(
     planned: PlannedBalancing,
+    requested: Balancing,
     endpoints: PlannedEndpoints,
     states: Mapping[tuple[Address, int], EndpointState],
     tunnel: Callable[[str], Address | None],
 ) -> PlannedBalancing:
     """Return the balancing with the tunnels to the nodes of `endpoints`. `tunnel` is `tunnel_to`.
 
-    Unchanged if direct server return is not requested, if the algorithm is not stateless, and if no endpoint
-    is at the end of a tunnel.
+    Without a stateless algorithm, it is unchanged. If this node does not request direct server return, but
+    another machine may do so for the same Service, no endpoint has a tunnel, but this node accepts tunneled
+    packets to its own endpoints. The other machine is a node, because the Service leaves it to the nodes, or
+    an edge, because the Service has traffic policy Local.
     """
-    if not planned.dsr or planned.algorithm not in STATELESS:
+    algorithm = planned.algorithm if planned.dsr else requested.algorithm or Algorithm.MAGLEV
+    if algorithm not in STATELESS:
         return planned
-    tunnels = tuple(tunnel(states[each[:2]].node) for each in endpoints)
-    return planned._replace(tunnels=tunnels) if any(tunnels) else planned
+    if planned.dsr:
+        return planned._replace(tunnels=tuple(tunnel(states[each[:2]].node) for each in endpoints))
+    if requested.ebpf_forwarding is not EbpfForwarding.SNAT and endpoints.has(ON_NODE):
+        return planned._replace(tunnels=(None,) * len(endpoints))
+    return planned
 
 
 def tunnel_to(

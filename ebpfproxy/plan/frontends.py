@@ -167,11 +167,14 @@ def _plan_port(
     else:
         scopes = _used_scopes(service, is_external)
     endpoints, has_any = plan_endpoints(usable, scopes, location)
-    # With traffic policy Local, outside clients get endpoints of this node only.
-    dsr = requests_direct_return(service.balancing, context) and is_external
-    dsr = dsr and (is_edge or not external_policy_local(service))
+    requested = service.balancing
+    # With traffic policy Local, clients outside get endpoints of the dialed node only. An edge has none.
+    may_tunnel = is_external and (is_edge or not external_policy_local(service))
+    dsr = may_tunnel and requests_direct_return(requested, context)
     algorithm = default_algorithm(context.algorithm, dsr and context.dsr_port > 0)
-    balancing = plan_balancing(service.balancing, endpoints, weights, algorithm, context.slow_start, dsr)
+    balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr)
+    if is_external and context.dsr_port:
+        balancing = with_tunnels(balancing, requested, endpoints, usable, tunnel)
     return ServicePortPlan(
         ServicePortName(*service.name, port.name, port.protocol),
         exposure.ip_family,
@@ -182,7 +185,7 @@ def _plan_port(
         exposure.local_traffic,
         service.health_check_node_port if needs_health_check(service) and not is_edge else 0,
         exposure.terse,
-        with_tunnels(balancing, endpoints, usable, tunnel) if context.dsr_port else balancing,
+        balancing,
     )
 
 

@@ -78,6 +78,7 @@ KUSTOMIZED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "userspace": ("modes/userspace", "", {"mode": "userspace"}),
     "one-node": ("base", "one-node", {"nodeSelector": {"service-proxy": "ebpfproxy"}}),
     "host-ports": ("base", "host-ports", {"hostPorts": True}),
+    "direct-server-return": ("base", "direct-server-return", {"dsrPort": 6083}),
     "with-bcc": ("base", "with-bcc", {"compiler": True}),
     "least-privilege": ("base", "least-privilege", {"privileged": False}),
 }
@@ -172,6 +173,8 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
         {"privileged": "no"},
         {"nodeselector": {}},
         {"extraArgs": ["v=4"]},
+        {"dsrPort": 65536},
+        {"dsrPort": "6083"},
         {"maxUnavailable": 0},
         {"resources": {"request": {}}},
         {"cgroup": {"hostPath": "sys/fs/cgroup"}},

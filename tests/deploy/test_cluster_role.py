@@ -2,14 +2,19 @@
 
 import itertools
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from ebpfproxy.lab import manifests
 from tests.deploy.installed import Installed
+from tests.deploy.test_chart import kustomized
 from tests.kernel.clients import TCP, outcome
-from tests.kernel.cluster import eventually
+from tests.kernel.cluster import Cluster, eventually
 from tests.support.apiserver import Request
 from tests.support.kustomize import Object, one
+from tests.support.oci import Image
 
 pytestmark = pytest.mark.kernel
 
@@ -58,6 +63,37 @@ def test_the_role_allows_exactly_the_agents_requests(installed: Installed) -> No
     eventually(
         lambda: set[Right]().union(*(allowing(each, rights) for each in installed.server.requests)) == rights,
         "the requests need exactly the rights of the role",
+    )
+
+
+@pytest.fixture
+def with_direct_return(_node: Cluster, image: Image, tmp_path: Path) -> Iterator[Installed]:
+    made = Installed(_node, image, kustomized(tmp_path, "base", "direct-server-return"))
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_with_direct_server_return_the_role_also_allows_to_annotate_the_node(
+    with_direct_return: Installed,
+) -> None:
+    """The Node has an annotation of an earlier run, which the agent changes whether the kernel has Geneve."""
+    installed = with_direct_return
+    rights = allowed(one(installed.objects, "ClusterRole"))
+    installed.server.fail(1_000_000, 403, match=lambda request: not allowing(request, rights))
+    node = manifests.node(installed.cluster.lab.node_name, [installed.cluster.node.v4])
+    node["metadata"]["annotations"] = {"ebpfproxy/dsr-port": "1"}
+    installed.server.put(node)
+    for streaming in ("served", "rejected"):
+        installed.server.streaming_lists = streaming
+        installed.start().stop()
+    eventually(
+        lambda: set[Right]().union(*(allowing(each, rights) for each in installed.server.requests)) == rights,
+        "the requests need exactly the rights of the role",
+    )
+    assert any(
+        each.query.get("fieldSelector") is None for each in installed.server.requests if "nodes" in each.path
     )
 
 

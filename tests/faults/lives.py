@@ -19,8 +19,9 @@ from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.faults import points
-from tests.faults.clusters import Clusters
+from tests.faults.clusters import ADDRESSES, PORT, Clusters
 from tests.faults.injector import Injector
+from tests.kernel.clients import first_to_answer
 
 _ATTEMPTS = 3  # syncs of one state while calls fail
 _SETTLED = 30.0  # seconds within which a mode must be in sync without faults
@@ -146,6 +147,16 @@ class Life:
             if serving.reconciler.is_modified_externally():
                 self._faults.note("finding", where="generation", what="differs although nothing changed")
         self._count_descriptors()
+        self._connect()
+
+    def _connect(self) -> None:
+        """The node reaches the Service whose endpoints are healthy. Relays of a process that was killed may
+        accept a connection until they have noticed."""
+        for address in ADDRESSES:
+            try:
+                first_to_answer(address, PORT, _SETTLED)
+            except TimeoutError as failure:
+                self._find("connection", failure)
 
     def _compare_record(self, serving: ActiveMode) -> None:
         """What the agent recorded must be in the kernel, unless it notices that it must read everything."""

@@ -4,6 +4,7 @@
 - sockets: the class `socket.socket`, also for pyroute2;
 - files, folders and child processes: an audit hook (PEP 578), which may raise;
 - the tools of iptables, and replies of nf_tables and netlink that reject a request;
+- requests to relays of mode userspace, which may have ended;
 - writes to mapped memory, which cannot fail: the process can be killed there.
 
 The replacement is permanent, so `install` is for a forked process.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
+from ebpfproxy.backends.userspace import messages
 from ebpfproxy.linux.bpf import bpf
 from ebpfproxy.linux.netlink import netlink
 from ebpfproxy.linux.nft import nft
@@ -96,6 +98,7 @@ def install(faults: Injector, *folders: Path) -> None:
     _watch_files(faults, (*_KERNEL_PATHS, *map(str, folders)))
     _replace_tools(faults)
     _replace_replies(faults)
+    _replace_relays(faults)
     _replace_memory(faults)
 
 
@@ -248,6 +251,22 @@ def _replace_replies(faults: Injector) -> None:
 
     nft.Session.commit = rejecting  # type: ignore[method-assign]
     netlink.changes = some_rejected
+
+
+def _replace_relays(faults: Injector) -> None:
+    """Let relays end or hang before or after they have answered."""
+    real = messages.ask
+
+    def ask(control: socket.socket, request: messages.Request) -> messages.Answer:
+        failure = faults.errno("relay request", (E.EPIPE, E.ETIMEDOUT))
+        if failure == E.EPIPE:
+            raise OSError(failure, os.strerror(failure))
+        answer = real(control, request)
+        if failure:
+            raise TimeoutError
+        return answer
+
+    messages.ask = ask
 
 
 def _replace_memory(faults: Injector) -> None:

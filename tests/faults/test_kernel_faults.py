@@ -1,6 +1,7 @@
 """In each mode, calls into the kernel fail and processes are killed, while clients connect to a Service.
 
-Afterwards the kernel has the desired state, and no connection to a healthy endpoint failed.
+Afterwards the kernel has the desired state, and no connection to a healthy endpoint failed. In mode userspace
+connections end with the process: it has clients only after each state.
 """
 
 import time
@@ -22,6 +23,7 @@ SUBJECTS = {
     "iptables-legacy": ("iptables", {"iptables_backend": "legacy"}),
     "iptables-nft": ("iptables", {"iptables_backend": "nft"}),
     "ipvs": ("ipvs", {"iptables_backend": "legacy"}),
+    "userspace": ("userspace", {"userspace_relays": "2"}),
 }
 """A mode, and its configuration."""
 HOUR = 3600.0

@@ -15,6 +15,7 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.nftables import table
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import Chain
+from ebpfproxy.backends.nftables.shares import shares
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.nft.messages import Operation
 from ebpfproxy.linux.nft.nft import Rejection, Session
@@ -107,7 +108,18 @@ class Service:
 
     def reached(self, client: int = 1, frontend: int = CLUSTER_IP) -> int:
         """The number of the endpoint that a new connection of a client reaches."""
-        with connection(self.plan, client, frontend):
+        return self.reached_from_port(client, frontend)[0]
+
+    def reached_from_port(self, client: int = 1, frontend: int = CLUSTER_IP) -> tuple[int, int]:
+        """As `reached`, and the source port of the connection, which the kernel selects."""
+        with connection(self.plan, client, frontend) as made:
+            (reached,), _, _ = select.select(self._listeners, [], [], 10)
+            reached.accept()[0].close()
+            return self._listeners.index(reached), made.getsockname()[1]
+
+    def reached_by(self, port: int) -> int:
+        """The number of the endpoint that a connection from this source port reaches."""
+        with connection(self.plan, 1, CLUSTER_IP, port):
             (reached,), _, _ = select.select(self._listeners, [], [], 10)
             reached.accept()[0].close()
         return self._listeners.index(reached)
@@ -120,14 +132,21 @@ def number_of(of: Family) -> socket.AddressFamily:
     return socket.AF_INET if of is Family.IPV4 else socket.AF_INET6
 
 
-def connection(plan: ServicePortPlan, client: int, frontend: int = CLUSTER_IP) -> socket.socket:
-    """A connection from the address of the client with this number."""
+def address_of(of: Family, client: int) -> Address:
+    return Address((int.from_bytes(parse_address(CLIENTS[of])) + client).to_bytes(16))
+
+
+def connection(
+    plan: ServicePortPlan, client: int, frontend: int = CLUSTER_IP, source_port: int = 0
+) -> socket.socket:
+    """A connection from the address of the client with this number. `source_port`: 0 for any."""
     address, port, _ = plan.frontends[frontend].frontend
-    source = Address((int.from_bytes(parse_address(CLIENTS[plan.family])) + client).to_bytes(16))
+    source = address_of(plan.family, client)
     made = socket.socket(number_of(plan.family), socket.SOCK_STREAM)
     try:
         made.settimeout(10)
-        made.bind((format_address(source), 0))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((format_address(source), source_port))
         made.connect((format_address(address), port))
     except BaseException:
         made.close()
@@ -191,10 +210,62 @@ def test_source_hash_selects_an_endpoint_by_its_weight(
     assert 120 <= counts[1] <= 180, counts
 
 
+@pytest.mark.parametrize("affinity", [0, AFFINITY])
+@pytest.mark.parametrize(
+    ("algorithm", "weights"),
+    [(Algorithm.MAGLEV, ()), (Algorithm.MAGLEV, (3, 1, 2)), (Algorithm.SOURCE_HASH, (3, 1, 2))],
+)
+def test_a_hash_selects_the_endpoint_that_explain_computes(
+    nodes: tuple[Namespace, Namespace],
+    of: Family,
+    algorithm: Algorithm,
+    weights: tuple[int, ...],
+    affinity: int,
+) -> None:
+    with Service(nodes[0], of, 3) as service:
+        service.set(algorithm, *weights, affinity=affinity)
+        selection = shares(tuple(service.plan.endpoints), service.plan.balancing, lambda each: each.cluster)
+        assert selection
+        for client in range(1, 61):  # a client with affinity is unknown once
+            reached, port = service.reached_from_port(client, client % 2)
+            expected = selection.selected(address_of(of, client), port, bool(affinity))
+            assert expected == service.plan.endpoints[reached], (client, port)
+
+
+def test_maglev_distributes_the_connections_of_one_client(
+    nodes: tuple[Namespace, Namespace], of: Family
+) -> None:
+    """By its ports. 300 connections to endpoints of the weights 1, 1 and 2: 7 standard deviations are 52 and
+    61."""
+    with Service(nodes[0], of, 3) as service:
+        service.set(Algorithm.MAGLEV, 1, 1, 2)
+        counts = collections.Counter(service.all_reached(300))
+    assert 23 <= counts[0] <= 127, counts
+    assert 89 <= counts[2] <= 211, counts
+
+
+def test_maglev_selects_the_same_endpoint_on_all_nodes_and_keeps_most_after_a_removal(
+    nodes: tuple[Namespace, Namespace], of: Family
+) -> None:
+    """As packets of one flow that reach another node: the same address and port."""
+    ports = range(20_000, 20_100)
+    found: list[list[int]] = []
+    for node, endpoints in ((nodes[0], 3), (nodes[1], 3), (nodes[1], 2)):
+        with Service(node, of, 3) as service:
+            service.set(Algorithm.MAGLEV, endpoints=endpoints)
+            found.append([service.reached_by(port) for port in ports])
+    assert found[0] == found[1]
+    kept = [pair for pair in zip(found[1], found[2], strict=True) if pair[0] != 2]
+    assert sum(one != other for one, other in kept) <= 0.2 * len(kept)
+    assert len(kept) < len(ports)
+
+
 # With session affinity
 
 
-@pytest.mark.parametrize("algorithm", [Algorithm.RANDOM, Algorithm.ROUND_ROBIN, Algorithm.SOURCE_HASH])
+@pytest.mark.parametrize(
+    "algorithm", [Algorithm.RANDOM, Algorithm.ROUND_ROBIN, Algorithm.SOURCE_HASH, Algorithm.MAGLEV]
+)
 def test_a_known_client_stays_at_its_endpoint_whatever_the_algorithm_and_the_weights(
     nodes: tuple[Namespace, Namespace], of: Family, algorithm: Algorithm
 ) -> None:
@@ -236,6 +307,9 @@ STATES: Sequence[tuple[Algorithm | None, tuple[int, ...], int]] = (
     (Algorithm.SOURCE_HASH, (), 3),
     (Algorithm.SOURCE_HASH, (9, 1), 2),
     (Algorithm.SOURCE_HASH, (), 1),
+    (Algorithm.MAGLEV, (), 3),
+    (Algorithm.MAGLEV, (5, 1), 2),
+    (Algorithm.MAGLEV, (), 1),
     (Algorithm.RANDOM, (1, 5, 2), 3),
     (Algorithm.ROUND_ROBIN, (2, 1), 2),
 )

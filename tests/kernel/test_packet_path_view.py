@@ -92,7 +92,7 @@ def test_a_flow_is_one_row_for_both_entries(maps: Maps, view: View) -> None:
 
 
 def test_the_timeouts_shown_are_those_that_the_programs_use(maps: Maps, view: View) -> None:
-    maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 400, 1, 2, 3, 4, 5, 1000, 50))
+    maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 400, 1, 2, 3, 4, 5, 1000, 50, 0, 0))
     write(maps, a_flow(1, last_seen=ago(100)), a_flow(2, IPPROTO_UDP, 0, ago(100)))
     tcp, udp = sorted(view.conntrack(), key=lambda row: row.protocol)
     assert tcp.left == pytest.approx(300, abs=5)

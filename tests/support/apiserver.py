@@ -5,7 +5,8 @@ lists from the watch cache, pages with continue tokens of one snapshot, selector
 an object which starts or stops to match as ADDED or DELETED, bookmarks, 410 Gone as a status and as an event,
 504 for a version that the server does not have yet. Listed items have no kind and
 apiVersion, watched ones do; a DELETED object has the resourceVersion of its deletion. Objects are stored
-as encoded JSON, so that 20 000 of them are listed as fast as TLS allows.
+as encoded JSON, so that 20 000 of them are listed as fast as TLS allows. Clients can only create Events, and
+change Nodes by JSON merge patches.
 
     python -m tests.support.apiserver --services 10000 --endpoints 10 --kubeconfig /tmp/kubeconfig
 """
@@ -42,6 +43,7 @@ _RESOURCES = {
     "/api/v1/nodes": ("Node", "v1"),
     "/api/v1/pods": ("Pod", "v1"),
 }
+_NODES = "/api/v1/nodes/"
 _EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 _VERSIONS = dict(_RESOURCES.values())
 _REASONS = {
@@ -50,6 +52,7 @@ _REASONS = {
     403: "Forbidden",
     404: "NotFound",
     405: "MethodNotAllowed",
+    415: "UnsupportedMediaType",
     410: "Expired",
     422: "Invalid",
     429: "TooManyRequests",
@@ -223,7 +226,7 @@ class ApiServer:
         self._tokens = itertools.count(1)
         self._watchers: set[_Watcher] = set()
         self._failures: list[_Failure] = []
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
         self._connections: set[socket.socket] = set()
 
     def __enter__(self) -> "ApiServer":
@@ -259,6 +262,12 @@ class ApiServer:
             old = self._objects[kind].pop((namespace, name))
             self._notify(_Change(self._version, kind, old, None))
             self._changed.notify_all()
+
+    def annotations(self, node: str) -> Mapping[str, str]:
+        """The annotations of a Node."""
+        with self._changed:
+            stored = msgspec.json.decode(self._objects["Node"]["", node].encoded)
+        return stored["metadata"].get("annotations") or {}
 
     def lose(self, kind: str, namespace: str, name: str) -> None:
         """Delete an object without an event for watches, as a stale server does."""
@@ -307,16 +316,16 @@ class ApiServer:
     # ---- faults
 
     def start(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen, on the same port as before. Each network namespace can have a listener."""
         listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
         self.port = listener.getsockname()[1]
-        self._listener = listener
+        self._listeners.append(listener)
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def stop(self) -> None:
         """Refuse connections and drop those that exist; the objects stay."""
-        listener, self._listener = self._listener, None
-        if listener:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
             listener.close()
@@ -418,7 +427,7 @@ class ApiServer:
             with self._changed:
                 self._connections.add(connection)
             try:
-                if self._listener:
+                if self._listeners:
                     _Handler(connection, address, self)  # type: ignore[arg-type]  # uses nothing of a BaseServer
             finally:
                 with self._changed:
@@ -440,6 +449,8 @@ class ApiServer:
         elif request.method == "POST" and request.path == _EVENTS:
             self.events.append(handler.body())
             handler.send(201, b"{}")
+        elif request.method == "PATCH" and request.path.startswith(_NODES):
+            handler.send(*self._merge(handler, request.path.removeprefix(_NODES)))
         elif request.method != "GET":
             handler.send(405, _status(405, "nothing can be written here"), {"Connection": "close"})
         elif request.path not in _RESOURCES:
@@ -450,6 +461,17 @@ class ApiServer:
             self._watch(handler, _RESOURCES[request.path][0], request.query)
         else:
             handler.send(*self._list(_RESOURCES[request.path], request.query))
+
+    def _merge(self, handler: "_Handler", name: str) -> tuple[int, bytes]:
+        patch = handler.body()
+        if handler.headers["Content-Type"] != "application/merge-patch+json":
+            return 415, _status(415, "the media type is not supported")
+        with self._changed:
+            stored = self._objects["Node"].get(("", name))
+            if stored is None:
+                return 404, _status(404, f'nodes "{name}" not found')
+            self.put({"kind": "Node"} | merged(msgspec.json.decode(stored.encoded), patch))
+        return 200, b"{}"
 
     def _failure(self, request: Request) -> _Failure | None:
         with self._changed:
@@ -576,6 +598,19 @@ class ApiServer:
         if annotations:
             metadata["annotations"] = annotations
         return _event(kind, "BOOKMARK", msgspec.json.encode({"metadata": metadata, "spec": {}}))
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Return `target` changed by a JSON merge patch (RFC 7396)."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

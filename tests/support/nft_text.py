@@ -8,6 +8,7 @@ The canonical form is the output of nft 1.0.6, except for what differs between v
 - The addresses that a source is compared with are merged and sorted: an anonymous set that ends at the last
   address, or contains all addresses, keeps its braces although it has only one element.
 - nft prints a test of a mark's top bit as a prefix of length one.
+- nft prints the protocol with the source port that a rule hashes, instead of the match before.
 - The parts of a declaration have one order, and only those that determine which elements fit are kept. The
   comment, the default timeout (all rules have their own) and the policy (memory or performance) are omitted.
   From 1.1.2 on, the number of elements follows the size.
@@ -29,6 +30,7 @@ _TIMEOUT = re.compile(r"(?<=\btimeout )((?:[0-9]+(?:d|h|ms|m|s))+)")
 _L4PROTO = re.compile(r"(?<=\bmeta l4proto )(6|17|132)\b")
 _SOURCES = re.compile(r"(?<= saddr != )(?:\{ (?P<many>[^}]*) \}|(?P<one>[0-9a-f:][^ ]*))")
 _CHOICE = re.compile(r"(?<=map \{ )[^}]*(?= \})")
+_HASHED_PORT = re.compile(r"(?<= saddr \. )(tcp|udp|sctp) sport(?= mod )")
 _TOP_BIT = "meta mark != 0x00000000/1 "
 _PRIORITY = re.compile(r"priority (?:([a-z]+)(?: ([+-]) ([0-9]+))?|(-?[0-9]+));")
 _KEPT = ("type", "typeof", "size", "flags")
@@ -43,6 +45,8 @@ def canonical_rule(text: str) -> str:
     'update @affinity { ip saddr timeout 3660s }'
     >>> canonical_rule("ip saddr != { 10.0.0.0/9, 10.128.0.0/9 } drop")
     'ip saddr != 10.0.0.0/8 drop'
+    >>> canonical_rule("dnat ip to jhash ip saddr . udp sport mod 251 map @endpoints-01")
+    'meta l4proto udp dnat ip to jhash ip saddr . th sport mod 251 map @endpoints-01'
     """
     if "l4proto " in text:
         text = _L4PROTO.sub(lambda found: PROTOCOLS[found[1]], text)
@@ -52,6 +56,8 @@ def canonical_rule(text: str) -> str:
         text = _SOURCES.sub(_canonical_sources, text)
     if "numgen " in text:
         text = _CHOICE.sub(_sorted_choice, text)
+    if found := _HASHED_PORT.search(text):
+        text = f"meta l4proto {found[1]} {_HASHED_PORT.sub('th sport', text)}"
     if text.startswith(_TOP_BIT):
         text = f"meta mark & 0x80000000 != 0x00000000 {text.removeprefix(_TOP_BIT)}"
     return text

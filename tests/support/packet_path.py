@@ -38,22 +38,23 @@ from ebpfproxy.linux.bpf.bpf import Program
 from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin
 from ebpfproxy.linux.bpf.test_run import TestRuns
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.model.address import parse_address, parse_network
+from ebpfproxy.model.address import format_address, parse_address, parse_network
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.service import Service
 from ebpfproxy.plan.frontends import plan_service
-from ebpfproxy.plan.service_plan import PlanContext
+from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
 from tests.support.bpf_place import BpfPlace, build_maps
 from tests.support.build import CONTEXT, node
 from tests.support.clock import Clock
 from tests.support.packets import HERE
 
 UNSPEC, SHOT, REDIRECT = -1, 2, 7  # TC_ACT_*: other filters go on; dropped; sent out of a device
-MARK_DONE, MARK_STRIPPED = 0xEB03, 0xEB04
+MARK_DONE, MARK_STRIPPED, MARK_RECEIVED = 0xEB03, 0xEB04, 0xEB05
 
 SIZES = MapSizes(
     services=512,
-    slots=4096,
+    slots=32768,
     endpoints=2048,
     affinity=256,
     sockets=64,
@@ -61,12 +62,13 @@ SIZES = MapSizes(
     source_ranges=256,
     traffic=512,
 )
-PROGRAMS = ("from_any", "from_any_l3", "to_any", *TAIL_CALLS)
+PROGRAMS = ("from_any", "from_any_l3", "to_any", "receive_tunneled", *TAIL_CALLS)
 NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"
 
 
 _SCHED_CLS = 3
 _LAYOUTS = {"flows": abi.FLOW, "replies": abi.REPLY}
+_ALL_LAYOUTS = _LAYOUTS | {"tunneled_flows": abi.TUNNELED_FLOW}
 _U32 = struct.Struct("=I")
 _REST = 3600.0  # seconds after which whatever was freed may be used again
 
@@ -169,7 +171,7 @@ class PacketPath:
         """No Services and no flows; the node and its devices as at the top of this file."""
         self.serve_nothing()
         self.forget_flows()
-        self._empty("exhausted_ports")
+        self._empty("exhausted_ports", "tunnel_sources")
         self._empty("netfilter_flows", "affinity", "bypassing")
         self._empty("local_networks", "devices")
         self.set_node()
@@ -181,7 +183,7 @@ class PacketPath:
         self._counted = self._counters()
 
     def forget_flows(self) -> None:
-        self._empty("flows", "replies", "fragments")
+        self._empty("flows", "replies", "fragments", "tunneled_flows")
         self.set_established(0)
 
     def _empty(self, *names: str) -> None:
@@ -191,11 +193,18 @@ class PacketPath:
 
     # What the agent writes
 
-    def set_node(self, flags: int = 0, inner: int = 0, icmp_rate: int = 1_000_000, **timeouts: int) -> None:
+    def set_node(
+        self,
+        flags: int = 0,
+        inner: int = 0,
+        icmp_rate: int = 1_000_000,
+        tunnel: tuple[int, int] = (0, 0),
+        **timeouts: int,
+    ) -> None:
         """The one entry of `node`; timeouts in seconds, kube-proxy's unless given. The cookie is 0, by which
-        the marks are those that are written here."""
+        the marks are those that are written here. `tunnel`: ifindex and MTU for direct server return."""
         seconds = TIMEOUTS | timeouts
-        values = (0, flags, inner, *(seconds[name] for name in TIMEOUTS), icmp_rate, icmp_rate)
+        values = (0, flags, inner, *(seconds[name] for name in TIMEOUTS), icmp_rate, icmp_rate, *tunnel)
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
 
     def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:
@@ -207,9 +216,24 @@ class PacketPath:
         flags = abi.NETWORK_LOCAL | (abi.NETWORK_NODE_PORTS if node_ports else 0)
         self.maps["local_networks"].update(abi.NETWORK_KEY.pack(net.length, net.address), _U32.pack(flags))
 
-    def serve(self, service: Service, *slices: EndpointSlice, context: PlanContext = CONTEXT) -> None:
-        """A Service as it is now, from what the API server says to the maps."""
+    def set_tunnel_source(self, network: str) -> None:
+        """Packets of these nodes are accepted by direct server return."""
+        net = parse_network(network)
+        key = abi.NETWORK_KEY.pack(net.length, net.address)
+        self.maps["tunnel_sources"].update(key, _U32.pack(1))
+
+    def serve(
+        self,
+        service: Service,
+        *slices: EndpointSlice,
+        context: PlanContext = CONTEXT,
+        tunnels: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """A Service as it is now, from what the API server says to the maps. `tunnels`: with direct server
+        return; by endpoint, the node that accepts tunneled packets."""
         plans = plan_service(service, slices, node(addresses=(NODE_V4, NODE_V6)), context)
+        if tunnels is not None:
+            plans = tuple(_with_tunnels(plan, tunnels) for plan in plans)
         entries = render(plans, None, ())
         puts = {key: entry for key, entry in entries.items() if isinstance(key, ServicePortKey)}
         self._apply({key: entry for key, entry in puts.items() if isinstance(entry, ServicePortEntry)}, [])
@@ -253,6 +277,23 @@ class PacketPath:
     def runs_out(self, device: str, came_in: str, mark: int = 0) -> TestRuns:
         return self._programs.runs("to_any", device, came_in, mark)
 
+    def receive(
+        self, packet: Packet | bytes, sender: str, endpoint: str, port: int, **option: int
+    ) -> Outcome:
+        """A packet comes in by the Geneve device, with the option of direct server return. `option`: fields
+        of abi.h's tunnel_option that differ from the usual ones."""
+        fields = {
+            name: abi.CONSTANTS[f"TUNNEL_OPTION_{name.upper()}"] for name in ("type", "length", "version")
+        }
+        fields = {"option_class": abi.CONSTANTS["TUNNEL_OPTION_CLASS"], **fields} | option
+        packed = abi.TUNNEL_OPTION.pack(
+            socket.htons(fields["option_class"]),
+            *(fields["type"], fields["length"], parse_address(endpoint), socket.htons(port)),
+            *(fields["version"], 0),
+        )
+        runs = self._programs.runs("receive_tunneled", "tunnel", "tunnel", 0)
+        return self._run(runs, bytes(packet) + packed + parse_address(sender))
+
     @staticmethod
     def _run(runs: TestRuns, packet: Packet | bytes) -> Outcome:
         verdict, raw = runs.run(bytes(packet))
@@ -275,6 +316,10 @@ class PacketPath:
 
     # What the programs keep
 
+    def tunneled(self) -> dict[bytes, Entry]:
+        """All entries of flows that are sent to other nodes by direct server return, by key."""
+        return self._entries_of("tunneled_flows")
+
     def flows(self) -> dict[bytes, Entry]:
         """All entries by which clients' packets are found, by key."""
         return self._entries_of("flows")
@@ -285,7 +330,7 @@ class PacketPath:
 
     def _entries_of(self, name: str) -> dict[bytes, Entry]:
         pairs = self.maps[name].items()
-        return {k: Entry(_fields(abi.FLOW_KEY, k), _fields(_LAYOUTS[name], v)) for k, v in pairs}
+        return {k: Entry(_fields(abi.FLOW_KEY, k), _fields(_ALL_LAYOUTS[name], v)) for k, v in pairs}
 
     def set_established(self, number: int) -> None:
         """How many flows the programs take to be established."""
@@ -333,6 +378,13 @@ class PacketPath:
         return {abi.COUNTERS[index]: n for index, n in sums.items() if index in abi.COUNTERS}
 
 
+def _with_tunnels(plan: ServicePortPlan, tunnels: Mapping[str, str | None]) -> ServicePortPlan:
+    nodes = (tunnels.get(format_address(each.address)) for each in plan.endpoints)
+    found = tuple(parse_address(each) if each else None for each in nodes)
+    balancing = plan.balancing._replace(algorithm=Algorithm.MAGLEV, tunnels=found)
+    return dataclasses.replace(plan, balancing=balancing)
+
+
 def _fields(layout: abi.Layout, packed: bytes) -> dict[str, Any]:
     return dict(zip((field.name for field in layout.fields), layout.unpack(packed), strict=True))
 
@@ -345,7 +397,8 @@ def packet_path(
     are for real devices, where notes to the next program are in another place than in test runs."""
     maps = build_maps(place, sizes, f"packet-path-{time.monotonic_ns()}")
     defines = COMPILED_SIZES.defines() | ({} if at_devices else {"MARK_IN_CB": "1"})
-    file, _ = compiler.compiled([source or abi.source_directory() / "tc.c"], defines)
+    sources = [source or abi.source_directory() / "tc.c", Path(__file__).with_name("tunneled.c")]
+    file, _ = compiler.compiled(sources, defines)
     specs = tuple(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS)
     programs = maps.parent / "loaded"
     numbers = sizes.numbers() | features.numbers(features.present())

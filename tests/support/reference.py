@@ -5,6 +5,7 @@ It follows Kubernetes' CategorizeEndpoints (pkg/proxy/topology.go), the predicat
 ebpfproxy/plan: the two are compared on random clusters.
 """
 
+import enum
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -65,17 +66,31 @@ class Client(NamedTuple):
     address: Address
 
 
+class FlowsEnd(enum.Enum):
+    """When an established UDP flow leaves its endpoint.
+
+    - UNSERVED: once the endpoint no longer serves.
+    - UNUSED: once new flows of the client would not get the endpoint.
+    - WITHOUT_ANY: once new flows of the client would get no endpoint.
+    """
+
+    UNSERVED = "unserved"
+    UNUSED = "unused"
+    WITHOUT_ANY = "without any"
+
+
 class Reached(NamedTuple):
     """The possible results of a client's new connection. `targets`: for each possible endpoint, whether it
     sees the node's address instead of the client's (None: unspecified). `verdict`: "reject" or "drop" without
     endpoints, or if this is also possible; "either" if both are possible.
 
-    `ends_flows`: UDP flows to other endpoints end, even if these still serve.
+    `relayed`: a process of the node connects to the endpoint, so the endpoint sees an address of the node.
     """
 
     targets: Mapping[Target, bool | None]
     verdict: str = ""
-    ends_flows: bool = False
+    flows_end: FlowsEnd = FlowsEnd.UNSERVED
+    relayed: bool = False
 
 
 def granted(state: ClusterState, context: PlanContext) -> dict[FrontendAddress, Claim]:

@@ -23,6 +23,7 @@ from ebpfproxy.backends.ebpf.entries import (
     Key,
     ServicePortEntry,
     ServicePortKey,
+    TunnelSourceKey,
 )
 from ebpfproxy.backends.ebpf.flows.collector import FlowCollector
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts as FlowTimeouts
@@ -125,6 +126,7 @@ class EbpfBackend:
         self._pods_bypass = pods_bypass
         self._filters_changed = filters_changed
         self._map_grown = map_grown
+        self._limits = settings.limits()
         self._sizes: MapSizes | None = None  # None: not opened yet
         self._full: set[str] = set()  # the maps for which the last change found no room
         self._grows_from = 0.0  # after a failed growth: the time of the next attempt
@@ -160,7 +162,7 @@ class EbpfBackend:
             self._pins = Pins(root)
             if self._sizes is None:
                 in_force = self._pins.maps_of(self._pins.in_force())
-                self._sizes = growth.first_sizes(self._settings.sizes, self._settings.start, in_force)
+                self._sizes = growth.first_sizes(self._limits, self._settings.start, in_force)
             self._opened = self._open(self._sizes)
         except BaseException:
             lock.release()
@@ -175,7 +177,8 @@ class EbpfBackend:
 
     def _open_parts(self, sizes: MapSizes, opened: contextlib.ExitStack, table: ServiceTable | None) -> None:
         """`opened` gets each object as soon as it is open."""
-        self._programs = Programs(self._pins, self._settings.cgroup_root, sizes)
+        root, tunnels = self._settings.cgroup_root, self._settings.tunnels
+        self._programs = Programs(self._pins, root, sizes, tunnels=tunnels)
         opened.callback(self._programs.close)
         self._maps = Maps(self._programs.maps)
         opened.callback(self._maps.close)
@@ -234,9 +237,15 @@ class EbpfBackend:
         self._readings = Readings(pins)
         opened.callback(self._readings.close)
 
+    def dsr_port(self) -> int:
+        """Return the UDP port at which this node accepts tunneled packets, 0 if it accepts none. Only while
+        the backend is open."""
+        return self._settings.dsr_port if self._node.tunnel_device else 0
+
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         off = self._settings.socket_lb is SocketLb.OFF
-        return entries.render(plans, node, () if off else self._programs.hooks)
+        hooks = () if off else self._programs.hooks
+        return entries.render(plans, node, hooks, self._node.tunnel_device)
 
     def read(self) -> dict[Key, Entry]:
         """Read all entries. If the pins were removed, open again first; then nothing is in force.
@@ -281,6 +290,9 @@ class EbpfBackend:
         for key, value in self._maps["local_networks"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
             found[Network(Address(address), length)] = int(_U32.unpack(value)[0])
+        for key, _ in self._maps["tunnel_sources"].items():
+            length, address = abi.NETWORK_KEY.unpack(key)
+            found[TunnelSourceKey(Network(Address(address), length))] = 1
         found.update(self._devices.read().items())
         found.update({HookKey(name): state for name, state in self._programs.hook_states().items()})
         return found
@@ -316,7 +328,7 @@ class EbpfBackend:
             if isinstance(key, ServicePortKey):
                 demand.add(cast(ServicePortEntry, entry), self._table.entry(key))
         demand.beyond(self._current, self._full)
-        attached = self._grow(growth.enlarged(self._current, self._settings.sizes, demand.needed))
+        attached = self._grow(growth.enlarged(self._current, self._limits, demand.needed))
         for key in delta.drops:
             attached.pop(key, None)
         return Delta({**attached, **delta.puts}, delta.drops) if attached else delta
@@ -345,9 +357,7 @@ class EbpfBackend:
     def _grow_flows(self) -> None:
         if self._opened and self._settled and self._programs.is_pinned():
             established = self._maps["established_flows"]
-            attached = self._grow(
-                growth.with_room_for_flows(self._current, self._settings.sizes, established)
-            )
+            attached = self._grow(growth.with_room_for_flows(self._current, self._limits, established))
             if attached:
                 self._apply(Delta(attached, frozenset()))  # a verification finds and retries what failed
 
@@ -367,8 +377,8 @@ class EbpfBackend:
         attached |= dict(self._devices.attached_entries().items())
         self._clsacts |= self._devices.clsacts()
         try:
-            root = self._settings.cgroup_root
-            Programs(self._pins, root, sizes, self._programs.directory).close()
+            root, tunnels = self._settings.cgroup_root, self._settings.tunnels
+            Programs(self._pins, root, sizes, self._programs.directory, tunnels).close()
         except KernelError as failure:
             log.error(GROWTH_FAILED, reason=failure.message, hint=failure.hint)
             self._grows_from = now + _GROWTH_PAUSE
@@ -403,6 +413,8 @@ class EbpfBackend:
         for key in delta.drops:
             if isinstance(key, Network):
                 self._maps["local_networks"].delete(_network_key(key))
+            elif isinstance(key, TunnelSourceKey):
+                self._maps["tunnel_sources"].delete(_network_key(key.network))
         self._settle(rejected, attached)
         if any(key.protocol is Protocol.UDP for key in (*puts, *drops)):
             self._stale.look()
@@ -412,10 +424,15 @@ class EbpfBackend:
         rejected: dict[Key, KernelError] = {}
         for key, entry in puts.items():
             if isinstance(key, Network):
-                try:
-                    self._maps["local_networks"].update(_network_key(key), _U32.pack(cast(int, entry)))
-                except KernelError as failure:
-                    rejected[key] = failure
+                map_, network = "local_networks", key
+            elif isinstance(key, TunnelSourceKey):
+                map_, network = "tunnel_sources", key.network
+            else:
+                continue
+            try:
+                self._maps[map_].update(_network_key(network), _U32.pack(cast(int, entry)))
+            except KernelError as failure:
+                rejected[key] = failure
         return rejected
 
     def _attach(self, puts: Mapping[Key, Entry], rejected: dict[Key, KernelError]) -> bool:

@@ -12,7 +12,7 @@ from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.linux.locks import FolderLock
-from ebpfproxy.linux.netlink import dummy, reinjection
+from ebpfproxy.linux.netlink import dummy, geneve, reinjection
 
 
 def remove(bpffs_root: Path, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
@@ -78,8 +78,7 @@ def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = Fal
 
 
 def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -> list[str]:
-    """Remove filters, links and clsacts, the reinjection veth pair, and the addresses of an edge. Return what
-    was removed.
+    """Remove filters, links and clsacts, and the devices of the agent. Return what was removed.
 
     `clsacts`: ifindexes of devices whose clsact the agent created.
     """
@@ -87,6 +86,8 @@ def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -
     removed += filters.remove_clsacts(clsacts, dry_run)
     if reinjection.has_pair() if dry_run else reinjection.remove_pair():
         removed.append(f"devices {reinjection.DEVICE} and {reinjection.PEER}")
+    if geneve.find() if dry_run else geneve.remove():
+        removed.append(f"device {geneve.DEVICE}")
     if dummy.exists(dummy.VIPS) if dry_run else dummy.remove(dummy.VIPS):
         removed.append(f"device {dummy.VIPS}")
     return removed

@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.hooks import Hook
-from ebpfproxy.model.address import Address, Family, Network, Protocol, network, unspecified
+from ebpfproxy.linux.netlink import geneve
+from ebpfproxy.model.address import (
+    Address,
+    Family,
+    Network,
+    Protocol,
+    format_network,
+    network,
+    unspecified,
+)
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
@@ -57,6 +66,15 @@ class DeviceKey(NamedTuple):
         return f"device {self.name}"
 
 
+class TunnelSourceKey(NamedTuple):
+    """A network of nodes from which this node accepts tunneled packets (direct server return)."""
+
+    network: Network
+
+    def __str__(self) -> str:
+        return f"tunnel source {format_network(self.network)}"
+
+
 class FrontendEntry(NamedTuple):
     """A frontend. `kind` and `flags` are abi.h's service_kind and service_flag."""
 
@@ -73,6 +91,9 @@ class ServicePortEntry(NamedTuple):
     All tuples are sorted, and the endpoints by address and port. The endpoints have their weights.
     `source_ranges` apply to the frontends that are restricted. `algorithm` is abi.h's. `slow_start` is in
     seconds, 0 for none.
+
+    `tunnels`: by endpoint, the node that accepts tunneled packets to it, None if none does. Empty for a
+    ServicePort that has neither such an endpoint nor one on this node, or has no direct server return.
     """
 
     frontends: tuple[FrontendEntry, ...]
@@ -81,6 +102,7 @@ class ServicePortEntry(NamedTuple):
     source_ranges: tuple[Network, ...] = ()
     algorithm: int = abi.ALGORITHM_RANDOM
     slow_start: int = 0
+    tunnels: tuple[Address | None, ...] = ()
 
 
 class DeviceEntry(NamedTuple):
@@ -96,14 +118,19 @@ class DeviceEntry(NamedTuple):
     sides: tuple[str, ...]
 
 
-Key = ServicePortKey | Network | HookKey | DeviceKey
+INGRESS, EGRESS = "ingress", "egress"
+
+_TUNNEL_ENTRY = DeviceEntry(abi.DEVICE_TUNNEL, unspecified(Family.IPV4), unspecified(Family.IPV6), (INGRESS,))
+"""The Geneve device needs no egress program: ingress has translated or selected everything."""
+
+Key = ServicePortKey | Network | HookKey | DeviceKey | TunnelSourceKey
 Entry = ServicePortEntry | int | str | DeviceEntry
-"""For a Network: abi.h's network_flag. For a hook: its state, where ATTACHED is the desired one."""
+"""For a Network: abi.h's network_flag. For a hook: its state, where ATTACHED is the desired one. For a tunnel
+source: 1."""
 
 ATTACHED, OUTDATED = "attached", "outdated"
 BEHIND = "behind"
 """For a side of a device: another program runs before the required one, which must be moved before it."""
-INGRESS, EGRESS = "ingress", "egress"
 
 ALGORITHMS = {
     Algorithm.RANDOM: abi.ALGORITHM_RANDOM,
@@ -121,9 +148,12 @@ _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
 
 
 def render(
-    plans: Iterable[ServicePortPlan], node: NodePlan | None, hooks: Iterable[Hook]
+    plans: Iterable[ServicePortPlan], node: NodePlan | None, hooks: Iterable[Hook], tunnel_device: int = 0
 ) -> dict[Key, Entry]:
-    """The desired entries of the plans. With a `node`, they include its networks and devices, and `hooks`."""
+    """The desired entries of the plans. With a `node`, they include its networks and devices, and `hooks`.
+
+    `tunnel_device`: the ifindex of the Geneve device, 0 if this node accepts no tunneled packets.
+    """
     entries: dict[Key, Entry] = {}
     for plan in plans:
         key = ServicePortKey(str(plan.name), plan.name.protocol, plan.family)
@@ -134,11 +164,15 @@ def render(
             _source_ranges(plan),
             _algorithm(plan),
             _slow_start(plan),
+            _tunnels(plan),
         )
     if node is not None:
         entries.update(_networks(node))
         entries.update({DeviceKey(each.ifindex, each.name): _device(each) for each in node.devices})
         entries.update({HookKey(hook.name): ATTACHED for hook in hooks})
+        if tunnel_device:
+            entries.update({TunnelSourceKey(each): 1 for each in node.tunnel_sources})
+            entries[DeviceKey(tunnel_device, geneve.DEVICE)] = _TUNNEL_ENTRY
     return entries
 
 
@@ -152,6 +186,12 @@ def _slow_start(plan: ServicePortPlan) -> int:
     """Also stored with each frontend."""
     algorithm, _, slow_start, *_ = plan.balancing
     return slow_start if plan.frontends and (algorithm is None or algorithm in SLOW_START) else 0
+
+
+def _tunnels(plan: ServicePortPlan) -> tuple[Address | None, ...]:
+    """The maps store them with each endpoint that has one, or is on this node."""
+    found = plan.balancing.tunnels
+    return found if any(found) or (found and plan.endpoints.has(abi.ENDPOINT_ON_NODE)) else ()
 
 
 def _source_ranges(plan: ServicePortPlan) -> tuple[Network, ...]:
@@ -196,6 +236,8 @@ def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:
         flags |= abi.SERVICE_MASQUERADE_NODE
     if plan.outside.masquerade:
         flags |= abi.SERVICE_MASQUERADE_OUTSIDE
+    if any(of.balancing.tunnels):
+        flags |= abi.SERVICE_DSR
     return FrontendEntry(*plan.frontend, _KIND[plan.kind], flags)
 
 

@@ -39,12 +39,15 @@ BIND_HOOKS = tuple(hook for hook in SOCKET_HOOKS if hook.name.startswith("post_b
 """The hooks that keep sockets of the node from being bound to NodePorts."""
 CONNECT4 = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
 
-CLASSIFIERS = ("from_any", "from_any_l3", "to_any", "to_any_l3")
+CLASSIFIERS = ("from_any", "from_any_l3", "to_any", "to_any_l3", "from_tunnel")
 """The programs for network devices, by the names of their functions and pins."""
 
-ON_DEMAND = ("from_any_l3", "to_any_l3")
-"""Those of CLASSIFIERS that are loaded when a device without a link layer first needs them: most nodes have
-none, and the verifier takes as long for them as for the other two."""
+ON_DEMAND = ("from_any_l3", "to_any_l3", "from_tunnel")
+"""Those of CLASSIFIERS that are loaded when a device without a link layer, or the tunnel device, first needs
+them: most nodes have none, and the verifier takes as long for them as for the other two."""
 
-TAIL_CALLS = ("find_port",)
+TAIL_CALLS = ("find_port", "dial_tunnel")
 """The programs of the map `tail_calls` of bpf/maps.h, in its order."""
+
+TUNNEL_TAIL_CALLS = ("dial_tunnel",)
+"""Those of TAIL_CALLS that only direct server return needs. They are the last ones."""

@@ -23,13 +23,15 @@ _ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MapSizes:
-    """The capacities of the maps, in entries. Each field except `half_open` has an option --ebpf-NAME-max.
+    """The capacities of the maps, in entries. The fields before `half_open` have an option --ebpf-NAME-max.
 
     - `sockets`: 0: one for each 256 KiB of memory, rounded down to a power of two, at most 262,144. The maps
       of sockets are never full: they evict entries.
     - `flows`: established flows.
     - `traffic`: the highest service id whose traffic is counted separately.
     - `half_open`: half-open flows, which have their own room. 0: an eighth of `flows`, at least 4096.
+    - `tunneled_flows`: flows that are sent to other nodes by direct server return. If there are more, the
+      oldest ones may move to another endpoint when endpoints change. 1 if the node sends none.
     """
 
     services: int = 1048576
@@ -41,6 +43,7 @@ class MapSizes:
     source_ranges: int = 1048576
     traffic: int = 0
     half_open: int = 0
+    tunneled_flows: int = 65536
 
     def __post_init__(self) -> None:
         if not self.sockets:
@@ -71,7 +74,7 @@ def _sockets_for_memory() -> int:
     return min(_SOCKETS_MAX, 1 << max(12, (memory // _MEMORY_PER_SOCKET).bit_length() - 1))
 
 
-COMPILED_SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64)
+COMPILED_SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64, tunneled_flows=64)
 """The sizes in object files. The agent makes maps of its own sizes, so any object file fits any size."""
 
 

@@ -1,6 +1,7 @@
 """Mode ebpf: creates the backend and its settings from the configuration, and tests the BPF programs."""
 
 import contextlib
+import dataclasses
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,16 @@ from ebpfproxy.errors import EbpfProxyError, KernelError, ProgramRejected
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf.bpf import errno_of
 from ebpfproxy.linux.bpf.loader import loaded
+from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.devices import NO_DEVICES
+
+log = Logger(__name__)
+
+NO_TUNNELS = "Direct server return is unavailable"
+"""This node neither sends nor accepts tunneled packets, and does not announce it. Tried again at the next
+start."""
 
 PROGRAMS = "the BPF programs"
 """The feature of the finding of `load_programs`."""
@@ -32,16 +40,18 @@ class EbpfMode:
 
     name = "ebpf"
     uses_kernel_nat = False
-    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START)
+    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START, dsr=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES
-        return probes.probe(config.bpffs_root, config.cgroup_root, packets)
+        found = probes.probe(config.bpffs_root, config.cgroup_root, packets)
+        return (*found, probes.tunnels(config.ebpf_dsr_port)) if config.ebpf_dsr_port else found
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
         return (load_programs(),)
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+        config = _with_available(config, report=True)
         root = config.cgroup_root or mounts.cgroup_root_of_all()
         backend = EbpfBackend(
             ebpf_settings(config, root),
@@ -62,11 +72,13 @@ class EbpfMode:
             is_notified=backend.is_notified,
             maintain=backend.maintain,
             free_ports=backend.free_ports,
+            dsr_port=backend.dsr_port,
         )
 
     def inspect(self, config: Config) -> Inspection:
         from ebpfproxy.backends.ebpf.inspect.inspection import EbpfInspection
 
+        config = _with_available(config, report=False)
         root = config.cgroup_root or mounts.cgroup_root_of_all()
         return EbpfInspection(ebpf_settings(config, root), plan_context(config, self.name))
 
@@ -76,6 +88,21 @@ class EbpfMode:
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
         """Ignores `translates`: conntrack does not contain the connections that these programs translate."""
         return Drain(config.bpffs_root, _cgroup_root(config), config.proc_root).step()
+
+
+def _with_available(config: Config, report: bool) -> Config:
+    """Return the configuration without direct server return if this node cannot have it.
+
+    `report`: log why.
+    """
+    if not config.ebpf_dsr_port:
+        return config
+    finding = probes.tunnels(config.ebpf_dsr_port)
+    if finding.present:
+        return config
+    if report:
+        log.error(NO_TUNNELS, reason=finding.missing, hint=finding.remedy)
+    return dataclasses.replace(config, ebpf_dsr_port=0)
 
 
 def load_programs() -> Finding:
@@ -119,6 +146,7 @@ def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
         redirect=config.ebpf_redirect,
         devices=config.tc_devices != NO_DEVICES,
         destroy_stale_sockets=config.ebpf_stale_udp == "destroy",
+        dsr_port=config.ebpf_dsr_port,
     )
 
 

@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from socket import AF_INET
+from socket import AF_INET, AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SOCK_DGRAM, socket
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi, attachments, features
@@ -28,7 +28,7 @@ from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux import capabilities, mounts
 from ebpfproxy.linux.bpf import cgroup, compiler, ring_buffer, tc, tcx
 from ebpfproxy.linux.bpf.bpf import Link, Map, Program
-from ebpfproxy.linux.netlink import links
+from ebpfproxy.linux.netlink import geneve, links
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.sockets import duplicates, sockets
 from ebpfproxy.model.address import Address, Family, Protocol, unspecified
@@ -37,6 +37,8 @@ _HASH, _ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 9, 11  # BPF_MAP_TYPE_*
 _NO_PREALLOC, _MMAPABLE = 1, 1 << 10  # BPF_F_*
 _LOOPBACK = 1  # its ifindex in every network namespace
 _INIT = 1  # the process ID of the first process in a PID namespace
+TUNNELS = "direct server return"
+_OTHER_PORT = "select another port with --ebpf-dsr-port, on all nodes"
 _NO_FILE = 1 << 30  # a descriptor that is never open
 _FORWARD = re.compile(r'#include "(/usr/include/[^"]+)"')
 
@@ -98,6 +100,40 @@ def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Fi
         with contextlib.suppress(KernelError):  # it is not required
             places.extend(_places(bpffs_root))
     return (*needed, *_helpers(), _links(), *attaching[1:], _reconnecting(), _destroying(), *places)
+
+
+def tunnels(port: int) -> Finding:
+    """Whether this node can tunnel packets at this UDP port (direct server return). It is not required.
+
+    The port is not tried if the agent's device exists, which has it.
+    """
+    without = "packets to endpoints on other nodes are translated"
+    present = _tried(partial(_create_tunnel, port), TUNNELS, "", "", needed=False)
+    if present.present and not geneve.find():
+        present = _tried(
+            partial(_bind, port), TUNNELS, f"UDP port {port} is in use", _OTHER_PORT, needed=False
+        )
+    if present.present:
+        return present
+    return present._replace(missing=f"{present.missing}: {without}", modules=("geneve",))
+
+
+def _create_tunnel(port: int) -> None:
+    with netns.throw_away():
+        geneve.ensure(port)
+
+
+def _bind(port: int) -> None:
+    """Bind the port in both families for a moment, as the device does."""
+    for family in (AF_INET, AF_INET6):
+        try:
+            with socket(family, SOCK_DGRAM) as unused:
+                if family is AF_INET6:
+                    unused.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1)
+                unused.bind(("", port))
+        except OSError as failure:
+            if failure.errno != errno.EAFNOSUPPORT:  # a kernel without IPv6
+                raise
 
 
 def _tried(

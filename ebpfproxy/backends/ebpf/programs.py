@@ -7,7 +7,15 @@ from pathlib import Path
 
 from ebpfproxy.backends.ebpf import abi, features
 from ebpfproxy.backends.ebpf.entries import ATTACHED, OUTDATED
-from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, ON_DEMAND, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS, Hook
+from ebpfproxy.backends.ebpf.hooks import (
+    CLASSIFIERS,
+    ON_DEMAND,
+    SCHED_CLS,
+    SOCKET_HOOKS,
+    TAIL_CALLS,
+    TUNNEL_TAIL_CALLS,
+    Hook,
+)
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes, missing, shapes
 from ebpfproxy.backends.ebpf.migration import map_pins
 from ebpfproxy.backends.ebpf.pins import Pins
@@ -49,10 +57,16 @@ def available_hooks() -> tuple[Hook, ...]:
     return tuple(found)
 
 
-def specs(hooks: Iterable[Hook]) -> tuple[ProgramSpec, ...]:
-    """All programs that are loaded if the kernel has these socket hooks."""
+def tail_calls(tunnels: bool) -> tuple[str, ...]:
+    """The programs of the map `tail_calls`. `tunnels`: with those that only direct server return needs."""
+    return tuple(name for name in TAIL_CALLS if tunnels or name not in TUNNEL_TAIL_CALLS)
+
+
+def specs(hooks: Iterable[Hook], tunnels: bool = True) -> tuple[ProgramSpec, ...]:
+    """All programs that are loaded if the kernel has these socket hooks. `tunnels`: see `tail_calls`."""
     of_sockets = (ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in hooks)
-    return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in (*CLASSIFIERS, *TAIL_CALLS)))
+    names = (*CLASSIFIERS, *tail_calls(tunnels))
+    return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in names))
 
 
 def sources() -> tuple[Path, ...]:
@@ -79,14 +93,24 @@ def has_object_file() -> bool:
 class PinnedPrograms:
     """The pinned programs of one folder, and their state at the hooks of one cgroup. Changes nothing."""
 
-    def __init__(self, pins: Pins, cgroup_root: Path, directory: Path, hooks: Collection[Hook]) -> None:
-        """Call `open` before other methods. `hooks`: those that the kernel has."""
+    def __init__(
+        self,
+        pins: Pins,
+        cgroup_root: Path,
+        directory: Path,
+        hooks: Collection[Hook],
+        tunnels: bool = False,
+    ) -> None:
+        """Call `open` before other methods. `hooks`: those that the kernel has.
+
+        `tunnels`: see `tail_calls`.
+        """
         self.hooks = tuple(hooks)
         self.directory = directory
         self.maps = directory / "maps"
         self._pins = pins
         self._cgroup = cgroup_root
-        self._specs = specs(self.hooks)
+        self._specs = specs(self.hooks, tunnels)
         self._names = {spec.name for spec in self._specs}.difference(ON_DEMAND)
         self._programs: dict[str, Program] = {}
         self._ids: dict[str, int] = {}
@@ -170,8 +194,15 @@ class PinnedPrograms:
 class Programs(PinnedPrograms):
     """The loaded and pinned programs of one source with its settings, and their attachments to one cgroup."""
 
-    def __init__(self, pins: Pins, cgroup_root: Path, sizes: MapSizes, previous: Path | None = None) -> None:
-        """Load them, unless a previous run left them pinned. Raises KernelError.
+    def __init__(
+        self,
+        pins: Pins,
+        cgroup_root: Path,
+        sizes: MapSizes,
+        previous: Path | None = None,
+        tunnels: bool = False,
+    ) -> None:
+        """Load them, unless a previous run left them pinned. Raises KernelError. `tunnels`: see `tail_calls`.
 
         `previous`: the folder of the programs whose maps of Services are copied, by default the one in force.
         With it, they are always loaded, since pins of an interrupted run contain a previous state.
@@ -179,13 +210,13 @@ class Programs(PinnedPrograms):
         hooks = available_hooks()
         self._numbers = sizes.numbers() | features.numbers(features.present())
         code = compiler.code(sources())
-        directory = pins.programs(code + str(sizes) + str(self._numbers) + str(specs(hooks)))
-        super().__init__(pins, cgroup_root, directory, hooks)
+        directory = pins.programs(code + str(sizes) + str(self._numbers) + str(specs(hooks, tunnels)))
+        super().__init__(pins, cgroup_root, directory, hooks, tunnels)
         if previous or not self.is_pinned():
             file = object_file()
             links = self._provide_maps(sizes, previous or pins.in_force())
             at_once = [spec for spec in self._specs if spec.name in self._names]
-            load_and_pin(file, at_once, self._numbers, links, self.directory, TAIL_CALLS)
+            load_and_pin(file, at_once, self._numbers, links, self.directory, tail_calls(tunnels))
             log.info(LOADED, programs=len(at_once), folder=self.directory.name)
         self.open()
 

@@ -20,6 +20,8 @@ class EbpfSettings:
       namespace. This agent then removes only what a previous run of its own left at them.
     - `destroy_stale_sockets`: whether to destroy connected UDP sockets whose endpoint is gone and which could
       not be reconnected.
+    - `dsr_port`: the UDP port of tunneled packets (direct server return), 0 to neither send nor accept any.
+      `devices` must be set for another value.
     - `redirect`: flows to another node's endpoint skip this node's stack if the kernel supports that.
     """
 
@@ -33,3 +35,13 @@ class EbpfSettings:
     redirect: bool = False
     devices: bool = True
     destroy_stale_sockets: bool = False
+    dsr_port: int = 0
+
+    @property
+    def tunnels(self) -> bool:
+        """Whether this node has direct server return."""
+        return self.devices and self.dsr_port > 0
+
+    def limits(self) -> MapSizes:
+        """`sizes`, without room for flows that this node does not tunnel."""
+        return self.sizes if self.tunnels else dataclasses.replace(self.sizes, tunneled_flows=1)

@@ -110,7 +110,7 @@ def _hashes(session: Session, family: Family) -> Finding:
     rejections = session.attempt(operations)
     if not rejections:
         return Finding(feature, needed=False)
-    number, missing = rejections[0].errno, "Services with lb-algorithm source-hash are rejected"
+    number, missing = rejections[0].errno, "Services with lb-algorithm source-hash or maglev are rejected"
     return Finding(feature, number, missing, "modprobe nft_hash", needed=False, modules=("nft_hash",))
 
 

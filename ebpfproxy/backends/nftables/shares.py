@@ -3,19 +3,29 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ebpfproxy.linux.nft.draws import Draw
+from ebpfproxy.linux.nft.draws import HASHES, Draw
 from ebpfproxy.linux.nft.statements import Share
+from ebpfproxy.model.address import Address, Family, family
 from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.plan import maglev
 from ebpfproxy.plan.balancing import PlannedBalancing
-from ebpfproxy.plan.planned_endpoints import PlannedEndpoint
+from ebpfproxy.plan.maglev import TableSizes
+from ebpfproxy.plan.planned_endpoints import PlannedEndpoint, target_of
 from ebpfproxy.plan.weights import interleaved, reduced
 
 DRAWS = {
     Algorithm.RANDOM: Draw.RANDOM,
     Algorithm.ROUND_ROBIN: Draw.IN_TURN,
     Algorithm.SOURCE_HASH: Draw.BY_SOURCE,
+    Algorithm.MAGLEV: Draw.BY_FLOW,
 }
 """The algorithms that rules can have. No rule knows how many connections an endpoint has."""
+
+
+TABLE_SIZES = TableSizes((251, 1021, 4093, 16381), 16)
+"""Of the tables of `maglev`. Each entry is an element of a map, which takes ten times the memory of a slot in
+mode ebpf (docs/decisions/0051-small-maglev-tables-in-nftables.md).
+"""
 
 
 class Shares(NamedTuple):
@@ -29,8 +39,12 @@ class Shares(NamedTuple):
     def places(self) -> Sequence[PlannedEndpoint]:
         """The list that a place is drawn from: each endpoint as often as its weight, evenly spread.
 
-        With equal weights, it is the list of endpoints.
+        With equal weights, it is the list of endpoints. With `maglev` it is a table.
         """
+        if self.draw is Draw.BY_FLOW and len(self.endpoints) > 1:
+            size = TABLE_SIZES.of(len(self.endpoints), sum(self.weights))
+            targets = [target_of(each.address, each.port) for each in self.endpoints]
+            return [self.endpoints[number] for number in maglev.table(targets, self.weights, size)]
         if len(self.endpoints) == sum(self.weights):
             return self.endpoints
         return [self.endpoints[number] for number in interleaved(self.weights)]
@@ -44,11 +58,25 @@ class Shares(NamedTuple):
         for endpoint, weight in zip(self.endpoints, self.weights, strict=True):
             if weight == remaining:
                 yield endpoint, ()
-            elif self.draw is Draw.BY_SOURCE:
+            elif self.draw in HASHES:
                 yield endpoint, (Share(family, total, total - remaining + weight, self.draw),)
             else:
                 yield endpoint, (Share(family, remaining, weight, self.draw),)
             remaining -= weight
+
+    def selected(self, client: Address, port: int, has_affinity: bool) -> PlannedEndpoint:
+        """Return the endpoint of a client that is not known yet. `port`: its source port.
+
+        With session affinity, `conditions` divide the hash, without it `places`. Raises ValueError if no hash
+        selects the endpoint.
+        """
+        order = self._in_sequence() if has_affinity else self.places
+        source = client[12:] if family(client) is Family.IPV4 else client
+        return order[self.draw.number(source, port, len(order))]
+
+    def _in_sequence(self) -> Sequence[PlannedEndpoint]:
+        pairs = zip(self.endpoints, self.weights, strict=True)
+        return [endpoint for endpoint, weight in pairs for _ in range(weight)]
 
 
 def shares(

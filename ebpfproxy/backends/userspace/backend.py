@@ -56,7 +56,7 @@ class UserspaceBackend:
         self._attempts = 0
 
     def open(self) -> None:
-        """Start the relays. Nothing is written to the kernel."""
+        """Start the relays. Nothing is written to the kernel. Raises KernelError; no relay runs then."""
         self._sets_addresses = capabilities.NET_ADMIN in capabilities.capabilities()
         if not self._sets_addresses:
             log.warning(NO_ADDRESSES, hint="run as root, or with CAP_NET_ADMIN")

@@ -212,6 +212,7 @@ def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
     """Yield the algorithm with the weights that this mode honors, and what it does not honor."""
     balancing = decision.served.plan.balancing
     support = next(mode.balancing for mode in MODES if mode.name == case.situation.mode)
+    support = support._replace(dsr=support.dsr and case.situation.context.dsr_port > 0)
     weights = tuple(_weight_lines(decision)) if support.weights else ()
     if balancing.algorithm not in (None, Algorithm.RANDOM) and balancing.algorithm in support.algorithms:
         text = f"{Reason.ALGORITHM.meaning}: {balancing.algorithm.value}"

@@ -1,6 +1,7 @@
 """What this machine knows: routes, and the client that an address, process or namespace is."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ OFFLINE_MODE = "ebpf"
 
 _WORDS = {"node": THE_NODE, "pod": ANY_POD, "outside": ANYONE_OUTSIDE}
 _HINT = "give an address, a process id, a network namespace, node, pod or outside"
+_WITH_PORT = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)):([0-9]{1,5})")
 _OWN = "/proc/thread-self/ns/net"
 
 
@@ -42,22 +44,34 @@ def mode_without_kernel(config: Config) -> str:
 def origin_of(text: str, situation: Situation, live: bool) -> Origin:
     """Return the client that `text` names: node, pod, outside, an address, a process id, or a namespace.
 
-    `live`: whether the situation is that of this machine. Without it, processes and namespaces are unknown.
-    Raises ConfigError or KernelError.
+    An address may have a port. `live`: whether the situation is that of this machine. Without it, processes
+    and namespaces are unknown. Raises ConfigError or KernelError.
     """
     if text in _WORDS:
         return _with_own_cookie(_WORDS[text]) if live and text == "node" else _WORDS[text]
-    try:
-        address = parse_address(text)
-    except ValueError:
-        pass
-    else:
-        origin = _of_address(address, situation)
+    if given := _address_and_port(text):
+        address, port = given
+        origin = _of_address(address, situation)._replace(port=port)
         is_pod = origin.kind is ClientClass.POD
         return origin._replace(cookie=_cookie_of_pod(address)) if live and is_pod else origin
     if not live:
         raise ConfigError(f"--from: {text!r} is not known without this machine's kernel", _HINT)
     return _of_namespace(_namespace(text), text, situation)
+
+
+def _address_and_port(text: str) -> tuple[Address, int] | None:
+    """Parse an address, or an address with a port. The port is 0 if none is given; None for other texts.
+
+    >>> parsed = [_address_and_port(text) for text in ("10.0.0.1", "10.0.0.1:99", "[::1]:99", "::1", "web")]
+    >>> [each and (format_address(each[0]), each[1]) for each in parsed]
+    [('10.0.0.1', 0), ('10.0.0.1', 99), ('::1', 99), ('::1', 0), None]
+    """
+    found = _WITH_PORT.fullmatch(text)
+    host, port = (found[1] or found[2], int(found[3])) if found else (text, 0)
+    try:
+        return (parse_address(host), port) if port < 1 << 16 else None
+    except ValueError:
+        return None
 
 
 def pods_here(situation: Situation) -> Iterator[tuple[Path, Origin]]:

@@ -4,7 +4,7 @@ The differences are those of kube-proxy's modes, or of the kernel mechanism
 (docs/dataplanes/README.md#where-do-the-modes-differ).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ebpfproxy.backends.ipvs.forwarding import Surroundings, choose
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, endpoint_results
@@ -13,7 +13,7 @@ from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.explain.path import reaches_itself
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, EndpointResult, Step, Verdict, Via
-from ebpfproxy.model.address import Protocol, family
+from ebpfproxy.model.address import Protocol, family, format_address
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction
 
@@ -35,7 +35,25 @@ def _ebpf(case: Case, decision: Decision) -> Decision:
         and reaches_itself(case.situation, case.destination)
     ):
         return decision._replace(verdict=Verdict.REACHES_NODE, why=Reason.REACHES_NODE)
+    if case.origin.kind is ClientClass.OUTSIDE and decision.verdict is Verdict.CONNECTS:
+        return _with_direct_return(case, decision)
     return decision
+
+
+def _with_direct_return(case: Case, decision: Decision) -> Decision:
+    """Apply direct server return to the endpoints whose nodes accept tunneled packets."""
+    plan = decision.served.plan
+    pairs = zip(plan.endpoints, plan.balancing.tunnels, strict=False)  # none without direct server return
+    tunnels = {each[:2]: format_address(node) for each, node in pairs if node}
+    tunneled = [each for each in decision.endpoints if each.used and (each.address, each.port) in tunnels]
+    if not tunneled:
+        return decision
+    lines = tuple(f"{each}: by {tunnels[each.address, each.port]}" for each in tunneled)
+    endpoints = _replying_directly(case, decision, tunneled)
+    return decision._replace(
+        endpoints=tuple(endpoints),
+        forwarding=Step(Reason.DIRECT_RETURN, Reason.DIRECT_RETURN.meaning, lines),
+    )
 
 
 def _nftables(case: Case, decision: Decision) -> Decision:
@@ -52,16 +70,7 @@ def _nftables(case: Case, decision: Decision) -> Decision:
 
 def _iptables(case: Case, decision: Decision) -> Decision:
     excluded = decision.excludes_client
-    if (
-        decision.served.frontend.restricted
-        and not decision.has_endpoints
-        and decision.served.plan.no_endpoint_action is NoEndpointAction.REJECT
-    ):
-        decision = decision._replace(
-            verdict=Verdict.REJECTED,
-            why=Reason.REJECTED_NO_ENDPOINTS,
-            ranges=Reason.RANGES_WITHOUT_ENDPOINTS,
-        )
+    decision = _rejected_before_ranges(decision)
     is_own = case.situation.is_local(case.destination.address)
     if (
         case.origin.kind is ClientClass.NODE
@@ -77,6 +86,21 @@ def _iptables(case: Case, decision: Decision) -> Decision:
         return instead
     if instead.verdict is not decision.verdict and not excluded:
         return decision._replace(verdict=Verdict.REJECTED_OR_DROPPED, why=Reason.REJECTED_OR_DROPPED)
+    return decision
+
+
+def _rejected_before_ranges(decision: Decision) -> Decision:
+    """Return the decision of a mode in which source ranges do not apply without any endpoints."""
+    if (
+        decision.served.frontend.restricted
+        and not decision.has_endpoints
+        and decision.served.plan.no_endpoint_action is NoEndpointAction.REJECT
+    ):
+        return decision._replace(
+            verdict=Verdict.REJECTED,
+            why=Reason.REJECTED_NO_ENDPOINTS,
+            ranges=Reason.RANGES_WITHOUT_ENDPOINTS,
+        )
     return decision
 
 
@@ -112,7 +136,8 @@ def _with_forwarding(case: Case, decision: Decision) -> Decision:
     why = _FORWARDED[choice.method]
     decision = decision._replace(forwarding=Step(why, why.meaning))
     if case.origin.kind is not ClientClass.NODE:
-        return decision._replace(endpoints=tuple(_replying_directly(case, decision)))
+        used_ones = [each for each in decision.endpoints if each.used]
+        return decision._replace(endpoints=tuple(_replying_directly(case, decision, used_ones)))
     return _node_in_tunnel(case, decision) if choice.method is Forwarding.TUNNEL else decision
 
 
@@ -126,10 +151,12 @@ def _only_itself(case: Case, decision: Decision) -> Iterator[EndpointResult]:
             )
 
 
-def _replying_directly(case: Case, decision: Decision) -> Iterator[EndpointResult]:
+def _replying_directly(
+    case: Case, decision: Decision, which: Collection[EndpointResult]
+) -> Iterator[EndpointResult]:
     own = case.origin.address(family(case.destination.address))
     for each in decision.endpoints:
-        if each.used:
+        if each in which:
             seen = (own,) if own else ()
             yield each._replace(masqueraded=False, why_masquerade=Reason.KEEPS_ADDRESSES, seen=seen)
         else:
@@ -189,6 +216,7 @@ def _with_one_list(case: Case, decision: Decision) -> Decision:
 def _userspace(case: Case, decision: Decision) -> Decision:
     if case.destination.protocol is Protocol.SCTP:
         return decision._replace(verdict=Verdict.REJECTED, why=Reason.SCTP_NOT_RELAYED)
+    decision = _rejected_before_ranges(decision)  # nothing listens
     instead = _node_port_instead(case)
     if instead is None or decision.verdict is not Verdict.REJECTED:
         return decision

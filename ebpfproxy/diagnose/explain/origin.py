@@ -19,6 +19,7 @@ class Origin(NamedTuple):
     - `interface`: the node's device that leads to a pod, "" if unknown; `ifindex` is 0 then.
     - `cookie`: of the pod's network namespace, 0 if unknown.
     - `bypasses_hooks`: the node does not see its sockets.
+    - `port`: of its connection, 0 if unknown.
     """
 
     kind: ClientClass
@@ -28,6 +29,7 @@ class Origin(NamedTuple):
     ifindex: int = 0
     cookie: int = 0
     bypasses_hooks: bool = False
+    port: int = 0
 
     def address(self, ip_family: Family) -> Address | None:
         """Its first address of a family, None if it is unknown."""

@@ -239,7 +239,7 @@ class Reason(enum.Enum):
     RANGES_WITHOUT_ENDPOINTS = (
         "RangesWithoutEndpoints",
         Subject.SOURCE_RANGES,
-        "mode iptables: without any endpoint source ranges do not apply",
+        "modes iptables and userspace: without any endpoint source ranges do not apply",
     )
 
     # Policy
@@ -396,6 +396,11 @@ class Reason(enum.Enum):
         "Tunnel",
         Subject.FORWARDING,
         "mode ipvs: packets go to the endpoint in an IP tunnel, and it replies to the client itself",
+    )
+    DIRECT_RETURN = (
+        "DirectReturn",
+        Subject.FORWARDING,
+        "mode ebpf: packets go in tunnels to the nodes of endpoints, which reply to the client themselves",
     )
     FORWARDING_LIMITED = (
         "ForwardingLimited",

@@ -2,12 +2,15 @@
 
 import enum
 
-from ebpfproxy.linux.nft.expressions import Expression, Hash, Numgen, Payload
+from ebpfproxy.linux.nft.expressions import Base, Expression, Hash, Numgen, Payload
+from ebpfproxy.linux.nft.jhash import jhash
 
 HASH_SEED = 0x65627066
 """The same on all nodes. Without a seed, the kernel selects one at random for each rule."""
 
 _INCREMENTAL, _RANDOM = 0, 1  # NFT_NG_*
+_WORD = 4  # bytes of a slot
+_PORT = 2  # bytes of a port, which takes a slot
 
 
 class Draw(enum.Enum):
@@ -16,11 +19,13 @@ class Draw(enum.Enum):
     - RANDOM: by chance.
     - IN_TURN: the number after that of the rule's previous packet. A new rule begins with 0.
     - BY_SOURCE: a hash of the source address.
+    - BY_FLOW: a hash of the source address and port. The rule ends here for a packet without a port.
     """
 
     RANDOM = "random"
     IN_TURN = "inc"
-    BY_SOURCE = "jhash"
+    BY_SOURCE = "source"
+    BY_FLOW = "flow"
 
     __hash__ = object.__hash__  # faster than Enum.__hash__, which is written in Python
 
@@ -30,12 +35,29 @@ class Draw(enum.Enum):
         >>> Draw.BY_SOURCE.text("ip", 2)
         'jhash ip saddr mod 2 seed 0x65627066'
         """
-        if self is Draw.BY_SOURCE:
-            return f"jhash {family} saddr mod {modulus} seed 0x{HASH_SEED:x}"
+        if self in HASHES:
+            port = " . th sport" if self is Draw.BY_FLOW else ""
+            return f"jhash {family} saddr{port} mod {modulus} seed 0x{HASH_SEED:x}"
         return f"numgen {self.value} mod {modulus}"
 
     def expressions(self, source: Payload, slot: int, modulus: int) -> tuple[Expression, ...]:
         """Return the expressions that store the number in a slot. `source` loads the source address."""
         if self is Draw.BY_SOURCE:
             return source, Hash(source.slot, slot, source.length, modulus, HASH_SEED)
+        if self is Draw.BY_FLOW:
+            port = Payload(source.slot + source.length // _WORD, Base.TRANSPORT, 0, _PORT)
+            return source, port, Hash(source.slot, slot, source.length + _WORD, modulus, HASH_SEED)
         return (Numgen(slot, modulus, _INCREMENTAL if self is Draw.IN_TURN else _RANDOM, 0),)
+
+    def number(self, source: bytes, port: int, modulus: int) -> int:
+        """Return the number that a hash draws for a packet. Raises ValueError if no hash draws it.
+
+        `source`: an address of 4 or 16 bytes. `port`: the source port.
+        """
+        if self not in HASHES:
+            raise ValueError(f"{self.name} is no hash")
+        data = source + port.to_bytes(_PORT).ljust(_WORD, b"\0") if self is Draw.BY_FLOW else source
+        return jhash(data, modulus, HASH_SEED)
+
+
+HASHES = frozenset((Draw.BY_SOURCE, Draw.BY_FLOW))

@@ -54,7 +54,7 @@ def icmp_limits(place: BpfPlace) -> tuple[int, int]:
     """ICMP errors per second, and in a burst."""
     (layout,) = place.bpffs.glob("programs-*")
     with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
-        *_, rate, burst = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
+        *_, rate, burst, _, _ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
     return rate, burst
 
 

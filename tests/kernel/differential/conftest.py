@@ -19,6 +19,7 @@ SUBJECTS = {
     "iptables-nft": ("iptables", {"iptables_backend": "nft"}),
     "nftables": ("nftables", {}),
     "ipvs": ("ipvs", {"iptables_backend": "legacy", "ipvs_udp_timeout": f"{REMEMBERED}s"}),
+    "userspace": ("userspace", {"udp_timeout": f"{REMEMBERED}s", "userspace_relays": "1"}),
 }
 """A mode, and its configuration. Its differences from the reference are in differences.py."""
 

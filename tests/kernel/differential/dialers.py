@@ -2,7 +2,7 @@
 frontends concurrently.
 
 Silence is not decided by a timeout. A datagram or a few SYNs count as unanswered when packets that were sent
-after them are answered, see `_Fence`.
+after them are answered, see `Fence`.
 """
 
 import collections
@@ -39,7 +39,6 @@ _LEISURE = 0.1
 """Seconds between two exchanges of one kept socket. The kernel's workers that delete its flow share the
 processor, and need pauses: with EEVDF and autogroup (seen on 6.18) they did not run for a minute beside
 processes that wake each other without a pause."""
-_LAPS = 3
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _ENDED = (errno.ECONNABORTED, errno.EDESTADDRREQ, errno.ENOTCONN)
 _PATIENCE = 60.0  # seconds, for answers that must arrive, also on a busy machine
@@ -111,18 +110,41 @@ class Kept(NamedTuple):
     eventually: bool
 
 
+class Fence(NamedTuple):
+    """Questions that are sent after those of a client, to each socket of the servers. When they are answered,
+    all packets from before have been answered, if any process or the kernel answers them.
+
+    `places`: addresses and UDP ports that lead to these sockets. `laps`: how often each question is asked.
+
+    All processes of a lab, and so all its packets, are on one processor. It handles packets in the order of
+    their arrival, one device further each time, and one socket is read in that order. The order of two
+    sockets is unknown, but a process handles all that are readable before it waits for others. So what was
+    sent before a lap is handled by the next process on its way at the latest when the following lap reaches
+    that process.
+    """
+
+    places: tuple[tuple[str, int], ...]
+    laps: int
+
+
+DIRECT_LAPS = 3
+"""Of a fence that leads to the servers directly, beside Services that the kernel translates. More than one,
+since a path through a Service may have more devices in both directions."""
+RELAYED_LAPS = 2 * DIRECT_LAPS
+"""Of a fence through a relay, which reads each exchange twice, in addition to the server."""
+
+
 class Dialer:
     """A client process in a network namespace. Its methods start an operation; `result` awaits it."""
 
-    def __init__(self, netns: Netns, fence: Iterable[tuple[str, int]], processor: int) -> None:
-        """`fence`: all addresses and UDP ports of the servers."""
+    def __init__(self, netns: Netns, fence: Fence, processor: int) -> None:
         self._netns = netns
         self._pipe, child_end = multiprocessing.Pipe()
 
         def child(ready: int) -> None:
             os.sched_setaffinity(0, {processor})
             ports = _Ports()
-            client = _Client(_Fence(fence, ports), ports)
+            client = _Client(_Crossing(fence, ports), ports)
             os.write(ready, b"!")
             while True:
                 name, arguments = child_end.recv()
@@ -154,36 +176,36 @@ class Dialer:
         return answer
 
 
-class _Fence:
-    """A direct question to each socket of the servers, not through a Service.
+class _Crossing:
+    """The sockets of a client that ask the questions of a fence."""
 
-    All processes of a lab, and so all its packets, are on one processor. It handles packets in the order of
-    their arrival, one device further each time, and one socket is read in that order. The order of two
-    sockets is unknown. So when the answers have arrived, packets that were sent before have been answered, if
-    a server or the kernel answers them. There is more than one lap since a path through a Service may have
-    more devices in both directions.
-    """
-
-    def __init__(self, servers: Iterable[tuple[str, int]], ports: "_Ports") -> None:
-        self._sockets = []
-        for address, port in servers:
-            sock = socket.socket(family_of(address), socket.SOCK_DGRAM)
-            sock.settimeout(_PATIENCE)
-            sock.bind(("", ports.take()))
-            sock.connect((address, port))
-            self._sockets.append(sock)
+    def __init__(self, fence: Fence, ports: "_Ports") -> None:
+        self._fence = fence
+        self._ports = ports
+        self._sockets: list[socket.socket] = []
 
     def cross(self) -> None:
         """Raises TimeoutError."""
-        for _ in range(_LAPS):
+        if not self._sockets:
+            self._sockets = [self._connected(*place) for place in self._fence.places]
+        for _ in range(self._fence.laps):
             for sock in self._sockets:
                 sock.send(_QUESTION)
             for sock in self._sockets:
                 sock.recv(256)
 
+    def _connected(self, address: str, port: int) -> socket.socket:
+        """Not before the address is served: a connected IPv6 socket keeps its route if another table gets a
+        better one (rt6_check() in net/ipv6/route.c)."""
+        sock = socket.socket(family_of(address), socket.SOCK_DGRAM)
+        sock.settimeout(_PATIENCE)
+        sock.bind(("", self._ports.take()))
+        sock.connect((address, port))
+        return sock
+
 
 class _Client:
-    def __init__(self, fence: _Fence, ports: "_Ports") -> None:
+    def __init__(self, fence: _Crossing, ports: "_Ports") -> None:
         self._fence = fence
         self._ports = ports
         self._kept: dict[Dial, socket.socket] = {}
@@ -319,7 +341,7 @@ def _named(error: OSError) -> str:
     return BROKEN if error.errno in _ENDED else f"{errno.errorcode.get(error.errno or 0, error.errno)}"
 
 
-def _await(streams: Iterable[_Conversation], fence: _Fence) -> None:
+def _await(streams: Iterable[_Conversation], fence: _Crossing) -> None:
     """Wait until each one has an answer or a rejection, or is known to be unanswered."""
     waiting = {each.sock.fileno(): each for each in streams if not each.outcome}
     deadline = time.monotonic() + _PATIENCE

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ebpfproxy.model.address import Family, Protocol
 from tests.kernel.differential.expected import Case, by_reference
-from tests.support.reference import Reached
+from tests.support.reference import FlowsEnd, Reached
 
 
 class Difference(NamedTuple):
@@ -197,7 +197,39 @@ DIFFERENCES = (
         ("ipvs",),
         "UDP flows end with the real server, as in kube-proxy: once new flows would not get the endpoint.",
         lambda case, _: case.protocol is Protocol.UDP,
-        lambda _, it: it._replace(ends_flows=True),
+        lambda _, it: it._replace(flows_end=FlowsEnd.UNUSED),
+    ),
+    Difference(
+        ("userspace",),
+        "Without any endpoints nothing listens, so source ranges do not apply: all clients are rejected.",
+        lambda case, _: case.restricted and case.is_without_endpoints,
+        _refused,
+    ),
+    Difference(
+        ("userspace",),
+        "So at an external address of the node without endpoints the NodePort of the same number listens.",
+        lambda case, _: case.is_before_node_port and case.is_without_endpoints,
+        lambda case, _: _of_node_port(case),
+    ),
+    Difference(
+        ("userspace",),
+        "A relay process connects to the endpoint, which sees an address of the node, never the client's.",
+        lambda case, it: case.source != "node" and bool(it.targets),
+        lambda _, it: it._replace(relayed=True),
+    ),
+    Difference(
+        ("userspace",),
+        "An unused port of a Service's address is rejected: a local route makes the address the node's "
+        "(decision 0042).",
+        lambda case, _: bool(case.neighbors),
+        _refused,
+    ),
+    Difference(
+        ("userspace",),
+        "A UDP flow ends once its client would get no endpoint: the relay receives all datagrams of a "
+        "frontend by one socket, which is then closed or has a filter that drops those of the client.",
+        lambda case, _: case.protocol is Protocol.UDP,
+        lambda _, it: it._replace(flows_end=FlowsEnd.WITHOUT_ANY),
     ),
 )
 

@@ -29,7 +29,16 @@ from tests.kernel.differential.places import (
     of_family,
 )
 from tests.support import reference
-from tests.support.reference import Claim, Client, FrontendAddress, Outcome, Question, Reached, Target
+from tests.support.reference import (
+    Claim,
+    Client,
+    FlowsEnd,
+    FrontendAddress,
+    Outcome,
+    Question,
+    Reached,
+    Target,
+)
 
 CONTEXT = PlanContext(node_name=HERE)
 
@@ -187,10 +196,11 @@ def by_reference(case: Case) -> Reached:
 
 def outcomes(case: Case, reached: Reached) -> frozenset[str]:
     """All outcomes that a client may get."""
+    sender = case._replace(source="node") if reached.relayed else case
     return _VERDICTS[reached.verdict] | {
         f"{name_of(target)} {format_address(seen)}"
         for target, masqueraded in reached.targets.items()
-        for seen in _seen(case, BY_ADDRESS[target[0]], masqueraded)
+        for seen in _seen(sender, BY_ADDRESS[target[0]], masqueraded)
     }
 
 
@@ -230,13 +240,24 @@ def of_kept(world: World, before: Case, who: str, reached: Reached) -> tuple[fro
     fresh = wanted | _VERDICTS[reached.verdict]
     sure, perhaps = _keepers(world, before.claim, before.of)
     if now and now.name == before.claim.name:
-        if who in (sure & wanted if reached.ends_flows else sure):
+        if who in sure and _keeps(reached, who in wanted):
             return frozenset({who}), False
         return fresh | {BROKEN} | ({who} & perhaps), True
     if who in perhaps:
         return None
     successors = _keepers(world, now, before.of)[1] if now else frozenset()
     return fresh | {BROKEN} | ({who} & successors), True
+
+
+def _keeps(reached: Reached, is_wanted: bool) -> bool:
+    """Whether a flow stays at an endpoint that serves. `is_wanted`: whether new flows may get it."""
+    match reached.flows_end:
+        case FlowsEnd.UNUSED:
+            return is_wanted
+        case FlowsEnd.WITHOUT_ANY:
+            return bool(reached.targets)
+        case _:
+            return True
 
 
 def _keepers(world: World, claim: Claim, of: Family) -> tuple[frozenset[str], frozenset[str]]:

@@ -32,6 +32,8 @@ from tests.kernel.differential.places import (
     BY_ADDRESS,
     CLIENTS,
     EXTERNAL_IPS,
+    FENCE_IPS,
+    FENCE_PORTS,
     HERE,
     NODE,
     NODE_PORTS,
@@ -258,6 +260,25 @@ _ENDPOINTS = {
     )
     for of in Family
 }
+
+
+def fence_service() -> Exposed:
+    """A Service with a port for each UDP socket of each server. With its ports as a fence, a client asks each
+    server through what serves Services."""
+    ports = [
+        build.port(number, f"{name}-{port}", protocol=UDP) for (name, port), number in FENCE_PORTS.items()
+    ]
+    service = build.service("fence/fence", *ports, ips=FENCE_IPS)
+    return service, tuple(
+        build.slice_of(
+            "fence/fence",
+            Endpoint(of_family(server.at, of), node=server.node),
+            ports=[EndpointPort(f"{server.name}-{port}", UDP, port) for port in TARGET_PORTS[UDP]],
+            called=f"{server.name}-{of.value}",
+        )
+        for server in SERVERS
+        for of in Family
+    )
 
 
 def history_of_differences() -> tuple[Step, ...]:

@@ -63,5 +63,13 @@ def cluster_ips(index: int) -> Pair:
     return Pair(f"10.96.0.{index + 1}", f"fd00:10:96::{index + 1:x}")
 
 
+FENCE_PORTS = {
+    (server.name, number): 54_000 + at
+    for at, (server, number) in enumerate((s, n) for s in SERVERS for n in TARGET_PORTS[UDP])
+}
+"""The ports of the Service that leads to one UDP socket of one server each, by the server's name and port."""
+FENCE_IPS = cluster_ips(99)
+
+
 def of_family(pair: Pair, of: Family) -> Address:
     return parse_address(pair.v4 if of is Family.IPV4 else pair.v6)

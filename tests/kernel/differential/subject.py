@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -16,10 +17,20 @@ from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.cluster import ClusterState
 from tests.kernel.cluster import SERVICE_NETWORKS
-from tests.kernel.differential.dialers import Dialer, serve
-from tests.kernel.differential.history import Change
+from tests.kernel.differential.dialers import DIRECT_LAPS, RELAYED_LAPS, Dialer, Fence, serve
+from tests.kernel.differential.history import Change, fence_service
 from tests.kernel.differential.impatience import try_again_soon
-from tests.kernel.differential.places import CLIENTS, NUMBER, REMEMBERED, SERVERS, TARGET_PORTS, UDP, Server
+from tests.kernel.differential.places import (
+    CLIENTS,
+    FENCE_IPS,
+    FENCE_PORTS,
+    NUMBER,
+    REMEMBERED,
+    SERVERS,
+    TARGET_PORTS,
+    UDP,
+    Server,
+)
 
 T = TypeVar("T")
 
@@ -120,8 +131,19 @@ class Subject:
         clients = {"pod": namespaces[0], "node": lab.node, "outside": lab.outside}
         for source, ns in clients.items():
             assert (ns.v4, ns.v6) == CLIENTS[source]
-        fence = [(address, port) for server in SERVERS for address in server.at for port in TARGET_PORTS[UDP]]
-        self.dialers = {source: Dialer(ns, fence, self._processor) for source, ns in clients.items()}
+        self.dialers = {source: Dialer(ns, self._fence(), self._processor) for source, ns in clients.items()}
+
+    def _fence(self) -> Fence:
+        """A relay process does not keep the order of packets to itself and of others: the fence leads through
+        the relay, too."""
+        if self._is_relayed:
+            return Fence(tuple(itertools.product(FENCE_IPS, FENCE_PORTS.values())), RELAYED_LAPS)
+        at = [(address, port) for server in SERVERS for address in server.at for port in TARGET_PORTS[UDP]]
+        return Fence(tuple(at), DIRECT_LAPS)
+
+    @property
+    def _is_relayed(self) -> bool:
+        return self.mode == "userspace"
 
     def _netns_of(self, server: Server) -> Pod:
         node = next(node for node in self._lab.nodes if node.name == server.node)
@@ -147,7 +169,10 @@ class Subject:
         )
         callbacks = Callbacks(lambda *_: None, self._bypassing.update)
         self._serving = ActiveMode(self._mode, self._config, callbacks)
+        others = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {self._processor})  # relays inherit it
         self._serving.open()
+        os.sched_setaffinity(0, others)
         self._networks, self._devices = local_addresses.read(), links.read()
 
     def apply(self, change: Change) -> None:
@@ -158,9 +183,16 @@ class Subject:
             devices=self._devices,
             bypassing=frozenset(self._bypassing),
         )
-        self._serving.reconciler.plan(
-            state, change.services, node_changed=change.node_changed, host_changed=True
-        )
+        services = change.services
+        if self._is_relayed:
+            fence, slices = fence_service()
+            state = dataclasses.replace(
+                state,
+                services={**state.services, fence.name: fence},
+                slices={**state.slices, fence.name: slices},
+            )
+            services |= {fence.name}
+        self._serving.reconciler.plan(state, services, node_changed=change.node_changed, host_changed=True)
         done = self._serving.sync(verify=False)
         assert not done.rejected, done
         self.state = state

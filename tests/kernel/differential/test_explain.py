@@ -74,6 +74,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ipvs-primary": ("ipvs", {"iptables_backend": "legacy", "nodeport_addresses": ("primary",)}),
+    "userspace-primary": (
+        "userspace",
+        {
+            **SUBJECTS["userspace"][1],
+            "detect_local_mode": "ClusterCIDR",
+            "cluster_cidr": _CIDRS,
+            "nodeport_addresses": ("primary",),
+        },
+    ),
+    "userspace-without-localhost": (
+        "userspace",
+        {**SUBJECTS["userspace"][1], "iptables_localhost_nodeports": "false"},
+    ),
 }
 """Modes with options that the explanation depends on."""
 

@@ -35,7 +35,7 @@ def test_rejected_timeouts_cause_a_warning_and_no_failure(
     with run(IpvsSettings(tcp_timeout=2**31 - 1)) as plane:
         bring(plane, plan(ONE))
     (warning,) = [record.__dict__["values"] for record in caplog.records if record.levelname == "WARNING"]
-    assert warning["reason"] == "timeouts of IPVS: Invalid argument"
+    assert warning["reason"] == "cannot set timeouts of IPVS: Invalid argument"
 
 
 @pytest.mark.usefixtures("_node")

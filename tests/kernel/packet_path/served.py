@@ -1,6 +1,6 @@
 """Services for the tests of the packet path: three protocols, both families, and parameters for each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -30,10 +30,11 @@ def serve(
     *targets: str,
     called: str = "web",
     node_ports: bool = True,
+    tunnels: Mapping[str, str | None] | None = None,
     **fields: Any,
 ) -> None:
     """A Service with every kind of frontend. Those of `targets` outside this node's pod network are on
-    another node. `fields` are those of `service`."""
+    another node. `fields` are those of `service`, `tunnels` those of `PacketPath.serve`."""
     given: dict[str, Any] = {
         "ips": [at.cluster],
         "external": [at.external],
@@ -41,7 +42,8 @@ def serve(
         "type_": ServiceType.LOAD_BALANCER,
     } | fields
     ports = _PORTS if node_ports else [each._replace(node_port=0) for each in _PORTS]
-    path.serve(service(called, *ports, **given), slice_of(called, *_endpoints(targets), ports=_TARGETS))
+    slice_ = slice_of(called, *_endpoints(targets), ports=_TARGETS)
+    path.serve(service(called, *ports, **given), slice_, tunnels=tunnels)
 
 
 def _endpoints(targets: Iterable[str]) -> list[Any]:

@@ -12,10 +12,11 @@ import pytest
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.services.client_hash import client_hash, entry_of
-from ebpfproxy.backends.ebpf.services.maglev import table
+from ebpfproxy.backends.ebpf.services.slot_lists import TABLE_SIZES
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, parse_weights
 from ebpfproxy.model.endpoint import EndpointPort
+from ebpfproxy.plan.maglev import table
 from tests.kernel.packet_path.conversation import request
 from tests.kernel.packet_path.served import families
 from tests.support.bpf_place import bpf_place
@@ -260,7 +261,7 @@ def test_another_node_selects_the_same_endpoint(path: PacketPath, at: Places, al
     by_name = serve(path, at, algorithm, WEIGHTS)
     names = sorted(by_name, reverse=True)
     targets = [bytes(parse_address(each)) + (5353).to_bytes(2, "big") for each in names]
-    entries = table(targets, [by_name[each] for each in names])
+    entries = table(targets, [by_name[each] for each in names], TABLE_SIZES.of(len(targets)))
     client, source = Client(path, at), clients(at, 3)
     for address, source_port in (next(source) for _ in range(2000)):
         hashed = client_hash(parse_address(address), source_port if algorithm is Algorithm.MAGLEV else 0)

@@ -8,10 +8,10 @@ import pytest
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
-from ebpfproxy.backends.ebpf.services import maglev
 from ebpfproxy.backends.ebpf.services.new_endpoints import NewEndpoints
 from ebpfproxy.backends.ebpf.services.record import Record
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
+from ebpfproxy.plan import maglev
 from tests.kernel.service_table.samples import (
     BOTH,
     CLUSTER,

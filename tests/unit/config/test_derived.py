@@ -43,7 +43,8 @@ def test_a_specific_bind_address_becomes_the_primary_address(text: str, address:
 
 
 def test_every_size_has_an_option() -> None:
-    names = [field.name for field in dataclasses.fields(MapSizes) if field.name != "half_open"]
+    names = [field.name for field in dataclasses.fields(MapSizes)]
+    names = names[: names.index("half_open")]
     texts = {f"ebpf_{name}_max": str(number) for number, name in enumerate(names, 1)}
     assert settings(**texts).sizes == MapSizes(*range(1, len(names) + 1))
 
@@ -206,3 +207,19 @@ def test_conntrack_flags_reach_the_sysctls() -> None:
 )
 def test_route_localnet_is_off_if_no_node_port_answers_on_loopback(texts: dict[str, Any]) -> None:
     assert not netfilter_settings(Config.parse(texts), "iptables").route_localnet
+
+
+def test_only_mode_ebpf_has_tunnels() -> None:
+    config = Config.parse(
+        {
+            "ebpf_dsr_port": "6083",
+            "ebpf_forwarding": "dsr",
+            "ebpf_dsr_sources": ("192.0.2.0/24, 2001:db8::/64",),
+            "hostname_override": "here",
+        }
+    )
+    context = plan_context(config, "ebpf")
+    assert (context.dsr_port, context.direct_return) == (6083, True)
+    assert [str(each) for each in context.tunnel_sources] == ["192.0.2.0/24", "2001:db8::/64"]
+    other = plan_context(config, "nftables")
+    assert (other.dsr_port, other.direct_return) == (0, True)

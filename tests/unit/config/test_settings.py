@@ -204,3 +204,12 @@ def test_every_flag_is_its_fields_name_and_every_default_is_right() -> None:
 
 def test_no_supported_flag_is_listed_as_unsupported() -> None:
     assert not {flag for option in OPTIONS.values() for flag in option.flags} & {*HINTS, *WITHOUT_EFFECT}
+
+
+def test_direct_server_return_needs_a_port_and_devices() -> None:
+    assert Config.parse({}).ebpf_dsr_port == 0
+    assert Config.parse({"ebpf_forwarding": "dsr", "ebpf_dsr_port": "6083"}).ebpf_dsr_port == 6083
+    with pytest.raises(ConfigError, match=r"^--ebpf-forwarding: dsr needs .* set --ebpf-dsr-port"):
+        Config.parse({"ebpf_forwarding": "dsr"})
+    with pytest.raises(ConfigError, match=r"^--ebpf-dsr-port: needs network devices"):
+        Config.parse({"ebpf_dsr_port": "6083", "tc_devices": ("none",)})

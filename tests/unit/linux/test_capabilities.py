@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.errors import Rejected
 from ebpfproxy.linux import capabilities
 
 
@@ -49,3 +50,9 @@ def test_a_seccomp_filter_is_detected(status: Path, line: str, filtered: bool) -
 def test_a_kernel_without_seccomp_filters_nothing(status: Path) -> None:
     status.write_text("CapEff:\t0000000000000000\n")
     assert not capabilities.is_filtered()
+
+
+def test_a_status_that_cannot_be_read_is_a_kernel_error(status: Path) -> None:
+    """For example without a free file descriptor. It was an OSError, with a traceback in the log."""
+    with pytest.raises(Rejected, match=f"cannot read {status}: No such file or directory"):
+        capabilities.capabilities()

@@ -70,6 +70,15 @@ RULES = [
         "dnat ip6 to numgen random mod 1 offset 0 . numgen random mod 1 offset 0 . "
         "jhash ip6 saddr mod 3 seed 0x65627066 map @endpoints-01",
     ),
+    (
+        Rule(DnatToOne("ip6", "endpoints-01", bytes(8), 251, Draw.BY_FLOW)),
+        "dnat ip6 to numgen random mod 1 offset 0 . numgen random mod 1 offset 0 . "
+        "jhash ip6 saddr . th sport mod 251 seed 0x65627066 map @endpoints-01",
+    ),
+    (
+        Rule(Share("ip", 4, 3, Draw.BY_FLOW), DROP),
+        "jhash ip saddr . th sport mod 4 seed 0x65627066 < 3 drop",
+    ),
 ]  # fmt: skip
 
 

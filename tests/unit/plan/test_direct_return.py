@@ -16,7 +16,7 @@ from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
 from ebpfproxy.plan.balancing import DEFAULT, PlannedBalancing, Support, unsupported
 from ebpfproxy.plan.direct_return import tunnel_sources
 from ebpfproxy.plan.frontends import plan_service
-from ebpfproxy.plan.service_plan import PlanContext
+from ebpfproxy.plan.service_plan import PlanContext, Role
 from tests.support.build import CONTEXT, ELSEWHERE, HERE, endpoint, networks, node, service, slice_of
 from tests.support.fake_backend import Entry, FakeBackend, Key
 
@@ -58,9 +58,9 @@ def test_only_nodes_that_announce_the_port_get_tunnels() -> None:
     assert found.algorithm is Algorithm.MAGLEV
 
 
-def test_without_any_tunnel_the_plan_has_none() -> None:
+def test_without_any_tunnel_the_node_accepts_packets_to_its_own_endpoints() -> None:
     for peers in {}, {ELSEWHERE: peer("192.0.2.11", port=PORT + 1)}, {ELSEWHERE: peer()}:
-        assert planned(exposed(), peers=peers).tunnels == ()
+        assert tunnels(planned(exposed(), peers=peers)) == ["", "", ""]
 
 
 def test_a_tunnel_has_a_family_of_this_node() -> None:
@@ -68,21 +68,47 @@ def test_a_tunnel_has_a_family_of_this_node() -> None:
     assert tunnels(planned(exposed(), peers=peers)) == ["", "192.0.2.11", ""]
     assert tunnels(planned(exposed(), peers=peers, own=node(addresses=["fd00::10"]))) == ["", "fd00::11", ""]
     assert tunnels(planned(exposed(), peers=peers, own=None)) == ["", "fd00::11", ""]
-    assert planned(exposed(), peers={ELSEWHERE: peer("fd00::11")}).tunnels == ()
+    assert tunnels(planned(exposed(), peers={ELSEWHERE: peer("fd00::11")})) == ["", "", ""]
 
 
 @pytest.mark.parametrize(
     "of",
     [
-        exposed(DEFAULT_BALANCING),
         exposed(Balancing(ebpf_forwarding=EbpfForwarding.SNAT)),
-        exposed(policy=TrafficPolicy.LOCAL),
         dataclasses.replace(service("web"), balancing=DSR),
     ],
-    ids=["not requested", "snat", "policy Local", "only a ClusterIP"],
+    ids=["snat", "only a ClusterIP"],
 )
 def test_other_services_cost_nothing(of: Service) -> None:
     assert planned(of) is DEFAULT
+
+
+def test_with_policy_local_nodes_accept_what_edges_tunnel_and_tunnel_nothing() -> None:
+    for balancing in DSR, DEFAULT_BALANCING:
+        assert planned(exposed(balancing, policy=TrafficPolicy.LOCAL)) == PlannedBalancing(
+            tunnels=(None, None, None)
+        )
+    edge = dataclasses.replace(ENABLED, role=Role.EDGE, node_name="")
+    found = planned(exposed(policy=TrafficPolicy.LOCAL), edge, own=None)
+    assert tunnels(found) == tunnels(planned(exposed(), edge, own=None))
+    assert "192.0.2.11" in tunnels(found)
+
+
+def test_an_edge_accepts_no_tunneled_packets() -> None:
+    edge = dataclasses.replace(ENABLED, role=Role.EDGE, tunnel_sources=networks(["192.0.2.0/24"]))
+    assert tunnel_sources(ClusterState({}, {}, peers=PEERS), edge) == frozenset()
+
+
+def test_a_service_that_leaves_it_to_the_nodes_accepts_what_others_tunnel() -> None:
+    """Else a node with --ebpf-forwarding=dsr would tunnel to one that does not have this flag yet."""
+    found = planned(exposed(DEFAULT_BALANCING))
+    assert found == PlannedBalancing(tunnels=(None, None, None))
+    (without,) = plan_service(
+        exposed(DEFAULT_BALANCING), [slice_of("web", ENDPOINTS[1])], node(), ENABLED, peers=PEERS
+    )
+    assert without.balancing is DEFAULT
+    stateful = Balancing(Algorithm.LEAST_CONNECTIONS)
+    assert planned(exposed(stateful)) == PlannedBalancing(Algorithm.LEAST_CONNECTIONS)
 
 
 def test_the_flag_requests_it_for_services_without_an_annotation() -> None:

@@ -303,6 +303,8 @@ class DeviceTable:
 
 def classifier(flags: int, side: str) -> str:
     """The name of the program for one side of a device with these flags (abi.h's device_flag)."""
+    if flags & abi.DEVICE_TUNNEL and side == INGRESS:
+        return "from_tunnel"
     name = "to_any" if side == EGRESS else "from_any"
     return f"{name}_l3" if flags & abi.DEVICE_LAYER3 else name
 

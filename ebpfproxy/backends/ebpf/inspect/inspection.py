@@ -23,6 +23,7 @@ from ebpfproxy.backends.ebpf.entries import (
     HookKey,
     Key,
     ServicePortEntry,
+    TunnelSourceKey,
 )
 from ebpfproxy.backends.ebpf.inspect import translations
 from ebpfproxy.backends.ebpf.inspect.read_only import ReadOnlyArrays, ReadOnlyMap
@@ -35,10 +36,12 @@ from ebpfproxy.backends.ebpf.services.node_entry import NodeEntry
 from ebpfproxy.backends.ebpf.services.reading import Reading
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
 from ebpfproxy.backends.ebpf.services.source_ranges import SERVICE_ID_BITS, SourceRanges
+from ebpfproxy.backends.ebpf.services.tunnels import Tunnels
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.backends.ebpf.sockets import netns_cookie
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf import cgroup
+from ebpfproxy.linux.netlink import geneve
 from ebpfproxy.model.address import (
     Address,
     Network,
@@ -69,12 +72,19 @@ class EbpfInspection:
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         off = self._settings.socket_lb is SocketLb.OFF
-        return entries.render(plans, node, () if off else self._hooks)
+        device = geneve.find() if self._settings.tunnels else 0
+        return entries.render(plans, node, () if off else self._hooks, device)
 
     def read(self) -> dict[Key, Entry]:
         """The entries. Empty if a pin is missing: `further` then names it. Raises KernelError."""
         self._further = []
-        programs = PinnedPrograms(self._pins, self._settings.cgroup_root, self._pins.hooked_in(), self._hooks)
+        programs = PinnedPrograms(
+            self._pins,
+            self._settings.cgroup_root,
+            self._pins.hooked_in(),
+            self._hooks,
+            self._settings.tunnels,
+        )
         missing = programs.missing_pins()
         if missing:
             self._further = [Difference(f"pin {name}", MISSING) for name in missing]
@@ -104,9 +114,10 @@ class EbpfInspection:
             self._further += map(_stray_endpoint, map(arrays.endpoint, arrays.unknown))
         finally:
             arrays.close()
+        Tunnels(maps).read(found.records.values())
         services = [each for record in found.records.values() for each in record.services.items()]
         FrontendAddresses(maps["frontend_addresses"]).read(services)
-        for name, text in (("source_ranges", _source_range), ("frontend_addresses", _frontend_address)):
+        for name, text in _REPAIRED.items():
             self._further += _repairs(maps, name, text)
         memory = maps["service_ports"].mapped()
         try:
@@ -123,6 +134,9 @@ class EbpfInspection:
         for key, value in maps["local_networks"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
             found[Network(Address(address), length)] = int(_U32.unpack(value)[0])
+        for key, _ in maps["tunnel_sources"].items():
+            length, address = abi.NETWORK_KEY.unpack(key)
+            found[TunnelSourceKey(Network(Address(address), length))] = 1
         return found
 
     def _devices(self, maps: Maps, programs: PinnedPrograms) -> dict[Key, Entry]:
@@ -195,6 +209,7 @@ class _ShownServicePort(NamedTuple):
     source_ranges: tuple[str, ...]
     algorithm: str
     slow_start: str
+    tunnels: tuple[str, ...]
 
 
 class _ShownDevice(NamedTuple):
@@ -215,6 +230,7 @@ def _shown_service_port(entry: ServicePortEntry) -> _ShownServicePort:
         tuple(map(str, entry.source_ranges)),
         abi.ALGORITHMS.get(entry.algorithm, f"algorithm {entry.algorithm}"),
         f"{entry.slow_start} s",
+        tuple(format_address(each) if each else "-" for each in entry.tunnels),
     )
 
 
@@ -256,3 +272,21 @@ def _source_range(key: bytes) -> str:
 
 def _frontend_address(key: bytes) -> str:
     return format_address(Address(key))
+
+
+def _tunnel(key: bytes) -> str:
+    return f"endpoint id {_U32.unpack(key)[0]}"
+
+
+def _tunnel_endpoint(key: bytes) -> str:
+    address, port, _, service = abi.TUNNEL_ENDPOINT.unpack(key)
+    return f"{format_endpoint(Address(address), ntohs(port))} of service id {service}"
+
+
+_REPAIRED = {
+    "source_ranges": _source_range,
+    "frontend_addresses": _frontend_address,
+    "tunnels": _tunnel,
+    "tunnel_endpoints": _tunnel_endpoint,
+}
+"""The maps that `_services` reads with repairs, and how a key is shown."""

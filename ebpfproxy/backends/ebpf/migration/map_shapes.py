@@ -22,6 +22,8 @@ SERVICE_MAPS = (
     "source_ranges",
     "service_ports",
     "frontend_addresses",
+    "tunnels",
+    "tunnel_endpoints",
 )
 """Maps that refer to each other by ids and ranges. If the shape of one changes, all are created again.
 

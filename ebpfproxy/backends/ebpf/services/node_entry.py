@@ -9,16 +9,16 @@ from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.bpf.bpf import Map
-from ebpfproxy.linux.netlink import reinjection
+from ebpfproxy.linux.netlink import geneve, reinjection
 from ebpfproxy.log import Logger
 from ebpfproxy.plan.service_plan import SocketLb
 
 log = Logger(__name__)
 
 NODE_REPAIRED = "Restored the node's entry"
-"""Another program changed the map `node`, or the reinjection veth pair."""
+"""Another program changed the map `node`, the reinjection veth pair, or the Geneve device."""
 NODE_NOT_REPAIRED = "Failed to restore the node's entry, retrying"
-"""The map `node` or the reinjection veth pair could not be written or created."""
+"""The map `node` could not be written, or the reinjection veth pair or the Geneve device not be created."""
 
 _KEY = struct.pack("=I", 0)
 _FIELDS = tuple(field.name for field in abi.NODE.fields)
@@ -31,7 +31,8 @@ class NodeEntry:
     """Writes the entry when the backend is opened, and again if another process changed it.
 
     Features of a previous run that these settings lack stay until `settle`: redirected sockets of pods, and
-    the reinjection veth pair. Until then nothing else may translate those packets.
+    the reinjection veth pair. Until then nothing else may translate those packets. A Geneve device also stays
+    until then, but gets no more packets.
     """
 
     def __init__(self, node: Map, settings: EbpfSettings, netns_cookie: int) -> None:
@@ -46,14 +47,23 @@ class NodeEntry:
         self._kept_reinjection = previous_reinjection
         self._reinjection = previous_reinjection
         self._loopback = settings.socket_lb is SocketLb.OFF
+        self.tunnel_device = 0
+        """The ifindex of the Geneve device after `write`; 0: no direct server return."""
+        self._tunnel_mtu = 0
+        self._tunnel_before = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))[-2]
 
     def write(self) -> bool:
-        """Provide the reinjection veth pair if it is needed, and write the entry.
+        """Provide the reinjection veth pair and the Geneve device if they are needed, and write the entry.
 
         Returns whether the entry differed. Raises KernelError.
         """
         if self._has_reinjection:
             self._reinjection = reinjection.ensure_pair()
+        if self._settings.tunnels:
+            self.tunnel_device = geneve.ensure(
+                self._settings.dsr_port, self.tunnel_device or self._tunnel_before
+            )
+            self._tunnel_mtu = geneve.path_mtu() - abi.TUNNEL_OVERHEAD
         self._icmp = _read_icmp_limits()
         return self._write()
 
@@ -67,7 +77,9 @@ class NodeEntry:
             return True
 
     def holds(self) -> bool:
-        """Whether the map has the entry. Raises KernelError."""
+        """Whether the map has the entry, and the Geneve device exists. Raises KernelError."""
+        if self._settings.tunnels and geneve.find() != self.tunnel_device:
+            return False
         with self._lock:
             return self._map.lookup(_KEY) == self._wanted()
 
@@ -82,6 +94,9 @@ class NodeEntry:
         self._kept_flags = self._kept_reinjection = 0
         self._loopback |= loopback
         self._reinjection = reinjection.find_pair() if self._has_reinjection else 0
+        if self._settings.tunnels:
+            self.tunnel_device = geneve.find()
+            self._tunnel_mtu = geneve.path_mtu() - abi.TUNNEL_OVERHEAD
         have = dict(
             zip(_FIELDS, abi.NODE.unpack(self._map.lookup(_KEY) or bytes(abi.NODE.size)), strict=True)
         )
@@ -115,6 +130,8 @@ class NodeEntry:
         self._write()
         if self._settings.devices and not self._has_reinjection:
             reinjection.remove_pair()
+        if self._settings.devices and not self._settings.tunnels:
+            geneve.remove()
 
     def note_netfilter_flows(self, present: bool) -> None:
         """Set whether the programs use `netfilter_flows`. For any thread. Raises KernelError."""
@@ -152,7 +169,8 @@ class NodeEntry:
         if settings.redirect:
             flags |= abi.NODE_REDIRECT
         timeouts = dataclasses.astuple(settings.timeouts)
-        return abi.NODE.pack(self._cookie, flags, device, *timeouts, *self._icmp)
+        tunnel = self.tunnel_device, self._tunnel_mtu
+        return abi.NODE.pack(self._cookie, flags, device, *timeouts, *self._icmp, *tunnel)
 
 
 def _read_icmp_limits() -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 A list has one entry for each endpoint, in their order, unless it is expanded:
 - With weights, an endpoint has as many entries as its weight, after division by the greatest common divisor.
-- With a hash algorithm, the list is a table (maglev.py).
+- With a hash algorithm, the list is a table (plan/maglev.py).
 """
 
 from array import array
@@ -11,12 +11,18 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry
-from ebpfproxy.backends.ebpf.services import maglev
+from ebpfproxy.plan import maglev
+from ebpfproxy.plan.maglev import TableSizes
 from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
 from ebpfproxy.plan.weights import interleaved, reduced
 
 HASHING = frozenset((abi.ALGORITHM_SOURCE_HASH, abi.ALGORITHM_MAGLEV))
 """The algorithms whose lists are tables."""
+
+TABLE_SIZES = TableSizes((2039, 16381, 65521), 128)
+"""Each is the largest prime below a power of two: a range of slots takes a power of two. From 512 endpoints
+on, there are fewer entries for each.
+"""
 
 _WEIGHTED = 1 << WEIGHT_SHIFT
 
@@ -37,7 +43,8 @@ def slot_list(entry: ServicePortEntry, ids: Sequence[int], flag: int) -> SlotLis
     weights = _weights(flags, flag)
     if entry.algorithm in HASHING:
         targets = zip(entry.endpoints.targets(), flags, strict=True)
-        order = maglev.table([target for target, each in targets if each & flag], weights)
+        listed_targets = [target for target, each in targets if each & flag]
+        order = maglev.table(listed_targets, weights, TABLE_SIZES.of(len(listed_targets)))
     else:
         order = interleaved(weights)
     expanded = [listed[at] for at in order]
@@ -67,7 +74,7 @@ def places_needed(entry: ServicePortEntry, flag: int) -> int:
     count = sum(1 for each in flags if each & flag)
     if count and _is_expanded(entry.algorithm, flags):
         weights = _weights(flags, flag)
-        count = maglev.table_size(count) if entry.algorithm in HASHING else sum(reduced(weights))
+        count = TABLE_SIZES.of(count) if entry.algorithm in HASHING else sum(reduced(weights))
     return places(count, entry.algorithm)
 
 

@@ -31,6 +31,7 @@ from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_v
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
+from ebpfproxy.backends.ebpf.services.tunnels import Tunnels
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.linux.bpf.bpf import possible_cpus
 from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
@@ -54,6 +55,7 @@ class ServiceTable:
         self._ports = ServicePorts(maps["service_ports"])
         self._counted = CountedEndpoints(maps["connections"])
         self._new = NewEndpoints(maps["new_endpoints"])
+        self._tunnels = Tunnels(maps)
         self._no_traffic = _NO_TRAFFIC * possible_cpus()
         self._written = Written()
         self._records, self._owner = self._written.records, self._written.owner
@@ -71,6 +73,7 @@ class ServiceTable:
         self._ports.move_to(maps["service_ports"])
         self._counted.move_to(maps["connections"])
         self._new.move_to(maps["new_endpoints"])
+        self._tunnels.move_to(maps)
 
     def close_in(self, maps: Maps) -> None:
         """Like `close`, unless it uses other maps than these now."""
@@ -103,6 +106,7 @@ class ServiceTable:
     def read(self) -> dict[ServicePortKey, ServicePortEntry]:
         """The entries in the maps. Inconsistent contents result in an entry that differs from every plan."""
         found = Reading(self._maps, self._arrays, self._service_ids, self._sources, self._clock)
+        self._tunnels.read(found.records.values())
         _share_entries(found.records, self._records)
         self._written = Written(found.records, found.owner)
         self._records, self._owner = self._written.records, self._written.owner
@@ -125,6 +129,7 @@ class ServiceTable:
             self._addresses.check(written),
             self._ports.check(),
             self._sources.check(written),
+            self._tunnels.check(written),
         )
         while self._written is written and (is_right := next(steps, None)) is not None:
             yield is_right
@@ -204,6 +209,7 @@ class ServiceTable:
                 self._counted.add(new.ids)
             self._new.change(old, new)
             self._sources.add(new.id, sources_beyond(new.entry, old.entry if old else None))
+            self._tunnels.add(new)
         self._maps["service_names"].update_all([(U32.pack(id_), name_value(key)) for key, id_ in added])
         packed = {packed for _, new in changes.values() for packed in new.services}
         self._ports.add({each for each in packed if each not in self._owner})
@@ -248,6 +254,7 @@ class ServiceTable:
             if range_ != NOTHING and range_ != kept:
                 self._arrays.ranges.release(range_[0], old.places(range_), now)
         self._sources.remove(old.id, sources_beyond(old.entry, new.entry if new else None))
+        self._tunnels.remove(old, new)
         if not new:
             self._service_ids.release(old.id, now)
 

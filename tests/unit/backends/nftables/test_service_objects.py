@@ -1,5 +1,6 @@
 """The objects of one plan, in situations without a golden case."""
 
+import collections
 import dataclasses
 import re
 
@@ -227,6 +228,31 @@ def test_with_affinity_an_endpoint_has_one_rule_with_its_weight(algorithm: Algor
     assert second.startswith("update @affinity")
 
 
+def test_maglev_draws_from_a_table_by_address_and_port() -> None:
+    plan = balanced(Algorithm.MAGLEV, 3, 1)
+    cluster, local = listed(plan)
+    counts = collections.Counter(cluster)
+    assert len(cluster) == 251
+    assert counts["10.1.0.1 . 8080"] == pytest.approx(251 * 3 / 4, abs=2)
+    assert rules(plan, "service")[-2:] == (
+        f"{CHOICE} . jhash ip saddr . th sport mod 251 seed 0x65627066 map @endpoints-083",
+        f"{CHOICE} . numgen random mod 1 map @endpoints-083",
+    )
+    assert all(len(set(each)) > 1 or len(each) == 1 for each in (cluster, local))
+
+
+def test_maglev_with_one_endpoint_needs_no_table() -> None:
+    plan = balanced(Algorithm.MAGLEV)
+    plan = dataclasses.replace(plan, endpoints=PlannedEndpoints((ENDPOINT,)))
+    assert entries_of(plan) == entries_of(dataclasses.replace(plan, balancing=DEFAULT))
+
+
+def test_with_affinity_maglev_divides_the_hash_by_weights() -> None:
+    first, second, *_ = rules(balanced(Algorithm.MAGLEV, 3, 1, affinity=60), "service")[3:]
+    assert first.startswith("jhash ip saddr . th sport mod 4 seed 0x65627066 < 3 update @affinity")
+    assert second.startswith("update @affinity")
+
+
 def test_with_affinity_the_hash_decides_in_all_rules() -> None:
     """A rule for one of the packets that remain would need another hash."""
     third = ENDPOINT._replace(address=parse_address("10.1.0.3"))
@@ -246,7 +272,7 @@ def test_weights_are_divided_by_their_common_divisor_in_each_scope() -> None:
 @pytest.mark.parametrize("affinity", [0, 60])
 def test_without_annotations_and_with_equal_weights_the_entries_are_the_same(affinity: int) -> None:
     plain = dataclasses.replace(balanced(None, affinity=affinity), balancing=DEFAULT)
-    for algorithm in (None, Algorithm.RANDOM, Algorithm.LEAST_CONNECTIONS, Algorithm.MAGLEV):
+    for algorithm in (None, Algorithm.RANDOM, Algorithm.LEAST_CONNECTIONS):
         assert entries_of(balanced(algorithm, 7, 7, affinity=affinity)) == entries_of(plain)
 
 

@@ -15,6 +15,7 @@ from ebpfproxy.model.address import Address, Network, Protocol, parse_address
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointPort, EndpointSlice
+from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import Pod as KubernetesPod
 from ebpfproxy.model.service import NamespacedName, Service
 from ebpfproxy.plan.host_ports import name_of
@@ -50,6 +51,7 @@ def situation(
     unserved: Mapping[NamespacedName, Unserved] | None = None,
     routes: Any = route,
     devices: Sequence[Device] = DEVICES,
+    peers: Mapping[str, PeerNode] | None = None,
     **options: Any,
 ) -> Situation:
     """The situation of the node `here` with these Services and EndpointSlices. `options`: of PlanContext."""
@@ -61,7 +63,13 @@ def situation(
     local = networks(["127.0.0.0/8", "::1/128", f"{NODE}/32", f"{NODE_V6}/128", "10.1.0.1/32"])
     pods = {name_of(each.name): each for each in objects if isinstance(each, KubernetesPod)}
     state = ClusterState(
-        services, slices, node(zone, (NODE, NODE_V6)), frozenset[Network](local), tuple(devices), pods=pods
+        services,
+        slices,
+        node(zone, (NODE, NODE_V6)),
+        frozenset[Network](local),
+        tuple(devices),
+        pods=pods,
+        peers=peers or {},
     )
     if mode != "ebpf":
         options.setdefault("detect_local", DetectLocal.CLUSTER_CIDR)

@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_RANDOM
+from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_PORT, BY_RANDOM
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Protocol, parse_address
-from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, parse_weights
+from ebpfproxy.model.balancing import Algorithm, Balancing, EbpfForwarding, Forwarding, parse_weights
+from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
-from tests.support.build import HERE, draining, endpoint, name, networks, port, service, slice_of
+from tests.support.build import ELSEWHERE, HERE, draining, endpoint, name, networks, port, service, slice_of
 from tests.unit.diagnose.explain.scene import (
     A_CLIENT,
     A_POD,
@@ -55,9 +56,12 @@ FORWARDED = to("203.0.113.3", 8080)
 ROUND_ROBIN = dataclasses.replace(
     WEB, balancing=Balancing(Algorithm.ROUND_ROBIN, parse_weights(f"{REMOTE_POD}=3"))
 )
+DSR_WEB = dataclasses.replace(ROUTED_WEB, balancing=Balancing(ebpf_forwarding=EbpfForwarding.DSR))
 LEAST_CONNECTIONS = dataclasses.replace(WEB, balancing=Balancing(Algorithm.LEAST_CONNECTIONS))
 HEAVY = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=3")))
 READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
+PEERS = {ELSEWHERE: PeerNode((parse_address("192.0.2.11"),), 6083)}
+WITH_TUNNEL = situation(DSR_WEB, READY, peers=PEERS, dsr_port=6083)
 NODE_PORT_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT)
 LOCAL_WEB = service("web", port(80, node_port=30080), type_=ServiceType.NODE_PORT, external_policy=LOCAL)
 INTERNAL_LOCAL = service("web", internal_policy=LOCAL)
@@ -405,6 +409,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         CONNECTS,
         lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
     ),
+    Reason.DIRECT_RETURN: (CONNECTS, lambda: explained(WITH_TUNNEL, FORWARDED, A_CLIENT)),
     Reason.FORWARDING_LIMITED: (
         CONNECTS,
         lambda: explained(
@@ -571,6 +576,13 @@ def test_a_connection_has_the_reason_and_the_verdict(reason: Reason) -> None:
     assert found.steps[-1].subject is Subject.OUTCOME
 
 
+def test_in_mode_userspace_source_ranges_do_not_apply_without_endpoints() -> None:
+    """Nothing listens. It was explained as dropped."""
+    found = explained(situation(RANGED, mode="userspace"), to(BALANCER), A_POD)
+    assert found.verdict is Verdict.REJECTED
+    assert Reason.RANGES_WITHOUT_ENDPOINTS in reasons(found)
+
+
 def test_every_reason_has_a_test() -> None:
     elsewhere = {reason for some in TESTED_ELSEWHERE.values() for reason in some}
     assert not elsewhere & CASES.keys()
@@ -618,9 +630,9 @@ def test_the_addresses_that_the_server_sees() -> None:
     assert explained(itself, origin=A_POD).endpoints[0].seen == (parse_address("10.1.0.1"),)
 
 
-def hash_step(algorithm: Algorithm, origin: Origin, **fields: Any) -> Step:
+def hash_step(algorithm: Algorithm, origin: Origin, mode: str = "ebpf", **fields: Any) -> Step:
     of = dataclasses.replace(WEB, balancing=Balancing(algorithm, **fields))
-    steps = explained(situation(of, READY), origin=origin).steps
+    steps = explained(situation(of, READY, mode=mode), origin=origin).steps
     return next(each for each in steps if each.reason is Reason.ALGORITHM)
 
 
@@ -629,6 +641,30 @@ def test_the_endpoint_of_a_known_client_is_shown_for_source_hash() -> None:
     clients = [Origin(ClientClass.OUTSIDE, "client", (parse_address(f"198.51.100.{n}"),)) for n in range(20)]
     lines = {line for each in clients for line in hash_step(Algorithm.SOURCE_HASH, each).details}
     assert lines == {f"this client gets {pod}:8080" for pod in (REMOTE_POD, OTHER_POD)}
+
+
+@pytest.mark.parametrize("mode", ["ebpf", "nftables"])
+@pytest.mark.parametrize("algorithm", [Algorithm.SOURCE_HASH, Algorithm.MAGLEV])
+def test_the_endpoint_of_a_known_client_and_port_is_shown_for_hashes(mode: str, algorithm: Algorithm) -> None:
+    """That of mode nftables is compared with the kernel's in tests/kernel/test_nftables_balancing.py."""
+    client = Origin(ClientClass.OUTSIDE, "client", (parse_address("198.51.100.7"),))
+    lines = {
+        line
+        for port in range(40_000, 40_040)
+        for line in hash_step(algorithm, client._replace(port=port), mode).details
+    }
+    both = {f"this client gets {pod}:8080" for pod in (REMOTE_POD, OTHER_POD)}
+    assert lines < both if algorithm is Algorithm.SOURCE_HASH else lines == both
+
+
+@pytest.mark.parametrize("mode", ["ebpf", "nftables"])
+def test_without_a_port_maglev_asks_for_it(mode: str) -> None:
+    assert hash_step(Algorithm.MAGLEV, A_CLIENT, mode).details == (BY_PORT,)
+
+
+def test_modes_without_these_hashes_show_no_endpoint() -> None:
+    client = A_CLIENT._replace(port=40_000)
+    assert hash_step(Algorithm.SOURCE_HASH, client, "userspace").details == ()
 
 
 def test_a_heavy_endpoint_is_shown_for_most_clients() -> None:
@@ -643,3 +679,21 @@ def test_a_heavy_endpoint_is_shown_for_most_clients() -> None:
 )
 def test_what_identifies_the_client_of_a_socket_is_shown_for_hashes(algorithm: Algorithm, line: str) -> None:
     assert hash_step(algorithm, A_POD).details == (line,)
+
+
+def test_only_endpoints_with_a_tunnel_reply_directly_and_only_to_clients_outside() -> None:
+    explanation = explained(WITH_TUNNEL, FORWARDED, A_CLIENT)
+    (step,) = [each for each in explanation.steps if each.reason is Reason.DIRECT_RETURN]
+    assert step.details == (f"{REMOTE_POD}:8080: by 192.0.2.11",)
+    tunneled, here = explanation.endpoints[::-1]
+    assert (tunneled.masqueraded, tunneled.why_masquerade) == (False, Reason.KEEPS_ADDRESSES)
+    assert tunneled.seen == (parse_address(OUTSIDE),)
+    assert here.why_masquerade is Reason.REPLY_PASSES_NODE
+    for origin in A_POD, THE_NODE:
+        assert Reason.DIRECT_RETURN not in reasons(explained(WITH_TUNNEL, FORWARDED, origin))
+
+
+def test_direct_server_return_without_a_port_is_ignored() -> None:
+    explanation = explained(situation(DSR_WEB, READY), FORWARDED, A_CLIENT)
+    (step,) = [each for each in explanation.steps if each.reason is Reason.BALANCING_IGNORED]
+    assert step.text.endswith(": ebpf-forwarding dsr")

@@ -8,34 +8,44 @@ compute the same tables: change nothing here without a plan for clusters that ha
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import cycle
+from typing import NamedTuple
 
 from ebpfproxy.plan.weights import interleaved
 
-SIZES = (2039, 16381, 65521)
-"""Each is the largest prime below a power of two: a range of slots takes a power of two."""
-_SIZE_PER_ENDPOINT = 128
-"""With so many entries for each endpoint, its removal moves about 2 % of the entries of other endpoints."""
 _HALF = 8  # bytes
 
 
-def table_size(endpoints: int) -> int:
-    """The number of entries for so many endpoints. From 512 endpoints on, there are fewer for each.
+class TableSizes(NamedTuple):
+    """The sizes that the tables of a mode may have: primes in ascending order.
 
-    >>> [table_size(n) for n in (1, 15, 16, 100, 127, 128, 5000)]
-    [2039, 2039, 16381, 16381, 16381, 65521, 65521]
+    `per_endpoint`: a table has at least so many entries for each endpoint, unless it has the largest size.
+    The more entries, the more even are the shares, and the fewer entries of other endpoints move if one is
+    removed: on average 2 % with 128, 7 % with 16.
     """
-    return next((size for size in SIZES if size >= _SIZE_PER_ENDPOINT * endpoints), SIZES[-1])
+
+    sizes: tuple[int, ...]
+    per_endpoint: int
+
+    def of(self, endpoints: int, weights: int = 0) -> int:
+        """The number of entries of a table for so many endpoints, whose weights have this sum in `reduced`.
+
+        >>> [TableSizes((251, 1021), 16).of(n) for n in (1, 15, 16, 5000)]
+        [251, 251, 1021, 1021]
+        >>> TableSizes((251, 1021), 16).of(3, 260)
+        1021
+        """
+        least = max(self.per_endpoint * endpoints, weights)
+        return next((size for size in self.sizes if size >= least), self.sizes[-1])
 
 
-def table(targets: Sequence[bytes], weights: Sequence[int]) -> list[int]:
+def table(targets: Sequence[bytes], weights: Sequence[int], size: int) -> list[int]:
     """The table of endpoints, as indexes of `targets`. Empty without targets.
 
     `targets`: their addresses and ports, all different, in any order. `weights`: theirs, from 1. Empty: all
-    are equal.
+    are equal. `size`: the number of entries, a prime.
     """
     if not targets:
         return []
-    size = table_size(len(targets))
     order = sorted(range(len(targets)), key=targets.__getitem__)
     free = bytearray(b"\1") * size
     preferences = {index: _preferences(targets[index], free) for index in order}

@@ -1,14 +1,20 @@
 """The tables of the hash algorithms: equal on all nodes, and in proportion to weights."""
 
 import hashlib
+import math
 import random
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ebpfproxy.backends.ebpf.services.client_hash import client_hash, entry_of
-from ebpfproxy.backends.ebpf.services.maglev import SIZES, table, table_size
+from ebpfproxy.backends.ebpf.services.slot_lists import TABLE_SIZES
+from ebpfproxy.backends.nftables.shares import TABLE_SIZES as SMALL_SIZES
 from ebpfproxy.model.address import parse_address
+from ebpfproxy.plan.maglev import TableSizes, table
+from ebpfproxy.plan.weights import reduced
 
 MOST_MOVED = 0.02
 """The largest acceptable part of the entries of other endpoints that move when one of 100 endpoints is
@@ -24,8 +30,10 @@ def targets(count: int) -> list[bytes]:
     return [target(number) for number in range(count)]
 
 
-def by_target(of: list[bytes], weights: list[int] | None = None) -> list[bytes]:
-    return [of[index] for index in table(of, weights or [])]
+def by_target(
+    of: list[bytes], weights: list[int] | None = None, sizes: TableSizes = TABLE_SIZES
+) -> list[bytes]:
+    return [of[index] for index in table(of, weights or [], sizes.of(len(of), sum(weights or [])))]
 
 
 def moved(before: list[bytes], after: list[bytes], removed: bytes) -> float:
@@ -47,19 +55,32 @@ def test_shuffled_input_results_in_the_same_table() -> None:
 
 def test_a_table_is_the_same_in_every_version() -> None:
     """Nodes of two versions forward packets of the same connection."""
-    digest = hashlib.sha256(bytes(table(targets(100), []))).hexdigest()
+    digest = hashlib.sha256(bytes(table(targets(100), [], 16381))).hexdigest()
     assert digest == "619e1d92380298c608a1cbf1722964123ee4dbcb4bdfab537abe81d91a4f9813"
 
 
 @pytest.mark.parametrize(
-    ("count", "most"),
-    [(2, 0.0), (10, 0.03), (15, 0.03), (100, MOST_MOVED), (120, MOST_MOVED), (500, MOST_MOVED)],
+    ("sizes", "count", "most"),
+    [
+        (TABLE_SIZES, 2, 0.0),
+        (TABLE_SIZES, 10, 0.03),
+        (TABLE_SIZES, 15, 0.03),
+        (TABLE_SIZES, 100, MOST_MOVED),
+        (TABLE_SIZES, 120, MOST_MOVED),
+        (TABLE_SIZES, 500, MOST_MOVED),
+        (SMALL_SIZES, 2, 0.0),
+        (SMALL_SIZES, 10, 0.1),
+        (SMALL_SIZES, 15, 0.1),
+        (SMALL_SIZES, 50, 0.08),
+        (SMALL_SIZES, 100, 0.05),
+        (SMALL_SIZES, 500, MOST_MOVED),
+    ],
 )
-def test_removing_an_endpoint_moves_few_other_entries(count: int, most: float) -> None:
+def test_removing_an_endpoint_moves_few_other_entries(sizes: TableSizes, count: int, most: float) -> None:
     of = targets(count)
-    before = by_target(of)
+    before = by_target(of, sizes=sizes)
     for removed in random.Random(2).sample(of, min(count, 5)):
-        after = by_target([each for each in of if each != removed])
+        after = by_target([each for each in of if each != removed], sizes=sizes)
         assert moved(before, after, removed) <= most
 
 
@@ -76,18 +97,32 @@ def test_removing_one_of_100_endpoints_moves_few_flows() -> None:
     assert len(others) < len(entries)
 
 
+@pytest.mark.parametrize("sizes", [TABLE_SIZES, SMALL_SIZES])
 @pytest.mark.parametrize("count", [1, 3, 100])
-def test_equal_endpoints_differ_by_one_entry_at_most(count: int) -> None:
-    shares = Counter(table(targets(count), [])).values()
+def test_equal_endpoints_differ_by_one_entry_at_most(sizes: TableSizes, count: int) -> None:
+    shares = Counter(table(targets(count), [], sizes.of(count))).values()
     assert len(shares) == count
     assert max(shares) - min(shares) <= 1
 
 
 def test_entries_are_in_proportion_to_weights() -> None:
-    shares = Counter(table(targets(3), [1, 3, 100]))
-    size = table_size(3)
+    size = TABLE_SIZES.of(3)
+    shares = Counter(table(targets(3), [1, 3, 100], size))
     for index, weight in enumerate((1, 3, 100)):
         assert shares[index] == pytest.approx(size * weight / 104, abs=2)
+
+
+@given(st.lists(st.integers(1, 100), min_size=2, max_size=40))
+def test_every_endpoint_has_entries_in_a_small_table(weights: list[int]) -> None:
+    """Also one of weight 1 beside many of weight 100."""
+    size = SMALL_SIZES.of(len(weights), sum(reduced(weights)))
+    assert len(set(table(targets(len(weights)), weights, size))) == len(weights)
+
+
+@pytest.mark.parametrize("sizes", [TABLE_SIZES, SMALL_SIZES])
+def test_sizes_are_primes(sizes: TableSizes) -> None:
+    """Otherwise an endpoint would not reach all entries."""
+    assert all(size % divisor for size in sizes.sizes for divisor in range(2, math.isqrt(size) + 1))
 
 
 def test_a_weight_changes_few_entries_of_others() -> None:
@@ -99,16 +134,15 @@ def test_a_weight_changes_few_entries_of_others() -> None:
 
 
 def test_without_endpoints_there_is_no_table() -> None:
-    assert table([], []) == []
+    assert table([], [], 251) == []
 
 
 def test_more_endpoints_than_entries_get_as_many_as_there_is_room_for() -> None:
-    count = SIZES[-1] + 5
-    assert len(set(table(targets(count), []))) == SIZES[-1]
+    assert len(set(table(targets(256), [], 251))) == 251
 
 
 def test_weights_that_are_equal_change_nothing() -> None:
-    assert table(targets(5), [3] * 5) == table(targets(5), [])
+    assert table(targets(5), [3] * 5, 251) == table(targets(5), [], 251)
 
 
 def test_the_hash_of_similar_clients_is_uniform() -> None:

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * Direct server return (docs/decisions/0048). The node that a client dials sends the unchanged
+ * packet in Geneve to the node of the endpoint (dsr_dial.h). That node translates it like a packet
+ * of its own client (dsr_receive.h), so the replies go directly to the client.
+ */
+#pragma once
+
+#include "admit.h"
+
+#define TAIL_DIAL 1
+
+#define TUNNEL_IPV6    1 /* BPF_F_TUNINFO_IPV6 */
+#define TUNNEL_NETWORK 1 /* the virtual network identifier of all tunneled packets */
+#define TUNNEL_TTL     64
+
+/* struct bpf_tunnel_key as Linux 5.10 has it. Later fields are not used. */
+struct tunnel_key {
+	u32 network;
+	union {
+		u32 v4; /* in host byte order */
+		struct address v6;
+	} remote;
+	u8 tos;
+	u8 ttl;
+	u16 flags;
+	u32 label;
+};
+
+/* Whether the address belongs to a node that sends tunneled packets. */
+static __always_inline bool is_tunnel_source(const struct address *address)
+{
+	struct network_key key = {.length = 128, .address = *address};
+
+	return tunnel_sources.lookup(&key) != NULL;
+}
+
+/* Sets the frontend that a client reaches with `scratch->tuple`. */
+static __always_inline void frontend_of_tuple(struct scratch *scratch)
+{
+	scratch->frontend.address = scratch->tuple.destination;
+	scratch->frontend.port = scratch->tuple.destination_port;
+	scratch->frontend.protocol = scratch->tuple.protocol;
+	scratch->frontend.pad = 0;
+}
+
+/* Whether a packet that belongs to no flow is for a Service with direct server return, so that
+ * TAIL_DIAL decides. Other packets of outside clients, and all packets on a node without it, cost
+ * only this check.
+ */
+static __always_inline bool is_dialed(struct __sk_buff *skb, struct scratch *scratch)
+{
+	const struct node *settings = node_get();
+	const struct service *service;
+	struct service_key key;
+
+	if (!settings || !settings->tunnel_device || skb->pkt_type == PACKET_OTHERHOST)
+		return false;
+	frontend_of_tuple(scratch);
+	service = service_lookup(&key, &scratch->frontend);
+	return service && service->flags & SERVICE_DSR && class_of(skb) == OUTSIDE;
+}

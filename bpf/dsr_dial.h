@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * Direct server return on the node that a client dials: selects the endpoint of each packet, and
+ * sends the packet to the endpoint's node.
+ *
+ * The node sees no replies, so it cannot tell whether a client exists, and keeps no entries in
+ * `flows`. The cache `tunneled_flows` keeps a flow at its endpoint when the set of endpoints
+ * changes. Without an entry in it, every packet selects its endpoint by the hash of the client. All
+ * nodes select the same one, so a flow may move to another node at any time.
+ */
+#pragma once
+
+#include "dsr.h"
+#include "ingress.h"
+
+/* Whether a packet of a cached flow still goes to the endpoint in `scratch->tunneled`. The first
+ * packet of a connection needs an endpoint that is usable for it. A datagram needs one that is
+ * listed, a later packet of a connection one whose id is not reused.
+ */
+static __always_inline bool tunneled_flow_continues(const struct packet *packet, bool first,
+						    u16 usable, const struct service *service,
+						    struct scratch *scratch)
+{
+	const struct tunneled_flow *known = &scratch->tunneled;
+	struct endpoint *endpoint;
+	u16 flags;
+
+	if (known->service_id != service->id)
+		return false;
+	endpoint = endpoint_same(known->endpoint_id, known->service_id, &known->endpoint,
+				 known->endpoint_port);
+	if (!endpoint)
+		return false;
+	flags = endpoint->flags;
+	if (scratch->tuple.protocol == IPPROTO_UDP)
+		return flags & ENDPOINT_LISTED;
+	return !first || flags & usable;
+}
+
+/* Selects the endpoint and its node for a packet of `scratch->tuple`, and sets `scratch->tunneled`.
+ * Returns false if the endpoint gets no tunneled packets.
+ */
+static __always_inline bool tunnel_choose(struct packet *packet, bool first, bool is_error,
+					  const struct service *service, struct scratch *scratch)
+{
+	u16 usable = service->flags & SERVICE_EXTERNAL_LOCAL ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
+	struct tunneled_flow *to = &scratch->tunneled, *known;
+	struct affinity_key *client = &scratch->affinity;
+	struct slot_range range = service->external;
+	struct endpoint *endpoint;
+	struct tunnel *tunnel;
+	u32 id = 0;
+
+	known = tunneled_flows.lookup(&scratch->tuple);
+	if (known) {
+		*to = *known;
+		if (tunneled_flow_continues(packet, first, usable, service, scratch))
+			return true;
+	}
+	if (!range.count)
+		return false;
+	client->client = scratch->tuple.source;
+	client->client_kind = CLIENT_ADDRESS;
+	client->service_id = service->id;
+	endpoint = endpoint_choose(service, &range, usable, client, scratch->tuple.source_port, &id,
+				   &scratch->happening.flags);
+	tunnel = endpoint ? tunnels.lookup(&id) : NULL;
+	/* A client that is its own endpoint must be masqueraded. */
+	if (!tunnel || address_equal(&endpoint->address, &client->client))
+		return false;
+	to->endpoint = endpoint->address;
+	to->endpoint_port = endpoint->port;
+	to->node = tunnel->node;
+	to->pad = 0;
+	to->service_id = service->id;
+	to->endpoint_id = id;
+	if (!is_error)
+		tunneled_flows.update(&scratch->tuple, to);
+	return true;
+}
+
+/* The Geneve device encapsulates Ethernet frames. */
+static __always_inline bool add_ethernet(struct __sk_buff *skb, const struct packet *packet)
+{
+	u8 ethernet[ETHERNET_HEADER] ALIGNED = {};
+
+	if (packet->l3)
+		return true;
+	*(__be16 *)(ethernet + 12) =
+	    packet->version == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	return !bpf_skb_change_head(skb, ETHERNET_HEADER, 0) &&
+	       !bpf_skb_store_bytes(skb, 0, ethernet, ETHERNET_HEADER, 0);
+}
+
+/* Sends the packet to the node in `scratch->tunneled`. */
+static __always_inline int tunnel_send(struct __sk_buff *skb, const struct packet *packet,
+				       struct scratch *scratch)
+{
+	const struct tunneled_flow *to = &scratch->tunneled;
+	struct tunnel_option *option = &scratch->option;
+	const struct node *settings = node_get();
+	struct tunnel_key key = {.network = TUNNEL_NETWORK, .ttl = TUNNEL_TTL};
+	u64 flags = 0;
+
+	if (!settings)
+		return DROP;
+	if (address_is_v4(&to->node)) {
+		key.remote.v4 = bpf_ntohl(to->node.word[3]);
+	} else {
+		key.remote.v6 = to->node;
+		flags = TUNNEL_IPV6;
+	}
+	option->option_class = bpf_htons(TUNNEL_OPTION_CLASS);
+	option->type = TUNNEL_OPTION_TYPE;
+	option->length = TUNNEL_OPTION_LENGTH;
+	option->endpoint = to->endpoint;
+	option->endpoint_port = to->endpoint_port;
+	option->version = TUNNEL_OPTION_VERSION;
+	option->pad = 0;
+	if (!write_ttl(skb, packet, packet->ttl - 1) || !add_ethernet(skb, packet) ||
+	    bpf_skb_set_tunnel_key(skb, (void *)&key, sizeof(key), flags) ||
+	    bpf_skb_set_tunnel_opt(skb, (void *)option, sizeof(*option)))
+		return DROP;
+	count(COUNTER_TUNNELED);
+	mark_set(skb, MARK_DONE);
+	return bpf_redirect(settings->tunnel_device, 0);
+}
+
+/* Whether the Service of `scratch->tuple` has direct server return, and admits the client. Copies
+ * the Service.
+ */
+static __always_inline bool may_tunnel(struct __sk_buff *skb, const struct packet *packet,
+				       struct service *service, struct scratch *scratch)
+{
+	const struct flow_key *tuple = &scratch->tuple;
+
+	frontend_of_tuple(scratch);
+	if (packet->ttl <= 1 || !service_find(&scratch->frontend, false, service) ||
+	    !(service->flags & SERVICE_DSR))
+		return false;
+	if (service->kind == KIND_NODE_PORT &&
+	    is_for_connected_socket(skb, packet, &scratch->sockets))
+		return false;
+	if (service->flags & SERVICE_RESTRICTED &&
+	    !source_admitted(service, &tuple->source, &scratch->source))
+		return false;
+	/* The endpoint may run on that node itself, whose replies would not leave by a device. */
+	return !is_tunnel_source(&tuple->source);
+}
+
+/* Continues ingress() after a tail call. Packets that are not tunneled are processed as if there
+ * was no direct server return: endpoint_choose() selects the same endpoint again.
+ */
+static __always_inline int dial(struct __sk_buff *skb, struct scratch *scratch)
+{
+	struct packet *packet = &scratch->packet;
+	bool is_error = packet->icmp_type;
+	bool first = !is_error && is_first(packet);
+	struct service service;
+
+	if (is_error && !address_equal(&packet->tuple.destination, &scratch->tuple.destination))
+		return PASS_ON;
+	if (may_tunnel(skb, packet, &service, scratch) &&
+	    tunnel_choose(packet, first, is_error, &service, scratch))
+		return tunnel_send(skb, packet, scratch);
+	return first ? open_incoming(skb, packet, scratch) : PASS_ON;
+}

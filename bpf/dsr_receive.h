@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+ *
+ * Direct server return on the node of the endpoint: translates a tunneled packet, as if the device
+ * that leads to the client had received it. So the reverse path filter and netfilter see what they
+ * would see without a tunnel.
+ */
+#pragma once
+
+#include "dsr.h"
+#include "ingress.h"
+
+/* Reads the sender of a tunneled packet, and its option into `scratch->option`. Returns false if
+ * this node does not accept the packet.
+ */
+static __always_inline bool tunnel_accepts(struct __sk_buff *skb, struct scratch *scratch)
+{
+	const struct tunnel_option *option = &scratch->option;
+	struct tunnel_key key = {};
+	struct address sender;
+
+	if (!bpf_skb_get_tunnel_key(skb, (void *)&key, sizeof(key), 0))
+		address_v4(&sender, bpf_htonl(key.remote.v4));
+	else if (!bpf_skb_get_tunnel_key(skb, (void *)&key, sizeof(key), TUNNEL_IPV6))
+		sender = key.remote.v6;
+	else
+		return false;
+	if (!is_tunnel_source(&sender))
+		return false;
+	return bpf_skb_get_tunnel_opt(skb, (void *)option, sizeof(*option)) == sizeof(*option) &&
+	       option->option_class == bpf_htons(TUNNEL_OPTION_CLASS) &&
+	       option->type == TUNNEL_OPTION_TYPE && option->length == TUNNEL_OPTION_LENGTH &&
+	       option->version == TUNNEL_OPTION_VERSION;
+}
+
+/* Finds the Service of the frontend in `scratch->tuple`. A NodePort is found at any address, because
+ * the address is that of the node that sent the packet.
+ */
+static __always_inline bool tunneled_service_find(struct scratch *scratch, struct service *service)
+{
+	struct service_key key;
+	struct service *found;
+
+	frontend_of_tuple(scratch);
+	if (address_is_unspecified(&scratch->frontend.address) ||
+	    address_is_loopback(&scratch->frontend.address))
+		return false;
+	found = service_lookup(&key, &scratch->frontend);
+	return found && service_copy(&key, found, service);
+}
+
+/* Opens a flow to the endpoint that the sender has selected. `device`: see reply.device. Any packet
+ * may open it: the endpoint resets a connection that it does not know. Returns false if the packet
+ * must be dropped.
+ */
+static __always_inline bool open_tunneled(struct __sk_buff *skb, struct packet *packet, u32 device,
+					  struct scratch *scratch)
+{
+	struct flow *flow = &scratch->flow;
+	struct tunnel_endpoint at = {};
+	struct service service;
+	u32 *id;
+
+	if (!tunneled_service_find(scratch, &service)) {
+		count(COUNTER_TUNNEL_NO_ENDPOINT);
+		return false;
+	}
+	scratch->happening.service_id = service.id;
+	scratch->happening.flags = 0;
+	scratch->flow_key = scratch->tuple;
+	if (service.flags & SERVICE_RESTRICTED &&
+	    !source_admitted(&service, &scratch->tuple.source, &scratch->source)) {
+		count_drop(scratch, COUNTER_SOURCE_REFUSED);
+		return false;
+	}
+	at.address = scratch->option.endpoint;
+	at.port = scratch->option.endpoint_port;
+	at.service_id = service.id;
+	id = tunnel_endpoints.lookup(&at);
+	if (!id) {
+		count_drop(scratch, COUNTER_TUNNEL_NO_ENDPOINT);
+		return false;
+	}
+	__builtin_memset(flow, 0, sizeof(*flow));
+	flow->endpoint = at.address;
+	flow->endpoint_port = at.port;
+	flow->service_id = service.id;
+	flow->endpoint_id = *id;
+	flow->flags = FLOW_DSR;
+	count(COUNTER_PACKET_NEW);
+	packet->opens = true;
+	return flow_open(skb, packet, device, BPF_F_INGRESS, scratch);
+}
+
+/* Finds the flow of a tunneled packet. A masqueraded flow does not count: its endpoint is on another
+ * node.
+ */
+static __always_inline bool tunneled_flow_find(const struct packet *packet, bool is_error,
+					       struct scratch *scratch)
+{
+	if (!(is_error ? client_find_quoted(scratch) : client_find(packet, scratch)))
+		return false;
+	if (!(scratch->flow.flags & FLOW_MASQUERADE))
+		return true;
+	if (!is_error)
+		flow_delete(&scratch->flow_key);
+	return false;
+}
+
+/* Hands the packet to the stack, as if `device` had received it from the next hop towards the
+ * client. If the neighbor is not known, the frame has the address of another host, and ingress()
+ * corrects the type of the packet.
+ */
+static __always_inline int receive_at(struct __sk_buff *skb, u32 device,
+				      const struct next_hop *next_hop)
+{
+	u8 ethernet[12] ALIGNED;
+
+	__builtin_memcpy(ethernet, next_hop->ethernet + 6, 6);
+	__builtin_memcpy(ethernet + 6, next_hop->ethernet, 6);
+	if (next_hop->has_ethernet && bpf_skb_store_bytes(skb, 0, ethernet, sizeof(ethernet), 0))
+		return DROP;
+	mark_set(skb, MARK_RECEIVED);
+	return bpf_redirect(device, BPF_F_INGRESS);
+}
+
+/* Translates a packet of a client, or an ICMP error about a reply, and hands it to the stack. */
+static __always_inline int translate_tunneled(struct __sk_buff *skb, struct packet *packet,
+					      bool is_error, u32 device, struct scratch *scratch)
+{
+	const struct flow *flow = &scratch->flow;
+	bool written;
+
+	tuple_set(&scratch->to, &scratch->tuple.source, flow->reply_port, &flow->endpoint,
+		  flow->endpoint_port);
+	if (is_error) {
+		written =
+		    rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch);
+	} else {
+		count_traffic(flow->service_id, packet->length, true, packet->opens);
+		written = rewrite(skb, packet, &scratch->to);
+	}
+	if (!written)
+		return DROP;
+	count(COUNTER_TUNNEL_RECEIVED);
+	return receive_at(skb, device, &scratch->next_hop);
+}
+
+static __always_inline int refuse_tunneled(void)
+{
+	count(COUNTER_TUNNEL_REFUSED);
+	return DROP;
+}
+
+/* The program of the Geneve device. No packet passes it, so no packet is tunneled twice. */
+static __always_inline int receive(struct __sk_buff *skb, struct scratch *scratch)
+{
+	struct packet *packet = packet_begin(&scratch->packet, ETHERNET_HEADER, AT_INGRESS);
+	bool is_error = false;
+	u32 device;
+
+	if (!tunnel_accepts(skb, scratch))
+		return refuse_tunneled();
+	switch (parse(skb, packet)) {
+	case TRANSPORT:
+		if (packet->fragment != WHOLE && !fragment_ports(packet))
+			return DROP;
+		scratch->tuple = packet->tuple;
+		break;
+	case ICMP:
+		if (!is_icmp_error(packet) || !parse_quoted(skb, packet, AT_INGRESS, scratch) ||
+		    !address_equal(&packet->tuple.destination, &scratch->tuple.destination))
+			return refuse_tunneled();
+		is_error = true;
+		break;
+	default:
+		return refuse_tunneled();
+	}
+	/* An ICMP error gets the client as its source, too (rewrite_icmp_error()). */
+	device = route_of_length(skb, packet, &scratch->tuple.destination, &scratch->tuple.source, 0,
+				 &scratch->next_hop);
+	if (!device || !devices.lookup(&device)) {
+		count(COUNTER_TUNNEL_NO_DEVICE);
+		return DROP;
+	}
+	if (!tunneled_flow_find(packet, is_error, scratch)) {
+		if (is_error) {
+			count(COUNTER_TUNNEL_NO_ENDPOINT);
+			return DROP;
+		}
+		if (!open_tunneled(skb, packet, device, scratch))
+			return DROP;
+	}
+	return translate_tunneled(skb, packet, is_error, device, scratch);
+}
