@@ -397,9 +397,9 @@ def test_only_addresses_of_the_given_networks_are_served(cloud: Cloud) -> None:
     eventually(lambda: cloud.announced() == {web.v4}, "only one address is announced")
     assert web.answers(4) == {"a"}
     assert clients.outcome(cloud.client, TCP, other.v4, 80, 0.5) == clients.SILENT
+    cloud.restart()
     web.delete()
     other.delete()
-    cloud.restart()
 
 
 def test_another_mode_is_one_error(cloud: Cloud) -> None:
