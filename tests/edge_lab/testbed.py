@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from ebpfproxy.lab import Agent, Lab, api_server, manifests
+from ebpfproxy.linux.netlink import geneve
 from tests.edge_lab import echo, frr
 from tests.edge_lab.frr import Frr, await_true
 from tests.edge_lab.load import Target
@@ -28,25 +29,28 @@ table netdev silence {{
 
 
 class EdgeTestbed:
-    """Both edges announce the VIP, and both nodes have an agent, too. `flags` are those of all agents."""
+    """Both edges announce the VIPs, and both nodes have an agent, too. `dsr`: with direct server return."""
 
-    def __init__(self, lab: Lab, annotations: dict[str, str], *flags: str) -> None:
+    def __init__(self, lab: Lab, *, dsr: bool) -> None:
         self.lab = lab
         self.vips = lab.addresses.vip(1)
-        self._flags = flags
+        self._flags = [f"--ebpf-dsr-port={geneve.PORT}"] if dsr else []
+        of_nodes = [f"--ebpf-dsr-sources={','.join(edge.host.v4 for edge in lab.edges)}"] if dsr else []
         self._master = f"--master=http://{lab.addresses.router.v4}:{api_server.PORT}"
         pods = [node.pod(f"p{node.index}{number}") for node in lab.nodes for number in range(PODS)]
         for pod in pods:
             for port in PORTS:
                 echo.start(pod, port)
-        api_server.start(lab.router, lab.folder, *self._objects(annotations), address=lab.addresses.router.v4)
+        api_server.start(lab.router, lab.folder, *self._objects(dsr), address=lab.addresses.router.v4)
         lab.router.run(["sysctl", "-qw", "net.ipv4.fib_multipath_hash_policy=1"])
+        # The router receives replies from a VIP from nodes, while its routes to the VIP lead to edges.
+        devices = ["all", *(node.cgroup.name for node in lab.nodes)]
+        lab.router.run(["sysctl", "-qw", *(f"net.ipv4.conf.{each}.rp_filter=0" for each in devices)])
         for pair in lab.addresses.further(16):
             lab.ip(lab.outside, f"addr add {pair.v4}/32 dev lo")
         for node in lab.nodes:
-            node.agent(
-                lab.folder, "--manifests=", self._master, "--healthz-bind-address=0.0.0.0:10256", *flags
-            )
+            flags = [self._master, "--healthz-bind-address=0.0.0.0:10256", *self._flags, *of_nodes]
+            node.agent(lab.folder, "--manifests=", *flags)
         self.agents = [self.start_agent(index) for index in range(len(lab.edges))]
         of_router = frr.of_router(lab.addresses, len(lab.edges))
         self.router = Frr(lab.router, lab.folder / "router", of_router)
@@ -117,7 +121,9 @@ class EdgeTestbed:
         yield began
         self.lab.router.run(["nft", "delete table netdev silence"])
 
-    def _objects(self, annotations: dict[str, str]) -> Iterator[manifests.Object]:
+    def _objects(self, dsr: bool) -> Iterator[manifests.Object]:
+        annotations = {"ebpfproxy/lb-algorithm": "maglev"}
+        annotations |= {"ebpfproxy/ebpf-forwarding": "dsr"} if dsr else {}
         ports = [manifests.port(port, name=f"p{port}", target=port) for port in PORTS]
         addresses = ["10.96.0.10", "fd00:10:96::a"]
         service = manifests.service("web", addresses, ports, annotations=annotations, type="LoadBalancer")
@@ -131,4 +137,7 @@ class EdgeTestbed:
             ]
             yield manifests.endpoint_slice(f"web-{family}", "web", endpoints, ports)
         for node in self.lab.nodes:
-            yield manifests.node(node.name, [node.host.v4, node.host.v6])
+            made = manifests.node(node.name, [node.host.v4, node.host.v6])
+            if dsr:  # as the agent writes it
+                made["metadata"]["annotations"] = {"ebpfproxy/dsr-port": str(geneve.PORT)}
+            yield made
