@@ -35,7 +35,8 @@ class EdgeTestbed:
         self.lab = lab
         self.vips = lab.addresses.vip(1)
         self._flags = [f"--ebpf-dsr-port={geneve.PORT}"] if dsr else []
-        of_nodes = [f"--ebpf-dsr-sources={','.join(edge.host.v4 for edge in lab.edges)}"] if dsr else []
+        sources = ",".join(f"{edge.host.v4}/32" for edge in lab.edges)
+        of_nodes = [f"--ebpf-dsr-sources={sources}"] if dsr else []
         self._master = f"--master=http://{lab.addresses.router.v4}:{api_server.PORT}"
         pods = [node.pod(f"p{node.index}{number}") for node in lab.nodes for number in range(PODS)]
         for pod in pods:
