@@ -114,7 +114,7 @@ def plan_balancing(
 
 
 def with_endpoints_of(planned: PlannedBalancing, other: PlannedBalancing) -> PlannedBalancing:
-    """Return the balancing for the endpoints of the other one: its values by endpoint are those of `other`."""
+    """Return the balancing for the endpoints of `other`: what it has for each endpoint is that of `other`."""
     if (planned.weights, planned.tunnels) == (other.weights, other.tunnels):
         return planned
     return planned._replace(weights=other.weights, tunnels=other.tunnels)
