@@ -526,7 +526,9 @@ enum counter {
 	COUNTER_TUNNEL_NO_ENDPOINT = 29,
 	/* A tunneled packet, and no device with programs leads to the client: dropped */
 	COUNTER_TUNNEL_NO_DEVICE = 30,
-	COUNTERS = 31,
+	/* A packet that does not fit in a tunneled one: the client gets an ICMP error */
+	COUNTER_TUNNEL_TOO_BIG = 31,
+	COUNTERS = 32,
 };
 
 enum event_kind {

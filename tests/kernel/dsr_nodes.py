@@ -168,7 +168,9 @@ class DsrNodes:
 
 def bytes_sent(node: Node) -> int:
     """The bytes that a node's uplink has sent."""
-    return int(node.host.run(["cat", "/sys/class/net/eth0/statistics/tx_bytes"]).stdout)
+    lines = node.host.run(["cat", "/proc/net/dev"]).stdout.splitlines()
+    (line,) = (line for line in lines if line.strip().startswith("eth0:"))
+    return int(line.split(":")[1].split()[8])
 
 
 def has_geneve() -> bool:

@@ -106,8 +106,9 @@ def _fragments_sent(node: Node) -> int:
 @families
 @pytest.mark.parametrize("size", [1452, 4000])
 def test_large_datagrams_arrive(nodes: DsrNodes, family: str, size: int) -> None:
-    """A packet of 1500 bytes does not fit in a tunneled packet of that size. The other one is fragmented by
-    the client already."""
+    """A packet of 1500 bytes does not fit in a tunneled packet of that size. The outer packet is fragmented
+    if the client permits it, otherwise the client learns the MTU. The larger datagram is fragmented by the
+    client already."""
     payload = PAYLOAD[:size]
 
     def talk() -> bytes:
