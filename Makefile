@@ -145,7 +145,7 @@ screenshots: $(STAMP)  ## charts and screenshots of the report in docs/images, f
 .PHONY: fuzz
 fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; ten million random packets, and as many through devices
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/api/test_junk.py tests/unit/plan/test_junk_plans.py
-	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_random.py
+	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_random.py tests/kernel/packet_path/test_packet_xdp.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_devices.py
 	$(PYTHON) -m pytest -q --timeout=0 --all-feature-subsets tests/kernel/test_feature_subsets.py
 

@@ -315,9 +315,9 @@ struct icmp_budget {
 
 enum device_flag {
 	DEVICE_POD = 1, /* received packets are from a pod on this node; if not set: from outside */
-	DEVICE_LAYER3 = 2, /* its packets begin with the IP header */
-	DEVICE_CLSACT = 4, /* the agent created its clsact qdisc */
-	DEVICE_PEER = 8,   /* one end of a pair; the other end is in another network namespace */
+	DEVICE_LAYER3 = 2,  /* its packets begin with the IP header */
+	DEVICE_CLSACT = 4,  /* the agent created its clsact qdisc */
+	DEVICE_PEER = 8,    /* one end of a pair; the other end is in another network namespace */
 	DEVICE_TUNNEL = 16, /* the Geneve device of direct server return */
 };
 
@@ -328,6 +328,17 @@ struct device {
 	struct address v6;
 	__u32 flags; /* enum device_flag */
 	__u32 pad;
+};
+
+enum xdp_device_flag {
+	XDP_SENDS_BACK = 1, /* the driver sends frames that the device has received (XDP_TX) */
+	XDP_SENDS = 2,	    /* the device sends frames of any device (ndo_xdp_xmit) */
+};
+
+/* Value of `xdp_devices`; the key is the interface index. Without --ebpf-xdp there are none. */
+struct xdp_device {
+	__u8 ethernet[6]; /* the device's Ethernet address */
+	__u16 flags;	  /* enum xdp_device_flag */
 };
 
 /* `device_packets` counts the packets that reach a classifier. Each interface index modulo
@@ -526,7 +537,10 @@ enum counter {
 	COUNTER_TUNNEL_NO_ENDPOINT = 29,
 	/* A tunneled packet, and no device with programs leads to the client: dropped */
 	COUNTER_TUNNEL_NO_DEVICE = 30,
-	COUNTERS = 31,
+	/* A packet that does not fit in a tunneled one: the client gets an ICMP error */
+	COUNTER_TUNNEL_TOO_BIG = 31,
+	COUNTER_XDP_FORWARDED = 32, /* packets that the XDP program forwarded */
+	COUNTERS = 33,
 };
 
 enum event_kind {

@@ -32,8 +32,8 @@ static __always_inline bool tunnel_accepts(struct __sk_buff *skb, struct scratch
 	       option->version == TUNNEL_OPTION_VERSION;
 }
 
-/* Finds the Service of the frontend in `scratch->tuple`. A NodePort is found at any address, because
- * the address is that of the node that sent the packet.
+/* Finds the Service of the frontend in `scratch->tuple`. A NodePort is found at any address,
+ * because the address is that of the node that sent the packet.
  */
 static __always_inline bool tunneled_service_find(struct scratch *scratch, struct service *service)
 {
@@ -91,8 +91,8 @@ static __always_inline bool open_tunneled(struct __sk_buff *skb, struct packet *
 	return flow_open(skb, packet, device, BPF_F_INGRESS, scratch);
 }
 
-/* Finds the flow of a tunneled packet. A masqueraded flow does not count: its endpoint is on another
- * node.
+/* Finds the flow of a tunneled packet. A masqueraded flow does not count: its endpoint is on
+ * another node.
  */
 static __always_inline bool tunneled_flow_find(const struct packet *packet, bool is_error,
 					       struct scratch *scratch)
@@ -133,8 +133,7 @@ static __always_inline int translate_tunneled(struct __sk_buff *skb, struct pack
 	tuple_set(&scratch->to, &scratch->tuple.source, flow->reply_port, &flow->endpoint,
 		  flow->endpoint_port);
 	if (is_error) {
-		written =
-		    rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch);
+		written = rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch);
 	} else {
 		count_traffic(flow->service_id, packet->length, true, packet->opens);
 		written = rewrite(skb, packet, &scratch->to);
@@ -176,8 +175,8 @@ static __always_inline int receive(struct __sk_buff *skb, struct scratch *scratc
 		return refuse_tunneled();
 	}
 	/* An ICMP error gets the client as its source, too (rewrite_icmp_error()). */
-	device = route_of_length(skb, packet, &scratch->tuple.destination, &scratch->tuple.source, 0,
-				 &scratch->next_hop);
+	device = route_of_length(skb, packet, &scratch->tuple.destination, &scratch->tuple.source,
+				 0, &scratch->next_hop);
 	if (!device || !devices.lookup(&device)) {
 		count(COUNTER_TUNNEL_NO_DEVICE);
 		return DROP;

@@ -58,6 +58,7 @@ PINNED("hash", struct address, struct frontend_address, frontend_addresses, SERV
        BPF_F_NO_PREALLOC);
 
 PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
+PINNED("hash", u32, struct xdp_device, xdp_devices, 4096, BPF_F_NO_PREALLOC);
 /* Key: the interface index of a pod whose packets to a frontend were processed by no program before
  * egress (bypass.h). Value: the time of the last such packet.
  */
@@ -92,9 +93,9 @@ PINNED("hash", struct flow_key, u32, netfilter_flows, 65536, BPF_F_NO_PREALLOC);
 PINNED("hash", struct flow_key, struct service_key, stale_sockets, 65536, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
 
-/* Direct server return (dsr.h): the endpoints on other nodes that get tunneled packets, those on this
- * node, the networks of nodes from which this node accepts tunneled packets, and a cache that keeps
- * flows at their endpoint.
+/* Direct server return (dsr.h): the endpoints on other nodes that get tunneled packets, those on
+ * this node, the networks of nodes from which this node accepts tunneled packets, and a cache that
+ * keeps flows at their endpoint.
  */
 PINNED("hash", u32, struct tunnel, tunnels, ENDPOINTS_MAX, BPF_F_NO_PREALLOC);
 PINNED("hash", struct tunnel_endpoint, u32, tunnel_endpoints, ENDPOINTS_MAX, BPF_F_NO_PREALLOC);

@@ -82,6 +82,12 @@ static __always_inline bool update_pseudo_header_sum(struct __sk_buff *skb, u32 
 	return true;
 }
 
+/* Returns the checksum of an IPv4 header after the sum over its addresses has changed by `diff`. */
+static __always_inline u16 header_checksum(u16 checksum, u32 diff)
+{
+	return ~fold((u32)(u16)~checksum + fold(diff));
+}
+
 /* The end of an IPv4 header, and the ports, which follow directly if the header has no options. */
 struct ipv4_tail {
 	u16 checksum;
@@ -102,7 +108,7 @@ static __always_inline bool write_addresses(struct __sk_buff *skb, u32 l3, u8 ve
 	if (version == 6)
 		return !bpf_skb_store_bytes(skb, l3 + IPV6_SOURCE, &to->source,
 					    ports ? ADDRESSES + PORTS : ADDRESSES, 0);
-	tail.checksum = ~fold((u32)(u16)~checksum + fold(diff));
+	tail.checksum = header_checksum(checksum, diff);
 	tail.addresses[0] = ((__be16 *)&to->source.word[3])[0];
 	tail.addresses[1] = ((__be16 *)&to->source.word[3])[1];
 	tail.addresses[2] = ((__be16 *)&to->destination.word[3])[0];

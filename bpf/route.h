@@ -61,13 +61,13 @@ static const u8 REINJECTION_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
 static long (*redirect_by_neighbor)(u32 ifindex, void *parameters, int length,
 				    u64 flags) = (void *)152;
 
-/* Returns the output device for a packet of `length` bytes from `from` to `to`, or 0 if there is no
- * route. Sets `next_hop`, for redirect_out() and redirect_into_pod(). The kernel also returns no
- * route if the length exceeds the MTU; 0 never does.
+/* Returns the output device for a packet from `from` to `to` that arrived on the device `ifindex`,
+ * or 0 if there is no route, or if `length` exceeds the MTU. A `length` of 0 is not compared. Sets
+ * `next_hop`. `context`: of a tc program or of an XDP program.
  */
-static __always_inline u32 route_of_length(struct __sk_buff *skb, const struct packet *packet,
-					   const struct address *from, const struct address *to,
-					   u32 length, struct next_hop *next_hop)
+static __always_inline u32 route_by(void *context, u32 ifindex, u32 length,
+				    const struct packet *packet, const struct address *from,
+				    const struct address *to, struct next_hop *next_hop)
 {
 	struct bpf_fib_lookup lookup = {};
 	int found;
@@ -76,7 +76,7 @@ static __always_inline u32 route_of_length(struct __sk_buff *skb, const struct p
 		return 0;
 	lookup.l4_protocol = packet->tuple.protocol;
 	lookup.tot_len = length;
-	lookup.ifindex = skb->ifindex;
+	lookup.ifindex = ifindex;
 	if (packet->version == 4) {
 		lookup.family = AF_INET;
 		lookup.ipv4_src = from->word[3];
@@ -86,7 +86,7 @@ static __always_inline u32 route_of_length(struct __sk_buff *skb, const struct p
 		*(struct address *)lookup.ipv6_src = *from;
 		*(struct address *)lookup.ipv6_dst = *to;
 	}
-	found = bpf_fib_lookup(skb, &lookup, sizeof(lookup), 0);
+	found = bpf_fib_lookup(context, &lookup, sizeof(lookup), 0);
 	if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) {
 		next_hop->neighbor.nh_family = lookup.family;
 		*(struct address *)next_hop->neighbor.ipv6_nh = *(struct address *)lookup.ipv6_dst;
@@ -99,9 +99,17 @@ static __always_inline u32 route_of_length(struct __sk_buff *skb, const struct p
 	return 0;
 }
 
-/* As route_of_length() for the packet itself. The length is not passed for GSO packets, because they
- * are segmented later. It is not passed for host-originated packets either, because no router would
- * send an ICMP error about them.
+/* As route_by() for a tc program. */
+static __always_inline u32 route_of_length(struct __sk_buff *skb, const struct packet *packet,
+					   const struct address *from, const struct address *to,
+					   u32 length, struct next_hop *next_hop)
+{
+	return route_by(skb, skb->ifindex, length, packet, from, to, next_hop);
+}
+
+/* As route_of_length() for the packet itself. The length is not passed for GSO packets, because
+ * they are segmented later. It is not passed for host-originated packets either, because no router
+ * would send an ICMP error about them.
  */
 static __always_inline u32 route(struct __sk_buff *skb, const struct packet *packet,
 				 const struct address *from, const struct address *to,

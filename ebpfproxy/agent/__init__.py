@@ -6,6 +6,7 @@
 - `daemon.py`: the control thread and its loop. `inbox.py`: the items that it receives.
 - `initialize.py`: `--init-only`. `node_events.py`: Events of the Node.
 - `sources.py`: the threads that put events into the inbox of the control thread.
+- `announcer.py`: announces direct server return with an annotation of the Node.
 - `pacing.py`: when to sync, and when to check for changes by other programs.
 - `reconciler.py`: plans, renders, compares and applies for one backend.
 - `active_mode.py`: one mode in use: its backend, its reconciler and its sync hooks.

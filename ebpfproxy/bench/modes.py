@@ -16,6 +16,8 @@ EBPF = "ebpf"
 _VARIANTS = {
     # Benchmarks that set --tc-devices leave out pod devices, on which replies skip the stack.
     "ebpf-redirect": (EBPF, ("--ebpf-redirect", "--tc-devices=eth0,veth*")),
+    "ebpf-xdp": (EBPF, ("--ebpf-redirect", "--ebpf-xdp=native", "--tc-devices=eth0,veth*")),
+    "ebpf-xdp-generic": (EBPF, ("--ebpf-redirect", "--ebpf-xdp=generic", "--tc-devices=eth0,veth*")),
     "ebpf-host": (EBPF, ("--socket-lb=host",)),
     "iptables-legacy": ("iptables", ("--iptables-backend=legacy",)),
     "iptables-nft": ("iptables", ("--iptables-backend=nft",)),

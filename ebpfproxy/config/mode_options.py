@@ -214,6 +214,12 @@ class EbpfOptions:
         "Forward flows of outside clients past this node's network stack. This is faster, but FORWARD rules, "
         "network policies by iptables or nftables, and conntrack do not see these flows.",
     )  # fmt: skip
+    ebpf_xdp: str = option(
+        "--ebpf-xdp", flag_types.one_of("off", "native", "generic"), "off", _EBPF,
+        "Forward packets of established flows between outside clients and endpoints on other nodes by XDP, "
+        "before the network stack. native: in the driver of the uplink. generic: for any driver, at less "
+        "gain. A device with another XDP program works without. Needs --ebpf-redirect.",
+    )  # fmt: skip
     ebpf_forwarding: EbpfForwarding = option(
         "--ebpf-forwarding", flag_types.EBPF_FORWARDING, "snat", _EBPF,
         "How packets of outside clients reach endpoints on other nodes. snat: translated, so that replies "

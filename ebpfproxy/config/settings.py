@@ -251,9 +251,13 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
         if self.manifests and (self.kubeconfig or self.master):
             given = "kubeconfig" if self.kubeconfig else "master"
             yield f"{label('manifests')}: replaces the API server; leave {label(given)} out"
-        needed = POD_INTERFACES.get(self.detect_local_mode)
-        if needed and not self.pod_interface:
-            yield f"{label(needed)}: must be set for local traffic detection {self.detect_local_mode.value}"
+        if self.ebpf_xdp != "off" and not self.ebpf_redirect:
+            needed = label("ebpf_redirect")
+            yield f"{label('ebpf_xdp')}: needs {needed}, since XDP only forwards flows that bypass the stack"
+        interface = POD_INTERFACES.get(self.detect_local_mode)
+        if interface and not self.pod_interface:
+            mode = self.detect_local_mode.value
+            yield f"{label(interface)}: must be set for local traffic detection {mode}"
         if self.role is Role.EDGE:
             if self.proxy_mode not in ("auto", "ebpf"):
                 yield f"{label('role')}: edge needs mode ebpf, not {self.proxy_mode}"

@@ -135,6 +135,11 @@ def set_offloads(namespace: Netns, device: str, on: bool) -> None:
         _ethtool(namespace, device, each.set, on)
 
 
+def set_offload(namespace: Netns, device: str, name: str, on: bool) -> None:
+    """Switch one of OFFLOADS on or off. Raises OSError."""
+    _ethtool(namespace, device, _OFFLOADS[name].set, on)
+
+
 def enabled_offloads(namespace: Netns, device: str) -> set[str]:
     """Return the names of the OFFLOADS that are on. Raises OSError."""
     return {name for name, each in _OFFLOADS.items() if _ethtool(namespace, device, each.get, 0)}

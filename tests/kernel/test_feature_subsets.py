@@ -11,8 +11,9 @@ import pytest
 
 from ebpfproxy.backends.ebpf import features
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES
-from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs
+from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs, xdp_spec
 from ebpfproxy.linux.bpf.loader import loaded
+from ebpfproxy.linux.bpf.xdp import Mode
 
 pytestmark = pytest.mark.kernel
 
@@ -33,7 +34,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def load(absent: Collection[str]) -> None:
     """Load all programs without these of the helpers that this kernel has. Raises KernelError."""
     numbers = COMPILED_SIZES.numbers() | features.numbers(features.present() - set(absent))
-    with loaded(object_file(), specs(available_hooks()), numbers):
+    wanted = *specs(available_hooks()), xdp_spec(Mode.NATIVE)
+    with loaded(object_file(), wanted, numbers):
         pass
 
 

@@ -49,6 +49,7 @@ RUN: Sequence[tuple[str, str]] = (
 Commands on a page of docs/dataplanes run in that page's mode."""
 
 EXEMPT: Mapping[str, str] = {
+    r"ip link set dev \S+ xdp off": "removes another owner's program: tests/kernel/test_xdp.py",
     r"vagrant .*|for m in control .*|for [in] in .* curl .*": "boots machines from boxes of the network",
     r"buildah .*": "takes minutes and a network: make test-image",
     r"kubeadm .*": "needs machines of a cluster",

@@ -36,7 +36,7 @@ from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.linux.bpf import compiler, tc
 from ebpfproxy.linux.bpf.bpf import Program
 from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin
-from ebpfproxy.linux.bpf.test_run import TestRuns
+from ebpfproxy.linux.bpf.test_run import TestRuns, XdpTestRuns
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import format_address, parse_address, parse_network
 from ebpfproxy.model.balancing import Algorithm
@@ -63,10 +63,11 @@ SIZES = MapSizes(
     traffic=512,
 )
 PROGRAMS = ("from_any", "from_any_l3", "to_any", "receive_tunneled", *TAIL_CALLS)
+XDP = "xdp_forward"
 NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"
 
 
-_SCHED_CLS = 3
+_SCHED_CLS, _XDP = 3, 6
 _LAYOUTS = {"flows": abi.FLOW, "replies": abi.REPLY}
 _ALL_LAYOUTS = _LAYOUTS | {"tunneled_flows": abi.TUNNELED_FLOW}
 _U32 = struct.Struct("=I")
@@ -133,14 +134,18 @@ class _Programs:
     indices: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        self.loaded = {name: Program.pinned(self.directory / name) for name in PROGRAMS}
+        self.loaded = {name: Program.pinned(self.directory / name) for name in (*PROGRAMS, XDP)}
         self._runs: dict[tuple[str, int, int, int], TestRuns] = {}
 
     def runs(self, program: str, device: str, came_in: str, mark: int) -> TestRuns:
         key = program, self.indices[device], self.indices.get(came_in, 0), mark
         if key not in self._runs:
             _, index, ingress, _ = key
-            self._runs[key] = TestRuns(self.loaded[program], ifindex=index, ingress_ifindex=ingress, cb=mark)
+            self._runs[key] = (
+                XdpTestRuns(self.loaded[program], ifindex=index)
+                if program == XDP
+                else TestRuns(self.loaded[program], ifindex=index, ingress_ifindex=ingress, cb=mark)
+            )
         return self._runs[key]
 
     def close(self) -> None:
@@ -173,7 +178,7 @@ class PacketPath:
         self.forget_flows()
         self._empty("exhausted_ports", "tunnel_sources")
         self._empty("netfilter_flows", "affinity", "bypassing")
-        self._empty("local_networks", "devices")
+        self._empty("local_networks", "devices", "xdp_devices")
         self.set_node()
         for name, side in DEVICES.items():
             self.set_device(name, side.v4, side.v6)
@@ -198,18 +203,33 @@ class PacketPath:
         flags: int = 0,
         inner: int = 0,
         icmp_rate: int = 1_000_000,
-        tunnel: tuple[int, int] = (0, 0),
+        tunnel_device: int = 0,
+        tunnel_mtu: int = 0,
         **timeouts: int,
     ) -> None:
         """The one entry of `node`; timeouts in seconds, kube-proxy's unless given. The cookie is 0, by which
-        the marks are those that are written here. `tunnel`: ifindex and MTU for direct server return."""
+        the marks are those that are written here. `tunnel_device` is an ifindex."""
         seconds = TIMEOUTS | timeouts
-        values = (0, flags, inner, *(seconds[name] for name in TIMEOUTS), icmp_rate, icmp_rate, *tunnel)
+        values = (
+            0,
+            flags,
+            inner,
+            *(seconds[name] for name in TIMEOUTS),
+            icmp_rate,
+            icmp_rate,
+            tunnel_device,
+            tunnel_mtu,
+        )
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
 
     def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:
         value = abi.DEVICE.pack(parse_address(v4), parse_address(v6), DEVICES[name].flags, 0)
         self.maps["devices"].update(_U32.pack(self.indices[name]), value)
+
+    def set_xdp(self, name: str, flags: int = abi.XDP_SENDS | abi.XDP_SENDS_BACK) -> None:
+        """The device has the XDP program, and can send by these flags. Its Ethernet address is HERE."""
+        value = abi.XDP_DEVICE.pack(bytes.fromhex(HERE.replace(":", "")), flags)
+        self.maps["xdp_devices"].update(_U32.pack(self.indices[name]), value)
 
     def set_local(self, network: str, *, node_ports: bool) -> None:
         net = parse_network(network if "/" in network else f"{network}/{128 if ':' in network else 32}")
@@ -256,6 +276,10 @@ class PacketPath:
         tunnel left, since a test run begins with that in any case."""
         return self._run(self._programs.runs(program, device, device, mark), packet)
 
+    def xdp(self, packet: Packet | bytes, device: str = "net") -> Outcome:
+        """A packet comes in by a device with the XDP program. The verdict is one of XDP_*."""
+        return self._run(self.runs_xdp(device), packet)
+
     def egress(
         self, packet: Packet | bytes, device: str = "net", mark: int = 0, came_in: str = "pod"
     ) -> Outcome:
@@ -273,6 +297,9 @@ class PacketPath:
     def runs_in(self, device: str, mark: int = 0) -> TestRuns:
         """For many packets: all of the same device and mark."""
         return self._programs.runs("from_any", device, device, mark)
+
+    def runs_xdp(self, device: str) -> TestRuns:
+        return self._programs.runs(XDP, device, "", 0)
 
     def runs_out(self, device: str, came_in: str, mark: int = 0) -> TestRuns:
         return self._programs.runs("to_any", device, came_in, mark)
@@ -397,9 +424,10 @@ def packet_path(
     are for real devices, where notes to the next program are in another place than in test runs."""
     maps = build_maps(place, sizes, f"packet-path-{time.monotonic_ns()}")
     defines = COMPILED_SIZES.defines() | ({} if at_devices else {"MARK_IN_CB": "1"})
-    sources = [source or abi.source_directory() / "tc.c", Path(__file__).with_name("tunneled.c")]
-    file, _ = compiler.compiled(sources, defines)
-    specs = tuple(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS)
+    folder = source.parent if source else abi.source_directory()
+    tunneled = Path(__file__).with_name("tunneled.c")
+    file, _ = compiler.compiled([source or folder / "tc.c", folder / "xdp.c", tunneled], defines)
+    specs = *(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS), ProgramSpec(XDP, _XDP, 0)
     programs = maps.parent / "loaded"
     numbers = sizes.numbers() | features.numbers(features.present())
     load_and_pin(file, specs, numbers, maps, programs, TAIL_CALLS)

@@ -14,6 +14,7 @@ from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
 from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, previous_clsacts, previous_pods
 from ebpfproxy.backends.ebpf.devices.packet_check import PacketCheck
 from ebpfproxy.backends.ebpf.devices.positions import Positions
+from ebpfproxy.backends.ebpf.devices.xdp import XdpDevices, XdpState
 from ebpfproxy.backends.ebpf.entries import (
     ATTACHED,
     DeviceEntry,
@@ -132,6 +133,7 @@ class EbpfBackend:
         self._grows_from = 0.0  # after a failed growth: the time of the next attempt
         self._watch: FilterWatch | None = None  # if programs are attached by tc filters
         self._positions = Positions(clock)
+        self._xdp_reported: dict[int, XdpState] = {}
         self._clsacts: frozenset[int] = frozenset()  # ifindexes; previous maps record them as the agent's
         self._lock: FolderLock | None = None
         self._opened: contextlib.ExitStack | None = None  # what `close` closes, before the lock
@@ -177,8 +179,8 @@ class EbpfBackend:
 
     def _open_parts(self, sizes: MapSizes, opened: contextlib.ExitStack, table: ServiceTable | None) -> None:
         """`opened` gets each object as soon as it is open."""
-        root, tunnels = self._settings.cgroup_root, self._settings.tunnels
-        self._programs = Programs(self._pins, root, sizes, tunnels=tunnels)
+        root, tunnels, xdp = self._settings.cgroup_root, self._settings.tunnels, self._settings.xdp
+        self._programs = Programs(self._pins, root, sizes, tunnels=tunnels, xdp=xdp)
         opened.callback(self._programs.close)
         self._maps = Maps(self._programs.maps)
         opened.callback(self._maps.close)
@@ -211,6 +213,13 @@ class EbpfBackend:
             self._clsacts,
             attachments.choose(self._pins.devices, owned),
             self._positions,
+        )
+        self._xdp = XdpDevices(
+            self._maps["xdp_devices"],
+            self._programs,
+            self._pins.xdp,
+            self._settings.xdp,
+            self._xdp_reported,
         )
         if pods:
             self._pods_bypass(pods)
@@ -339,7 +348,8 @@ class EbpfBackend:
         return self._sizes
 
     def maintain(self) -> None:
-        """Enlarge `flows` and `replies` if they are half full, and end slow start. Call it every few seconds.
+        """Enlarge `flows` and `replies` if they are half full, end slow start, and attach the XDP program to
+        devices that have become available. Call it every few seconds.
 
         It is cheap if there is nothing to do. Raises KernelError.
         """
@@ -347,6 +357,8 @@ class EbpfBackend:
             if self._opened:
                 self._table.maintain()
             self._grow_flows()
+            if self._opened and self._settled:
+                self._xdp.sync(self._devices.written())
 
     def free_ports(self) -> None:
         """Let sockets of the node be bound to NodePorts, until everything is read and applied again. Raises
@@ -377,8 +389,8 @@ class EbpfBackend:
         attached |= dict(self._devices.attached_entries().items())
         self._clsacts |= self._devices.clsacts()
         try:
-            root, tunnels = self._settings.cgroup_root, self._settings.tunnels
-            Programs(self._pins, root, sizes, self._programs.directory, tunnels).close()
+            root, tunnels, xdp = self._settings.cgroup_root, self._settings.tunnels, self._settings.xdp
+            Programs(self._pins, root, sizes, self._programs.directory, tunnels, xdp).close()
         except KernelError as failure:
             log.error(GROWTH_FAILED, reason=failure.message, hint=failure.hint)
             self._grows_from = now + _GROWTH_PAUSE
@@ -416,6 +428,8 @@ class EbpfBackend:
             elif isinstance(key, TunnelSourceKey):
                 self._maps["tunnel_sources"].delete(_network_key(key.network))
         self._settle(rejected, attached)
+        if any(isinstance(key, DeviceKey) for key in (*delta.puts, *delta.drops)):
+            self._xdp.sync(self._devices.written())
         if any(key.protocol is Protocol.UDP for key in (*puts, *drops)):
             self._stale.look()
         return rejected

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ebpfproxy.backends.ebpf import programs
-from ebpfproxy.backends.ebpf.devices import filters
+from ebpfproxy.backends.ebpf.devices import filters, xdp
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.linux import mounts
@@ -78,11 +78,12 @@ def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = Fal
 
 
 def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -> list[str]:
-    """Remove filters, links and clsacts, and the devices of the agent. Return what was removed.
+    """Remove XDP links, filters, links and clsacts, and the devices of the agent. Return what was removed.
 
     `clsacts`: ifindexes of devices whose clsact the agent created.
     """
-    removed = filters.detach_all(pins.devices if pins else None, dry_run)
+    removed = xdp.detach_all(pins.xdp, dry_run) if pins else []
+    removed += filters.detach_all(pins.devices if pins else None, dry_run)
     removed += filters.remove_clsacts(clsacts, dry_run)
     if reinjection.has_pair() if dry_run else reinjection.remove_pair():
         removed.append(f"devices {reinjection.DEVICE} and {reinjection.PEER}")
@@ -94,7 +95,7 @@ def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -
 
 
 def _unpin(pins: Pins) -> None:
-    for folder in (pins.links, pins.devices):
+    for folder in (pins.links, pins.devices, pins.xdp):
         if folder.is_dir():
             folder.rmdir()
     for path in list(pins.folders()):

@@ -12,12 +12,14 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS
+from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS, XDP, XDP_ATTACH_TYPE
 from ebpfproxy.linux.bpf import bpf
+from ebpfproxy.linux.bpf.xdp import Mode
 
 _FRAME = 10  # the register that points to the end of the stack
 _TUPLE, _FIB = 16, 64  # bytes: struct bpf_sock_tuple with IPv4, padded, and struct bpf_fib_lookup
 _SK_RELEASE, _MAP_UPDATE_ELEM = 86, 2
+_HAS_FRAGS = 1 << 5
 _PSEUDO_MAP_FD = 1  # in place of a register: the immediate is a map's file descriptor
 
 
@@ -42,6 +44,7 @@ def _call(helper: int) -> bytes:
 _EXIT = _instruction(0x95)
 RETURN_0 = _set(0, 0) + _EXIT
 RETURN_1 = _set(0, 1) + _EXIT
+RETURN_2 = _set(0, 2) + _EXIT
 GET_NETNS_COOKIE = _call(122)
 
 
@@ -102,6 +105,17 @@ def present() -> frozenset[str]:
     if bpf.loads(CONNECT4.program_type, CONNECT4.attach_type, SET_RETVAL.code):
         found.append(SET_RETVAL)
     return frozenset(probe.name for probe in found)
+
+
+def xdp_flags(mode: Mode) -> int:
+    """The BPF_F_* with which the XDP program is loaded.
+
+    With BPF_F_XDP_HAS_FRAGS (5.18, c2f2cdbeffda) drivers also accept it with an MTU for which frames need
+    several buffers. In generic mode it is not needed. There the kernel copies a frame into several buffers
+    even if one is enough, and with Linux 6.18 tc programs did not recognize these packets.
+    """
+    has_frags = mode is Mode.NATIVE and bpf.loads(XDP, XDP_ATTACH_TYPE, RETURN_2, _HAS_FRAGS)
+    return _HAS_FRAGS if has_frags else 0
 
 
 def numbers(features: Collection[str]) -> dict[int, int]:

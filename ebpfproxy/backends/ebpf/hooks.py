@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 _SOCK_ADDR, _SOCK = 18, 9  # BPF_PROG_TYPE_CGROUP_SOCK_ADDR, BPF_PROG_TYPE_CGROUP_SOCK
 SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
+XDP = 6  # BPF_PROG_TYPE_XDP
+XDP_ATTACH_TYPE = 37  # BPF_XDP
 
 
 class Hook(NamedTuple):
@@ -42,9 +44,12 @@ CONNECT4 = next(hook for hook in SOCKET_HOOKS if hook.name == "connect4")
 CLASSIFIERS = ("from_any", "from_any_l3", "to_any", "to_any_l3", "from_tunnel")
 """The programs for network devices, by the names of their functions and pins."""
 
-ON_DEMAND = ("from_any_l3", "to_any_l3", "from_tunnel")
-"""Those of CLASSIFIERS that are loaded when a device without a link layer, or the tunnel device, first needs
-them: most nodes have none, and the verifier takes as long for them as for the other two."""
+XDP_PROGRAM = "xdp_forward"
+"""The XDP program, by the name of its function and pin."""
+
+ON_DEMAND = ("from_any_l3", "to_any_l3", "from_tunnel", XDP_PROGRAM)
+"""Programs that are loaded when a device first needs them. Most nodes have no device without a link layer, no
+tunnel device and no --ebpf-xdp, and the verifier takes as long for these programs as for the others."""
 
 TAIL_CALLS = ("find_port", "dial_tunnel")
 """The programs of the map `tail_calls` of bpf/maps.h, in its order."""

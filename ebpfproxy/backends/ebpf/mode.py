@@ -11,7 +11,7 @@ from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings, FlowTimeo
 from ebpfproxy.backends.ebpf.drain import Drain
 from ebpfproxy.backends.ebpf.entries import ALGORITHMS, SLOW_START
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
-from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs
+from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs, xdp_spec
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.mode import Callbacks, Inspection, Parts
 from ebpfproxy.config import Config
@@ -20,6 +20,7 @@ from ebpfproxy.errors import EbpfProxyError, KernelError, ProgramRejected
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf.bpf import errno_of
 from ebpfproxy.linux.bpf.loader import loaded
+from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.balancing import Support
@@ -44,11 +45,11 @@ class EbpfMode:
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES
-        found = probes.probe(config.bpffs_root, config.cgroup_root, packets)
+        found = probes.probe(config.bpffs_root, config.cgroup_root, packets, xdp_mode(config))
         return (*found, probes.tunnels(config.ebpf_dsr_port)) if config.ebpf_dsr_port else found
 
     def try_out(self, config: Config) -> tuple[Finding, ...]:
-        return (load_programs(),)
+        return (load_programs(xdp_mode(config)),)
 
     def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
         config = _with_available(config, report=True)
@@ -105,15 +106,18 @@ def _with_available(config: Config, report: bool) -> Config:
     return dataclasses.replace(config, ebpf_dsr_port=0)
 
 
-def load_programs() -> Finding:
+def load_programs(xdp: Mode | None = None) -> Finding:
     """Whether the kernel loads every program. It takes about 1 s, and 4 s more without an object file.
+
+    `xdp`: the mode of the XDP program. None: there is none.
 
     It pins and attaches nothing. The maps are small, since maps of full size would take the memory of an
     agent's maps a second time. The verifier does not depend on their sizes.
     """
     try:
         numbers = COMPILED_SIZES.numbers() | features.numbers(features.present())
-        with loaded(object_file(), specs(available_hooks()), numbers):
+        wanted = *specs(available_hooks()), *([xdp_spec(xdp)] if xdp else [])
+        with loaded(object_file(), wanted, numbers):
             return Finding(PROGRAMS)
     except ProgramRejected as failure:
         return _finding(failure, failure.errno)
@@ -144,10 +148,16 @@ def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
         socket_lb=config.socket_lb,
         timeouts=_timeouts(config),
         redirect=config.ebpf_redirect,
+        xdp=xdp_mode(config),
         devices=config.tc_devices != NO_DEVICES,
         destroy_stale_sockets=config.ebpf_stale_udp == "destroy",
         dsr_port=config.ebpf_dsr_port,
     )
+
+
+def xdp_mode(config: Config) -> Mode | None:
+    """The mode of the XDP program. None if there is none."""
+    return None if config.ebpf_xdp == "off" else Mode(config.ebpf_xdp)
 
 
 def _sizes(config: Config) -> MapSizes:

@@ -5,6 +5,7 @@
     programs-<digest>/maps/NAME       links to those pins of maps/ that these programs use
     links/NAME                        what attaches a program to its hook
     devices/IFINDEX_SIDE              the tcx link of a device, SIDE being ingress or egress
+    xdp/IFINDEX                       the XDP link of a device
     current -> programs-<digest>      the programs in force
 
 Two folders of programs exist side by side only while one replaces the other. Version 0.1 had a folder
@@ -47,6 +48,7 @@ class Pins:
         self.maps = root / "maps"
         self.links = root / "links"
         self.devices = root / "devices"
+        self.xdp = root / "xdp"
         self.current = root / "current"
 
     def programs(self, code: str) -> Path:

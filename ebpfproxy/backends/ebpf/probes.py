@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi, attachments, features
 from ebpfproxy.backends.ebpf.attachments import SIDES
-from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS, SOCKET_HOOKS
+from ebpfproxy.backends.ebpf.devices import xdp
+from ebpfproxy.backends.ebpf.entries import INGRESS
+from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS, SOCKET_HOOKS, XDP, XDP_ATTACH_TYPE
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.backends.ebpf.programs import has_object_file
 from ebpfproxy.backends.ebpf.sockets import netns_cookie
@@ -28,6 +30,7 @@ from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux import capabilities, mounts
 from ebpfproxy.linux.bpf import cgroup, compiler, ring_buffer, tc, tcx
 from ebpfproxy.linux.bpf.bpf import Link, Map, Program
+from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.linux.netlink import geneve, links
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.sockets import duplicates, sockets
@@ -36,6 +39,7 @@ from ebpfproxy.model.address import Address, Family, Protocol, unspecified
 _HASH, _ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 9, 11  # BPF_MAP_TYPE_*
 _NO_PREALLOC, _MMAPABLE = 1, 1 << 10  # BPF_F_*
 _LOOPBACK = 1  # its ifindex in every network namespace
+_SKB_MODE = 1 << 1  # XDP_FLAGS_SKB_MODE
 _INIT = 1  # the process ID of the first process in a PID namespace
 TUNNELS = "direct server return"
 _OTHER_PORT = "select another port with --ebpf-dsr-port, on all nodes"
@@ -83,11 +87,14 @@ HELPERS = {
 """The helper functions, by the name of the feature in features.py."""
 
 
-def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Finding, ...]:
+def probe(
+    bpffs_root: Path, cgroup_root: Path | None, devices: bool, xdp_mode: Mode | None = None
+) -> tuple[Finding, ...]:
     """The findings, required features first. It takes about 10 ms.
 
-    `cgroup_root`: None to find it. `devices`: whether network devices are managed. If bpf(2) itself is
-    rejected, features that use it cannot be tried, and are left out.
+    `cgroup_root`: None to find it. `devices`: whether network devices are managed. `xdp_mode`: that of the
+    XDP program, None for none. If bpf(2) itself is rejected, features that use it cannot be tried, and are
+    left out.
     """
     allowed = _bpf()
     files = _cgroup(cgroup_root, allowed.present), _bpffs(bpffs_root), *_compiled()
@@ -99,6 +106,8 @@ def probe(bpffs_root: Path, cgroup_root: Path | None, devices: bool) -> tuple[Fi
     if devices:
         with contextlib.suppress(KernelError):  # it is not required
             places.extend(_places(bpffs_root))
+            if xdp_mode:
+                places += _xdp_link(), *_xdp_places(bpffs_root, xdp_mode)
     return (*needed, *_helpers(), _links(), *attaching[1:], _reconnecting(), _destroying(), *places)
 
 
@@ -312,6 +321,33 @@ def _places(bpffs_root: Path) -> Iterator[Finding]:
                     "configure their owner to attach them after it, or remove them",
                     needed=False,
                 )
+
+
+def _xdp_link() -> Finding:
+    """Whether a program can be attached to an XDP hook. Tried at a loopback of its own."""
+    with contextlib.ExitStack() as stack:
+        program = Program.load(XDP, XDP_ATTACH_TYPE, features.RETURN_2)
+        stack.callback(program.close)
+        stack.enter_context(netns.throw_away())
+        return _tried(
+            lambda: Link.create_xdp(program, _LOOPBACK, _SKB_MODE).close(),
+            "XDP links",
+            "--ebpf-xdp has no effect",
+            _NEWER.format("5.9"),
+            needed=False,
+        )
+
+
+def _xdp_places(bpffs_root: Path, mode: Mode) -> Iterator[Finding]:
+    """The devices of an agent with this bpffs root that work without XDP."""
+    pins = Pins(bpffs_root)
+    ways = attachments.choose(pins.devices)
+    served = [ifindex for ifindex in links.names() if ways.running(ifindex, SIDES[INGRESS])]
+    for state in xdp.states(served, pins.xdp, mode).values():
+        if state.problem:
+            yield Finding(
+                f"XDP at {state.device.name}", errno.EBUSY, state.problem, state.remedy, needed=False
+            )
 
 
 def _helpers() -> Iterator[Finding]:

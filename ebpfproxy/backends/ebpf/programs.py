@@ -14,6 +14,9 @@ from ebpfproxy.backends.ebpf.hooks import (
     SOCKET_HOOKS,
     TAIL_CALLS,
     TUNNEL_TAIL_CALLS,
+    XDP,
+    XDP_ATTACH_TYPE,
+    XDP_PROGRAM,
     Hook,
 )
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes, missing, shapes
@@ -25,6 +28,7 @@ from ebpfproxy.linux.bpf.bpf import Link, Program
 from ebpfproxy.linux.bpf.loader import TAIL_CALLS as TAIL_CALLS_MAP
 from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin, load_further
 from ebpfproxy.linux.bpf.object_file import ObjectFile
+from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.log import Logger
 
 log = Logger(__name__)
@@ -32,12 +36,12 @@ log = Logger(__name__)
 COMPILED = "Compiled BPF programs"
 """There was no object file for this version. The next start uses the new one."""
 LOADED = "Loaded BPF programs"
-"""Logged at a start, unless pinned programs of the same version are used. Also logged when the first device
-without a link layer is used, with the `name` of the program."""
+"""Logged at a start, unless pinned programs of the same version are used. Also logged when a device first
+needs another program, with its `name`."""
 REPLACED = "Removed pins of another version"
 """Programs or maps that are no longer in force."""
 
-_SOURCES = ("connect.c", "tc.c")
+_SOURCES = ("connect.c", "tc.c", "xdp.c")
 
 
 def available_hooks() -> tuple[Hook, ...]:
@@ -63,10 +67,15 @@ def tail_calls(tunnels: bool) -> tuple[str, ...]:
 
 
 def specs(hooks: Iterable[Hook], tunnels: bool = True) -> tuple[ProgramSpec, ...]:
-    """All programs that are loaded if the kernel has these socket hooks. `tunnels`: see `tail_calls`."""
+    """All programs but the XDP program, if the kernel has these socket hooks. `tunnels`: see `tail_calls`."""
     of_sockets = (ProgramSpec(hook.name, hook.program_type, hook.attach_type) for hook in hooks)
     names = (*CLASSIFIERS, *tail_calls(tunnels))
     return (*of_sockets, *(ProgramSpec(name, SCHED_CLS, 0) for name in names))
+
+
+def xdp_spec(mode: Mode) -> ProgramSpec:
+    """The XDP program for this mode. Raises Rejected if loading programs is not permitted."""
+    return ProgramSpec(XDP_PROGRAM, XDP, XDP_ATTACH_TYPE, features.xdp_flags(mode))
 
 
 def sources() -> tuple[Path, ...]:
@@ -137,6 +146,10 @@ class PinnedPrograms:
         """The ids of the classifiers that are loaded, by name."""
         return {name: self._ids[name] for name in CLASSIFIERS if name in self._ids}
 
+    def xdp_id(self) -> int:
+        """The id of the XDP program. 0 if it is not loaded."""
+        return self._ids.get(XDP_PROGRAM, 0)
+
     def hook_ids(self) -> dict[Hook, int]:
         """The id of the program of each hook."""
         return {hook: self._ids[hook.name] for hook in self.hooks}
@@ -201,8 +214,11 @@ class Programs(PinnedPrograms):
         sizes: MapSizes,
         previous: Path | None = None,
         tunnels: bool = False,
+        xdp: Mode | None = None,
     ) -> None:
         """Load them, unless a previous run left them pinned. Raises KernelError. `tunnels`: see `tail_calls`.
+
+        `xdp`: the mode of the XDP program, for `xdp`. None: there is none.
 
         `previous`: the folder of the programs whose maps of Services are copied, by default the one in force.
         With it, they are always loaded, since pins of an interrupted run contain a previous state.
@@ -210,7 +226,11 @@ class Programs(PinnedPrograms):
         hooks = available_hooks()
         self._numbers = sizes.numbers() | features.numbers(features.present())
         code = compiler.code(sources())
-        directory = pins.programs(code + str(sizes) + str(self._numbers) + str(specs(hooks, tunnels)))
+        wanted = specs(hooks, tunnels)
+        self._xdp_spec = xdp_spec(xdp) if xdp else None
+        if self._xdp_spec:
+            wanted += (self._xdp_spec,)
+        directory = pins.programs(code + str(sizes) + str(self._numbers) + str(wanted))
         super().__init__(pins, cgroup_root, directory, hooks, tunnels)
         if previous or not self.is_pinned():
             file = object_file()
@@ -227,12 +247,23 @@ class Programs(PinnedPrograms):
         """
         if name not in self._programs:
             (spec,) = (spec for spec in self._specs if spec.name == name)
-            load_further(object_file(), spec, self._numbers, self.maps, self.directory)
-            self._programs[name] = Program.pinned(self.directory / name)
-            self._ids[name] = self._programs[name].id
-            self._names.add(name)
-            log.info(LOADED, programs=1, folder=self.directory.name, name=name)
+            self._load(spec)
         return self._programs[name]
+
+    def xdp(self) -> Program:
+        """The XDP program, which is loaded at the first call. Raises KernelError; NotFound without a mode."""
+        if self._xdp_spec is None:
+            raise NotFound(f"the program {XDP_PROGRAM} is not used")
+        if XDP_PROGRAM not in self._programs:
+            self._load(self._xdp_spec)
+        return self._programs[XDP_PROGRAM]
+
+    def _load(self, spec: ProgramSpec) -> None:
+        load_further(object_file(), spec, self._numbers, self.maps, self.directory)
+        self._programs[spec.name] = Program.pinned(self.directory / spec.name)
+        self._ids[spec.name] = self._programs[spec.name].id
+        self._names.add(spec.name)
+        log.info(LOADED, programs=1, folder=self.directory.name, name=spec.name)
 
     def is_pinned(self) -> bool:
         """Whether all pins that `__init__` created or found still exist."""

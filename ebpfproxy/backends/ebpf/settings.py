@@ -7,6 +7,7 @@ from pathlib import Path
 from ebpfproxy.backends.ebpf import growth
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.plan.service_plan import SocketLb
 
 
@@ -23,6 +24,7 @@ class EbpfSettings:
     - `dsr_port`: the UDP port of tunneled packets (direct server return), 0 to neither send nor accept any.
       `devices` must be set for another value.
     - `redirect`: flows to another node's endpoint skip this node's stack if the kernel supports that.
+    - `xdp`: the mode of the XDP program at uplinks, None for none. It has an effect only with `redirect`.
     """
 
     cgroup_root: Path
@@ -33,6 +35,7 @@ class EbpfSettings:
     socket_lb: SocketLb = SocketLb.ON
     timeouts: FlowTimeouts = dataclasses.field(default_factory=FlowTimeouts)
     redirect: bool = False
+    xdp: Mode | None = None
     devices: bool = True
     destroy_stale_sockets: bool = False
     dsr_port: int = 0

@@ -16,6 +16,7 @@ _PAGES = {
 }
 _OF_EBPF = (
     (("first place ",), Page.FIRST_PLACE),
+    (("XDP ",), Page.XDP),
     (("reconnecting ", "destroying "), Page.STALE_SOCKETS),
     (("bpf(2)", "cgroup v2", "bpffs", "compiled ", "bcc", "C headers", "probing"), Page.EBPF_START),
 )

@@ -32,6 +32,7 @@ ENOTSUPP = 524  # the kernel's internal error number, which has no name in user 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
 _libc = ctypes.CDLL(None, use_errno=True)
 _BEFORE = 1 << 3  # BPF_F_BEFORE
+_XDP_ATTACH_TYPE = 37  # BPF_XDP
 _ATTEMPTS = 5  # the same as in libbpf's sys_bpf_prog_load()
 _NOT_NOW = frozenset({errno.EPERM, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 BUSY = frozenset({errno.EBUSY, errno.EDEADLK, errno.ETIMEDOUT})
@@ -357,12 +358,13 @@ class Program(_Object):
         license_: str = "Dual BSD/GPL",
         log: "ctypes.Array[ctypes.c_char] | None" = None,
         log_level: int = 0,
+        flags: int = 0,
     ) -> "Program":
         """Load instructions (struct bpf_insn), which refer to a map by its file descriptor. Raises
         KernelError.
 
         The kernel keeps 15 characters of `name`. `log`: a buffer for the verifier's log, which has the detail
-        of `log_level` (BPF_LOG_*).
+        of `log_level` (BPF_LOG_*). `flags`: BPF_F_* of BPF_PROG_LOAD.
         """
         _unlimit()
         code = ctypes.create_string_buffer(instructions, len(instructions))
@@ -371,7 +373,7 @@ class Program(_Object):
         attr = struct.pack(
             "=IIQQIIQII16sII",
             *(type_, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(terms)),
-            *(*logged, 0, 0, name.encode()[:15], 0, attach_type),
+            *(*logged, 0, flags, name.encode()[:15], 0, attach_type),
         )
         for attempt in range(_ATTEMPTS):
             try:
@@ -430,6 +432,16 @@ class Link(_Object):
         attr = struct.pack("=IIIIIIQ", program.fd, ifindex, attach_type, _BEFORE, 0, 0, 0)
         return cls(bpf(LINK_CREATE, attr, f"cannot attach {program.name}")[0], program.name)
 
+    @classmethod
+    def create_xdp(cls, program: Program, ifindex: int, flags: int) -> "Link":
+        """Create an XDP link (Linux 5.9, aa8d3a716b59). `flags`: XDP_FLAGS_*_MODE.
+
+        Raises Rejected: EBUSY or EEXIST if the device has another program, EOPNOTSUPP as Unsupported if the
+        driver lacks the mode, EINVAL if the device does not exist or the kernel has no XDP links.
+        """
+        attr = struct.pack("=IIII", program.fd, ifindex, _XDP_ATTACH_TYPE, flags)
+        return cls(bpf(LINK_CREATE, attr, f"cannot attach {program.name}")[0], program.name)
+
     @property
     def id(self) -> int:
         return int(struct.unpack_from("=II", self.facts(32))[1])
@@ -440,7 +452,7 @@ class Link(_Object):
 
     @property
     def ifindex(self) -> int:
-        """The device of a tcx link, in the device's network namespace. 0 if the device is gone."""
+        """The device of a tcx or XDP link, in the device's network namespace. 0 if the device is gone."""
         return int(struct.unpack_from("=I", self.facts(32), 16)[0])
 
     def detach(self) -> None:
@@ -461,22 +473,22 @@ class Link(_Object):
         bpf(LINK_UPDATE, attr, f"cannot replace the program of {self.name}")
 
 
-def loads(program_type: int, attach_type: int, instructions: bytes) -> bool:
+def loads(program_type: int, attach_type: int, instructions: bytes, flags: int = 0) -> bool:
     """Whether the kernel loads a program of these instructions (struct bpf_insn). For probing features.
 
-    Raises the same errors as `rejection`.
+    `flags`: as for `Program.load`. Raises the same errors as `rejection`.
     """
-    return not rejection(program_type, attach_type, instructions)
+    return not rejection(program_type, attach_type, instructions, flags)
 
 
-def rejection(program_type: int, attach_type: int, instructions: bytes) -> int:
+def rejection(program_type: int, attach_type: int, instructions: bytes, flags: int = 0) -> int:
     """The errno with which the kernel rejects a program of these instructions. 0 if it loads it.
 
     Raises Rejected if loading programs is not permitted, or if memory or file descriptors are missing. Such
     errors do not depend on the program.
     """
     try:
-        Program.load(program_type, attach_type, instructions).close()
+        Program.load(program_type, attach_type, instructions, flags=flags).close()
     except KernelError as failure:
         if errno_of(failure) in _NOT_NOW:
             raise

@@ -32,11 +32,12 @@ _LOG_SIZE = (1 << 24) - 1  # bytes: the most that every kernel accepts (bpf_chec
 
 
 class ProgramSpec(NamedTuple):
-    """A function of the source, with its BPF_PROG_TYPE_* and its attach type (bpf_attach_type)."""
+    """A function of the source, with its BPF_PROG_TYPE_*, attach type (bpf_attach_type) and BPF_F_*."""
 
     name: str
     type: int
     attach_type: int
+    flags: int = 0
 
 
 def load_and_pin(
@@ -146,7 +147,7 @@ def _load(file: ObjectFile, spec: ProgramSpec, relocation: Relocation) -> Progra
         raise _rejection(spec.name, 0, "the source has no such function", "")
     code = relocated(program, relocation)
     try:
-        return Program.load(spec.type, spec.attach_type, code, spec.name, file.license)
+        return Program.load(spec.type, spec.attach_type, code, spec.name, file.license, flags=spec.flags)
     except KernelError as failure:
         number = bpf.errno_of(failure)
         raise _rejection(spec.name, number, failure.message, _log_of(file, spec, code)) from failure
@@ -158,7 +159,9 @@ def _log_of(file: ObjectFile, spec: ProgramSpec, code: bytes) -> str:
     text = ""
     for level in (_LOG_STEPS, _LOG_STATISTICS):
         with contextlib.suppress(KernelError):
-            Program.load(spec.type, spec.attach_type, code, spec.name, file.license, log, level).close()
+            Program.load(
+                spec.type, spec.attach_type, code, spec.name, file.license, log, level, spec.flags
+            ).close()
         text = log.value.decode(errors="replace")
         if _is_complete(text):
             break  # before 6.4 (1216640938035) a log that does not fit lacks its end, which has the reason

@@ -1,4 +1,5 @@
-"""Runs a classifier on given packets, by BPF_PROG_TEST_RUN of bpf(2). For tests and measurements."""
+"""Runs a classifier or an XDP program on given packets, by BPF_PROG_TEST_RUN of bpf(2). For tests and
+measurements."""
 
 import ctypes
 import struct
@@ -36,6 +37,7 @@ class TestRuns:
     __test__ = False  # not a test case of pytest
     _ROOM = 1 << 16
     _CONTEXT = 192  # struct __sk_buff of 5.18 (f6d60facd9b6); a longer one is filled with zeros
+    _CONTEXT_ROOM = 192
     _SIZES = struct.Struct("=IIII")  # union bpf_attr: prog_fd, retval, data_size_in, data_size_out
     _TEST = struct.Struct("=QQIIIIQQIII4x")  # the rest of its `test`
     _RESULT = struct.Struct("=4xiII")
@@ -46,7 +48,7 @@ class TestRuns:
         self._call.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_long)
         self._call.restype = ctypes.c_long
         self._number = syscall_number()
-        sizes = (self._SIZES.size + self._TEST.size, self._ROOM, self._ROOM, self._CONTEXT, self._CONTEXT)
+        sizes = self._SIZES.size + self._TEST.size, *[self._ROOM] * 2, *[self._CONTEXT_ROOM] * 2
         self._attr, self._in, self._out, self._before, self._after = (bytearray(size) for size in sizes)
         self._at, *self._addresses = map(
             self._address, (self._attr, self._in, self._out, self._before, self._after)
@@ -99,3 +101,22 @@ class TestRuns:
     def cb(self, value: int) -> None:
         """Set it for later runs."""
         struct.pack_into("=I", self._before, 48, value)
+
+
+class XdpTestRuns(TestRuns):
+    """BPF_PROG_TEST_RUN of an XDP program with a context (5.15, 47316f4a3053). Verdicts are XDP_*.
+
+    `ifindex`: the device that receives the packets, in the calling thread's network namespace. The program's
+    redirects are not executed. `cb` has no meaning.
+    """
+
+    _CONTEXT = 24  # struct xdp_md
+    _END = struct.Struct("=I")  # its `data_end`, the second field
+
+    def __init__(self, program: Program, *, ifindex: int) -> None:
+        super().__init__(program)
+        struct.pack_into("=6I", self._before, 0, 0, 0, 0, ifindex, 0, 0)
+
+    def run(self, packet: bytes) -> tuple[int, bytearray]:
+        self._END.pack_into(self._before, 4, len(packet))
+        return super().run(packet)

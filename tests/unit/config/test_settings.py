@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.backends.ebpf.mode import xdp_mode
 from ebpfproxy.config import Config
 from ebpfproxy.config.settings import OPTIONS
 from ebpfproxy.config.unsupported_flags import HINTS, WITHOUT_EFFECT
@@ -178,6 +179,15 @@ def test_the_two_intervals_may_be_equal() -> None:
 def test_manifests_and_an_api_server_exclude_each_other(other: str) -> None:
     with pytest.raises(ConfigError, match="--manifests: replaces the API server"):
         Config.parse({"manifests": "services", other: "there"})
+
+
+@pytest.mark.parametrize("mode", ["native", "generic"])
+def test_xdp_needs_redirected_flows(mode: str) -> None:
+    with pytest.raises(ConfigError, match="--ebpf-xdp: needs --ebpf-redirect"):
+        Config.parse({"ebpf_xdp": mode})
+    config = Config.parse({"ebpf_xdp": mode, "ebpf_redirect": "true"})
+    assert xdp_mode(config) == mode
+    assert xdp_mode(Config.parse({})) is None
 
 
 def test_values_have_the_types_of_their_options() -> None:

@@ -127,7 +127,7 @@ class DeviceTable:
 
         `present`: the names of all existing devices, by ifindex.
         """
-        written = dict(self._written())
+        written = dict(self.written())
         found: dict[DeviceKey, DeviceEntry] = {}
         for ifindex in sorted(written.keys() | further):
             entry = written.get(ifindex, _UNKNOWN)
@@ -147,7 +147,8 @@ class DeviceTable:
         self._in_use = frozenset(ifindex for ifindex, _, _ in self._attached)
         return found
 
-    def _written(self) -> Iterator[tuple[int, DeviceEntry]]:
+    def written(self) -> Iterator[tuple[int, DeviceEntry]]:
+        """The entries of the map by ifindex, without sides."""
         for key, value in self._map.items():
             v4, v6, flags, _ = abi.DEVICE.unpack(value)
             known = flags & ~abi.DEVICE_CLSACT

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi, attachments
 from ebpfproxy.backends.ebpf.attachments import SIDES, Attachments
+from ebpfproxy.backends.ebpf.devices import xdp
 from ebpfproxy.backends.ebpf.entries import EGRESS, INGRESS
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.linux.bpf import tc
 from ebpfproxy.model.address import Address, format_address, is_unspecified
 
 _UNKNOWN = "?"
+_NONE = "none"
 _IFINDEX = struct.Struct("=I")
 
 
@@ -20,13 +22,15 @@ class DeviceRow(NamedTuple):
     """One device.
 
     - `device`: its name, or "?" if this network namespace has no such device.
-    - `role`: "pod" if its packets come from a pod of this node, else "net".
+    - `role`: "pod" if its packets come from a pod of this node, "tunnel" for the device of direct server
+      return, else "net".
     - `link`: the first header of its packets, "ethernet" or "ip".
     - `masquerade`: the addresses with which leaving packets are masqueraded.
     - `ingress`, `egress`: the ids of the agent's programs, 0 for none.
     - `clsact`: "own" if the agent made it, "other" if another program did, "none" if there is none.
     - `before`: programs that run before the agent's, each with its side.
     - `orphaned`: there is no such device.
+    - `xdp`: the mode of the agent's XDP program, "native" or "generic". "none" if there is none.
     """
 
     device: str
@@ -39,20 +43,26 @@ class DeviceRow(NamedTuple):
     clsact: str
     before: list[str]
     orphaned: str = ""
+    xdp: str = "none"
 
 
-def devices(maps: Maps, links: Path) -> list[DeviceRow]:
-    """All devices in the map, by ifindex. `links`: the folder where tcx links are pinned.
+def devices(maps: Maps, links: Path, xdp_links: Path) -> list[DeviceRow]:
+    """All devices in the map, by ifindex.
+
+    `links`, `xdp_links`: the folders where tcx links and XDP links are pinned.
 
     Names and programs are read from the calling thread's network namespace. Raises Rejected if programs and
     filters cannot be read.
     """
     attached = attachments.choose(links)
     found = [(int(_IFINDEX.unpack(key)[0]), value) for key, value in maps["devices"].items()]
-    return [_device(ifindex, value, attached) for ifindex, value in sorted(found)]
+    running = xdp.running((ifindex for ifindex, _ in found), xdp_links)
+    return [
+        _device(ifindex, value, attached, running.get(ifindex, _NONE)) for ifindex, value in sorted(found)
+    ]
 
 
-def _device(ifindex: int, value: bytes, attached: Attachments) -> DeviceRow:
+def _device(ifindex: int, value: bytes, attached: Attachments, xdp_mode: str) -> DeviceRow:
     v4, v6, flags, _ = abi.DEVICE.unpack(value)
     running = {side: attached.running(ifindex, place) for side, place in SIDES.items()}
     name = _name(ifindex)
@@ -60,7 +70,7 @@ def _device(ifindex: int, value: bytes, attached: Attachments) -> DeviceRow:
     return DeviceRow(
         device=name,
         ifindex=ifindex,
-        role="pod" if flags & abi.DEVICE_POD else "net",
+        role=_role(flags),
         link="ip" if flags & abi.DEVICE_LAYER3 else "ethernet",
         masquerade=[format_address(Address(each)) for each in (v4, v6) if not is_unspecified(each)],
         ingress=ids[INGRESS],
@@ -68,7 +78,14 @@ def _device(ifindex: int, value: bytes, attached: Attachments) -> DeviceRow:
         clsact=_clsact(ifindex, flags),
         before=[f"{side}: {other}" for side, found in running.items() if found for other in found.before],
         orphaned="no such device" if name == _UNKNOWN else "",
+        xdp=xdp_mode,
     )
+
+
+def _role(flags: int) -> str:
+    if flags & abi.DEVICE_TUNNEL:
+        return "tunnel"
+    return "pod" if flags & abi.DEVICE_POD else "net"
 
 
 def _clsact(ifindex: int, flags: int) -> str:

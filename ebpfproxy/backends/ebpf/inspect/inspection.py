@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ebpfproxy.backends.difference import DIFFERENT, MISSING, UNEXPECTED, Difference
 from ebpfproxy.backends.ebpf import abi, attachments, entries
+from ebpfproxy.backends.ebpf.devices import xdp
 from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, previous_pods
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.entries import (
@@ -97,6 +98,7 @@ class EbpfInspection:
             found = dict(self._services(maps).items())
             found |= self._networks(maps)
             found |= self._devices(maps, programs)
+            self._further += self._xdp(maps, programs)
             self._further += self._node(maps, entries.has_loopback(found))
             found |= {HookKey(name): state for name, state in programs.hook_states().items()}
             self._further += self._before_hooks(programs)
@@ -158,6 +160,25 @@ class EbpfInspection:
             for each in positions.troubles()
         ]
         return found
+
+    def _xdp(self, maps: Maps, programs: PinnedPrograms) -> Iterator[Difference]:
+        """The devices that lack the XDP program of the settings, or have another one of the agent."""
+        mode, folder = self._settings.xdp, self._pins.xdp
+        flags = {_U32.unpack(key)[0]: abi.DEVICE.unpack(value)[2] for key, value in maps["devices"].items()}
+        wanted = [each for each in flags if mode and xdp.is_wanted(each, flags[each])]
+        for _, ifindex in xdp.pins(folder):
+            if ifindex not in wanted:
+                yield Difference(f"XDP link of device {ifindex}", UNEXPECTED)
+        if mode is None:
+            return
+        for state in xdp.states(wanted, folder, mode).values():
+            name = f"device {state.device.name} XDP"
+            if not state.mode:
+                yield Difference(name, MISSING, state.problem)
+            elif state.mode != mode or state.device.programs[state.mode] != programs.xdp_id():
+                yield Difference(name, DIFFERENT, f"have {state.mode} of another version")
+            elif state.problem:
+                yield Difference(name, DIFFERENT, state.problem)
 
     def _node(self, maps: Maps, loopback: bool) -> Iterator[Difference]:
         cookie = netns_cookie.own(self._settings.cgroup_root)

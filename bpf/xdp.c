@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
+/*
+ * The XDP program of uplinks (--ebpf-xdp). It forwards packets of established flows whose endpoint
+ * is on another node, and passes everything else to the tc programs: docs/decisions/0049. It sends
+ * only packets that the ingress program would also send past the stack, and they have the same
+ * bytes.
+ */
+#include <uapi/linux/bpf.h>
+#include <uapi/linux/if_ether.h>
+#include <uapi/linux/in.h>
+#include <uapi/linux/in6.h>
+
+#include "compat.h"
+#include "admit.h"
+#include "frame.h"
+#include "route.h"
+
+/* The flags of flows that this program forwards. The client is outside, and the endpoint is on
+ * another node and sees an address of this node.
+ */
+#define FORWARDED (FLOW_REDIRECT | FLOW_MASQUERADE)
+
+/* Whether the tc programs have seen a packet of this side of the flow in this second. They get one
+ * packet in each second, refresh the entry, and have the kernel verify the neighbor.
+ */
+static __always_inline bool may_forward(u16 flags, bool half_open, u32 last_seen, u32 now)
+{
+	return !half_open && (flags & (FORWARDED | FLOW_DSR)) == FORWARDED && last_seen == now;
+}
+
+static __always_inline bool is_addressed_to(const void *data, const void *end,
+					    const struct xdp_device *device)
+{
+	const u16 *frame = data, *own = (const u16 *)device->ethernet;
+
+	return data + ETHERNET_HEADER <= end && frame[0] == own[0] && frame[1] == own[1] &&
+	       frame[2] == own[2];
+}
+
+/* Forwards the packet with the tuple `scratch->to`. `from`: the source address for the route.
+ * Returns XDP_PASS if it cannot; the packet is unchanged then.
+ */
+static __always_inline int forward(struct xdp_md *context, const struct packet *packet,
+				   const struct address *from, struct scratch *scratch)
+{
+	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
+	u32 ifindex = context->ingress_ifindex, device;
+	struct next_hop *next_hop = &scratch->next_hop;
+	struct xdp_device *entry = xdp_devices.lookup(&ifindex);
+	bool back;
+
+	if (!entry || !is_addressed_to(data, end, entry))
+		return XDP_PASS;
+	device = route_by(context, ifindex, packet->length, packet, from, &scratch->to.destination,
+			  next_hop);
+	if (!device || !next_hop->has_ethernet)
+		return XDP_PASS;
+	entry = xdp_devices.lookup(&device);
+	if (!entry)
+		return XDP_PASS;
+	back = device == ifindex && entry->flags & XDP_SENDS_BACK;
+	if (!back && !(entry->flags & XDP_SENDS))
+		return XDP_PASS;
+	if (!frame_write(data, end, packet, &scratch->to, next_hop->ethernet))
+		return XDP_PASS;
+	count(COUNTER_XDP_FORWARDED);
+	return back ? XDP_TX : bpf_redirect(device, 0);
+}
+
+/* Forwards a client's packet to the endpoint. As in the tc programs, the sequence numbers are
+ * recorded: with them, these recognize the end of a connection.
+ */
+static __always_inline int forward_request(struct xdp_md *context, struct packet *packet,
+					   struct flow *entry, struct scratch *scratch)
+{
+	const struct flow *flow = &scratch->flow;
+	int action;
+
+	scratch->flow = *entry;
+	if (!may_forward(flow->flags, flow->half_open, flow->last_seen, scratch->now) ||
+	    address_is_unspecified(&flow->masquerade))
+		return XDP_PASS;
+	/* A flow that was seen in this second is not over, so `scratch->reply_key` is not used. */
+	if (!continues_established(flow, packet, scratch))
+		return XDP_PASS;
+	tuple_set(&scratch->to, &flow->masquerade, flow->reply_port, &flow->endpoint,
+		  flow->endpoint_port);
+	action = forward(context, packet, &packet->tuple.source, scratch);
+	if (action == XDP_PASS)
+		return XDP_PASS;
+	if (is_segment(packet))
+		record_sequence(entry, packet, false);
+	count_traffic(flow->service_id, packet->length, true, false);
+	return action;
+}
+
+/* Forwards an endpoint's packet to the client. */
+static __always_inline int forward_reply(struct xdp_md *context, struct packet *packet,
+					 struct reply *entry, struct scratch *scratch)
+{
+	const struct reply *reply = &scratch->reply;
+	int action;
+
+	scratch->reply = *entry;
+	if (!may_forward(reply->flags, reply->half_open, reply->last_seen, scratch->now))
+		return XDP_PASS;
+	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
+		  reply->client_port);
+	action = forward(context, packet, &scratch->to.source, scratch);
+	if (action == XDP_PASS)
+		return XDP_PASS;
+	if (is_segment(packet))
+		record_sequence(entry, packet, false);
+	count_traffic(reply->service_id, packet->length, false, false);
+	return action;
+}
+
+/* As look_up_incoming(). The tc programs copy entries of the previous maps, so a packet that may
+ * belong to one is passed to them.
+ */
+int xdp_forward(struct xdp_md *context)
+{
+	struct scratch *scratch = scratch_get();
+	struct packet *packet;
+	const struct flow_key *tuple;
+	struct flow *flow;
+
+	if (!scratch)
+		return XDP_PASS;
+	packet = packet_begin(&scratch->packet, ETHERNET_HEADER, AT_INGRESS);
+	if (!frame_read((void *)(long)context->data, (void *)(long)context->data_end, packet))
+		return XDP_PASS;
+	tuple = &packet->tuple;
+	scratch->now = flow_now();
+	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT)) {
+		struct reply *reply;
+
+		key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
+				   tuple->destination_port, tuple->protocol);
+		reply = replies.lookup(&scratch->reply_key);
+		if (!reply && previous_replies_map())
+			return XDP_PASS;
+		if (reply && is_masquerade(reply, &tuple->destination))
+			return forward_reply(context, packet, reply, scratch);
+	}
+	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND))
+		return XDP_PASS;
+	scratch->flow_key = *tuple;
+	flow = flows.lookup(&scratch->flow_key);
+	return flow ? forward_request(context, packet, flow, scratch) : XDP_PASS;
+}

@@ -1,0 +1,82 @@
+"""The XDP program of bpf/xdp.c next to the classifiers, on the devices of packet_path.py.
+
+All next hops are gateways with permanent neighbors, since the program needs their Ethernet addresses. Pods of
+`BEYOND` are on other nodes that share the uplink with the clients.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from scapy.packet import Packet
+
+from ebpfproxy.backends.ebpf import abi
+from tests.support.packet_path import XDP as XDP
+from tests.support.packet_path import Outcome, PacketPath
+from tests.support.packets import HERE, THERE
+
+PASS, TX, REDIRECTED = 2, 3, 4  # XDP_*
+BEYOND = {"v4": "10.244.3.5", "v6": "fd00:3::5"}
+SENT = bytes.fromhex((THERE + HERE).replace(":", ""))
+"""The Ethernet addresses of a frame to a gateway."""
+
+_COARSE = 6  # CLOCK_MONOTONIC_COARSE, which the programs read
+_ROUTES = {
+    "net": ("default", "::/0"),
+    "pod": ("10.244.1.0/24", "fd00:1::/64"),
+    "tunnel": ("10.244.2.0/24", "fd00:2::/64"),
+}
+
+
+def add_gateways() -> None:
+    """Replace the routes of this network namespace by routes to gateways."""
+    for name, (v4, v6) in _ROUTES.items():
+        _ip(f"neigh replace 169.254.1.1 lladdr {THERE} dev {name} nud permanent")
+        _ip(f"neigh replace fe80::77 lladdr {THERE} dev {name} nud permanent")
+        _ip(f"route replace {v4} via 169.254.1.1 dev {name} onlink")
+        _ip(f"-6 route del {v6} dev {name}")
+        _ip(f"-6 route add {v6} via fe80::77 dev {name} onlink")
+
+
+def _ip(command: str) -> None:
+    subprocess.run(["ip", *command.split()], check=True)
+
+
+def start_over(path: PacketPath) -> None:
+    """Without flows; flows bypass the stack, and the uplinks have the XDP program."""
+    path.start_over()
+    path.set_node(abi.NODE_REDIRECT)
+    for name in ("net", "tunnel"):
+        path.set_xdp(name)
+
+
+def seen_now(path: PacketPath, run: Callable[[], Any]) -> Any:
+    """The result of `run` in a second in which packets of all flows have been seen."""
+    while True:
+        now = _unit()
+        _write(path, last_seen=now)
+        result = run()
+        if _unit() == now:
+            return result
+
+
+def _unit() -> int:
+    return time.clock_gettime_ns(_COARSE) >> 30
+
+
+def establish_all(path: PacketPath) -> None:
+    """All flows are established, and their packets were seen now."""
+    _write(path, last_seen=_unit(), half_open=0)
+
+
+def _write(path: PacketPath, **fields: int) -> None:
+    for name, layout, entries in (("flows", abi.FLOW, path.flows()), ("replies", abi.REPLY, path.replies())):
+        written = [(key, layout.pack(*(entry.value | fields).values())) for key, entry in entries.items()]
+        path.maps[name].update_all(written)
+
+
+def by_xdp(path: PacketPath, packet: Packet | bytes, device: str = "net") -> Outcome:
+    """The XDP program's outcome for a packet of a flow that was seen in this second."""
+    outcome: Outcome = seen_now(path, lambda: path.xdp(packet, device))
+    return outcome
