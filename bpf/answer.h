@@ -269,9 +269,9 @@ static __always_inline bool error6(struct __sk_buff *skb, struct packet *packet,
 }
 
 /* Turns the packet into the ICMP error that a closed port sends (RFC 1122, 4.1.3.1; RFC 4443, 3.1),
- * or, if `mtu` is not 0, into the one of a router whose next link has this MTU (RFC 1191, 4; RFC 4443,
- * 3.2). `bytes` has room for 128 bytes. Returns false on failure; the packet is then invalid and must
- * be dropped.
+ * or, if `mtu` is not 0, into the one of a router whose next link has this MTU (RFC 1191, 4; RFC
+ * 4443, 3.2). `bytes` has room for 128 bytes. Returns false on failure; the packet is then invalid
+ * and must be dropped.
  */
 static __always_inline bool answer_icmp(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
 					u32 mtu)

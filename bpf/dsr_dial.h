@@ -129,9 +129,10 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct packe
 #define DONT_FRAGMENT 0x4000
 #define IPV6_MTU_MIN  1280 /* RFC 8200, 5 */
 
-/* Returns the MTU that the client must respect because the packet does not fit in the tunnel. Returns
- * 0 if it fits, or if the outer packet can be fragmented: an IPv4 packet that may be fragmented itself.
- * GSO packets are segmented later; their size was announced by the endpoint (mss.h).
+/* Returns the MTU that the client must respect because the packet does not fit in the tunnel.
+ * Returns 0 if it fits, or if the outer packet can be fragmented: an IPv4 packet that may be
+ * fragmented itself. GSO packets are segmented later; their size was announced by the endpoint
+ * (mss.h).
  */
 static __always_inline u32 tunnel_mtu_for_client(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -148,7 +149,7 @@ static __always_inline u32 tunnel_mtu_for_client(struct __sk_buff *skb, const st
 	return mtu;
 }
 
-/* Tells the client that its packet is too big. */
+/* Sends the client an ICMP error: its packet is too big. */
 static __always_inline int tunnel_too_big(struct __sk_buff *skb, struct packet *packet, u32 mtu,
 					  struct scratch *scratch)
 {

@@ -243,13 +243,12 @@ def test_a_client_learns_the_mtu_of_the_tunnel(path: PacketPath, at: Places, pro
     got = path.ingress(packet)
     assert (got.verdict, got.mark) == (REDIRECT, MARK_DONE)
     quoted = bytes(packet)[14:][: (20 if at is V4 else 40) + 8]
+    wanted: Packet = Ether(src=HERE, dst=THERE)
     if at is V4:
-        message = ICMP(type=3, code=4, nexthopmtu=MTU)
-        wanted = Ether(src=HERE, dst=THERE) / IP(src=at.external, dst=at.client, ttl=64, id=0)
+        wanted /= IP(src=at.external, dst=at.client, id=0) / ICMP(type=3, code=4, nexthopmtu=MTU)
     else:
-        message = ICMPv6PacketTooBig(mtu=MTU)
-        wanted = Ether(src=HERE, dst=THERE) / IPv6(src=at.external, dst=at.client)
-    assert got.raw == bytes(wanted / message / Raw(quoted))
+        wanted /= IPv6(src=at.external, dst=at.client) / ICMPv6PacketTooBig(mtu=MTU)
+    assert got.raw == bytes(wanted / Raw(quoted))
     assert path.counted() == {"tunnel_too_big": 1}
     fits = large(at, protocol, MTU, **fields)
     assert is_sent(path.ingress(fits), fits)
