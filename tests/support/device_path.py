@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ebpfproxy.lab.devices import set_offload
+from ebpfproxy.lab.netns import Netns
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Program
 from ebpfproxy.linux.bpf.tc import Side
@@ -49,14 +51,21 @@ class Received(NamedTuple):
 class Wires:
     """The peers of the devices. One CPU does all the work, so that packets keep their order."""
 
-    def __init__(self, sockets: dict[str, socket.socket], receiver: socket.socket) -> None:
+    def __init__(self, sockets: dict[str, socket.socket], receiver: socket.socket, beyond: Namespace) -> None:
         self._sockets = sockets
         self._receiver = receiver
+        self._beyond = beyond
         self._fences = 0
 
     def send(self, device: str, raw: bytes) -> None:
         """Send a frame that arrives at the device."""
         self._sockets[device].send(raw)
+
+    def accept_xdp_frames(self) -> None:
+        """Let the devices send frames of XDP programs: veth devices need GRO at the peer for that."""
+        peers = Netns("beyond", self._beyond.name, Path())
+        for name in DEVICES:
+            set_offload(peers, f"{name}-peer", "gro", True)
 
     def drain(self, passes: int = 1) -> list[Received]:
         """The frames that the node has sent since the last call. This sends a fence, a forwarded packet for
@@ -134,7 +143,7 @@ def wires() -> Iterator[Wires]:
             receiver.setsockopt(socket.SOL_SOCKET, _FORCE_BUFFER, _BUFFER)
             receiver.setblocking(False)
             sockets = {name: stack.enter_context(_sender(f"{name}-peer")) for name in DEVICES}
-        yield Wires(sockets, receiver)
+        yield Wires(sockets, receiver, beyond)
 
 
 def _sender(device: str) -> socket.socket:

@@ -12,6 +12,7 @@ from typing import Any
 from scapy.packet import Packet
 
 from ebpfproxy.backends.ebpf import abi
+from tests.support.packet_path import XDP as XDP
 from tests.support.packet_path import Outcome, PacketPath
 from tests.support.packets import HERE, THERE
 
