@@ -231,6 +231,21 @@ def test_without_permission_the_services_are_translated(agents: Agents) -> None:
     agents.await_seen(pod, None)
 
 
+def test_verify_and_explain_know_the_tunnels(agents: Agents) -> None:
+    pod = agents.network.pods[1]
+    agents.serve(pod, DSR)
+    agents.start_all()
+    agents.await_seen(pod, agents.x)
+    flags = "--proxy-mode=ebpf", f"--ebpf-dsr-port={PORT}"
+    for node in (agents.a, agents.b):
+        done = run(agents, node, "verify", *flags)
+        assert done.returncode == 0, done.stdout + done.stderr
+    frontend, client = f"{VIP['v4']}:{PORTS[TCP]}", f"--from={agents.x.v4}"
+    done = run(agents, agents.a, "explain", frontend, client, "--output=json", *flags)
+    assert '"DirectReturn"' in done.stdout, done.stdout + done.stderr
+    assert f"{pod.v4}:{TARGETS[TCP]}: by {agents.b.host.v4}" in done.stdout
+
+
 def test_cleanup_withdraws_the_announcement(agents: Agents) -> None:
     await_message(agents.start(agents.b, f"--ebpf-dsr-port={PORT}"), ANNOUNCED)
     agents.end()
