@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scapy.packet import Packet
@@ -78,7 +79,8 @@ class Node:
 
 
 def _next(at: Places, protocol: Protocol) -> Packet:
-    return request(at, protocol, **({"flags": "A"} if protocol is TCP else {}))
+    fields: dict[str, Any] = {"flags": "A"} if protocol is TCP else {}
+    return request(at, protocol, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,7 @@ def test_frames_leave_by_the_output_device_as_by_tc(
     node.path.forget_flows()
     endpoint = at.there if towards == "tunnel" else xdp_path.BEYOND["v4" if at is V4 else "v6"]
     got = node.establish(at, protocol, endpoint, towards)
-    fields = {"flags": "PA"} if protocol is TCP else {}
+    fields: dict[str, Any] = {"flags": "PA"} if protocol is TCP else {}
     packets = [(request(at, protocol, **fields), "net", towards), (answer(got, **fields), towards, "net")]
     by_tc = [node.forwarded(packet, device, "redirected") for packet, device, _ in packets]
     assert [each.device for each in by_tc] == [to for *_, to in packets]
