@@ -25,6 +25,8 @@ C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch
 MODES      := ebpf,nftables,iptables-legacy,iptables-nft
 SOAK_MODES := ebpf,iptables,nftables
 SOAK_SECONDS := 3600
+CONNECTIONS := 10000
+FORWARDING  := snat
 # What `make image` builds: a variant is a target of deploy/Dockerfile, default or with-bcc.
 IMAGE   := localhost/ebpfproxy
 VARIANT := default
@@ -107,6 +109,12 @@ check: $(STAMP)  ## formatting, lint, types, layers, spelling, words of the styl
 .PHONY: quick
 quick: check  ## format, types, unit and golden tests: about a minute
 	@$(PYTHON) -m pytest -q -n 2 tests/unit tests/golden
+
+.PHONY: edge-lab
+edge-lab: $(STAMP)  ## two edges with BGP (FRR), as root: make edge-lab CONNECTIONS=100000 FORWARDING=dsr
+	@test -x /usr/lib/frr/bgpd || \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends frr >/dev/null
+	@$(PYTHON) -m tests.edge_lab --connections=$(CONNECTIONS) --forwarding=$(FORWARDING)
 
 .PHONY: mutations
 mutations: $(STAMP)  ## break the code in ways that tests must catch, and show that they do; as root, half an hour

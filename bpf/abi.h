@@ -537,8 +537,10 @@ enum counter {
 	COUNTER_TUNNEL_NO_ENDPOINT = 29,
 	/* A tunneled packet, and no device with programs leads to the client: dropped */
 	COUNTER_TUNNEL_NO_DEVICE = 30,
-	COUNTER_XDP_FORWARDED = 31, /* packets that the XDP program forwarded */
-	COUNTERS = 32,
+	/* A packet that does not fit in a tunneled one: the client gets an ICMP error */
+	COUNTER_TUNNEL_TOO_BIG = 31,
+	COUNTER_XDP_FORWARDED = 32, /* packets that the XDP program forwarded */
+	COUNTERS = 33,
 };
 
 enum event_kind {

@@ -201,23 +201,24 @@ struct icmp_header {
 	u8 type;
 	u8 code;
 	u16 checksum;
-	__be32 unused;
+	__be32 mtu; /* 0, unless the packet is too big */
 };
 
-struct unreachable4 {
+struct error4 {
 	struct ipv4_header ip;
 	struct icmp_header icmp;
 };
 
-struct unreachable6 {
+struct error6 {
 	struct ipv6_header ip;
 	struct icmp_header icmp;
 };
 
-static __always_inline bool unreachable4(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
-					 u64 quoted)
+/* `mtu`: see answer_icmp(). */
+static __always_inline bool error4(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
+				   u64 quoted, u32 mtu)
 {
-	struct unreachable4 header = {};
+	struct error4 header = {};
 	u32 sum;
 
 	header.ip.version_length = 0x45;
@@ -229,7 +230,8 @@ static __always_inline bool unreachable4(struct __sk_buff *skb, struct packet *p
 	header.ip.checksum =
 	    ~fold((u32)bpf_csum_diff(0, 0, (void *)&header.ip, sizeof(header.ip), 0));
 	header.icmp.type = 3;
-	header.icmp.code = 3; /* port unreachable, the default of REJECT */
+	header.icmp.code = mtu ? 4 : 3; /* fragmentation needed; port unreachable, as REJECT */
+	header.icmp.mtu = bpf_htonl(mtu);
 	sum = (u32)bpf_csum_diff(0, 0, (void *)&header.icmp, sizeof(header.icmp), 0);
 	hide(quoted);
 	if (quoted > QUOTED_MAX)
@@ -239,10 +241,10 @@ static __always_inline bool unreachable4(struct __sk_buff *skb, struct packet *p
 	       !bpf_skb_store_bytes(skb, packet->l3, &header, sizeof(header), 0);
 }
 
-static __always_inline bool unreachable6(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
-					 u64 quoted)
+static __always_inline bool error6(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
+				   u64 quoted, u32 mtu)
 {
-	struct unreachable6 header = {};
+	struct error6 header = {};
 	__be32 pseudo[2] = {bpf_htonl(sizeof(header.icmp) + quoted), bpf_htonl(IPPROTO_ICMPV6)};
 	u32 sum;
 
@@ -252,8 +254,9 @@ static __always_inline bool unreachable6(struct __sk_buff *skb, struct packet *p
 	header.ip.hop_limit = TTL;
 	header.ip.source = packet->tuple.destination;
 	header.ip.destination = packet->tuple.source;
-	header.icmp.type = 1;
-	header.icmp.code = 4; /* port unreachable */
+	header.icmp.type = mtu ? 2 : 1; /* packet too big; destination unreachable */
+	header.icmp.code = mtu ? 0 : 4; /* port unreachable */
+	header.icmp.mtu = bpf_htonl(mtu);
 	sum = (u32)bpf_csum_diff(0, 0, (void *)&header.ip.source, ADDRESSES, 0);
 	sum = (u32)bpf_csum_diff(0, 0, (void *)pseudo, sizeof(pseudo), sum);
 	sum = (u32)bpf_csum_diff(0, 0, (void *)&header.icmp, sizeof(header.icmp), sum);
@@ -265,20 +268,21 @@ static __always_inline bool unreachable6(struct __sk_buff *skb, struct packet *p
 	       !bpf_skb_store_bytes(skb, packet->l3, &header, sizeof(header), 0);
 }
 
-/* Turns the packet into the ICMP error that a closed port sends (RFC 1122, 4.1.3.1; RFC 4443, 3.1).
- * `bytes` has room for 128 bytes. Returns false on failure; the packet is then invalid and must be
- * dropped.
+/* Turns the packet into the ICMP error that a closed port sends (RFC 1122, 4.1.3.1; RFC 4443, 3.1),
+ * or, if `mtu` is not 0, into the one of a router whose next link has this MTU (RFC 1191, 4; RFC
+ * 4443, 3.2). `bytes` has room for 128 bytes. Returns false on failure; the packet is then invalid
+ * and must be dropped.
  */
-static __always_inline bool answer_unreachable(struct __sk_buff *skb, struct packet *packet,
-					       u8 *bytes)
+static __always_inline bool answer_icmp(struct __sk_buff *skb, struct packet *packet, u8 *bytes,
+					u32 mtu)
 {
 	u64 quoted = packet->l4 - packet->l3 + QUOTED_PAYLOAD;
 
 	if (!swap_ethernet(skb, packet->l3) || !quote(skb, packet, bytes, quoted))
 		return false;
 	if (packet->version == 4)
-		return unreachable4(skb, packet, bytes, quoted);
-	return unreachable6(skb, packet, bytes, quoted);
+		return error4(skb, packet, bytes, quoted, mtu);
+	return error6(skb, packet, bytes, quoted, mtu);
 }
 
 /* Takes one ICMP error from the node's budget. The budget is refilled at the kernel's own rate
@@ -329,5 +333,5 @@ static __always_inline bool answer_rejection(struct __sk_buff *skb, struct packe
 		return answer_abort(skb, packet);
 	if (!icmp_is_allowed())
 		return false;
-	return answer_unreachable(skb, packet, scratch->bytes);
+	return answer_icmp(skb, packet, scratch->bytes, 0);
 }

@@ -126,6 +126,40 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct packe
 	return bpf_redirect(settings->tunnel_device, 0);
 }
 
+#define DONT_FRAGMENT 0x4000
+#define IPV6_MTU_MIN  1280 /* RFC 8200, 5 */
+
+/* Returns the MTU that the client must respect because the packet does not fit in the tunnel.
+ * Returns 0 if it fits, or if the outer packet can be fragmented: an IPv4 packet that may be
+ * fragmented itself. GSO packets are segmented later; their size was announced by the endpoint
+ * (mss.h).
+ */
+static __always_inline u32 tunnel_mtu_for_client(struct __sk_buff *skb, const struct packet *packet)
+{
+	const struct node *settings = node_get();
+	u32 mtu = settings ? settings->tunnel_mtu : 0;
+	__be16 offset = 0;
+
+	if (!mtu || packet->length <= mtu || skb->gso_segs)
+		return 0;
+	if (packet->version == 6)
+		return mtu > IPV6_MTU_MIN ? mtu : IPV6_MTU_MIN;
+	if (!load(skb, packet->l3 + 6, &offset, 2) || !(offset & bpf_htons(DONT_FRAGMENT)))
+		return 0;
+	return mtu;
+}
+
+/* Sends the client an ICMP error: its packet is too big. */
+static __always_inline int tunnel_too_big(struct __sk_buff *skb, struct packet *packet, u32 mtu,
+					  struct scratch *scratch)
+{
+	count(COUNTER_TUNNEL_TOO_BIG);
+	if (!is_answerable(&packet->tuple.source) || !icmp_is_allowed() ||
+	    !answer_icmp(skb, packet, scratch->bytes, mtu))
+		return DROP;
+	return send_back(skb);
+}
+
 /* Whether the Service of `scratch->tuple` has direct server return, and admits the client. Copies
  * the Service.
  */
@@ -157,11 +191,15 @@ static __always_inline int dial(struct __sk_buff *skb, struct scratch *scratch)
 	bool is_error = packet->icmp_type;
 	bool first = !is_error && is_first(packet);
 	struct service service;
+	u32 mtu;
 
 	if (is_error && !address_equal(&packet->tuple.destination, &scratch->tuple.destination))
 		return PASS_ON;
 	if (may_tunnel(skb, packet, &service, scratch) &&
-	    tunnel_choose(packet, first, is_error, &service, scratch))
-		return tunnel_send(skb, packet, scratch);
+	    tunnel_choose(packet, first, is_error, &service, scratch)) {
+		mtu = is_error ? 0 : tunnel_mtu_for_client(skb, packet);
+		return mtu ? tunnel_too_big(skb, packet, mtu, scratch)
+			   : tunnel_send(skb, packet, scratch);
+	}
 	return first ? open_incoming(skb, packet, scratch) : PASS_ON;
 }

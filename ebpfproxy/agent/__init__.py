@@ -6,10 +6,13 @@
 - `daemon.py`: the control thread and its loop. `inbox.py`: the items that it receives.
 - `initialize.py`: `--init-only`. `node_events.py`: Events of the Node.
 - `sources.py`: the threads that put events into the inbox of the control thread.
+- `announcer.py`: announces direct server return with an annotation of the Node.
 - `pacing.py`: when to sync, and when to check for changes by other programs.
 - `reconciler.py`: plans, renders, compares and applies for one backend.
 - `active_mode.py`: one mode in use: its backend, its reconciler and its sync hooks.
 - `mode_switch.py`: selects a mode, switches to another one, and falls back if a mode fails.
+- `edge.py`, `edge_view.py`, `vip_device.py`: what only an edge does: checks of nodes, announced addresses,
+  the drain.
 - `mode_cleanup.py`: the thread that removes what other modes left in the kernel.
 
 Only the control thread changes state. The other threads put items into its inbox.

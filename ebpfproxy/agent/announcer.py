@@ -15,6 +15,7 @@ from ebpfproxy.errors import ConfigError, EbpfProxyError, SourceError
 from ebpfproxy.linux.netlink import geneve
 from ebpfproxy.log import Logger
 from ebpfproxy.model.node import Node
+from ebpfproxy.plan.service_plan import Role
 
 log = Logger(__name__)
 
@@ -135,7 +136,7 @@ def withdraw(config: Config, dry_run: bool) -> list[str]:
 
     `dry_run`: only return the line. Raises EbpfProxyError with a remedy.
     """
-    if config.manifests is not None or not geneve.find():
+    if config.role is Role.EDGE or config.manifests is not None or not geneve.find():
         return []
     from ebpfproxy.api.watch import load_configuration
 

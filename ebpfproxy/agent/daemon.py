@@ -14,24 +14,26 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ebpfproxy.agent.announcer import Announcer
+from ebpfproxy.agent.edge import Edge
 from ebpfproxy.agent.ending import Ending
 from ebpfproxy.agent.front import Front
-from ebpfproxy.agent.inbox import Died, Inbox, Item, Notified, Received, Reload, Stop
+from ebpfproxy.agent.inbox import Died, Drain, Inbox, Item, Notified, Received, Reload, Stop
 from ebpfproxy.agent.mode_switch import ModeSwitcher
 from ebpfproxy.agent.pacing import CheckTimer, Pacer
 from ebpfproxy.agent.reconciler import SyncResult
-from ebpfproxy.agent.sources import Sources
+from ebpfproxy.agent.sources import Sources, tracker_for
 from ebpfproxy.agent.sync_log import SyncLog, SyncSummary
 from ebpfproxy.agent.verification import Verification
 from ebpfproxy.api.event import (
     NODE,
     PEER_NODE,
+    ChecksChanged,
+    Event,
     Invalid,
     NodeChanged,
     PodsBypass,
     Synced,
 )
-from ebpfproxy.api.tracker import Tracker
 from ebpfproxy.backends.mode import Callbacks
 from ebpfproxy.config import Config, Loaded
 from ebpfproxy.config.derived import least_interval
@@ -43,14 +45,16 @@ from ebpfproxy.log import DEBUG_VERBOSITY, Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.plan.health_check_node_port import health_check_addresses
+from ebpfproxy.plan.service_plan import Role
 
 log = Logger(__name__)
 
 STARTING = "Starting"
 """The agent starts. `node` is the name of the node, `mode` the first mode to open."""
 NODE_MISSING = "Cannot read the Node object, continuing without it"
-"""Topology hints, the Node's addresses and its readiness apply once it can be read. With direct server
-return, the Nodes of all nodes may be missing."""
+"""Topology hints, the Node's addresses and its readiness apply once it can be read."""
+NODES_MISSING = "Cannot list the Nodes, continuing without them"
+"""There is no direct server return, and an edge checks the health of no node, until they can be listed."""
 RESTARTING = "Restarting with the changed configuration"
 """A running agent applies only changes of the mode, and with it of the options of its section. For all other
 `options` it restarts, while the kernel continues to forward."""
@@ -93,8 +97,9 @@ class _Agent:
         self._inbox = inbox
         self._front = front
         self._thread = threading.get_ident()
-        self._tracker = Tracker(time.time(), host_ports=config.host_ports, peers=config.ebpf_dsr_port > 0)
+        self._tracker = tracker_for(config)
         self._health, self._metrics = front.health, front.metrics
+        self._edge = Edge(config, self._put, self._metrics) if config.role is Role.EDGE else None
         callbacks = Callbacks(
             self._metrics.sockets_destroyed,
             self._pods_bypass,
@@ -103,7 +108,8 @@ class _Agent:
             lambda: self._inbox.put(Notified()),
             self._metrics.map_grown,
         )
-        self._sources = Sources(config, self._inbox, self._metrics, loaded.seen)
+        further = {"node-checks": self._edge.checker.run} if self._edge else {}
+        self._sources = Sources(config, self._inbox, self._metrics, loaded.seen, further)
         connect = None if config.manifests else self._sources.connect
         self._announcer = Announcer(config.node_name, connect)
         if not config.ebpf_dsr_port:
@@ -152,6 +158,11 @@ class _Agent:
                 if isinstance(item, Stop):
                     log.info(ENDING, signal=item.signal)
                     return False
+                if isinstance(item, Drain):
+                    if not self._drain():
+                        log.info(ENDING, signal=item.signal)
+                        return False
+                    continue
                 if isinstance(item, Died):
                     raise _error_of(item)
                 if isinstance(item, Reload):
@@ -162,6 +173,9 @@ class _Agent:
                 else:
                     self._fold(item)
             now = time.monotonic()
+            if self._edge and self._edge.drain_wait(now) == 0.0:
+                log.info(ENDING, signal="SIGTERM")
+                return False
             if self._sync_log.wait(now) == 0.0:
                 self._sync_log.flush(now)
             if not self._may_sync(now):
@@ -176,6 +190,11 @@ class _Agent:
                 self._sync(now)
             elif self._verification.is_running or self._pacer.check_due(now):
                 self._verify_slice()
+
+    def _drain(self) -> bool:
+        """Withdraw the addresses of an edge. Return whether to continue for some time."""
+        self._health.node_eligible(False)
+        return self._edge is not None and self._edge.drain(time.monotonic())
 
     def _check(self, now: float) -> None:
         """Make the next sync verify if another program has changed the kernel."""
@@ -220,7 +239,10 @@ class _Agent:
             self._node_deadline = now + _NODE_TIMEOUT
         if now < self._node_deadline:
             return False
-        log.warning(NODE_MISSING, node=self._config.node_name, after_s=_NODE_TIMEOUT)
+        if NODE in missing:
+            log.warning(NODE_MISSING, node=self._config.node_name, after_s=_NODE_TIMEOUT)
+        if PEER_NODE in missing:
+            log.warning(NODES_MISSING, after_s=_NODE_TIMEOUT)
         for kind in missing:
             self._tracker.fold(Synced(kind))
         return True
@@ -239,6 +261,9 @@ class _Agent:
                 wait = 0.0 if self._verification.is_running else wait
         else:
             wait = None if self._node_deadline is None else max(0.0, self._node_deadline - now)
+        drain_wait = self._edge.drain_wait(now) if self._edge else None
+        if drain_wait is not None:
+            wait = drain_wait if wait is None else min(wait, drain_wait)
         with contextlib.suppress(queue.Empty):
             yield self._inbox_item(wait)
             for _ in range(_BATCH):
@@ -258,6 +283,8 @@ class _Agent:
             case NodeChanged(node):
                 self._health.node_eligible(node is None or node.eligible)
                 self._announcer.seen(node)
+            case ChecksChanged(down):
+                self._metrics.nodes_down(len({each.node for each in down}))
             case Invalid(kind):
                 self._metrics.invalid(kind)
             case _:
@@ -277,6 +304,7 @@ class _Agent:
             gc.enable()
         try:
             result = self._modes.sync(verify)
+            self._announce()
         except KernelError as failure:
             ended = time.monotonic()
             self._pacer.failed(ended)
@@ -314,7 +342,16 @@ class _Agent:
             host_changed=drained.host_changed,
             peers_changed=drained.peers_changed,
         )
+        view = self._modes.serving.reconciler.edge
+        if self._edge and view:
+            self._edge.planned(view, drained.state, peers_changed=drained.peers_changed)
         self._triggers += drained.trigger_times
+
+    def _announce(self) -> None:
+        """Announce what an edge serves, after it is in the kernel. Raises KernelError."""
+        view = self._modes.serving.reconciler.edge
+        if self._edge and view:
+            self._edge.announce(view, self._state)
 
     def _answer_health_checks(self) -> None:
         """Serve health checks for what is in force, as kube-proxy does."""
@@ -400,7 +437,11 @@ class _Agent:
         if threading.get_ident() == self._thread:
             self._tracker.fold(PodsBypass(devices))
         else:
-            self._sources.put(PodsBypass(devices))
+            self._put(PodsBypass(devices))
+
+    def _put(self, event: Event) -> None:
+        """Put an event into the inbox. Any thread may call it."""
+        self._inbox.put(Received(time.monotonic(), event))
 
 
 def _differing(config: Config, other: Config) -> list[str]:

@@ -26,6 +26,12 @@ class Stop(NamedTuple):
     signal: str
 
 
+class Drain(NamedTuple):
+    """A signal asks an edge to withdraw its addresses, and to end later."""
+
+    signal: str
+
+
 class Reload(NamedTuple):
     """The configuration must be read again."""
 
@@ -36,5 +42,5 @@ class Notified(NamedTuple):
     """Another program may have changed the kernel."""
 
 
-Item = Received | Died | Stop | Reload | Notified
+Item = Received | Died | Stop | Drain | Reload | Notified
 Inbox = queue.SimpleQueue[Item]

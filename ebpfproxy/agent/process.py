@@ -17,6 +17,7 @@ from ebpfproxy.config import Loaded
 from ebpfproxy.config.handover import Handover
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.log import Logger
+from ebpfproxy.plan.service_plan import Role
 
 log = Logger(__name__)
 
@@ -33,7 +34,9 @@ def run(loaded: Loaded, reread: Callable[[], Loaded]) -> None:
     inbox: Inbox = queue.SimpleQueue()
     next_run = None if loaded.content is None else Handover(loaded.content)
     ending = Ending(lambda: _end(signals, ending, next_run))
-    signals = Signals(inbox, ending.begin)
+    config = loaded.config
+    drains = config.role is Role.EDGE and config.edge_drain_seconds > 0
+    signals = Signals(inbox, ending.begin, drains=drains)
     signals.start()
     front = Front(loaded)
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from ebpfproxy.agent.edge_view import EdgeView
 from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
@@ -20,7 +21,7 @@ from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
 from ebpfproxy.plan.local_traffic import families_without_detector
 from ebpfproxy.plan.node_plan import plan_node
-from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
+from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, Role, ServicePortPlan
 
 K = TypeVar("K")
 E = TypeVar("E")
@@ -95,6 +96,8 @@ class Reconciler(Generic[K, E]):
         """The health checks of load balancers, by Service."""
         self.health_version = 0
         """Increases with each change of `health_checks`."""
+        self.edge = EdgeView() if context.role is Role.EDGE else None
+        """What the plans of an edge mean outside the kernel; None for a node."""
 
     @property
     def services(self) -> int:
@@ -174,7 +177,9 @@ class Reconciler(Generic[K, E]):
         service = state.services.get(name)
         plans = self._served(name, plan_name(name, state, self._context, large))
         check = None
-        if service and plans:
+        if self.edge:
+            self.edge.update(name, service if plans else None, state.slices_of(name))
+        elif service and plans:
             check = plan_health_check(service, state.slices_of(name), self._context.node_name)
         self.health_version += check != self.health_checks.get(name)
         if check:
@@ -265,6 +270,8 @@ class Reconciler(Generic[K, E]):
         of_family[1] += sign * external
         self.needing_pods += sign * needs_packets_of_pods(plan)
         self._needing_node += sign * needs_packets_of_node(plan)
+        if self.edge:
+            self.edge.count(plan, sign)
 
     def take_changed(self) -> Mapping[PlanKey, ServicePortPlan | None]:
         """Return the plans that changed since the last call, None for deleted ones."""

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from ebpfproxy.agent.inbox import Inbox, Reload, Stop
+from ebpfproxy.agent.inbox import Drain, Inbox, Reload, Stop
 
 HANDLED = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 
@@ -21,10 +21,14 @@ def block() -> None:
 
 
 class Signals:
-    """Puts signals into the inbox as Stop and Reload. `ending` is called at SIGTERM and SIGINT."""
+    """Puts signals into the inbox as Stop and Reload. `ending` is called at SIGTERM and SIGINT.
 
-    def __init__(self, inbox: Inbox, ending: Callable[[], object]) -> None:
+    With `drains`, the first SIGTERM or SIGINT becomes Drain, and `ending` is not called.
+    """
+
+    def __init__(self, inbox: Inbox, ending: Callable[[], object], *, drains: bool = False) -> None:
         self._inbox = inbox
+        self._drains = drains
         self._ending = ending
         self._stopping = False
         self.has_stop = False
@@ -46,7 +50,10 @@ class Signals:
     def _run(self) -> None:
         while not self._stopping:
             number = signal.sigwait(HANDLED)
-            if number != signal.SIGHUP:
+            if number != signal.SIGHUP and self._drains and not self.has_stop:
+                self.has_stop = True
+                self._inbox.put(Drain(signal.Signals(number).name))
+            elif number != signal.SIGHUP:
                 self.has_stop = True
                 self._ending()
                 self._inbox.put(Stop(signal.Signals(number).name))

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from ebpfproxy.agent import node_events
 from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
 from ebpfproxy.api.event import ADDRESSES, DEVICES, AddressesChanged, DevicesChanged, Event, Synced
+from ebpfproxy.api.tracker import Tracker
 from ebpfproxy.config import Config
 from ebpfproxy.config.follow import follow
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
+from ebpfproxy.plan.service_plan import Role
 
 if TYPE_CHECKING:
     from ebpfproxy.api.watch import Access, ApiSource, Session
@@ -29,15 +31,37 @@ if TYPE_CHECKING:
 Run = Callable[[threading.Event], object]
 
 
+def needs_peers(config: Config) -> bool:
+    """Return whether all Nodes are watched."""
+    return config.role is Role.EDGE or config.ebpf_dsr_port > 0
+
+
+def tracker_for(config: Config) -> Tracker:
+    """Return a tracker of what the sources report, which awaits what plans need."""
+    has_node = config.role is not Role.EDGE
+    return Tracker(time.time(), node=has_node, peers=needs_peers(config), host_ports=config.host_ports)
+
+
 class Sources:
     """The threads of all sources, from `start` until the end of the agent."""
 
-    def __init__(self, config: Config, inbox: Inbox, metrics: Metrics, content: bytes | None) -> None:
-        """`content` is that of the configuration file that was considered last (`Loaded.seen`)."""
+    def __init__(
+        self,
+        config: Config,
+        inbox: Inbox,
+        metrics: Metrics,
+        content: bytes | None,
+        further: Mapping[str, Run] = MappingProxyType({}),
+    ) -> None:
+        """`content` is that of the configuration file that was considered last (`Loaded.seen`). `further` are
+        functions that run as sources, by name."""
         self._config = config
         self._inbox = inbox
         self._metrics = metrics
         self._content = content
+        self._further = further
+        self._is_edge = config.role is Role.EDGE
+        self._node_name = "" if self._is_edge else config.node_name
         self._session: Callable[[], Session] | None = None  # to the API server
         self._stop = threading.Event()
 
@@ -94,27 +118,28 @@ class Sources:
     def _sources(self) -> Iterator[tuple[str, Run]]:
         yield "local-addresses", self._watch_addresses
         yield "devices", self._watch_devices
+        yield from self._further.items()
         if self._config.config is not None:
             yield "configuration", functools.partial(self._watch_file, self._config.config)
         if self._config.manifests is not None:
             from ebpfproxy.api.manifest_folder import FileSource
 
-            yield "manifests", FileSource(self._config.manifests, self._config.node_name, self.put).run
+            yield "manifests", FileSource(self._config.manifests, self._node_name, self.put).run
         else:
             from ebpfproxy.api.watch import load_configuration
 
             kubeconfig = str(self._config.kubeconfig or "")
             requests = self._metrics.rest_client
             configuration = load_configuration(kubeconfig, self._config.master, observer=requests)
-            self._session = configuration.session
+            if not self._is_edge:  # Events are about the Node
+                self._session = configuration.session
             yield "api", self._api(configuration).run
 
     def _api(self, access: "Access") -> "ApiSource":
         from ebpfproxy.api.watch import ApiSource
 
-        name, host_ports = self._config.node_name, self._config.host_ports
-        peers = self._config.ebpf_dsr_port > 0
-        return ApiSource(access, name, self.put, self._metrics, host_ports=host_ports, peers=peers)
+        host_ports, peers = self._config.host_ports, needs_peers(self._config)
+        return ApiSource(access, self._node_name, self.put, self._metrics, host_ports=host_ports, peers=peers)
 
     def _supervise(self, name: str, run: Run) -> None:
         # Shown by top -H, and read by `ebpfproxy bench churn`: the kernel keeps 15 characters.

@@ -10,12 +10,13 @@ from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
+from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 
 SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
 PEER_NODE = "PeerNode"
-"""Any Node, with what direct server return needs of it; `NODE` is this node's."""
+"""Any Node, with what this machine needs of it; `NODE` is this node's."""
 ADDRESSES, DEVICES = "addresses", "devices"
 
 
@@ -77,6 +78,12 @@ class PeerChanged(NamedTuple):
     peer: PeerNode | None
 
 
+class ChecksChanged(NamedTuple):
+    """All checks of nodes that have failed often enough, for an edge."""
+
+    down: frozenset[NodeCheck]
+
+
 class AddressesChanged(NamedTuple):
     """The complete local routing table of the kernel."""
 
@@ -122,6 +129,7 @@ Event = (
     | PodChanged
     | NodeChanged
     | PeerChanged
+    | ChecksChanged
     | AddressesChanged
     | DevicesChanged
     | PodsBypass

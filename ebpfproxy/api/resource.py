@@ -63,7 +63,7 @@ def pods_of(node: str) -> Resource:
 
 
 def peer_nodes() -> Resource:
-    """All Nodes, for direct server return."""
+    """All Nodes, for direct server return and edges."""
     return Resource(PEER_NODE, "/api/v1/nodes", {}, parse_peer, lambda name: PeerChanged(name.name, None))
 
 

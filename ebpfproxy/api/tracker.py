@@ -10,7 +10,7 @@ As in kube-proxy (servicechangetracker.go, endpointslicecache.go):
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from ebpfproxy.api.event import (
     POD,
     SERVICE,
     AddressesChanged,
+    ChecksChanged,
     DevicesChanged,
     Event,
     Invalid,
@@ -40,6 +41,7 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
+from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 from ebpfproxy.plan.host_ports import name_of
@@ -52,8 +54,7 @@ REJECTED_PART = "Rejected a part of an object"
 """The rest of the object is served. Logged once for each reason."""
 
 AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES, DEVICES})
-"""The kinds that must be known completely before the first sync. If host ports are served, pods as well;
-with direct server return, all Nodes."""
+"""The kinds that a node must know completely before the first sync; see `Tracker` for others."""
 
 _MAX_LOGGED_OBJECTS = 10_000
 _MAX_LOGGED_TEXTS = 100
@@ -63,12 +64,13 @@ class Drained(NamedTuple):
     """The input of a sync: the cluster state and what changed since the last drain.
 
     - `state`: valid until the next event, which changes its mappings;
-    - `services`: the Services whose plan may have changed, and the names of pods (`host_ports.name_of`);
+    - `services`: the Services whose plan may have changed, and the names of pods (`host_ports.name_of`).
+      Among them are those with endpoints on a node whose check changed;
     - `node_changed`: this node's Node changed, which may change every plan;
     - `host_changed`: kernel state changed (local networks, devices, bypassing pods). The plan of the node
       depends on it, the plans of Services do not;
     - `peers_changed`: `ClusterState.peers` changed, which may change the plans of Services with direct server
-      return, and that of the node;
+      return, that of the node, and what an edge checks;
     - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
       the cause happened;
     - `service_changes`, `slice_changes`: the number of events received, including those without effect.
@@ -88,17 +90,25 @@ class Tracker:
     """Folds events, in any order, into the state of the cluster.
 
     `started` is a Unix time in seconds. Trigger times before it are not reported, because after a start
-    every slice looks changed (kubernetes PR 81360). `host_ports`: whether pods are awaited. `peers`: whether
-    all Nodes are awaited; if not, they are ignored.
+    every slice looks changed (kubernetes PR 81360).
+
+    - `node`: whether the Node of this machine is awaited;
+    - `peers`: whether all Nodes are awaited; if not, they are ignored;
+    - `host_ports`: whether pods are awaited.
     """
 
-    def __init__(self, started: float, *, host_ports: bool = False, peers: bool = False) -> None:
+    def __init__(
+        self, started: float, *, node: bool = True, peers: bool = False, host_ports: bool = False
+    ) -> None:
         self._started = started
-        self._awaited = AWAITED | ({POD} if host_ports else set()) | ({PEER_NODE} if peers else set())
+        further = {NODE: node, PEER_NODE: peers, POD: host_ports}
+        self._awaited = AWAITED - {NODE} | {kind for kind, is_awaited in further.items() if is_awaited}
         self._services: dict[NamespacedName, Service] = {}
         self._slices: dict[NamespacedName, EndpointSlice] = {}
         self._by_service: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
         self._pods: dict[NamespacedName, Pod] = {}  # by `host_ports.name_of`
+        self._down: frozenset[NodeCheck] = frozenset()
+        self._rechecked: set[str] = set()  # the nodes with changes of `_down` since the last drain
         self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
         self._peers: dict[str, PeerNode] = {}
         self._pods_view, self._peers_view = MappingProxyType(self._pods), MappingProxyType(self._peers)
@@ -135,7 +145,8 @@ class Tracker:
     def pending(self) -> bool:
         """Whether a drain would return a change."""
         changed = self._previous_services or self._previous_slices or self._previous_pods
-        return bool(changed or self._previous_peers) or self._node_changed or self._host_changed
+        of_others = self._previous_peers or self._rechecked
+        return bool(changed or of_others) or self._node_changed or self._host_changed
 
     @property
     def pending_services(self) -> int:
@@ -165,6 +176,9 @@ class Tracker:
                 self._fold_node(node)
             case PeerChanged(name, peer):
                 self._fold_peer(name, peer)
+            case ChecksChanged(down):
+                self._rechecked |= {each.node for each in self._down ^ down}
+                self._down = down
             case AddressesChanged(networks):
                 # Compared once; later by identity. The local table of a large node has thousands of networks.
                 previous = self._drained.local_networks
@@ -188,7 +202,9 @@ class Tracker:
         times = [each for service, moments in triggers if service in affected for each in moments]
         drained = Drained(
             state=self._state(),
-            services=affected.union(self._previous_services, self._previous_pods),
+            services=affected.union(
+                self._previous_services, self._previous_pods, self._services_on(self._rechecked)
+            ),
             node_changed=self._node_changed,
             host_changed=self._host_changed,
             peers_changed=bool(self._previous_peers),
@@ -200,6 +216,7 @@ class Tracker:
         for pending in self._previous_services, self._previous_slices, self._previous_pods:
             pending.clear()
         self._previous_peers.clear()
+        self._rechecked.clear()
         self._trigger_times.clear()
         self._received.clear()
         return drained
@@ -227,7 +244,18 @@ class Tracker:
             self._bypassing,
             self._pods_view,
             self._peers_view,
+            self._down,
         )
+
+    def _services_on(self, nodes: Set[str]) -> set[NamespacedName]:
+        """Return the Services with endpoints on these nodes."""
+        if not nodes:
+            return set()
+        return {
+            name
+            for name, slices in self._by_service.items()
+            if any(state.node in nodes for each in slices for state in each.endpoints.states)
+        }
 
     def _services_of_changed_slices(self) -> list[tuple[NamespacedName | None, NamespacedName | None]]:
         """Return the previous and current Service of each changed slice: a slice may change its Service."""

@@ -313,10 +313,17 @@ class ApiSource:
         host_ports: bool = False,
         peers: bool = False,
     ) -> None:
-        """`host_ports`: whether to watch the pods of the node; `peers`: all Nodes."""
+        """`host_ports`: whether to watch the pods of the node; `peers`: all Nodes.
+
+        `node_name` is "" if this machine is no node.
+        """
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        resources = [services(), endpoint_slices(), own_node(node_name)]
+        resources = [services(), endpoint_slices()]
+        if node_name:
+            resources.append(own_node(node_name))
+        if peers:
+            resources.append(peer_nodes())
         if host_ports:
             resources.append(pods_of(node_name))
         if peers:

@@ -9,8 +9,11 @@ from ebpfproxy.backends.mode import DeferredMode, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux import capabilities
+from ebpfproxy.plan.service_plan import Role
 
 AUTO = "auto"
+EDGE_MODE = "ebpf"
+"""The mode of an edge."""
 
 
 def _ebpf() -> Mode:
@@ -91,9 +94,11 @@ def choose(
     it needs.
 
     Among the latter, a mode that also has all preferred features wins. `auto` skips the modes in `failed`.
-    Raises Unsupported if no mode is usable.
+    For an edge there is only mode ebpf. Raises Unsupported if no mode is usable.
     """
     wanted = config.proxy_mode
+    if config.role is Role.EDGE:
+        modes = [mode for mode in modes if mode.name == EDGE_MODE]
     if wanted != AUTO:
         return Choice(next(mode for mode in modes if mode.name == wanted), wanted, {})
     findings: dict[str, tuple[Finding, ...]] = {}

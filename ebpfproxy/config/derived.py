@@ -3,7 +3,7 @@
 from ebpfproxy.config.settings import Config
 from ebpfproxy.model.address import is_unspecified
 from ebpfproxy.model.balancing import EbpfForwarding
-from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
+from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, Role
 
 EBPF, IPVS, USERSPACE = "ebpf", "ipvs", "userspace"
 
@@ -14,7 +14,7 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
     Raises ConfigError if the node has no name.
     """
     return PlanContext(
-        node_name=config.node_name,
+        node_name="" if config.role is Role.EDGE else config.node_name,
         masquerade_all=config.masquerade_all,
         localhost_node_ports=config.iptables_localhost_nodeports and mode != IPVS,
         node_port_cidrs=config.node_port_cidrs,
@@ -30,6 +30,8 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         slow_start=config.slow_start,
         host_ports=config.host_ports,
         sctp_unserved=sctp_unserved,
+        role=config.role,
+        vip_cidrs=config.edge_vip_cidrs,
         dsr_port=config.ebpf_dsr_port if mode == EBPF else 0,
         direct_return=config.ebpf_forwarding is EbpfForwarding.DSR,
         tunnel_sources=config.ebpf_dsr_sources,

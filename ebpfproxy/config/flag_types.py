@@ -19,7 +19,7 @@ from ebpfproxy.model.address import (
     parse_network,
 )
 from ebpfproxy.model.balancing import ALGORITHM_NAMES, Algorithm, EbpfForwarding, parse_algorithm
-from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
+from ebpfproxy.plan.service_plan import DetectLocal, Role, SocketLb
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -221,6 +221,10 @@ def parse_socket_lb(text: str) -> SocketLb:
     return SocketLb(_SOCKET_LB.parse(text))
 
 
+def parse_role(text: str) -> Role:
+    return Role(_ROLE.parse(text))
+
+
 def parse_ebpf_forwarding(text: str) -> EbpfForwarding:
     return EbpfForwarding(_EBPF_FORWARDING.parse(text))
 
@@ -272,6 +276,7 @@ def parse_lb_algorithm(text: str) -> Algorithm | None:
 
 
 _SOCKET_LB = one_of("on", "host", "off")
+_ROLE = one_of("node", "edge")
 _EBPF_FORWARDING = one_of(*(each.value for each in EbpfForwarding))
 _DETECT_LOCAL = one_of("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
@@ -297,6 +302,7 @@ CLUSTER_CIDRS = Kind("CIDR[,CIDR]", parse_cluster_cidrs)
 DETECT_LOCAL = dataclasses.replace(_DETECT_LOCAL, parse=parse_detect_local)
 EBPF_FORWARDING = dataclasses.replace(_EBPF_FORWARDING, parse=parse_ebpf_forwarding)
 SOCKET_LB = dataclasses.replace(_SOCKET_LB, parse=parse_socket_lb)
+ROLE = dataclasses.replace(_ROLE, parse=parse_role)
 LB_ALGORITHM = Kind("NAME", parse_lb_algorithm, words=ALGORITHM_NAMES)
 TIMEOUT = Kind("DURATION", parse_timeout)
 PORT = integer(0, 65535)

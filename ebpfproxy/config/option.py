@@ -17,6 +17,7 @@ class Group(enum.Enum):
     IPVS = "Mode ipvs"
     USERSPACE = "Mode userspace"
     EBPF = "Mode ebpf (ebpfproxy's own)"
+    EDGE = "Role edge (ebpfproxy only)"
     HTTP = "HTTP servers"
     PROCESS = "The process"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpfproxy.config import flag_types
+from ebpfproxy.config.edge_options import EdgeOptions
 from ebpfproxy.config.flag_types import NodePortAddresses
 from ebpfproxy.config.mode_options import (
     POD_INTERFACES,
@@ -27,6 +28,7 @@ from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
 from ebpfproxy.model.balancing import Algorithm, EbpfForwarding
 from ebpfproxy.plan.devices import NO_DEVICES
+from ebpfproxy.plan.service_plan import Role
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
@@ -45,7 +47,7 @@ As in kube-proxy, auto does not check those of ipvs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
+class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeOptions):
     """All options. Durations are in seconds. A path is None if the option is not given."""
 
     config: Path | None = option(
@@ -256,6 +258,11 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions):
         if interface and not self.pod_interface:
             mode = self.detect_local_mode.value
             yield f"{label(interface)}: must be set for local traffic detection {mode}"
+        if self.role is Role.EDGE:
+            if self.proxy_mode not in ("auto", "ebpf"):
+                yield f"{label('role')}: edge needs mode ebpf, not {self.proxy_mode}"
+            if self.host_ports:
+                yield f"{label('host_ports')}: an edge has no pods; leave it out"
 
         yield from self._direct_return_conflicts(label)
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ebpfproxy.agent.inbox import Died, Inbox, Received
-from ebpfproxy.agent.sources import Sources
+from ebpfproxy.agent.sources import Sources, tracker_for
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
@@ -69,8 +69,7 @@ def read_cluster(config: Config, timeout: float = 30.0) -> Cluster:
     sources = Sources(dataclasses.replace(config, config=None), inbox, Metrics(), None)
     sources.start()
     try:
-        tracker = Tracker(time.time(), host_ports=config.host_ports, peers=config.ebpf_dsr_port > 0)
-        return _fold(inbox, time.monotonic() + timeout, tracker)
+        return _fold(inbox, time.monotonic() + timeout, tracker_for(config))
     finally:
         sources.stop()
 

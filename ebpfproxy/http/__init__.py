@@ -4,6 +4,7 @@
 - `connections.py`: the limits of connections in number and time.
 - `healthz.py`: /healthz, /livez and /readyz on port 10256.
 - `health_check_node_port.py`: the healthCheckNodePorts of Services.
+- `node_checker.py`: the client that checks nodes for an edge.
 - `metrics.py`: /metrics, /proxyMode and /healthz on port 10249, and the metrics that the agent updates.
 - `scrape.py`: the metrics that are read at each scrape. `rest_client_metrics.py`: requests to the API server.
 - `zpages.py`: /configz, /flagz and /statusz on port 10249.

@@ -236,6 +236,13 @@ class Metrics:
             "Stale sockets, or with kernel NAT stale flows, that could not be destroyed",
         )
 
+        self._nodes_down = self._gauge(
+            "ebpfproxy_edge_nodes_down",
+            "Nodes that failed health checks of this edge, so that their endpoints get no new connections",
+        )
+        self._announced = self._gauge(
+            "ebpfproxy_edge_announced_addresses", "External and load balancer IPs that this edge announces"
+        )
         self._leftovers = self._counter(
             "ebpfproxy_leftovers_removed_total",
             "Objects of other modes and of kube-proxy that were removed",
@@ -358,6 +365,14 @@ class Metrics:
     def map_grown(self, name: str) -> None:
         """Record that a BPF map was enlarged."""
         self._growths.labels(name).inc()
+
+    def nodes_down(self, count: int) -> None:
+        """Set the number of nodes that are down, for an edge."""
+        self._nodes_down.set(count)
+
+    def announced(self, count: int) -> None:
+        """Set the number of addresses that an edge announces."""
+        self._announced.set(count)
 
     def flows_searched(self, family: Family, ended: int, seconds: float) -> None:
         """Record a search for stale conntrack flows of a family: how many were ended, and its duration."""

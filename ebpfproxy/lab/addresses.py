@@ -13,6 +13,13 @@ class Pair(NamedTuple):
     v6: str
 
 
+class Link(NamedTuple):
+    """The addresses of both ends of a link, whose networks have the prefix lengths 31 and 127."""
+
+    router: Pair
+    edge: Pair
+
+
 class Addresses(NamedTuple):
     """The addresses of the lab with this number, 1 to 254. The index of the first node is 0.
 
@@ -32,6 +39,18 @@ class Addresses(NamedTuple):
 
     def node(self, index: int) -> Pair:
         return self._on_link(2 + index)
+
+    def edge_link(self, index: int) -> Link:
+        """Return the addresses of the link between the router and an edge."""
+        return Link(*(self._on_link(128 + 2 * index + end) for end in (0, 1)))
+
+    @property
+    def vips(self) -> Pair:
+        """The networks of load balancer IPs in labs with edges, as CIDRs."""
+        return Pair(f"203.0.{self.number}.0/24", f"fd00:203:0:{self.number}::/112")
+
+    def vip(self, host: int) -> Pair:
+        return Pair(f"203.0.{self.number}.{host}", f"fd00:203:0:{self.number}::{host:x}")
 
     def gateway(self, node: int) -> Pair:
         """Return the node's addresses for its pods."""

@@ -1,9 +1,10 @@
-"""A small API server for benchmarks: Services, EndpointSlices and one Node, over HTTP without credentials.
+"""A small API server for labs: Services, EndpointSlices and Nodes, over HTTP without credentials.
 
 It implements what an agent and kube-proxy need (KEP-3157, kubernetes.io, "Kubernetes API Concepts"): lists,
 streaming lists, which continue as watches, watches from a version, bookmarks, single objects without a
 namespace, and writes with PUT. The history has the last changes; a watch from before them expires (410) and
-lists again. Watches do not end. Selectors are ignored: put only objects that the agent selects.
+lists again. Watches do not end. Of selectors, only metadata.name is known; others are ignored: put only
+objects that the agent selects.
 """
 
 import collections
@@ -18,7 +19,7 @@ import threading
 import urllib.parse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.lab.netns import Call
@@ -40,14 +41,14 @@ _KINDS = {
 _END_OF_LIST = {"k8s.io/initial-events-end": "true"}
 
 
-def start(node: Pod, folder: Path, *objects: Object) -> Call[None]:
+def start(node: Pod, folder: Path, *objects: Object, address: str = "127.0.0.1") -> Call[None]:
     """Serve `objects`, and those of all JSON files in `folder`, in the network namespace of a node.
 
-    Returns once it listens. It runs until the lab ends.
+    It listens on `address`. Returns once it listens. It runs until the lab ends.
     """
 
     def child(ready: int) -> None:
-        server = ApiServer(("127.0.0.1", PORT), [*objects, *read_folder(folder)])
+        server = ApiServer((address, PORT), [*objects, *read_folder(folder)])
         os.write(ready, b"!")
         os.close(ready)
         server.serve_forever()
@@ -94,15 +95,26 @@ def put(connection: http.client.HTTPConnection, value: Object) -> None:
         raise OSError(f"the API server of the lab answered {answer.status} to PUT {path}")
 
 
+class _Change(NamedTuple):
+    """The event of a change, and the version after it."""
+
+    version: int
+    kind: str
+    name: str
+    event: bytes
+
+
 class _Store:
     """The objects, encoded, and the queues of the open watches. Safe for threads."""
 
     def __init__(self, objects: Iterable[Object]) -> None:
         self._lock = threading.Lock()
         self._version = 1000
-        self._history: collections.deque[tuple[int, str, bytes]] = collections.deque(maxlen=_HISTORY)
+        self._history: collections.deque[_Change] = collections.deque(maxlen=_HISTORY)
         self._objects: dict[str, dict[tuple[str, str], bytes]] = {kind: {} for kind, _ in _KINDS.values()}
-        self._watches: dict[str, set[queue.SimpleQueue[bytes]]] = {kind: set() for kind, _ in _KINDS.values()}
+        self._watches: dict[str, set[tuple[str, queue.SimpleQueue[bytes]]]] = {
+            kind: set() for kind, _ in _KINDS.values()
+        }  # with the selected name, "" for all
         for value in objects:
             self.put(value)
 
@@ -119,26 +131,27 @@ class _Store:
             change = "MODIFIED" if key in self._objects[kind] else "ADDED"
             self._objects[kind][key] = encoded
             event = _event(change, encoded)
-            self._history.append((self._version, kind, event))
-            for watch in self._watches[kind]:
-                watch.put(event)
+            self._history.append(_Change(self._version, kind, key[1], event))
+            for selected, watch in self._watches[kind]:
+                if selected in ("", key[1]):
+                    watch.put(event)
 
     def one(self, kind: str, name: str) -> bytes | None:
         """Return an object without a namespace; None if it does not exist."""
         with self._lock:
             return self._objects[kind].get(("", name))
 
-    def listed(self, kind: str, api_version: str) -> bytes:
-        """Return an ordinary list of all objects of `kind`."""
+    def listed(self, kind: str, api_version: str, selected: str = "") -> bytes:
+        """Return an ordinary list of all objects of `kind`; with `selected`, of those with this name."""
         with self._lock:
             head = {"kind": f"{kind}List", "apiVersion": api_version}
             metadata = {"metadata": {"resourceVersion": str(self._version)}}
-            items = b",".join(self._objects[kind].values())
+            items = b",".join(self._selected(kind, selected))
         return json.dumps(head | metadata).encode()[:-1] + b',"items":[' + items + b"]}"
 
     @contextlib.contextmanager
     def watched(
-        self, kind: str, api_version: str, since: int | None
+        self, kind: str, api_version: str, since: int | None, selected: str = ""
     ) -> Iterator[tuple[list[bytes] | None, "queue.SimpleQueue[bytes]"]]:
         """Yield the first events, and the queue of the events after them.
 
@@ -147,23 +160,33 @@ class _Store:
         """
         events: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         with self._lock:
-            initial = self._listed_as_events(kind, api_version) if since is None else self._after(kind, since)
+            if since is None:
+                initial: list[bytes] | None = self._listed_as_events(kind, api_version, selected)
+            else:
+                initial = self._after(kind, since, selected)
             if initial is not None:
-                self._watches[kind].add(events)
+                self._watches[kind].add((selected, events))
         try:
             yield initial, events
         finally:
             with self._lock:
-                self._watches[kind].discard(events)
+                self._watches[kind].discard((selected, events))
 
-    def _listed_as_events(self, kind: str, api_version: str) -> list[bytes]:
-        added = [_event("ADDED", encoded) for encoded in self._objects[kind].values()]
+    def _selected(self, kind: str, selected: str) -> list[bytes]:
+        return [each for (_, name), each in self._objects[kind].items() if selected in ("", name)]
+
+    def _listed_as_events(self, kind: str, api_version: str, selected: str) -> list[bytes]:
+        added = [_event("ADDED", encoded) for encoded in self._selected(kind, selected)]
         return [*added, self._bookmark(kind, api_version, _END_OF_LIST)]
 
-    def _after(self, kind: str, version: int) -> list[bytes] | None:
-        if not self._history or version < self._history[0][0] - 1:
+    def _after(self, kind: str, version: int, selected: str) -> list[bytes] | None:
+        if not self._history or version < self._history[0].version - 1:
             return None
-        return [event for number, of, event in self._history if of == kind and number > version]
+        return [
+            each.event
+            for each in self._history
+            if each.kind == kind and each.version > version and selected in ("", each.name)
+        ]
 
     def bookmark(self, kind: str, api_version: str) -> bytes:
         with self._lock:
@@ -205,12 +228,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         query = dict(urllib.parse.parse_qsl(parts.query))
         if parts.path not in _KINDS:
             self._send_one(*parts.path.rpartition("/")[::2])
-        elif query.get("watch") not in ("1", "true"):
-            self._send(http.HTTPStatus.OK, self.server.store.listed(*_KINDS[parts.path]))
+            return
+        field, _, name = query.get("fieldSelector", "").partition("=")
+        selected = name if field == "metadata.name" else ""
+        if query.get("watch") not in ("1", "true"):
+            self._send(http.HTTPStatus.OK, self.server.store.listed(*_KINDS[parts.path], selected))
         elif "sendInitialEvents" in query:
-            self._watch(*_KINDS[parts.path], None)
+            self._watch(*_KINDS[parts.path], None, selected)
         else:
-            self._watch(*_KINDS[parts.path], int(query.get("resourceVersion") or 0))
+            self._watch(*_KINDS[parts.path], int(query.get("resourceVersion") or 0), selected)
 
     def _send_one(self, path: str, name: str) -> None:
         found = self.server.store.one(_KINDS[path][0], name) if path in _KINDS else None
@@ -245,9 +271,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _watch(self, kind: str, api_version: str, since: int | None) -> None:
+    def _watch(self, kind: str, api_version: str, since: int | None, selected: str) -> None:
         """Send events until the client disconnects. `since` is the version to continue from; None: list."""
-        with self.server.store.watched(kind, api_version, since) as (initial, events):
+        with self.server.store.watched(kind, api_version, since, selected) as (initial, events):
             if initial is None:
                 self._send_failure(http.HTTPStatus.GONE, "Expired")
                 return

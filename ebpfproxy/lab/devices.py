@@ -63,6 +63,29 @@ def connect_routed(parent: Pod, gateway: Pair, child: Pod, device: str) -> None:
     )
 
 
+def connect_by_link(router: Pod, address: Pair, child: Pod, device: str) -> None:
+    """Connect both by a veth pair with a network of two addresses in each family, /31 and /127.
+
+    The router's end is named `device`, the child's eth0. The router, with `address`, is the default route of
+    the child.
+    """
+    ip(
+        router,
+        f"link add {device} type veth peer name eth0 netns {child.namespace}",
+        f"addr add {address.v4}/31 dev {device}",
+        f"addr add {address.v6}/127 dev {device} nodad",
+        f"link set {device} up",
+    )
+    ip(
+        child,
+        "link set lo up",
+        f"addr add {child.v4}/31 dev eth0",
+        f"addr add {child.v6}/127 dev eth0 nodad",
+        "link set eth0 up",
+        *_default(address),
+    )
+
+
 def connect_directly(node: Pod, outside: Pod) -> None:
     """Connect both by a veth pair in one network. Each is the other's default route; both ends are eth0."""
     ip(

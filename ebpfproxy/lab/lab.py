@@ -32,6 +32,9 @@ class Lab:
     `lab.backbone.join` changes. All attributes above are then those of the first node. The nodes and the
     client have a link to `lab.router`. The router's devices are node, node-2 and so on, and outside.
 
+    With `edges`, so many machines outside the cluster also have a link to the router: `lab.edges`. The
+    router's devices to them are edge-1 and so on. The router has no route to the networks `addresses.vips`.
+
     The names of all objects begin with ebpfproxy-<name>-<pid>. `number` (1 to 254) is part of all addresses,
     so that several labs can exist at the same time. Everything is removed at the end of the block, also
     after an exception, Ctrl-C, SIGTERM or SIGHUP. The remains of a killed process are removed when the next
@@ -46,9 +49,17 @@ class Lab:
     nodes: tuple[Node, ...]
     backbone: Backbone
 
+    edges: tuple[Node, ...] = ()
+
     def __init__(
-        self, name: str = "lab", number: int = 1, pods: PodNetwork | None = None, nodes: int = 2
+        self,
+        name: str = "lab",
+        number: int = 1,
+        pods: PodNetwork | None = None,
+        nodes: int = 2,
+        edges: int = 0,
     ) -> None:
+        self._edge_count = edges
         self.name = name
         self.number = number
         self.addresses = Addresses(number)
@@ -140,6 +151,12 @@ class Lab:
         for node in self.nodes:
             devices.connect_routed(self.router, gateway, node.host, node.cgroup.name)
         devices.connect_routed(self.router, gateway, self.outside, "outside")
+        self.edges = tuple(
+            Node(self._testbed, self.addresses, index, is_edge=True) for index in range(self._edge_count)
+        )
+        for edge in self.edges:
+            link = self.addresses.edge_link(edge.index)
+            devices.connect_by_link(self.router, link.router, edge.host, edge.cgroup.name)
         devices.ip(
             self.router,
             "link set lo up",

@@ -26,15 +26,17 @@ class Node:
     - `pods`: its pods by name.
     """
 
-    def __init__(self, testbed: Testbed, addresses: Addresses, index: int) -> None:
-        """Create the node with this index. It is not connected yet."""
-        suffix = f"-{index + 1}" if index else ""
+    def __init__(self, testbed: Testbed, addresses: Addresses, index: int, *, is_edge: bool = False) -> None:
+        """Create the node with this index. It is not connected yet. An edge is a machine without a Node."""
+        suffix = f"-{index + 1}" if index or is_edge else ""
+        kind = "edge" if is_edge else "node"
         self.index = index
-        self.name = f"node-{addresses.number}{suffix}"
+        self.name = f"{kind}-{addresses.number}{suffix}"
         self.pods: dict[str, Pod] = {}
-        self.cgroup = testbed.cgroup / f"node{suffix}"
-        self.bpffs = testbed.bpffs(f"bpf{suffix}")
-        self.host = testbed.create_netns(f"host{suffix}", self.cgroup, addresses.node(index))
+        self.cgroup = testbed.cgroup / f"{kind}{suffix}"
+        self.bpffs = testbed.bpffs(f"bpf-edge{suffix}" if is_edge else f"bpf{suffix}")
+        own = addresses.edge_link(index).edge if is_edge else addresses.node(index)
+        self.host = testbed.create_netns(f"edge{suffix}" if is_edge else f"host{suffix}", self.cgroup, own)
         self._testbed = testbed
         self._addresses = addresses
         self._hosts = itertools.count(2)

@@ -7,6 +7,7 @@ from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
+from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 
@@ -22,8 +23,10 @@ class ClusterState:
       entries are single addresses; some are networks such as 127.0.0.0/8.
     - `devices`: all network devices of this node, sorted by ifindex.
     - `pods`: those of this node with host ports, by name. Empty unless host ports are served.
-    - `peers`: all Nodes by name, this node's included. Empty unless direct server return is enabled.
     - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
+    - `peers`: all Nodes by name, this node's included. Empty unless direct server return is enabled, or
+      this machine is an edge.
+    - `down`: the failed checks of nodes. Empty unless this machine is an edge.
     """
 
     services: Mapping[NamespacedName, Service]
@@ -34,6 +37,7 @@ class ClusterState:
     bypassing: frozenset[int] = frozenset()
     pods: Mapping[NamespacedName, Pod] = dataclasses.field(default_factory=dict)
     peers: Mapping[str, PeerNode] = dataclasses.field(default_factory=dict)
+    down: frozenset[NodeCheck] = frozenset()
 
     def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:
         """Return the EndpointSlices of `service`; empty if it has none."""

@@ -7,8 +7,10 @@ are pure: they read no clock, no file and no kernel state, and they do not depen
 - `frontends.py`: `plan_service`, which plans one Service: its frontends and loadBalancerSourceRanges.
 - `traffic_policy.py`: internalTrafficPolicy and externalTrafficPolicy: scope and masquerading by client.
 - `endpoints.py`: which endpoints each scope has: readiness, topology hints, terminating endpoints.
+- `direct_return.py`: tunnels to the nodes of endpoints (direct server return).
 - `claims.py`: which ServicePort gets a frontend that several of them claim.
 - `health_check_node_port.py`: the answer to load balancers at healthCheckNodePort.
+- `node_checks.py`, `vips.py`: for an edge: nodes that are down, and the addresses to announce.
 - `node_plan.py`: `plan_node`, which plans what all Services share.
 - `node_ports.py`: the addresses of this node, and those that accept NodePorts (--nodeport-addresses).
 - `devices.py`: the network devices that get programs, and their roles.

@@ -18,6 +18,7 @@ from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     NoEndpointAction,
     PlanContext,
+    Role,
     Scope,
     ServicePortPlan,
     SocketLb,
@@ -62,12 +63,14 @@ def plan_devices(
     `bypassing`: the ifindexes of devices whose pods were seen to need programs, or whose devices have had
     programs so far.
 
+    An edge has no pods: its veth and netkit devices with an address are uplinks, as in a container.
+
     With `context.device_patterns`, exactly the matching devices get programs, and loopback as above. A
     matching device without a role counts as an uplink. With `NO_DEVICES` no device gets programs.
     """
     if context.device_patterns == NO_DEVICES:
         return ()
-    host = _Host(devices, node)
+    host = _Host(devices, node, context.role)
     plans = []
     for device in sorted(devices, key=lambda each: each.ifindex):
         role = host.role_of(device)
@@ -135,7 +138,8 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 class _Host:
     """All devices of a node. The role of a device may depend on the others."""
 
-    def __init__(self, devices: Iterable[Device], node: Node | None) -> None:
+    def __init__(self, devices: Iterable[Device], node: Node | None, role: Role = Role.NODE) -> None:
+        self._is_edge = role is Role.EDGE
         ordered = sorted(devices, key=lambda each: each.ifindex)
         self._devices = {each.ifindex: each for each in ordered}
         local = {address for each in ordered for address in each.addresses}
@@ -156,7 +160,7 @@ class _Host:
             return DeviceRole.TUNNEL if device.up else None
         if self._is_uplink(device):
             return DeviceRole.UPLINK
-        return DeviceRole.POD if _is_of_pod(device) else None
+        return DeviceRole.POD if _is_of_pod(device) and not self._is_edge else None
 
     def _is_uplink(self, device: Device) -> bool:
         """Return whether the device leads to the node's network. A device that is down counts, too.
@@ -173,7 +177,7 @@ class _Host:
             return device.link_type == ETHERNET
         if device.kind == "bridge" and device.ifindex not in self._uplink_bridges:
             return False
-        return bool(device.addresses) and not _is_of_pod(device)
+        return bool(device.addresses) and (self._is_edge or not _is_of_pod(device))
 
     def plan(self, device: Device, role: DeviceRole) -> DevicePlan:
         """Return the plan of a device, with the addresses to masquerade with."""

@@ -13,7 +13,7 @@ from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.plan.balancing import STATELESS, PlannedBalancing
 from ebpfproxy.plan.planned_endpoints import ON_NODE, PlannedEndpoints
-from ebpfproxy.plan.service_plan import PlanContext
+from ebpfproxy.plan.service_plan import PlanContext, Role
 
 _ADDRESS_BITS = 128
 
@@ -35,15 +35,16 @@ def with_tunnels(
     """Return the balancing with the tunnels to the nodes of `endpoints`. `tunnel` is `tunnel_to`.
 
     Without a stateless algorithm, it is unchanged. If this node does not request direct server return, but
-    another node may do so for the same Service, because the Service leaves it to the nodes, no endpoint has a
-    tunnel, but this node accepts tunneled packets to its own endpoints.
+    another machine may do so for the same Service, no endpoint has a tunnel, but this node accepts tunneled
+    packets to its own endpoints. The other machine is a node, because the Service leaves it to the nodes, or
+    an edge, because the Service has traffic policy Local.
     """
     algorithm = planned.algorithm if planned.dsr else requested.algorithm or Algorithm.MAGLEV
     if algorithm not in STATELESS:
         return planned
     if planned.dsr:
         return planned._replace(tunnels=tuple(tunnel(states[each[:2]].node) for each in endpoints))
-    if requested.ebpf_forwarding is None and endpoints.has(ON_NODE):
+    if requested.ebpf_forwarding is not EbpfForwarding.SNAT and endpoints.has(ON_NODE):
         return planned._replace(tunnels=(None,) * len(endpoints))
     return planned
 
@@ -66,9 +67,9 @@ def tunnel_to(
 def tunnel_sources(state: ClusterState, context: PlanContext) -> frozenset[Network]:
     """Return whose tunneled packets this node accepts: all other Nodes, and --ebpf-dsr-sources.
 
-    Empty if direct server return is not enabled.
+    Empty if direct server return is not enabled, and for an edge, which has no endpoints.
     """
-    if not context.dsr_port:
+    if not context.dsr_port or context.role is Role.EDGE:
         return frozenset()
     return frozenset((*context.tunnel_sources, *_other_nodes(state.peers, context.node_name)))
 

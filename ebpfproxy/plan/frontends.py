@@ -1,7 +1,7 @@
 """The plan of one Service: its frontends, each with its traffic policy results and source ranges."""
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from ebpfproxy.model.address import (
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
+from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServicePortName, TrafficPolicy
 from ebpfproxy.plan.balancing import (
     default_algorithm,
@@ -32,6 +33,7 @@ from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, pla
 from ebpfproxy.plan.health_check_node_port import needs_health_check
 from ebpfproxy.plan.host_ports import plan_host_ports
 from ebpfproxy.plan.local_traffic import has_detector, local_traffic
+from ebpfproxy.plan.node_checks import without_down
 from ebpfproxy.plan.node_ports import host_ips
 from ebpfproxy.plan.service_plan import (
     Frontend,
@@ -40,10 +42,12 @@ from ebpfproxy.plan.service_plan import (
     LocalTraffic,
     NoEndpointAction,
     PlanContext,
+    Role,
     ServicePortPlan,
 )
 from ebpfproxy.plan.traffic_policy import (
     PolicyResults,
+    edge_policy_results,
     external_policy_local,
     external_policy_results,
     internal_policy_results,
@@ -92,7 +96,8 @@ def plan_name(
     """
     service = state.services.get(name)
     if service:
-        return plan_service(service, state.slices_of(name), state.node, context, large, state.peers)
+        slices = state.slices_of(name)
+        return plan_service(service, slices, state.node, context, large, state.peers, state.down)
     pod = state.pods.get(name)
     return plan_host_ports(pod, state.node, context) if pod and context.host_ports else ()
 
@@ -104,17 +109,19 @@ def plan_service(
     context: PlanContext,
     large: Collection[Family] = (),
     peers: Mapping[str, PeerNode] = MappingProxyType({}),
+    down: Set[NodeCheck] = frozenset(),
 ) -> tuple[ServicePortPlan, ...]:
     """Return one plan for each port of `service` in each family of its ClusterIPs, sorted.
 
-    Empty if the Service has no usable ClusterIP or no port.
+    Empty if the Service has no usable ClusterIP or no port; for an edge, if it has no external and no load
+    balancer IP.
 
     - `slices`: those of this Service. Neither their order nor that of their endpoints matters.
     - `node`: None while the Node is unknown; it then has no zone and no addresses.
-    - `large`: `ClusterSize.large`; `peers`: `ClusterState.peers`.
+    - `large`: `ClusterSize.large`; `peers`: `ClusterState.peers`; `down`: `ClusterState.down`.
     """
     slices = tuple(slices)
-    location = NodeLocation(context.node_name, node.zone if node else "")
+    location = _location(node, context)
     tunnel = functools.partial(tunnel_to, node=node, peers=peers, context=context)
     ports = {(port.name, port.protocol): port for port in service.ports}.values()
     plans = []
@@ -123,11 +130,19 @@ def plan_service(
         if exposure:
             of_family = [each for each in slices if each.family is ip_family]
             plans += [
-                _plan_port(service, port, exposure, of_family, location, tunnel, context) for port in ports
+                _plan_port(service, port, exposure, of_family, location, tunnel, down, context)
+                for port in ports
             ]
     if len(plans) > 1:
         plans.sort(key=lambda plan: (plan.name, plan.family.value))
     return tuple(plans)
+
+
+def _location(node: Node | None, context: PlanContext) -> NodeLocation:
+    """Return where this machine is. An edge is on no node and in no zone of the cluster."""
+    if context.role is Role.EDGE:
+        return NodeLocation("", "")
+    return NodeLocation(context.node_name, node.zone if node else "")
 
 
 def _plan_port(
@@ -137,21 +152,28 @@ def _plan_port(
     slices: list[EndpointSlice],
     location: NodeLocation,
     tunnel: Callable[[str], Address | None],
+    down: Set[NodeCheck],
     context: PlanContext,
 ) -> ServicePortPlan:
-    frontends = _frontends(port, exposure)
+    is_edge = context.role is Role.EDGE
+    frontends = _frontends(port, exposure, node_port=not is_edge)
     is_external = frontends[-1].kind is not FrontendKind.CLUSTER_IP
     merged = merge_slices(slices, port.name, port.protocol, location)
     weights = endpoint_weights(merged, service.balancing.weights)
     usable = without_weightless(merged, weights)
-    endpoints, has_any = plan_endpoints(usable, _used_scopes(service, is_external), location)
+    if is_edge:
+        usable = without_down(usable, down, service, port.protocol)
+        scopes = UsedScopes(cluster=True, local=False)
+    else:
+        scopes = _used_scopes(service, is_external)
+    endpoints, has_any = plan_endpoints(usable, scopes, location)
     requested = service.balancing
-    # With traffic policy Local, clients outside get endpoints of the dialed node only.
-    may_tunnel = is_external and not external_policy_local(service)
+    # With traffic policy Local, clients outside get endpoints of the dialed node only. An edge has none.
+    may_tunnel = is_external and (is_edge or not external_policy_local(service))
     dsr = may_tunnel and requests_direct_return(requested, context)
     algorithm = default_algorithm(context.algorithm, dsr and context.dsr_port > 0)
     balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr)
-    if may_tunnel and context.dsr_port:
+    if is_external and context.dsr_port:
         balancing = with_tunnels(balancing, requested, endpoints, usable, tunnel)
     return ServicePortPlan(
         ServicePortName(*service.name, port.name, port.protocol),
@@ -161,7 +183,7 @@ def _plan_port(
         NoEndpointAction.DROP if has_any else NoEndpointAction.REJECT,
         service.affinity_timeout,
         exposure.local_traffic,
-        service.health_check_node_port if needs_health_check(service) else 0,
+        service.health_check_node_port if needs_health_check(service) and not is_edge else 0,
         exposure.terse,
         balancing,
     )
@@ -179,12 +201,13 @@ def _used_scopes(service: Service, is_external: bool) -> UsedScopes:
     )
 
 
-def _frontends(port: ServicePort, exposure: _Exposure) -> tuple[FrontendPlan, ...]:
+def _frontends(port: ServicePort, exposure: _Exposure, *, node_port: bool) -> tuple[FrontendPlan, ...]:
+    """Return the frontends of a port; with `node_port`, also that of its NodePort."""
     frontends = [
         _frontend_plan(Frontend(address, port.port, port.protocol), kind, exposure)
         for address, kind in exposure.addresses
     ]
-    if port.node_port:
+    if port.node_port and node_port:
         any_address = Frontend(unspecified(exposure.ip_family), port.node_port, port.protocol)
         frontends.append(_frontend_plan(any_address, FrontendKind.NODE_PORT, exposure))
     return tuple(frontends)
@@ -199,7 +222,12 @@ def _frontend_plan(frontend: Frontend, kind: FrontendKind, exposure: _Exposure) 
 def _expose(
     service: Service, ip_family: Family, node: Node | None, context: PlanContext, terse: bool
 ) -> _Exposure | None:
-    """Return what all ports share. None without a ClusterIP of this family: then there is no frontend."""
+    """Return what all ports share. None if there is no frontend.
+
+    That is the case without a ClusterIP of this family, and for an edge, which serves no ClusterIP, without
+    any other address.
+    """
+    is_edge = context.role is Role.EDGE
     addresses = dict.fromkeys(_of_family(service.cluster_ips, ip_family), FrontendKind.CLUSTER_IP)
     if not addresses:
         return None
@@ -210,16 +238,27 @@ def _expose(
         addresses.setdefault(address, FrontendKind.LOAD_BALANCER if is_both else FrontendKind.EXTERNAL_IP)
     for address in load_balancer_ips:
         addresses.setdefault(address, FrontendKind.LOAD_BALANCER)
+    if is_edge:
+        addresses = {each: kind for each, kind in addresses.items() if _is_of_edge(each, kind, context)}
+        if not addresses:
+            return None
     detected = has_detector(context, ip_family, node)
     return _Exposure(
         ip_family,
         tuple(addresses.items()),
         internal_policy_results(service, context, detected),
-        external_policy_results(service, detected),
+        edge_policy_results() if is_edge else external_policy_results(service, detected),
         _admission(service, ip_family, node, context) if service.source_ranges else _UNRESTRICTED,
         local_traffic(context, ip_family, node),
         terse,
     )
+
+
+def _is_of_edge(address: Address, kind: FrontendKind, context: PlanContext) -> bool:
+    """Return whether an edge serves the address."""
+    if kind is FrontendKind.CLUSTER_IP:
+        return False
+    return not context.vip_cidrs or any(contains(net, address) for net in context.vip_cidrs)
 
 
 def _of_family(addresses: tuple[Address, ...], ip_family: Family) -> list[Address]:

@@ -14,7 +14,7 @@ from ebpfproxy.model.address import (
     network_family,
 )
 from ebpfproxy.model.node import Node
-from ebpfproxy.plan.service_plan import PlanContext
+from ebpfproxy.plan.service_plan import PlanContext, Role
 
 LOOPBACK = (
     Network(Address(V4_PREFIX + bytes((127, 0, 0, 0))), V4_BITS + 8),
@@ -49,7 +49,10 @@ def plan_node_ports(
     - Without `node_port_primary`, a family without a CIDR accepts NodePorts on all local addresses
       (NewNodePortAddresses in pkg/proxy/util/nodeport_addresses.go).
     - Loopback of both families is included only with `localhost_node_ports`.
+    - An edge has no NodePorts.
     """
+    if context.role is Role.EDGE:
+        return frozenset()
     accepting = {net for each in Family for net in _matching(local_networks, each, context)}
     if context.node_port_primary:
         accepting |= _primary(local_networks, host_ips(node, context))

@@ -203,11 +203,20 @@ class DetectLocal(enum.Enum):
     INTERFACE_NAME_PREFIX = "InterfaceNamePrefix"
 
 
+class Role(enum.Enum):
+    """What the machine of the agent is for the cluster."""
+
+    NODE = "node"
+    EDGE = "edge"  # not part of the cluster: it forwards connections from outside to nodes
+
+    __hash__ = object.__hash__
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanContext:
     """The options on which plans depend.
 
-    - `node_name`: as in EndpointSlices.
+    - `node_name`: as in EndpointSlices, "" for an edge.
     - `node_port_cidrs`: empty means every local address, unless `node_port_primary`.
     - `bind_address`: kube-proxy's --bind-address, None if it is unspecified. In its family it is the node's
       primary address, whatever the Node object has.
@@ -223,6 +232,8 @@ class PlanContext:
     - `direct_return`: whether Services without an annotation request direct server return.
     - `tunnel_sources`: whose tunneled packets this node accepts besides those of Nodes.
     - `sctp_unserved`: why the kernel cannot translate SCTP in this mode, "" if it can.
+    - `role`: an edge has no Node, no pods and no NodePorts. It serves external and load balancer IPs only.
+    - `vip_cidrs`: the networks of the addresses that an edge serves. Empty means all.
     """
 
     node_name: str
@@ -241,6 +252,8 @@ class PlanContext:
     slow_start: int = 0
     host_ports: bool = False
     sctp_unserved: str = ""
+    role: Role = Role.NODE
+    vip_cidrs: tuple[Network, ...] = ()
     dsr_port: int = 0
     direct_return: bool = False
     tunnel_sources: tuple[Network, ...] = ()

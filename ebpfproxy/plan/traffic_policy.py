@@ -52,6 +52,15 @@ def external_policy_results(service: Service, has_detector: bool) -> PolicyResul
     return _external(external_policy_local(service), has_detector)
 
 
+def edge_policy_results() -> PolicyResults:
+    """Return the results for all frontends of an edge, whatever the policies of the Service.
+
+    An edge is outside the cluster and has no endpoints, so externalTrafficPolicy Local applies to none of
+    them. Replies must return through the edge.
+    """
+    return _external(False, False)
+
+
 def local_policy_results(has_detector: bool) -> PolicyResults:
     """Return the results for frontends with externalTrafficPolicy Local."""
     return _external(True, has_detector)

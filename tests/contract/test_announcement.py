@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ebpfproxy.agent.announcer import ANNOUNCED, NOT_ANNOUNCED, NOT_WITHDRAWN, WITHDRAWN, Announcer
+from ebpfproxy.agent.announcer import ANNOUNCED, NOT_ANNOUNCED, NOT_WITHDRAWN, WITHDRAWN, Announcer, withdraw
 from ebpfproxy.api import announcement
 from ebpfproxy.api.connection import Timing
 from ebpfproxy.api.event import PEER_NODE, Event, NodeChanged, PeerChanged, Synced
 from ebpfproxy.api.watch import Access, ApiSource, load_configuration
+from ebpfproxy.config import Config
 from ebpfproxy.errors import SourceError
+from ebpfproxy.linux.netlink import geneve
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.model.node import Node, PeerNode
 from tests.support.apiserver import ApiServer, make_node
@@ -228,3 +230,48 @@ def test_without_an_api_server_the_hint_names_the_manifests(messages: Messages) 
     messages.until(NOT_ANNOUNCED)
     assert "manifests" in messages.values(NOT_ANNOUNCED)["hint"]
     announcer.seen(Node(OWN, dsr_port=6083))
+
+
+@pytest.fixture
+def with_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a node that has the Geneve device, which not every kernel of tests supports."""
+    monkeypatch.setattr(geneve, "find", lambda: 7)
+
+
+def cleanup_config(tmp_path: pathlib.Path, name: str = OWN, **flags: str) -> Config:
+    return Config.parse({"kubeconfig": str(tmp_path / "kubeconfig"), "hostname_override": name} | flags)
+
+
+@pytest.mark.usefixtures("with_device")
+def test_cleanup_removes_the_annotation(server: ApiServer, access: Access, tmp_path: pathlib.Path) -> None:
+    config = cleanup_config(tmp_path)
+    assert withdraw(config, dry_run=False) == []
+    session = access.session()
+    announcement.write(session, OWN, 6083)
+    session.close()
+    line = f"the annotation {ANNOTATION} of node {OWN}"
+    assert withdraw(config, dry_run=True) == [line]
+    assert server.annotations(OWN)[ANNOTATION] == "6083"
+    assert withdraw(config, dry_run=False) == [line]
+    assert ANNOTATION not in server.annotations(OWN)
+    assert withdraw(cleanup_config(tmp_path, "no-such-node"), dry_run=False) == []
+
+
+@pytest.mark.usefixtures("with_device")
+def test_cleanup_without_permission_names_the_command(
+    server: ApiServer, access: Access, tmp_path: pathlib.Path
+) -> None:
+    session = access.session()
+    announcement.write(session, OWN, 6083)
+    session.close()
+    server.fail(1, 403, match=lambda request: request.method == "PATCH")
+    with pytest.raises(SourceError, match="403") as caught:
+        withdraw(cleanup_config(tmp_path), dry_run=False)
+    assert caught.value.hint == f"run: kubectl annotate node {OWN} {ANNOTATION}-"
+
+
+def test_cleanup_of_a_node_without_the_device_asks_no_api_server(
+    server: ApiServer, tmp_path: pathlib.Path
+) -> None:
+    assert withdraw(Config.parse({"hostname_override": OWN, "master": server.url}), dry_run=False) == []
+    assert server.requests == []

@@ -29,6 +29,9 @@ def names(paths: list[Path]) -> list[str]:
 
 
 every_folder = pytest.mark.parametrize("folder", names(folders()))
+EDGE = DEPLOY / "edge"
+"""It has no pod: an edge is no machine of the cluster."""
+every_pod = pytest.mark.parametrize("folder", names([each for each in folders() if each != EDGE]))
 
 
 def rendered(folder: str) -> list[Object]:
@@ -76,7 +79,7 @@ def test_the_schema_check_finds_wrong_fields(where: tuple[str | int, ...], key: 
         _SCHEMAS.validate(daemon_set, _VERSIONS[0], strict=True)
 
 
-@every_folder
+@every_pod
 def test_all_objects_that_the_pod_refers_to_exist(folder: str) -> None:
     objects = rendered(folder)
     daemon_set = one(objects, "DaemonSet")
@@ -106,7 +109,7 @@ def test_all_objects_that_the_pod_refers_to_exist(folder: str) -> None:
     assert daemon_set["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-@every_folder
+@every_pod
 def test_the_agent_loads_the_configuration_without_remarks(folder: str, tmp_path: Path) -> None:
     loaded = configuration(one(rendered(folder), "ConfigMap")["data"]["config.conf"], tmp_path)
     assert loaded.remarks == ()
@@ -120,7 +123,7 @@ def test_every_fallback_mode_has_a_folder() -> None:
     assert {path.name for path in (DEPLOY / "modes").iterdir()} == {mode.name for mode in MODES[1:]}
 
 
-@every_folder
+@every_pod
 def test_the_arguments_are_flags_of_the_agent(folder: str) -> None:
     command, *flags = container(rendered(folder))["args"]
     assert command == "run"
@@ -128,7 +131,7 @@ def test_the_arguments_are_flags_of_the_agent(folder: str) -> None:
     assert {flag.partition("=")[0] for flag in flags} <= known
 
 
-@every_folder
+@every_pod
 def test_probes_use_the_agents_ports_and_paths(folder: str, tmp_path: Path) -> None:
     objects = rendered(folder)
     loaded = configuration(one(objects, "ConfigMap")["data"]["config.conf"], tmp_path)
@@ -143,7 +146,7 @@ def test_probes_use_the_agents_ports_and_paths(folder: str, tmp_path: Path) -> N
         assert container(objects)[kind]["httpGet"] == {"path": path, "port": "healthz"}
 
 
-@every_folder
+@every_pod
 def test_a_rollout_never_runs_two_agents_on_a_node(folder: str) -> None:
     assert one(rendered(folder), "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
 

@@ -11,30 +11,15 @@ import pytest
 from ebpfproxy.agent.announcer import ANNOUNCED, NOT_ANNOUNCED, WITHDRAWN
 from ebpfproxy.agent.ignored_balancing import IGNORED
 from ebpfproxy.agent.mode_switch import SWITCHED
-from ebpfproxy.errors import KernelError
 from ebpfproxy.lab import Agent, Lab, Node, Pod, PodNetwork, manifests
-from ebpfproxy.linux.netlink import geneve
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import EACH_SYNC, START_PATIENCE, eventually
-from tests.kernel.dsr_nodes import PORTS, TARGETS, VIP, DsrNodes
+from tests.kernel.dsr_nodes import PORTS, TARGETS, VIP, DsrNodes, has_geneve
 from tests.support.apiserver import ApiServer, Request
 
-
-def _lacks_geneve() -> bool:
-    try:
-        with netns.throw_away():
-            geneve.ensure(geneve.PORT)
-    except KernelError:
-        return True
-    return False
-
-
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(_lacks_geneve(), reason="this kernel has no devices of kind geneve"),
-]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
 ANNOTATION = "ebpfproxy/dsr-port"
 PORT = "6083"
@@ -142,6 +127,8 @@ class Agents:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
+    if not has_geneve():
+        pytest.skip("this kernel has no Geneve")
     with Lab("test-agent-dsr", 83, PodNetwork.ROUTED, nodes=3) as lab:
         agents = Agents(lab, tmp_path_factory.mktemp("dsr"))
         try:

@@ -62,7 +62,7 @@ class Wires:
         self._sockets[device].send(raw)
 
     def accept_xdp_frames(self) -> None:
-        """Let the devices and their peers send frames of XDP programs, for which veth needs GRO at both ends."""
+        """Let the devices and their peers send frames of XDP programs: this needs GRO at both ends."""
         for name in DEVICES:
             set_offload(netns.path(self.beyond.name), f"{name}-peer", "gro", True)
             set_offload(Path("/proc/thread-self/ns/net"), name, "gro", True)

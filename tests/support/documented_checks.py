@@ -61,6 +61,9 @@ EXEMPT: Mapping[str, str] = {
     r"git commit .*": "changes the repository: tests/unit/test_contributing.py",
     r"ip link show ebpfproxy0": "needs a start with --socket-lb=off: tests/kernel/test_reinjection.py",
     r"ip rule add from ADDRESS": "shown as an example without effect",
+    r"(?:systemctl|journalctl) .*ebpfproxy-edge": "needs systemd: test_edge.py sends the signals",
+    r"ip address show ebpfproxy-vip": "needs an edge: tests/kernel/test_edge.py",
+    r"sysctl -w net\.ipv4\.fib_multipath_hash_policy=1": "is for the router: make edge-lab sets it",
     r"ip addr": "shows what a decision does not do",
 }
 """Commands that no test can run, and why."""

@@ -203,13 +203,23 @@ class PacketPath:
         flags: int = 0,
         inner: int = 0,
         icmp_rate: int = 1_000_000,
-        tunnel: tuple[int, int] = (0, 0),
+        tunnel_device: int = 0,
+        tunnel_mtu: int = 0,
         **timeouts: int,
     ) -> None:
         """The one entry of `node`; timeouts in seconds, kube-proxy's unless given. The cookie is 0, by which
-        the marks are those that are written here. `tunnel`: ifindex and MTU for direct server return."""
+        the marks are those that are written here. `tunnel_device` is an ifindex."""
         seconds = TIMEOUTS | timeouts
-        values = (0, flags, inner, *(seconds[name] for name in TIMEOUTS), icmp_rate, icmp_rate, *tunnel)
+        values = (
+            0,
+            flags,
+            inner,
+            *(seconds[name] for name in TIMEOUTS),
+            icmp_rate,
+            icmp_rate,
+            tunnel_device,
+            tunnel_mtu,
+        )
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
 
     def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:

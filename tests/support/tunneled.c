@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * from_tunnel() of bpf/tc.c for test runs. Their packets have no sender and no Geneve option, so this
- * program takes both from the end of the packet. It is compiled after tc.c, as one text.
+ * from_tunnel() of bpf/tc.c for test runs. Their packets have no sender and no Geneve option, so
+ * this program takes both from the end of the packet. It is compiled after tc.c, as one text.
  */
 
-/* struct bpf_tunnel_key as Linux 6.0 has it. A receiver finds the local address of a key that was set
- * as the address of the sender.
+/* struct bpf_tunnel_key as Linux 6.0 has it. A receiver finds the local address of a key that was
+ * set as the address of the sender.
  */
 struct sender_key {
 	struct tunnel_key key;

@@ -12,7 +12,7 @@ from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.linux.locks import FolderLock
-from ebpfproxy.linux.netlink import geneve, reinjection
+from ebpfproxy.linux.netlink import dummy, geneve, reinjection
 
 
 def remove(bpffs_root: Path, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
@@ -89,6 +89,8 @@ def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -
         removed.append(f"devices {reinjection.DEVICE} and {reinjection.PEER}")
     if geneve.find() if dry_run else geneve.remove():
         removed.append(f"device {geneve.DEVICE}")
+    if dummy.exists(dummy.VIPS) if dry_run else dummy.remove(dummy.VIPS):
+        removed.append(f"device {dummy.VIPS}")
     return removed
 
 

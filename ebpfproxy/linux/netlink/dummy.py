@@ -1,8 +1,9 @@
-"""A dummy device and its addresses: mode ipvs makes the addresses of Services local with it.
+"""A dummy device and its addresses: it makes the addresses of Services local.
 
-IPVS handles only packets whose destination is local. The device stays down, as in kube-proxy. Its addresses
-are local nevertheless, and nothing is sent through it. Other devices answer ARP for these addresses unless
-the sysctl arp_ignore forbids it.
+Mode ipvs needs this, because IPVS handles only packets whose destination is local. Its device stays down, as
+in kube-proxy. The addresses are local nevertheless, and nothing is sent through it. Other devices answer ARP
+for these addresses unless the sysctl arp_ignore forbids it. An edge has such a device, so that a routing
+daemon announces the addresses. It is up, since daemons ignore the addresses of devices that are down.
 
 All functions act in the calling thread's network namespace. Addresses use raw netlink instead of pyroute2
 (see `netlink`). Sources: drivers/net/dummy.c; inet_rtm_newaddr() of net/ipv4/devinet.c,
@@ -22,8 +23,12 @@ from ebpfproxy.model.address import V4_PREFIX, Address, Family, family, format_a
 
 KUBE_IPVS0 = "kube-ipvs0"
 """The name that kube-proxy uses."""
+VIPS = "ebpfproxy-vip"
+"""The device of an edge. Where the kernel has no dummy devices, it is an ifb, which needs no peer either."""
 
 _KIND = "dummy"
+_KINDS = {VIPS: (_KIND, "ifb")}
+"""The kinds that a device may have, in the order in which they are tried. Others have `_KIND`."""
 _HINT = "modprobe dummy"
 _U32 = struct.Struct("=I")
 
@@ -54,16 +59,25 @@ def ensure(name: str) -> bool:
             f"cannot create the device {name}: another program has a device of that name and another kind",
             "rename or delete that device",
         )
+    for kind in _kinds(name):
+        try:
+            with iproute.opened(f"cannot create the device {name}") as changes:
+                changes.link("add", ifname=name, kind=kind)
+            return True
+        except Unsupported:
+            continue
+        except AlreadyExists:
+            return ensure(name)  # another program created it since `_find`
+    raise Unsupported(f"cannot create the device {name}: this kernel has no dummy devices", _HINT)
+
+
+def set_up(name: str) -> None:
+    """Set the device up, if it is down. Raises NotFound, Rejected."""
+    body = rtnetlink.LINK.pack(0, 0, _index(name), rtnetlink.IFF_UP, rtnetlink.IFF_UP)
     try:
-        with iproute.opened(f"cannot create the device {name}") as changes:
-            changes.link("add", ifname=name, kind=_KIND)
-    except Unsupported as error:
-        raise Unsupported(
-            f"cannot create the device {name}: this kernel has no dummy devices", _HINT
-        ) from error
-    except AlreadyExists:
-        return ensure(name)  # another program created it since `_find`
-    return True
+        netlink.change(socket.NETLINK_ROUTE, rtnetlink.RTM_NEWLINK, body)
+    except OSError as error:
+        raise _failure(f"cannot set the device {name} up", error.errno or 0) from error
 
 
 def remove(name: str) -> bool:
@@ -171,7 +185,11 @@ def _find(name: str) -> rtnetlink.Link | None:
         device = rtnetlink.link_named(name)
     except OSError as error:
         raise _failure(f"cannot read the device {name}", error.errno or 0) from error
-    return device if device and device.kind == _KIND else None
+    return device if device and device.kind in _kinds(name) else None
+
+
+def _kinds(name: str) -> tuple[str, ...]:
+    return _KINDS.get(name, (_KIND,))
 
 
 def _failure(message: str, number: int, reason: str = "") -> KernelError:

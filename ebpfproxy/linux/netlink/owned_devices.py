@@ -20,7 +20,7 @@ from ebpfproxy.linux.netlink import iproute, links, netlink, rtnetlink
 from ebpfproxy.linux.netlink.netlink import attribute
 from ebpfproxy.model.address import V4_PREFIX, Address, Family, family, parse_address
 
-_RTM_NEWLINK, _RTM_DELLINK = 16, 17
+_RTM_DELLINK = 17
 _IFLA_IFALIAS = 20
 _INFO_DATA = 2  # IFLA_INFO_DATA
 _LOCAL, _PROTOCOL = 2, 9  # IFLA_IPTUN_*
@@ -70,7 +70,9 @@ def create(name: str, kind: str, local: Address | None = None) -> None:
         rtnetlink.LINK.pack(0, 0, 0, flags, flags) + _named(name) + attribute(rtnetlink.IFLA_LINKINFO, info)
     )
     try:
-        netlink.change(socket.NETLINK_ROUTE, _RTM_NEWLINK, body, netlink.NLM_F_CREATE | netlink.NLM_F_EXCL)
+        netlink.change(
+            socket.NETLINK_ROUTE, rtnetlink.RTM_NEWLINK, body, netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+        )
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             module = MODULES[kind]
@@ -123,7 +125,7 @@ def set_note(name: str, text: str) -> None:
     """Set the note of a device, "" for none. Raises NotFound, Rejected."""
     body = rtnetlink.LINK.pack(0, 0, 0, 0, 0) + _named(name) + attribute(_IFLA_IFALIAS, text.encode())
     try:
-        netlink.change(socket.NETLINK_ROUTE, _RTM_NEWLINK, body)
+        netlink.change(socket.NETLINK_ROUTE, rtnetlink.RTM_NEWLINK, body)
     except OSError as error:
         raise _failure(f"cannot set the alias of the device {name}", error) from error
 

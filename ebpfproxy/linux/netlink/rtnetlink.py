@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ebpfproxy.linux.netlink import netlink
 
-RTM_GETLINK = 18
+RTM_NEWLINK, RTM_GETLINK = 16, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 

@@ -68,11 +68,11 @@ def test_programs_for_devices_without_a_link_layer_are_loaded_when_one_is_used(
             assert on_demand(fresh) == set()
             tunnel = NodePlan(devices=(device("net"), device("pod", DeviceRole.TUNNEL, True)))
             assert not bring(backend, tunnel)
-            assert on_demand(fresh) == set(ON_DEMAND)
+            assert on_demand(fresh) == {"from_any_l3", "to_any_l3"}
             assert in_step(backend, tunnel)
             assert programs("net") == pinned(fresh.bpffs, "from_any", "to_any")
             attached = programs("pod")
-            assert attached == pinned(fresh.bpffs, *ON_DEMAND)
+            assert attached == pinned(fresh.bpffs, "from_any_l3", "to_any_l3")
         with running(own) as restarted:
             assert in_step(restarted, tunnel)
             assert programs("pod") == attached

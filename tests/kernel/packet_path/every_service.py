@@ -1,5 +1,6 @@
 """Services of all kinds for random packets, and the permitted outcomes of each frontend."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ebpfproxy.model.address import (
@@ -23,8 +24,13 @@ _HERE = ("10.244.1.5", "fd00:1::5")
 _ELSEWHERE = ("10.244.2.5", "fd00:2::5")
 
 
-def serve_every_kind(path: PacketPath) -> dict[FrontendKey, Offer]:
-    """Create Services of all kinds in both families. Returns the permitted outcomes of each frontend."""
+def serve_every_kind(
+    path: PacketPath, tunnels: Mapping[str, str | None] | None = None
+) -> dict[FrontendKey, Offer]:
+    """Create Services of all kinds in both families. Returns the permitted outcomes of each frontend.
+
+    `tunnels`: for Services with endpoints in all places; see `PacketPath.serve`.
+    """
     offers: dict[FrontendKey, Offer] = {}
     every = [(_TCP, 80, 8080, 30080), (_UDP, 53, 5353, 30053), (_SCTP, 99, 9899, 30099)]
     for index, of in enumerate(("v4", "v6")):
@@ -41,6 +47,7 @@ def serve_every_kind(path: PacketPath) -> dict[FrontendKey, Offer]:
         path.serve(
             service(f"web-{of}", *ports, **kinds, type_=ServiceType.LOAD_BALANCER, affinity=index * 60),
             slice_of(f"web-{of}", here, there, ports=targets),
+            tunnels=tunnels,
         )
         path.serve(
             service(f"none-{of}", *(each._replace(node_port=0) for each in ports), ips=[ip.format(20)])

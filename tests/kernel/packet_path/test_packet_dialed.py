@@ -6,10 +6,10 @@ The Geneve header itself is not visible in test runs: test_dsr.py has real packe
 from typing import Any
 
 import pytest
-from scapy.layers.inet import IP, fragment
-from scapy.layers.inet6 import IPv6, IPv6ExtHdrFragment, fragment6
+from scapy.layers.inet import ICMP, IP, fragment
+from scapy.layers.inet6 import ICMPv6PacketTooBig, IPv6, IPv6ExtHdrFragment, fragment6
 from scapy.layers.l2 import Ether
-from scapy.packet import Packet
+from scapy.packet import Packet, Raw
 
 from ebpfproxy.model.address import Address, Protocol, format_address
 from tests.kernel.packet_path.conversation import error, request
@@ -25,7 +25,7 @@ from tests.kernel.packet_path.served import (
     serve,
 )
 from tests.support.packet_path import MARK_DONE, REDIRECT, SHOT, UNSPEC, Outcome, PacketPath
-from tests.support.packets import V4, V6, Places, ip, transport
+from tests.support.packets import HERE, THERE, V4, V6, Places, ip, transport
 
 pytestmark = pytest.mark.kernel
 
@@ -35,7 +35,7 @@ NODES = {V4: "192.0.2.20", V6: "2001:db8::20"}
 
 @pytest.fixture
 def path(path: PacketPath) -> PacketPath:
-    path.set_node(tunnel=(DEVICE, MTU))
+    path.set_node(tunnel_device=DEVICE, tunnel_mtu=MTU)
     return path
 
 
@@ -216,14 +216,48 @@ def test_fragments_follow_their_first_fragment(path: PacketPath, at: Places) -> 
     serve_there(path, at)
     datagram = transport(UDP, CLIENT_PORT, PORTS[UDP], bytes(range(200)) * 20)
     if at is V4:
-        parts = fragment(ip(at.client, at.external) / datagram, 1200)
+        whole = ip(at.client, at.external) / datagram
+        parts = fragment(whole, 1200)  # type: ignore[no-untyped-call]
     else:
         whole = ip(at.client, at.external) / IPv6ExtHdrFragment(id=7) / datagram
-        parts = [Ether(bytes(whole)[:14] + bytes(each)) for each in fragment6(whole[IPv6], 1280)]
+        pieces = fragment6(whole[IPv6], 1280)  # type: ignore[no-untyped-call]
+        parts = [Ether(bytes(whole)[:14] + bytes(each)) for each in pieces]
     assert len(parts) > 2
     for part in parts:
         assert is_sent(path.ingress(part), part)
     assert path.counted()["tunneled"] == len(parts)
+
+
+def large(at: Places, protocol: Protocol, length: int, **fields: Any) -> Packet:
+    """A packet of this length."""
+    packet = ip(at.client, at.external, **fields) / transport(protocol, CLIENT_PORT, PORTS[protocol], b"")
+    return packet / Raw(bytes(length - len(packet.payload)))
+
+
+@families
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+def test_a_client_learns_the_mtu_of_the_tunnel(path: PacketPath, at: Places, protocol: Protocol) -> None:
+    serve_there(path, at)
+    fields = {"flags": "DF"} if at is V4 else {}
+    packet = large(at, protocol, MTU + 1, **fields)
+    got = path.ingress(packet)
+    assert (got.verdict, got.mark) == (REDIRECT, MARK_DONE)
+    quoted = bytes(packet)[14:][: (20 if at is V4 else 40) + 8]
+    wanted: Packet = Ether(src=HERE, dst=THERE)
+    if at is V4:
+        wanted /= IP(src=at.external, dst=at.client, id=0) / ICMP(type=3, code=4, nexthopmtu=MTU)
+    else:
+        wanted /= IPv6(src=at.external, dst=at.client) / ICMPv6PacketTooBig(mtu=MTU)
+    assert got.raw == bytes(wanted / Raw(quoted))
+    assert path.counted() == {"tunnel_too_big": 1}
+    fits = large(at, protocol, MTU, **fields)
+    assert is_sent(path.ingress(fits), fits)
+
+
+def test_a_packet_that_may_be_fragmented_is_tunneled(path: PacketPath) -> None:
+    serve_there(path, V4)
+    packet = large(V4, UDP, MTU + 1)
+    assert is_sent(path.ingress(packet), packet)
 
 
 @families

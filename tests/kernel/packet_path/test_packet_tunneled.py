@@ -35,7 +35,7 @@ FAR = "192.0.2.99"  # accepted from no network
 
 @pytest.fixture
 def path(path: PacketPath) -> PacketPath:
-    path.set_node(tunnel=(DEVICE, MTU))
+    path.set_node(tunnel_device=DEVICE, tunnel_mtu=MTU)
     path.set_tunnel_source("192.0.2.20/32")
     path.set_tunnel_source("2001:db8::20/128")
     return path
@@ -48,7 +48,7 @@ def serve_here(path: PacketPath, at: Places, **fields: Any) -> None:
 
 def receive(path: PacketPath, at: Places, packet: Packet, protocol: Protocol = TCP, **option: Any) -> Outcome:
     """The packet arrives in a tunnel, for the endpoint on this node unless `option` has another."""
-    given = {"sender": SENDERS[at], "endpoint": at.here, "port": TARGETS[protocol]} | option
+    given: dict[str, Any] = {"sender": SENDERS[at], "endpoint": at.here, "port": TARGETS[protocol]} | option
     return path.receive(packet, given.pop("sender"), given.pop("endpoint"), given.pop("port"), **given)
 
 
@@ -147,7 +147,7 @@ def test_a_masqueraded_flow_is_replaced(path: PacketPath, at: Places) -> None:
     path.set_node()
     serve(path, at, at.there)
     path.forward(request(at), "net", "tunnel")
-    path.set_node(tunnel=(DEVICE, MTU))
+    path.set_node(tunnel_device=DEVICE, tunnel_mtu=MTU)
     serve_here(path, at)
     got = enter(path, receive(path, at, request(at)))
     assert got.packet.payload.dst == at.here
@@ -171,7 +171,7 @@ def test_packets_of_unknown_senders_are_dropped(path: PacketPath, at: Places) ->
 )
 def test_packets_with_another_option_are_dropped(path: PacketPath, option: dict[str, int]) -> None:
     serve_here(path, V4)
-    assert receive(path, V4, request(V4), **option).verdict == SHOT
+    assert receive(path, V4, request(V4), TCP, **option).verdict == SHOT
     assert path.counted() == {"tunnel_refused": 1}
 
 
@@ -325,7 +325,7 @@ def test_without_a_device_to_the_client_the_packet_is_dropped(path: PacketPath, 
 def test_fragments_reach_the_endpoint(path: PacketPath) -> None:
     serve_here(path, V4)
     whole = ip(V4.client, V4.external) / transport(UDP, CLIENT_PORT, PORTS[UDP], bytes(range(200)) * 20)
-    for part in fragment(whole, 1200):
+    for part in fragment(whole, 1200):  # type: ignore[no-untyped-call]
         got = receive(path, V4, part, UDP)
         assert (got.verdict, got.packet.payload.dst) == (REDIRECT, V4.here)
     assert IPv6 not in got.packet

@@ -54,6 +54,17 @@ print(os.getpid(), found, inbox.get(), sorted(each for each in os.environ if "HA
 """
 
 
+DRAINING = (
+    PROGRAM.replace("ending.begin)", "ending.begin, drains=True)")
+    + """
+print("ready", flush=True)
+print(inbox.get(), signals.has_stop, flush=True)
+print(inbox.get(), flush=True)
+threading.Event().wait()
+"""
+)
+
+
 def started(program: str) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -72,6 +83,17 @@ def test_a_process_that_hangs_ends_in_time_and_names_what_did_not_end(number: si
     assert "WARNING Ending without the parts that did not end in time" in logged
     assert "part=stuck-part" in logged
     assert "stuck-thread" in logged
+
+
+def test_the_first_sigterm_of_an_edge_drains_and_the_second_one_ends_in_time() -> None:
+    process = started(DRAINING)
+    assert process.stdout
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "Drain(signal='SIGTERM') True\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "Stop(signal='SIGTERM')\n"
+    process.communicate(timeout=10)
+    assert process.returncode == 7
 
 
 def test_sighup_does_not_end_the_process_and_is_received_in_order() -> None:

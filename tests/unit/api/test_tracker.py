@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
+    NODE,
     PEER_NODE,
     SERVICE,
     AddressesChanged,
+    ChecksChanged,
     DevicesChanged,
     Event,
     Invalid,
@@ -28,6 +30,7 @@ from ebpfproxy.model.address import Family, Network, parse_address
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import PeerNode
+from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.service import NamespacedName
 from tests.support.build import endpoint, name, networks, node, service, slice_of
 
@@ -259,6 +262,44 @@ def test_a_node_that_registers_again_keeps_its_addresses_until_it_has_a_status()
     moved = dataclasses.replace(node("zone-a", addresses=["192.0.2.11"]), pod_cidrs=networks(["10.2.0.0/24"]))
     tracker.fold(NodeChanged(moved))
     assert tracker.drain().state.node == moved
+
+
+def tracker_of_peers(*events: Event) -> Tracker:
+    """Return the tracker of an edge that has drained these events."""
+    tracker = Tracker(STARTED, node=False, peers=True)
+    for event in events:
+        tracker.fold(event)
+    tracker.drain()
+    return tracker
+
+
+def put_slice_on(host: str, of: str = "web") -> SliceChanged:
+    made = slice_of(of, endpoint("10.1.0.1", node=host), called=f"{of}-1")
+    return SliceChanged(made.name, made)
+
+
+def test_an_edge_awaits_all_nodes_and_none_of_its_own() -> None:
+    tracker = Tracker(STARTED, node=False, peers=True)
+    for kind in AWAITED - {NODE}:
+        tracker.fold(Synced(kind))
+    assert tracker.lacking == {PEER_NODE}
+    tracker.fold(Synced(PEER_NODE))
+    assert tracker.synced
+
+
+def test_a_failed_check_affects_the_services_with_endpoints_on_the_node() -> None:
+    tracker = tracker_of_peers(
+        put_service(), put_service("api"), put_slice_on("n1"), put_slice_on("n2", of="api")
+    )
+    failed = frozenset({NodeCheck("n2", 10256)})
+    tracker.fold(ChecksChanged(failed))
+    drained = tracker.drain()
+    assert drained.services == {API}
+    assert drained.state.down == failed
+    tracker.fold(ChecksChanged(failed))
+    assert not tracker.pending
+    tracker.fold(ChecksChanged(frozenset()))
+    assert tracker.drain().services == {API}
 
 
 def test_a_new_local_address_changes_the_networks_and_not_the_node() -> None:

@@ -252,6 +252,7 @@ def test_the_help_shows_every_option_once_under_its_group() -> None:
         "Mode ipvs:",
         "Mode userspace:",
         "Mode ebpf (ebpfproxy's own):",
+        "Role edge (ebpfproxy only):",
         "HTTP servers:",
         "The process:",
     ]

@@ -16,7 +16,7 @@ from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
 from ebpfproxy.plan.balancing import DEFAULT, PlannedBalancing, Support, unsupported
 from ebpfproxy.plan.direct_return import tunnel_sources
 from ebpfproxy.plan.frontends import plan_service
-from ebpfproxy.plan.service_plan import PlanContext
+from ebpfproxy.plan.service_plan import PlanContext, Role
 from tests.support.build import CONTEXT, ELSEWHERE, HERE, endpoint, networks, node, service, slice_of
 from tests.support.fake_backend import Entry, FakeBackend, Key
 
@@ -75,13 +75,28 @@ def test_a_tunnel_has_a_family_of_this_node() -> None:
     "of",
     [
         exposed(Balancing(ebpf_forwarding=EbpfForwarding.SNAT)),
-        exposed(policy=TrafficPolicy.LOCAL),
         dataclasses.replace(service("web"), balancing=DSR),
     ],
-    ids=["snat", "policy Local", "only a ClusterIP"],
+    ids=["snat", "only a ClusterIP"],
 )
 def test_other_services_cost_nothing(of: Service) -> None:
     assert planned(of) is DEFAULT
+
+
+def test_with_policy_local_nodes_accept_what_edges_tunnel_and_tunnel_nothing() -> None:
+    for balancing in DSR, DEFAULT_BALANCING:
+        assert planned(exposed(balancing, policy=TrafficPolicy.LOCAL)) == PlannedBalancing(
+            tunnels=(None, None, None)
+        )
+    edge = dataclasses.replace(ENABLED, role=Role.EDGE, node_name="")
+    found = planned(exposed(policy=TrafficPolicy.LOCAL), edge, own=None)
+    assert tunnels(found) == tunnels(planned(exposed(), edge, own=None))
+    assert "192.0.2.11" in tunnels(found)
+
+
+def test_an_edge_accepts_no_tunneled_packets() -> None:
+    edge = dataclasses.replace(ENABLED, role=Role.EDGE, tunnel_sources=networks(["192.0.2.0/24"]))
+    assert tunnel_sources(ClusterState({}, {}, peers=PEERS), edge) == frozenset()
 
 
 def test_a_service_that_leaves_it_to_the_nodes_accepts_what_others_tunnel() -> None:

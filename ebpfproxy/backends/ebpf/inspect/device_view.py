@@ -22,7 +22,8 @@ class DeviceRow(NamedTuple):
     """One device.
 
     - `device`: its name, or "?" if this network namespace has no such device.
-    - `role`: "pod" if its packets come from a pod of this node, else "net".
+    - `role`: "pod" if its packets come from a pod of this node, "tunnel" for the device of direct server
+      return, else "net".
     - `link`: the first header of its packets, "ethernet" or "ip".
     - `masquerade`: the addresses with which leaving packets are masqueraded.
     - `ingress`, `egress`: the ids of the agent's programs, 0 for none.
@@ -69,7 +70,7 @@ def _device(ifindex: int, value: bytes, attached: Attachments, xdp_mode: str) ->
     return DeviceRow(
         device=name,
         ifindex=ifindex,
-        role="pod" if flags & abi.DEVICE_POD else "net",
+        role=_role(flags),
         link="ip" if flags & abi.DEVICE_LAYER3 else "ethernet",
         masquerade=[format_address(Address(each)) for each in (v4, v6) if not is_unspecified(each)],
         ingress=ids[INGRESS],
@@ -79,6 +80,12 @@ def _device(ifindex: int, value: bytes, attached: Attachments, xdp_mode: str) ->
         orphaned="no such device" if name == _UNKNOWN else "",
         xdp=xdp_mode,
     )
+
+
+def _role(flags: int) -> str:
+    if flags & abi.DEVICE_TUNNEL:
+        return "tunnel"
+    return "pod" if flags & abi.DEVICE_POD else "net"
 
 
 def _clsact(ifindex: int, flags: int) -> str:

@@ -23,6 +23,7 @@ _WORDS = {
     abi.FLOW_REDIRECT: "redirect",
     abi.FLOW_DIRECT: "direct",
     abi.FLOW_STALE_SOCKET: "stale-socket",
+    abi.FLOW_DSR: "dsr",
 }
 
 INGRESS, EGRESS = "ingress", "egress"

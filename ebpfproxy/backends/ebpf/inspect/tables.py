@@ -62,6 +62,7 @@ _FLAGS = {
     abi.SERVICE_MASQUERADE_POD: "masquerade-pod",
     abi.SERVICE_MASQUERADE_NODE: "masquerade-node",
     abi.SERVICE_MASQUERADE_OUTSIDE: "masquerade-outside",
+    abi.SERVICE_DSR: "dsr",
 }
 
 
@@ -157,6 +158,7 @@ class View:
         in_slots, scopes = self._slot_uses()
         size = abi.ENDPOINT.size
         room = self._maps["endpoints"].shape.max_entries * size
+        tunnels = self._tunnels()
         for id_, (_, _, flags, _) in enumerate(abi.ENDPOINT.iter_unpack(self._endpoints[:room])):
             if flags & abi.ENDPOINT_LISTED:
                 rows.append((id_, self._endpoint(id_)))
@@ -176,10 +178,17 @@ class View:
                 id=id_,
                 service_id=endpoint.service,
                 weight=endpoint.flags >> WEIGHT_SHIFT or 1,
+                tunnel=tunnels.get(id_, ""),
                 orphaned=_unused(endpoint, id_ in in_slots, scopes.get(endpoint.service)),
             )
             for id_, endpoint in rows
         ]
+
+    def _tunnels(self) -> dict[int, str]:
+        """The column `tunnel`, by endpoint id."""
+        here = {_U32.unpack(value)[0]: "here" for _, value in self._maps["tunnel_endpoints"].items()}
+        remote = self._maps["tunnels"].items()
+        return here | {_U32.unpack(key)[0]: format_address(Address(value)) for key, value in remote}
 
     def _slot_uses(self) -> tuple[set[int], dict[int, int]]:
         """The endpoint ids in the slots of all frontends, and by service id the endpoint flags of the lists

@@ -49,6 +49,9 @@ class EndpointRow(NamedTuple):
     `lists`: the lists ("cluster", "local") by which new connections use it. Empty: draining. `weight`: its
     share of new connections, relative to other endpoints. `orphaned`: no frontend has its service id, or no
     slot of these frontends has it although it is in their list.
+
+    `tunnel`: with direct server return, the node that gets tunneled packets to the endpoint, or "here" if
+    this node accepts them; else "".
     """
 
     service: str
@@ -61,6 +64,7 @@ class EndpointRow(NamedTuple):
     service_id: int
     weight: int = 1
     orphaned: str = ""
+    tunnel: str = ""
 
 
 class RangeRow(NamedTuple):

@@ -1,0 +1,95 @@
+"""The edge: what the control thread of an edge does besides syncing the kernel.
+
+It announces the addresses that it serves, has nodes checked, and drains before its end. The state belongs to
+the control thread, as all state of the agent.
+"""
+
+from collections.abc import Callable
+
+from ebpfproxy.agent.edge_view import EdgeView
+from ebpfproxy.agent.vip_device import VipDevice
+from ebpfproxy.api.event import ChecksChanged, Event
+from ebpfproxy.config import Config
+from ebpfproxy.errors import KernelError
+from ebpfproxy.http.metrics import Metrics
+from ebpfproxy.http.node_checker import NodeChecker
+from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Address, format_address
+from ebpfproxy.model.cluster import ClusterState
+
+log = Logger(__name__)
+
+DRAINING = "Draining, all addresses are withdrawn"
+"""The edge received SIGTERM. It forwards for `seconds` more, then ends. A second SIGTERM ends it at once."""
+NOT_WITHDRAWN = "Cannot withdraw the addresses"
+"""The routing daemon may continue to announce them. The edge drains nevertheless."""
+NODE_ADDRESS = "Not announcing the address of a Node"
+"""A Service has the address of a Node as external or load balancer IP. If it were local, the edge could not
+reach the Node."""
+
+
+class Edge:
+    """`put` receives the events of `checker`, in its thread."""
+
+    def __init__(self, config: Config, put: Callable[[Event], object], metrics: Metrics) -> None:
+        self.checker = NodeChecker(config.edge_check_interval, lambda down: put(ChecksChanged(down)))
+        """Runs in a thread of its own."""
+        self._drain_seconds = config.edge_drain_seconds
+        self._metrics = metrics
+        self._device = VipDevice()
+        self._of_nodes: frozenset[Address] = frozenset()
+        self._reported: set[Address] = set()
+        self._checked: object = None  # the view and version of the checks that `checker` has
+        self._applied: object = None  # the addresses and the state of the machine at the last `announce`
+        self._drain_ends: float | None = None
+
+    def planned(self, view: EdgeView, state: ClusterState, *, peers_changed: bool) -> None:
+        """Have the nodes checked that the current plans use. A Node without an address is not checked."""
+        if peers_changed:
+            nodes = state.peers.values()
+            self._of_nodes = frozenset(address for each in nodes for address in each.addresses)
+        elif self._checked == (view, view.version):
+            return
+        self._checked = view, view.version
+        targets = {}
+        for check in view.checks:
+            node = state.peers.get(check.node)
+            if node and node.addresses:
+                targets[check] = node.addresses[0]
+        self.checker.set_targets(targets)
+
+    def announce(self, view: EdgeView, state: ClusterState) -> None:
+        """Announce the addresses of the plans in force, none while draining. Raises KernelError."""
+        wanted = frozenset() if self._drain_ends else view.vips - self._of_nodes
+        # Another program may have changed the device, which the state of the machine shows.
+        current = wanted, state.local_networks, state.devices
+        if self._applied == current:
+            return
+        self._applied = None
+        self._report_addresses_of_nodes(view)
+        self._device.apply(wanted)
+        self._applied = current
+        self._metrics.announced(len(wanted))
+
+    def drain(self, now: float) -> bool:
+        """Withdraw all addresses. Return whether there were any. `now`: seconds of the monotonic clock."""
+        try:
+            withdrawn = self._device.apply(frozenset())
+        except KernelError as failure:
+            log.error(NOT_WITHDRAWN, reason=failure.message, hint=failure.hint)
+            withdrawn = 1
+        self._metrics.announced(0)
+        self._drain_ends = now + self._drain_seconds
+        if withdrawn:
+            log.info(DRAINING, seconds=self._drain_seconds)
+        return bool(withdrawn)
+
+    def drain_wait(self, now: float) -> float | None:
+        """Return the seconds until the end of the drain, 0 if it is over; None while not draining."""
+        return None if self._drain_ends is None else max(0.0, self._drain_ends - now)
+
+    def _report_addresses_of_nodes(self, view: EdgeView) -> None:
+        conflicts = view.vips & self._of_nodes
+        for address in sorted(conflicts - self._reported):
+            log.warning(NODE_ADDRESS, address=format_address(address))
+        self._reported = set(conflicts)

@@ -1,0 +1,93 @@
+"""Fail over between two edges with real BGP sessions, and count lost connections: `make edge-lab`.
+
+It drains an edge, unplugs its link, and loses all packets of its machine, each while connections are open
+through both edges and new ones are opened. With --forwarding=dsr no connection may be lost: the exit code is
+1 if one is.
+"""
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from ebpfproxy.lab import Lab, PodNetwork
+from tests.edge_lab.load import NewConnections, OpenConnections
+from tests.edge_lab.testbed import EdgeTestbed
+
+NUMBER = 82
+SETTLING = 3.0  # seconds from the change of the route to the end of a measurement
+ANSWER = 30.0  # seconds in which open connections must answer, with retransmissions
+
+
+class Result(NamedTuple):
+    """`failover`: seconds from the event to the last new connection that failed, 0 if none did."""
+
+    event: str
+    open: int
+    lost: int
+    tried: int
+    failed: int
+    failover: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.edge_lab", description=__doc__)
+    parser.add_argument("--connections", type=int, default=10_000, help="open connections (default 10000)")
+    parser.add_argument("--forwarding", choices=("snat", "dsr"), default="snat", help="default snat")
+    options = parser.parse_args(arguments)
+    is_dsr = options.forwarding == "dsr"
+    lost = 0
+    print(f"two edges, forwarding {options.forwarding}, maglev, {options.connections} open connections")
+    print("| event | open | lost | new | failed | failover (s) |\n|---|---|---|---|---|---|")
+    for result in measure(options.connections, dsr=is_dsr):
+        lost += result.lost
+        print(
+            f"| {result.event} | {result.open} | {result.lost} | {result.tried} | {result.failed} "
+            f"| {result.failover:.2f} |",
+            flush=True,
+        )
+    return int(is_dsr and lost > 0)
+
+
+def measure(connections: int, *, dsr: bool) -> Iterator[Result]:
+    """Yield the result of each event."""
+    with Lab("edges", NUMBER, PodNetwork.ROUTED, edges=2) as lab:
+        testbed = EdgeTestbed(lab, dsr=dsr)
+        events: dict[str, Callable[[int], contextlib.AbstractContextManager[float]]] = {
+            "drain": testbed.drained,
+            "link down": testbed.unplugged,
+            "machine dies silently": testbed.silent,
+        }
+        opened = OpenConnections(lab.outside, testbed.sources, testbed.targets, connections)
+        dialed = NewConnections(lab.outside, testbed.targets[0])
+        for name, event in events.items():
+            yield _fail_over(name, testbed, event, opened, dialed)
+            testbed.await_edges(len(lab.edges))
+
+
+def _fail_over(
+    name: str,
+    testbed: EdgeTestbed,
+    event: Callable[[int], contextlib.AbstractContextManager[float]],
+    opened: OpenConnections,
+    dialed: NewConnections,
+) -> Result:
+    before = opened.open()
+    if before.lost or opened.check(ANSWER).lost:
+        raise RuntimeError(f"{before.lost} connections failed before the event")
+    dialed.start()
+    time.sleep(1.0)
+    with event(0) as moment:
+        testbed.await_edges(1)
+        time.sleep(SETTLING)
+        attempts = dialed.stop()
+        after = opened.check(ANSWER)
+    opened.close()
+    failover = attempts.last - moment if attempts.failed else 0.0
+    return Result(name, before.alive, after.lost, attempts.tried, attempts.failed, max(0.0, failover))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
