@@ -382,7 +382,7 @@ _FORGET = 100_000
 """Random packets after which all flows are deleted."""
 _POOL = 2048
 """Forwarded packets to derive others from."""
-_SHARE = 10
+_SHARE = 20
 """One in this number of packets of the normal run."""
 
 
