@@ -16,6 +16,8 @@ PODS = 2  # of each node
 PORTS = range(8080, 8084)
 """The ports of the pods. The Service has the same."""
 
+_START = 300.0  # seconds until the first sync of an agent, which may compile the programs
+
 _SILENCE = """
 table netdev silence {{
   chain received {{
@@ -51,7 +53,7 @@ class EdgeTestbed:
             lab.ip(lab.outside, f"addr add {pair.v4}/32 dev lo")
         for node in lab.nodes:
             flags = [self._master, "--healthz-bind-address=0.0.0.0:10256", *self._flags, *of_nodes]
-            node.agent(lab.folder, "--manifests=", *flags)
+            node.agent(lab.folder, "--manifests=", *flags, wait=_START)
         self.agents = [self.start_agent(index) for index in range(len(lab.edges))]
         of_router = frr.of_router(lab.addresses, len(lab.edges))
         self.router = Frr(lab.router, lab.folder / "router", of_router)
@@ -72,7 +74,7 @@ class EdgeTestbed:
 
     def start_agent(self, edge: int) -> Agent:
         flags = ["--role=edge", f"--edge-vip-cidrs={','.join(self.lab.addresses.vips)}", *self._flags]
-        return self.lab.edges[edge].agent(self.lab.folder, "--manifests=", self._master, *flags)
+        return self.lab.edges[edge].agent(self.lab.folder, "--manifests=", self._master, *flags, wait=_START)
 
     def next_hops(self, vip: str) -> int:
         """The number of edges that the router uses for a VIP."""
