@@ -149,7 +149,7 @@ static __always_inline u32 tunnel_mtu_for_client(struct __sk_buff *skb, const st
 	return mtu;
 }
 
-/* Tells the client that its packet is too big. */
+/* Sends the client an ICMP error: its packet is too big. */
 static __always_inline int tunnel_too_big(struct __sk_buff *skb, struct packet *packet, u32 mtu,
 					  struct scratch *scratch)
 {

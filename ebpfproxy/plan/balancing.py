@@ -113,6 +113,13 @@ def plan_balancing(
     return planned if planned != DEFAULT else DEFAULT
 
 
+def with_endpoints_of(planned: PlannedBalancing, other: PlannedBalancing) -> PlannedBalancing:
+    """Return the balancing for the endpoints of `other`: what it has for each endpoint is that of `other`."""
+    if (planned.weights, planned.tunnels) == (other.weights, other.tunnels):
+        return planned
+    return planned._replace(weights=other.weights, tunnels=other.tunnels)
+
+
 def default_algorithm(of_node: Algorithm | None, direct_return: bool) -> Algorithm | None:
     """Return the algorithm of a ServicePort without the annotation. None: the mode's default.
 

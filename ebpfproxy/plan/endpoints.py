@@ -25,6 +25,7 @@ from typing import NamedTuple
 from ebpfproxy.model.address import Address, Protocol
 from ebpfproxy.model.endpoint import EndpointSlice, EndpointState
 from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.balancing import with_endpoints_of
 from ebpfproxy.plan.planned_endpoints import CLUSTER, LOCAL, PlannedEndpoints, row
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 
@@ -124,7 +125,10 @@ def _with_last_endpoints(plan: ServicePortPlan, previous: ServicePortPlan | None
     if previous is None or _has_usable_endpoint(plan) or not _has_usable_endpoint(previous):
         return plan
     return dataclasses.replace(
-        plan, endpoints=previous.endpoints, no_endpoint_action=previous.no_endpoint_action
+        plan,
+        endpoints=previous.endpoints,
+        no_endpoint_action=previous.no_endpoint_action,
+        balancing=with_endpoints_of(plan.balancing, previous.balancing),
     )
 
 

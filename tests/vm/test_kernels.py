@@ -10,8 +10,8 @@ from tests.vm.level import Selection, answer_of, assert_passes
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(0)]  # a VM has its own time limit
 
 _KERNEL = "tests/kernel/"
-_MODULES = ("ip_vs", "dummy", "sctp", "ip_set")
-"""Modules for mode ipvs and SCTP. On a kernel without them their tests are skipped, which counts as a
+_MODULES = ("ip_vs", "dummy", "sctp", "ip_set", "geneve")
+"""Modules for mode ipvs, SCTP and direct server return. On a kernel without them their tests are skipped, which counts as a
 failure."""
 
 
@@ -37,6 +37,7 @@ PARTS = {
         "test_sockets.py",
     ),
     "links": _part("test_tc.py", "test_links.py", "test_local_addresses.py", "test_dummy.py"),
+    "direct-server-return": _part("test_dsr.py", "test_agent_dsr.py", hours=2),
     "connect": _part("test_socket_connect.py", "test_socket_datagrams.py", "test_socket_binds.py", hours=2),
     "affinity": _part("test_socket_changes.py", "test_socket_stale.py", hours=2),
     "udp-sockets": _part("test_socket_crowd.py", "test_foreign_sockets.py"),

@@ -3,8 +3,10 @@
 import dataclasses
 
 from ebpfproxy.model.address import Family, Protocol, format_address, parse_address
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, EndpointSlice
 from ebpfproxy.model.service import ServicePortName
+from ebpfproxy.plan.balancing import PlannedBalancing
 from ebpfproxy.plan.endpoints import (
     API_SERVER,
     NodeLocation,
@@ -222,6 +224,16 @@ def test_the_api_server_keeps_its_last_endpoints_if_new_ones_are_unusable() -> N
     terminating = PlannedEndpoints(e._replace(cluster=False) for e in serving_plan("192.0.2.2").endpoints)
     plan = dataclasses.replace(EMPTY, endpoints=terminating)
     assert keep_last_endpoints((plan,), lambda _: serving_plan("192.0.2.1")) == (serving_plan("192.0.2.1"),)
+
+
+def test_the_last_endpoints_of_the_api_server_keep_their_weights_and_tunnels() -> None:
+    """Both have a value for each endpoint: those of the removed endpoints would not fit."""
+    node = parse_address("192.0.2.11")
+    kept = PlannedBalancing(Algorithm.MAGLEV, weights=(2, 3), tunnels=(None, node), dsr=True)
+    last = dataclasses.replace(serving_plan("192.0.2.1", "192.0.2.2"), balancing=kept)
+    gone = dataclasses.replace(EMPTY, balancing=PlannedBalancing(Algorithm.SOURCE_HASH, dsr=True))
+    (plan,) = keep_last_endpoints((gone,), lambda _: last)
+    assert plan.balancing == kept._replace(algorithm=Algorithm.SOURCE_HASH)
 
 
 def test_new_endpoints_of_the_api_server_replace_the_previous_ones() -> None:
