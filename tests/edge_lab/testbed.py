@@ -31,9 +31,12 @@ table netdev silence {{
 
 
 class EdgeTestbed:
-    """Both edges announce the VIPs, and both nodes have an agent, too. `dsr`: with direct server return."""
+    """Both edges announce the VIPs, and both nodes have an agent, too.
 
-    def __init__(self, lab: Lab, *, dsr: bool) -> None:
+    `dsr`: with direct server return. `slow`: with long timers of BGP and BFD.
+    """
+
+    def __init__(self, lab: Lab, *, dsr: bool, slow: bool) -> None:
         self.lab = lab
         self.vips = lab.addresses.vip(1)
         self._flags = [f"--ebpf-dsr-port={geneve.PORT}"] if dsr else []
@@ -55,10 +58,11 @@ class EdgeTestbed:
             flags = [self._master, "--healthz-bind-address=0.0.0.0:10256", *self._flags, *of_nodes]
             node.agent(lab.folder, "--manifests=", *flags, wait=_START)
         self.agents = [self.start_agent(index) for index in range(len(lab.edges))]
-        of_router = frr.of_router(lab.addresses, len(lab.edges))
+        adapted = frr.slowed if slow else str
+        of_router = adapted(frr.of_router(lab.addresses, len(lab.edges)))
         self.router = Frr(lab.router, lab.folder / "router", of_router)
         self.daemons = [
-            Frr(edge.host, lab.folder / edge.name, frr.of_edge(lab.addresses, edge.index))
+            Frr(edge.host, lab.folder / edge.name, adapted(frr.of_edge(lab.addresses, edge.index)))
             for edge in lab.edges
         ]
         self.await_edges(len(lab.edges))
