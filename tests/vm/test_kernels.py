@@ -11,8 +11,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(0)]  # a VM has its own time l
 
 _KERNEL = "tests/kernel/"
 _MODULES = ("ip_vs", "dummy", "sctp", "ip_set", "geneve")
-"""Modules for mode ipvs, SCTP and direct server return. On a kernel without them their tests are skipped, which counts as a
-failure."""
+"""Modules for mode ipvs, SCTP and direct server return. On a kernel without them their tests are skipped,
+which counts as a failure."""
 
 
 def _part(*names: str, only: str = "", subjects: str = "", hours: float = 1.0) -> Selection:
