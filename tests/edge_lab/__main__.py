@@ -36,12 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.edge_lab", description=__doc__)
     parser.add_argument("--connections", type=int, default=10_000, help="open connections (default 10000)")
     parser.add_argument("--forwarding", choices=("snat", "dsr"), default="snat", help="default snat")
+    parser.add_argument("--slow", action="store_true", help="long timers, for an emulated machine")
     options = parser.parse_args(arguments)
     is_dsr = options.forwarding == "dsr"
     lost = 0
-    print(f"two edges, forwarding {options.forwarding}, maglev, {options.connections} open connections")
+    print(
+        f"two edges, forwarding {options.forwarding}, maglev, {options.connections} open connections",
+        flush=True,
+    )
     print("| event | open | lost | new | failed | failover (s) |\n|---|---|---|---|---|---|")
-    for result in measure(options.connections, dsr=is_dsr):
+    for result in measure(options.connections, dsr=is_dsr, slow=options.slow):
         lost += result.lost
         print(
             f"| {result.event} | {result.open} | {result.lost} | {result.tried} | {result.failed} "
@@ -51,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(is_dsr and lost > 0)
 
 
-def measure(connections: int, *, dsr: bool) -> Iterator[Result]:
+def measure(connections: int, *, dsr: bool, slow: bool) -> Iterator[Result]:
     """Yield the result of each event."""
     with Lab("edges", NUMBER, PodNetwork.ROUTED, edges=2) as lab:
-        testbed = EdgeTestbed(lab, dsr=dsr)
+        testbed = EdgeTestbed(lab, dsr=dsr, slow=slow)
         events: dict[str, Callable[[int], contextlib.AbstractContextManager[float]]] = {
             "drain": testbed.drained,
             "link down": testbed.unplugged,

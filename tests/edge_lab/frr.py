@@ -13,7 +13,7 @@ from ebpfproxy.lab.addresses import Addresses, Pair
 
 DAEMONS = Path("/usr/lib/frr")
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "edge" / "frr.conf"
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 # Without nexthop groups: in FRR 8.4 a group lacks a member for ever whose link was down.
 _ROUTER = """
@@ -85,6 +85,11 @@ class Frr:
     def _vtysh(self, *arguments: str) -> str:
         command = ["vtysh", "--vty_socket", str(self._folder), *arguments]
         return str(self._host.run(command).stdout)
+
+
+def slowed(configuration: str) -> str:
+    """Return the configuration with timers for an emulated machine, which misses those of the example."""
+    return configuration.replace("interval 100", "interval 3000").replace("timers 1 3", "timers 20 60")
 
 
 def await_true(condition: Any, what: str) -> None:

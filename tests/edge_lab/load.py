@@ -17,7 +17,7 @@ from tests.edge_lab.echo import raise_limit
 _PATIENCE = 300.0
 _OF_PROCESS = 12_000  # connections
 _OPENING = 256  # connections that are being opened at the same time
-_STALLED = 5.0
+_STALLED = 15.0
 _SLOW = 0.5  # seconds after which a new connection counts as failed; a lost SYN takes 1 s
 _PAUSE = 0.01  # seconds between new connections
 _PAYLOAD = b"0123456789abcdef"
@@ -133,7 +133,7 @@ def _hold(pipe: Connection, sources: Sequence[str], targets: Sequence[Target]) -
 def _open(count: int, sources: Sequence[str], targets: Sequence[Target]) -> list[socket.socket]:
     """Open connections and return those that are established. Source addresses take turns.
 
-    The others fail, or are given up when none was established for 5 s.
+    The others fail, or are given up when none was established for 15 s.
     """
     pending: dict[int, socket.socket] = {}
     opened: list[socket.socket] = []

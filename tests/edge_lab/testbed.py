@@ -16,6 +16,8 @@ PODS = 2  # of each node
 PORTS = range(8080, 8084)
 """The ports of the pods. The Service has the same."""
 
+_START = 300.0  # seconds until the first sync of an agent, which may compile the programs
+
 _SILENCE = """
 table netdev silence {{
   chain received {{
@@ -29,9 +31,12 @@ table netdev silence {{
 
 
 class EdgeTestbed:
-    """Both edges announce the VIPs, and both nodes have an agent, too. `dsr`: with direct server return."""
+    """Both edges announce the VIPs, and both nodes have an agent, too.
 
-    def __init__(self, lab: Lab, *, dsr: bool) -> None:
+    `dsr`: with direct server return. `slow`: with long timers of BGP and BFD.
+    """
+
+    def __init__(self, lab: Lab, *, dsr: bool, slow: bool) -> None:
         self.lab = lab
         self.vips = lab.addresses.vip(1)
         self._flags = [f"--ebpf-dsr-port={geneve.PORT}"] if dsr else []
@@ -51,12 +56,13 @@ class EdgeTestbed:
             lab.ip(lab.outside, f"addr add {pair.v4}/32 dev lo")
         for node in lab.nodes:
             flags = [self._master, "--healthz-bind-address=0.0.0.0:10256", *self._flags, *of_nodes]
-            node.agent(lab.folder, "--manifests=", *flags)
+            node.agent(lab.folder, "--manifests=", *flags, wait=_START)
         self.agents = [self.start_agent(index) for index in range(len(lab.edges))]
-        of_router = frr.of_router(lab.addresses, len(lab.edges))
+        adapted = frr.slowed if slow else str
+        of_router = adapted(frr.of_router(lab.addresses, len(lab.edges)))
         self.router = Frr(lab.router, lab.folder / "router", of_router)
         self.daemons = [
-            Frr(edge.host, lab.folder / edge.name, frr.of_edge(lab.addresses, edge.index))
+            Frr(edge.host, lab.folder / edge.name, adapted(frr.of_edge(lab.addresses, edge.index)))
             for edge in lab.edges
         ]
         self.await_edges(len(lab.edges))
@@ -72,7 +78,7 @@ class EdgeTestbed:
 
     def start_agent(self, edge: int) -> Agent:
         flags = ["--role=edge", f"--edge-vip-cidrs={','.join(self.lab.addresses.vips)}", *self._flags]
-        return self.lab.edges[edge].agent(self.lab.folder, "--manifests=", self._master, *flags)
+        return self.lab.edges[edge].agent(self.lab.folder, "--manifests=", self._master, *flags, wait=_START)
 
     def next_hops(self, vip: str) -> int:
         """The number of edges that the router uses for a VIP."""
