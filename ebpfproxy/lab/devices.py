@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError, Unsupported
@@ -132,23 +133,23 @@ def set_offloads(namespace: Netns, device: str, on: bool) -> None:
     """Switch all OFFLOADS on or off, as `ethtool -K DEVICE gro gso tso tx` does. Raises OSError."""
     commands = list(_OFFLOADS.values())
     for each in reversed(commands) if on else commands:
-        _ethtool(namespace, device, each.set, on)
+        _ethtool(namespace.netns, device, each.set, on)
 
 
-def set_offload(namespace: Netns, device: str, name: str, on: bool) -> None:
-    """Switch one of OFFLOADS on or off. Raises OSError."""
+def set_offload(namespace: Path, device: str, name: str, on: bool) -> None:
+    """Switch one of OFFLOADS on or off. `namespace`: its path. Raises OSError."""
     _ethtool(namespace, device, _OFFLOADS[name].set, on)
 
 
 def enabled_offloads(namespace: Netns, device: str) -> set[str]:
     """Return the names of the OFFLOADS that are on. Raises OSError."""
-    return {name for name, each in _OFFLOADS.items() if _ethtool(namespace, device, each.get, 0)}
+    return {name for name, each in _OFFLOADS.items() if _ethtool(namespace.netns, device, each.get, 0)}
 
 
-def _ethtool(namespace: Netns, device: str, command: int, value: int) -> int:
+def _ethtool(namespace: Path, device: str, command: int, value: int) -> int:
     """Run an ethtool command with struct ethtool_value; return the value in it afterwards."""
     argument = ctypes.create_string_buffer(struct.pack("=II", command, value))
     request = struct.pack("16sP16x", device.encode(), ctypes.addressof(argument))
-    with netns.entered(namespace.netns), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    with netns.entered(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
     return int(struct.unpack_from("=II", argument.raw)[1])

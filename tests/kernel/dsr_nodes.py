@@ -82,7 +82,8 @@ class DsrNodes:
         announcing = self.nodes if announcing is None else announcing
         for node in self.nodes if nodes is None else nodes:
             port = (ports or {}).get(node, geneve.PORT if node in announcing else 0)
-            node.host.call(functools.partial(self._apply, node, port, endpoints, announcing, fields))
+            apply = functools.partial(self._apply, node, port, endpoints, announcing, fields)
+            node.host.call(apply, timeout=300)
 
     def _apply(
         self,

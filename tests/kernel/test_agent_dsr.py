@@ -12,6 +12,7 @@ from ebpfproxy.agent.announcer import ANNOUNCED, NOT_ANNOUNCED, WITHDRAWN
 from ebpfproxy.agent.ignored_balancing import IGNORED
 from ebpfproxy.agent.mode_switch import SWITCHED
 from ebpfproxy.lab import Agent, Lab, Node, Pod, PodNetwork, manifests
+from ebpfproxy.lab.agent import LogLine
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, outcome
@@ -81,7 +82,7 @@ class Agents:
         """Start all agents with direct server return, and wait until each knows that the others have it."""
         for node in self.network.nodes:
             agent = self.start(node, f"--ebpf-dsr-port={PORT}", *flags)
-            agent.await_line(lambda line: ANNOUNCED in line.text)
+            await_message(agent, ANNOUNCED)
 
     def serve(self, pod: Pod, annotations: dict[str, str] | None = None) -> None:
         """The only endpoint of the Service is this pod."""
@@ -123,6 +124,11 @@ class Agents:
             for node in self.network.nodes:
                 failure.add_note(f"{node.name}: {self.network.counters(node)}")
             raise
+
+
+def await_message(agent: Agent, message: str) -> LogLine:
+    """Wait as long as for a start: in a slow VM, a switch of the mode takes a minute."""
+    return agent.await_line(lambda line: message in line.text, timeout=START_PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +191,10 @@ def test_a_node_that_turns_it_off_gets_translated_packets(agents: Agents) -> Non
     agents.start_all()
     agents.await_seen(pod, agents.x)
     agent = agents.start(agents.b)
-    agent.await_line(lambda line: WITHDRAWN in line.text)
+    await_message(agent, WITHDRAWN)
     assert agents.server.annotations(agents.b.name) == {}
     agents.await_seen(pod, None)
-    ignored = agent.await_line(lambda line: IGNORED in line.text)
+    ignored = await_message(agent, IGNORED)
     assert ignored.values["ignored"] == "ebpf-forwarding dsr"
 
 
@@ -203,8 +209,8 @@ def test_a_switch_to_another_mode_withdraws_the_announcement(agents: Agents, tmp
     agent = agents.start(agents.b, f"--config={config}", f"--ebpf-dsr-port={PORT}")
     agents.await_seen(pod, agents.x)
     config.write_text(f"{header}mode: nftables\n{rest}")
-    agent.await_line(lambda line: SWITCHED in line.text)
-    agent.await_line(lambda line: WITHDRAWN in line.text)
+    await_message(agent, SWITCHED)
+    await_message(agent, WITHDRAWN)
     agents.await_seen(pod, None)
     config.write_text(f"{header}mode: ebpf\n{rest}")
     eventually(lambda: agents.server.annotations(agents.b.name) == {ANNOTATION: PORT}, "the announcement")
@@ -220,13 +226,28 @@ def test_without_permission_the_services_are_translated(agents: Agents) -> None:
     agents.server.fail(1_000_000, 403, match=is_patch)
     for node in (agents.a, agents.b):
         agent = agents.start(node, f"--ebpf-dsr-port={PORT}")
-        line = agent.await_line(lambda line: NOT_ANNOUNCED in line.text)
+        line = await_message(agent, NOT_ANNOUNCED)
         assert "verb patch on nodes" in line.values["hint"]
     agents.await_seen(pod, None)
 
 
+def test_verify_and_explain_know_the_tunnels(agents: Agents) -> None:
+    pod = agents.network.pods[1]
+    agents.serve(pod, DSR)
+    agents.start_all()
+    agents.await_seen(pod, agents.x)
+    flags = "--proxy-mode=ebpf", f"--ebpf-dsr-port={PORT}"
+    for node in (agents.a, agents.b):
+        done = run(agents, node, "verify", *flags)
+        assert done.returncode == 0, done.stdout + done.stderr
+    frontend, client = f"{VIP['v4']}:{PORTS[TCP]}", f"--from={agents.x.v4}"
+    done = run(agents, agents.a, "explain", frontend, client, "--output=json", *flags)
+    assert '"DirectReturn"' in done.stdout, done.stdout + done.stderr
+    assert f"{pod.v4}:{TARGETS[TCP]}: by {agents.b.host.v4}" in done.stdout
+
+
 def test_cleanup_withdraws_the_announcement(agents: Agents) -> None:
-    agents.start(agents.b, f"--ebpf-dsr-port={PORT}").await_line(lambda line: ANNOUNCED in line.text)
+    await_message(agents.start(agents.b, f"--ebpf-dsr-port={PORT}"), ANNOUNCED)
     agents.end()
     done = run(agents, agents.b, "cleanup", "--dry-run")
     assert f"would remove the annotation {ANNOTATION} of node {agents.b.name}" in done.stdout

@@ -250,8 +250,8 @@ def test_devices_are_shown_as_the_map_and_the_kernel_have_them(maps: Maps, view:
     pod = parse_address("10.0.0.1"), parse_address("fd00::1"), abi.DEVICE_POD | abi.DEVICE_LAYER3, 0
     maps["devices"].update(_U32.pack(999_999), abi.DEVICE.pack(*pod))
     assert [tuple(row) for row in view.devices()] == [
-        ("lo", loopback, "net", "ethernet", [], 0, 0, "none", [], ""),
-        ("?", 999_999, "pod", "ip", ["10.0.0.1", "fd00::1"], 0, 0, "none", [], "no such device"),
+        ("lo", loopback, "net", "ethernet", [], 0, 0, "none", [], "", "none"),
+        ("?", 999_999, "pod", "ip", ["10.0.0.1", "fd00::1"], 0, 0, "none", [], "no such device", "none"),
     ]
 
 
@@ -267,7 +267,7 @@ def test_a_device_with_a_filter_on_one_side_shows_its_program_and_the_clsact_own
             tc.attach(ifindex, tc.Side.EGRESS, program)
             maps["devices"].update(_U32.pack(ifindex), abi.DEVICE.pack(*none, flags, 0))
             (row,) = view.devices()
-            assert tuple(row) == ("n0", ifindex, "net", "ethernet", [], 0, program.id, clsact, [], "")
+            assert tuple(row) == ("n0", ifindex, "net", "ethernet", [], 0, program.id, clsact, [], "", "none")
 
 
 def count_traffic(maps: Maps, *numbers: int) -> None:

@@ -67,6 +67,18 @@ def test_sockets_are_sorted(place: BpfPlace) -> None:
         assert [row.frontend for row in opened.sockets()] == [f"{name}:80" for name in names]
 
 
+def test_endpoints_show_where_tunneled_packets_go(place: BpfPlace) -> None:
+    flags = abi.ENDPOINT_LISTED | abi.ENDPOINT_CLUSTER
+    addresses = [parse_address(f"10.244.0.{number}") for number in (1, 2, 3)]
+    with contextlib.closing(Maps(hook_in(place, "v1-tunnels"))) as maps:
+        for id_, address in enumerate(addresses, 1):
+            maps["endpoints"].update(_U32.pack(id_), abi.ENDPOINT.pack(address, _HTTP, flags, 1))
+        maps["tunnels"].update(_U32.pack(1), abi.TUNNEL.pack(parse_address("2001:db8::20")))
+        maps["tunnel_endpoints"].update(abi.TUNNEL_ENDPOINT.pack(addresses[1], _HTTP, 0, 1), _U32.pack(2))
+    with contextlib.closing(View(place.bpffs)) as opened:
+        assert [row.tunnel for row in opened.endpoints()] == ["2001:db8::20", "here", ""]
+
+
 def test_maps_that_are_replaced_while_they_are_opened_are_opened_again(
     place: BpfPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

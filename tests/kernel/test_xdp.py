@@ -43,7 +43,7 @@ def pair() -> Iterator[TwoNodes]:
     with Lab("test-xdp", 69, PodNetwork.ROUTED) as lab, TwoNodes(lab) as made:
         for namespace, device in made.every_device():
             set_offloads(namespace, device, False)
-            set_offload(namespace, device, "gro", True)
+            set_offload(namespace.netns, device, "gro", True)
         made.start("--ebpf-redirect", "--ebpf-xdp=native")
         made.await_second()
         yield made

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.lab.devices import set_offload
-from ebpfproxy.lab.netns import Netns
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Program
 from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel.others import Way, program
 from tests.support.conversations import Segment, end, frame
@@ -54,7 +54,7 @@ class Wires:
     def __init__(self, sockets: dict[str, socket.socket], receiver: socket.socket, beyond: Namespace) -> None:
         self._sockets = sockets
         self._receiver = receiver
-        self._beyond = beyond
+        self.beyond = beyond
         self._fences = 0
 
     def send(self, device: str, raw: bytes) -> None:
@@ -62,10 +62,10 @@ class Wires:
         self._sockets[device].send(raw)
 
     def accept_xdp_frames(self) -> None:
-        """Let the devices send frames of XDP programs: veth devices need GRO at the peer for that."""
-        peers = Netns("beyond", self._beyond.name, Path())
+        """Let the devices and their peers send frames of XDP programs: this needs GRO at both ends."""
         for name in DEVICES:
-            set_offload(peers, f"{name}-peer", "gro", True)
+            set_offload(netns.path(self.beyond.name), f"{name}-peer", "gro", True)
+            set_offload(Path("/proc/thread-self/ns/net"), name, "gro", True)
 
     def drain(self, passes: int = 1) -> list[Received]:
         """The frames that the node has sent since the last call. This sends a fence, a forwarded packet for

@@ -20,6 +20,7 @@ class Page(enum.StrEnum):
     USERSPACE = "dataplanes/userspace.md#requirements"
     UPLINKS = "other-programs.md#several-uplinks-and-routing-rules"
     REDIRECT = "other-programs.md#when-must-i-not-use---ebpf-redirect"
+    DIRECT_RETURN = "direct-server-return.md#enable-it"
     XDP = "xdp.md#why-does-a-device-work-without-xdp"
     DOCTOR = "doctor.md#what-does-doctor-read"
     PLUGINS = "doctor.md#what-do-i-set-for-my-network-plugin"

@@ -17,6 +17,7 @@ _PAGES = {
 _OF_EBPF = (
     (("first place ",), Page.FIRST_PLACE),
     (("XDP ",), Page.XDP),
+    (("direct server return",), Page.DIRECT_RETURN),
     (("reconnecting ", "destroying "), Page.STALE_SOCKETS),
     (("bpf(2)", "cgroup v2", "bpffs", "compiled ", "bcc", "C headers", "probing"), Page.EBPF_START),
 )

@@ -3,7 +3,7 @@
 - netlink.py: requests, dumps and batches of changes on raw netlink sockets
 - rtnetlink.py, rtnetlink_watch.py, iproute.py: message formats, notifications, changes through pyroute2
 - links.py, local_addresses.py, pod_devices.py, routing.py: read devices, addresses and routes
-- dummy.py, reinjection.py: create devices; the former also changes addresses
+- dummy.py, reinjection.py, geneve.py: create devices; the former also changes addresses
 - local_routes.py: adds addresses that no device has
 - conntrack.py: reads, adds and deletes conntrack entries
 

@@ -79,11 +79,8 @@ class Node:
 
 
 def _next(at: Places, protocol: Protocol) -> Packet:
-    return request(at, protocol, **_more(protocol))
-
-
-def _more(protocol: Protocol) -> dict[str, Any]:
-    return {"flags": "A"} if protocol is TCP else {}
+    fields: dict[str, Any] = {"flags": "A"} if protocol is TCP else {}
+    return request(at, protocol, **fields)
 
 
 @pytest.fixture(scope="module")

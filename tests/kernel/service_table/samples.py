@@ -22,7 +22,7 @@ LISTED = abi.ENDPOINT_LISTED
 
 def wipe(maps: Maps) -> None:
     hashes = "services", "service_names", "affinity", "source_ranges", "frontend_addresses"
-    names = *hashes, "connections", "new_endpoints"
+    names = *hashes, "connections", "new_endpoints", "tunnels", "tunnel_endpoints"
     for name in names:
         for key, _ in list(maps[name].items()):
             maps[name].delete(key)

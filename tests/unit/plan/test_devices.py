@@ -115,6 +115,14 @@ def test_the_reinjection_pair_gets_no_programs_even_if_a_pattern_matches() -> No
     assert roles(*pair, context=using(SocketLb.OFF, "*")) == {}
 
 
+def test_the_geneve_device_of_the_agent_gets_no_programs_by_the_plan() -> None:
+    """The backend attaches its own program. Another Geneve device is a tunnel."""
+    own = device("geneve", ifindex=7, name="ebpfproxy-gnv")
+    assert roles(own, context=HOST) == {}
+    assert roles(own, context=using(SocketLb.OFF, "*")) == {}
+    assert roles(device("geneve", ifindex=7, name="genev_sys_6081"), context=HOST)
+
+
 def test_with_pattern_none_no_device_gets_programs_not_even_loopback() -> None:
     for socket_lb in SocketLb:
         assert roles(LO, ETH0, VETH, context=using(socket_lb, "none"), pods=True, bypassing={9}) == {}

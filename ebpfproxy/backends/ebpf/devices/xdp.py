@@ -50,6 +50,7 @@ class XdpState(NamedTuple):
     - `mode`: that of the agent's program, "" if it is not attached.
     - `sends_back`, `sends`: abi.h's enum xdp_device_flag.
     - `problem`, `remedy`: why it is not attached, or sends nothing; "" for no problem.
+    - `lasting`: the problem is a property of the device, and no other program causes it.
     """
 
     device: XdpDevice
@@ -58,6 +59,7 @@ class XdpState(NamedTuple):
     sends: bool = False
     problem: str = ""
     remedy: str = ""
+    lasting: bool = False
 
 
 def is_wanted(ifindex: int, flags: int) -> bool:
@@ -86,8 +88,7 @@ def _state(device: XdpDevice, pin: Path, mode: Mode, features: int | None) -> Xd
     running = _running(device, pin)
     sends = mode is Mode.GENERIC or bool((features or 0) & netlink_xdp.SENDS)
     if not running:
-        problem, remedy = _obstacle(device, mode, features)
-        return XdpState(device, "", False, sends, problem, remedy)
+        return XdpState(device, "", False, sends, *_obstacle(device, mode, features))
     # With XDP_TX, veth_xdp_flush() wakes the peer only if that has an XDP program, too. ndo_xdp_xmit always
     # does, and is also possible for the device itself.
     sends_back = mode is Mode.GENERIC or device.kind != _VETH
@@ -98,6 +99,7 @@ def _state(device: XdpDevice, pin: Path, mode: Mode, features: int | None) -> Xd
         running,
         problem="the other end of the veth pair does not accept frames of XDP programs",
         remedy="run `ethtool -K DEVICE gro on` at the other end, or set --ebpf-xdp=generic",
+        lasting=True,
     )
 
 
@@ -122,23 +124,26 @@ def running(ifindexes: Iterable[int], folder: Path) -> dict[int, str]:
     return {ifindex: mode for ifindex, mode in found.items() if mode}
 
 
-def _obstacle(device: XdpDevice, mode: Mode, features: int | None) -> tuple[str, str]:
-    """What prevents the program from being attached, and the remedy. Empty if nothing is known."""
+def _obstacle(device: XdpDevice, mode: Mode, features: int | None) -> tuple[str, str, bool]:
+    """What prevents the program from being attached: problem, remedy and whether it is lasting, as in
+    `XdpState`. Empty if nothing is known."""
     others = [program_name(number, "XDP program") for number in device.programs.values()]
     if others:
         by_libxdp = " of libxdp" if any(each.startswith(_DISPATCHER) for each in others) else ""
         return (
             f"it has another XDP program{by_libxdp}: {', '.join(others)}",
             f"detach it (`ip link set dev {device.name} xdp off`, or its owner), or set --ebpf-xdp=off",
+            False,
         )
     if mode is Mode.NATIVE and device.has_vlans:
         return (
             "VLAN devices use it, and the driver may hide VLAN tags from XDP programs",
             "set --ebpf-xdp=generic",
+            True,
         )
     if mode is Mode.NATIVE and features is not None and not features & netlink_xdp.RUNS:
-        return "its driver has no native XDP", "set --ebpf-xdp=generic"
-    return "", ""
+        return "its driver has no native XDP", "set --ebpf-xdp=generic", True
+    return "", "", False
 
 
 class XdpDevices:

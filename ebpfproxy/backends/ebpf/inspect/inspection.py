@@ -162,7 +162,7 @@ class EbpfInspection:
         return found
 
     def _xdp(self, maps: Maps, programs: PinnedPrograms) -> Iterator[Difference]:
-        """The devices that lack the XDP program of the settings, or have another one of the agent."""
+        """The devices that lack the XDP program of the settings, or have another one."""
         mode, folder = self._settings.xdp, self._pins.xdp
         flags = {_U32.unpack(key)[0]: abi.DEVICE.unpack(value)[2] for key, value in maps["devices"].items()}
         wanted = [each for each in flags if mode and xdp.is_wanted(each, flags[each])]
@@ -173,12 +173,12 @@ class EbpfInspection:
             return
         for state in xdp.states(wanted, folder, mode).values():
             name = f"device {state.device.name} XDP"
+            if state.lasting:  # `doctor` reports what the node lacks
+                continue
             if not state.mode:
                 yield Difference(name, MISSING, state.problem)
             elif state.mode != mode or state.device.programs[state.mode] != programs.xdp_id():
                 yield Difference(name, DIFFERENT, f"have {state.mode} of another version")
-            elif state.problem:
-                yield Difference(name, DIFFERENT, state.problem)
 
     def _node(self, maps: Maps, loopback: bool) -> Iterator[Difference]:
         cookie = netns_cookie.own(self._settings.cgroup_root)
