@@ -15,26 +15,30 @@
 
 /* Whether a packet of a cached flow still goes to the endpoint in `scratch->tunneled`. The first
  * packet of a connection needs an endpoint that is usable for it. A datagram needs one that is
- * listed, a later packet of a connection one whose id is not reused.
+ * listed. For both, the node must still accept tunneled packets. A later packet of a connection
+ * needs an endpoint whose id is not reused.
  */
 static __always_inline bool tunneled_flow_continues(const struct packet *packet, bool first,
 						    u16 usable, const struct service *service,
 						    struct scratch *scratch)
 {
 	const struct tunneled_flow *known = &scratch->tunneled;
+	bool is_datagram = scratch->tuple.protocol == IPPROTO_UDP;
+	u32 id = known->endpoint_id;
 	struct endpoint *endpoint;
-	u16 flags;
+	struct tunnel *tunnel;
 
 	if (known->service_id != service->id)
 		return false;
-	endpoint = endpoint_same(known->endpoint_id, known->service_id, &known->endpoint,
-				 known->endpoint_port);
+	endpoint = endpoint_same(id, known->service_id, &known->endpoint, known->endpoint_port);
 	if (!endpoint)
 		return false;
-	flags = endpoint->flags;
-	if (scratch->tuple.protocol == IPPROTO_UDP)
-		return flags & ENDPOINT_LISTED;
-	return !first || flags & usable;
+	if (!is_datagram && !first)
+		return true;
+	if (!(endpoint->flags & (is_datagram ? ENDPOINT_LISTED : usable)))
+		return false;
+	tunnel = tunnels.lookup(&id);
+	return tunnel && address_equal(&tunnel->node, &known->node);
 }
 
 /* Selects the endpoint and its node for a packet of `scratch->tuple`, and sets `scratch->tunneled`.
@@ -130,9 +134,9 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct packe
 #define IPV6_MTU_MIN  1280 /* RFC 8200, 5 */
 
 /* Returns the MTU that the client must respect because the packet does not fit in the tunnel.
- * Returns 0 if it fits, or if the outer packet can be fragmented: an IPv4 packet that may be
- * fragmented itself. GSO packets are segmented later; their size was announced by the endpoint
- * (mss.h).
+ * Returns 0 if it fits, or if only the outer packet can be fragmented: an IPv4 packet that may be
+ * fragmented itself, or an IPv6 packet of at most IPV6_MTU_MIN. GSO packets are segmented later;
+ * their size was announced by the endpoint (mss.h).
  */
 static __always_inline u32 tunnel_mtu_for_client(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -140,10 +144,12 @@ static __always_inline u32 tunnel_mtu_for_client(struct __sk_buff *skb, const st
 	u32 mtu = settings ? settings->tunnel_mtu : 0;
 	__be16 offset = 0;
 
+	if (packet->version == 6 && mtu && mtu < IPV6_MTU_MIN)
+		mtu = IPV6_MTU_MIN;
 	if (!mtu || packet->length <= mtu || skb->gso_segs)
 		return 0;
 	if (packet->version == 6)
-		return mtu > IPV6_MTU_MIN ? mtu : IPV6_MTU_MIN;
+		return mtu;
 	if (!load(skb, packet->l3 + 6, &offset, 2) || !(offset & bpf_htons(DONT_FRAGMENT)))
 		return 0;
 	return mtu;

@@ -143,6 +143,27 @@ def test_a_connection_continues_at_a_removed_endpoint_and_a_new_one_does_not(
 
 @families
 @protocols
+def test_a_node_that_accepts_no_tunneled_packets_any_more_gets_no_new_flow(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """The client reuses its port, or goes on sending datagrams. Other endpoints still have a tunnel."""
+    others = [at.there[:-1] + str(n) for n in (6, 7, 8)]
+    serve_there(path, at, *others)
+    ports = range(40000, 40040)
+    for port in ports:
+        path.ingress(request(at, protocol, port))
+    there = [e for e in path.tunneled().values() if format_address(Address(e.value["endpoint"])) == at.there]
+    path.counted()
+    serve(path, at, at.there, *others, tunnels=dict.fromkeys(others, NODES[at]) | {at.there: None})
+    for port in ports:
+        path.ingress(request(at, protocol, port))
+    assert path.counted()["tunneled"] == len(ports) - len(there)
+    flows = [format_address(Address(each.value["endpoint"])) for each in path.flows().values()]
+    assert flows == [at.there] * len(there) != []
+
+
+@families
+@protocols
 def test_an_endpoint_without_a_tunnel_gets_the_ordinary_translation(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
@@ -252,6 +273,17 @@ def test_a_client_learns_the_mtu_of_the_tunnel(path: PacketPath, at: Places, pro
     assert path.counted() == {"tunnel_too_big": 1}
     fits = large(at, protocol, MTU, **fields)
     assert is_sent(path.ingress(fits), fits)
+
+
+def test_an_ipv6_packet_of_the_minimum_mtu_is_always_tunneled(path: PacketPath) -> None:
+    """No smaller MTU can be announced (RFC 8201, 4)."""
+    path.set_node(tunnel_device=DEVICE, tunnel_mtu=1200)
+    serve_there(path, V6)
+    fits = large(V6, UDP, 1280)
+    assert is_sent(path.ingress(fits), fits)
+    path.counted()
+    assert path.ingress(large(V6, UDP, 1281)).packet[ICMPv6PacketTooBig].mtu == 1280
+    assert path.counted() == {"tunnel_too_big": 1}
 
 
 def test_a_packet_that_may_be_fragmented_is_tunneled(path: PacketPath) -> None:
