@@ -249,7 +249,7 @@ class EbpfBackend:
     def dsr_port(self) -> int:
         """Return the UDP port at which this node accepts tunneled packets, 0 if it accepts none. Only while
         the backend is open."""
-        return self._settings.dsr_port if self._node.tunnel_device else 0
+        return self._settings.dsr_port if self._node.has_tunnel else 0
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         off = self._settings.socket_lb is SocketLb.OFF

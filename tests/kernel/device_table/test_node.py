@@ -15,7 +15,7 @@ from ebpfproxy.errors import NotFound, Rejected, Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.linux.bpf.bpf import Map
-from ebpfproxy.linux.netlink import conntrack, reinjection
+from ebpfproxy.linux.netlink import conntrack, geneve, reinjection
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.plan.service_plan import SocketLb
 from tests.kernel.cluster import eventually
@@ -48,6 +48,31 @@ def test_the_entry_of_the_node_is_repaired_when_it_is_read(backend: EbpfBackend,
         backend.read()
         assert opened.lookup(bytes(4)) == before
         assert any(before or b"")
+
+
+def test_without_its_geneve_device_the_node_tunnels_nothing_and_announces_nothing(
+    settings: EbpfSettings, node: Namespace, place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device has vanished, and cannot be created: another program has one of that name."""
+
+    def tunnel_device() -> int:
+        with contextlib.closing(Map.pinned(place.bpffs / "current" / "maps" / "node")) as opened:
+            *_, device, _ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
+        return int(device)
+
+    node.ip(f"link add {geneve.DEVICE} type bridge")
+    monkeypatch.setattr(geneve, "ensure", lambda port, ifindex: 777)
+    with running(dataclasses.replace(settings, dsr_port=geneve.PORT)) as backend:
+        backend.read()
+        assert (tunnel_device(), backend.dsr_port()) == (777, geneve.PORT)
+        monkeypatch.undo()
+        wanted = backend.render((), EMPTY_PLAN)
+        backend.read()
+        assert (tunnel_device(), backend.dsr_port()) == (0, 0)
+        assert backend.render((), EMPTY_PLAN) == wanted
+        monkeypatch.setattr(geneve, "ensure", lambda port, ifindex: ifindex)
+        backend.read()
+        assert (tunnel_device(), backend.dsr_port()) == (777, geneve.PORT)
 
 
 def icmp_limits(place: BpfPlace) -> tuple[int, int]:

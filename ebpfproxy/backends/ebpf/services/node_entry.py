@@ -48,7 +48,10 @@ class NodeEntry:
         self._reinjection = previous_reinjection
         self._loopback = settings.socket_lb is SocketLb.OFF
         self.tunnel_device = 0
-        """The ifindex of the Geneve device after `write`; 0: no direct server return."""
+        """The ifindex of the Geneve device after `write`; 0: no direct server return. It stays while the device
+        cannot be created, since a later one gets it again."""
+        self.has_tunnel = False
+        """Whether the device exists, as far as `write` knows. Without it, packets are translated."""
         self._tunnel_mtu = 0
         self._tunnel_before = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))[-2]
 
@@ -60,9 +63,11 @@ class NodeEntry:
         if self._has_reinjection:
             self._reinjection = reinjection.ensure_pair()
         if self._settings.tunnels:
+            self.has_tunnel = False
             self.tunnel_device = geneve.ensure(
                 self._settings.dsr_port, self.tunnel_device or self._tunnel_before
             )
+            self.has_tunnel = True
             self._tunnel_mtu = geneve.path_mtu() - abi.TUNNEL_OVERHEAD
         self._icmp = _read_icmp_limits()
         return self._write()
@@ -78,7 +83,7 @@ class NodeEntry:
 
     def holds(self) -> bool:
         """Whether the map has the entry, and the Geneve device exists. Raises KernelError."""
-        if self._settings.tunnels and geneve.find() != self.tunnel_device:
+        if self._settings.tunnels and not (self.has_tunnel and geneve.find() == self.tunnel_device):
             return False
         with self._lock:
             return self._map.lookup(_KEY) == self._wanted()
@@ -96,6 +101,7 @@ class NodeEntry:
         self._reinjection = reinjection.find_pair() if self._has_reinjection else 0
         if self._settings.tunnels:
             self.tunnel_device = geneve.find()
+            self.has_tunnel = self.tunnel_device != 0
             self._tunnel_mtu = geneve.path_mtu() - abi.TUNNEL_OVERHEAD
         have = dict(
             zip(_FIELDS, abi.NODE.unpack(self._map.lookup(_KEY) or bytes(abi.NODE.size)), strict=True)
@@ -105,7 +111,7 @@ class NodeEntry:
         return "; ".join(f"{name}: have {have[name]}; want {want[name]}" for name in names)
 
     def repair(self) -> None:
-        """Like `write`. If the veth pair cannot be created, that is logged, and the entry is written anyway.
+        """Like `write`. If a device cannot be created, that is logged, and the entry is written anyway.
 
         Raises KernelError if the map cannot be written.
         """
@@ -169,7 +175,7 @@ class NodeEntry:
         if settings.redirect:
             flags |= abi.NODE_REDIRECT
         timeouts = dataclasses.astuple(settings.timeouts)
-        tunnel = self.tunnel_device, self._tunnel_mtu
+        tunnel = self.tunnel_device if self.has_tunnel else 0, self._tunnel_mtu
         return abi.NODE.pack(self._cookie, flags, device, *timeouts, *self._icmp, *tunnel)
 
 
