@@ -26,7 +26,7 @@ log = Logger(__name__)
 ATTACHED = "Attached the XDP program"
 """Packets of established flows of this device are forwarded by XDP."""
 DETACHED = "Detached the XDP program"
-"""The device is no uplink any more, or --ebpf-xdp changed."""
+"""The device is no uplink any more, a VLAN device uses it, or --ebpf-xdp changed."""
 UNAVAILABLE = "Device works without XDP"
 """The device has another XDP program, or its driver lacks XDP. The tc programs forward all packets."""
 UNREADABLE = "Cannot check the XDP programs"
@@ -135,10 +135,10 @@ def _obstacle(device: XdpDevice, mode: Mode, features: int | None) -> tuple[str,
             f"detach it (`ip link set dev {device.name} xdp off`, or its owner), or set --ebpf-xdp=off",
             False,
         )
-    if mode is Mode.NATIVE and device.has_vlans:
+    if device.has_vlans:
         return (
             "VLAN devices use it, and the driver may hide VLAN tags from XDP programs",
-            "set --ebpf-xdp=generic",
+            "set --ebpf-xdp=off" if mode is Mode.GENERIC else "set --ebpf-xdp=generic for the VLAN devices",
             True,
         )
     if mode is Mode.NATIVE and features is not None and not features & netlink_xdp.RUNS:
@@ -186,7 +186,7 @@ class XdpDevices:
     def _sync(self, wanted: set[int]) -> None:
         mode = self._mode
         present = netlink_xdp.devices() if wanted or self._has_pins() else {}
-        self._detach_others(wanted & present.keys(), present)
+        self._detach_others({each for each in wanted & present.keys() if not present[each].has_vlans}, present)
         if mode is None or not wanted:
             self._write({})
             return
