@@ -1,6 +1,7 @@
 """Attaching the XDP program to devices, among programs of others. The program here passes every frame."""
 
 import contextlib
+import errno
 import logging
 import struct
 import subprocess
@@ -14,6 +15,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.devices import xdp as xdp_devices
 from ebpfproxy.backends.ebpf.devices.xdp import XdpDevices, XdpState
 from ebpfproxy.backends.ebpf.entries import DeviceEntry
+from ebpfproxy.errors import ProgramRejected
 from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.linux.netlink import xdp as netlink_xdp
@@ -39,6 +41,17 @@ class _Provided(NamedTuple):
 
     def xdp(self) -> Program:
         return self.program
+
+
+class _Rejected:
+    """A program that the kernel does not load."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def xdp(self) -> Program:
+        self.attempts += 1
+        raise ProgramRejected("cannot load BPF program xdp_forward", "", "xdp_forward", errno.EINVAL, ())
 
 
 class Place:
@@ -211,6 +224,21 @@ def test_a_device_that_gets_vlans_loses_the_program(
         assert place.programs(place.n0) == {}
         assert "VLAN" in place.reported[place.n0].problem
     assert list(place.folder.iterdir()) == []
+
+
+def test_a_rejected_program_is_loaded_once_and_replaces_that_of_a_previous_version(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.sync(Mode.GENERIC)
+    rejected = _Rejected()
+    devices = XdpDevices(place.map, rejected, place.folder, Mode.GENERIC, place.reported)
+    entry = DeviceEntry(0, unspecified(Family.IPV4), unspecified(Family.IPV6), ())
+    for _ in range(3):
+        devices.sync([(place.n0, entry)])
+        assert place.programs(place.n0) == {}
+        assert place.entries() == {}
+    assert rejected.attempts == 1
+    assert len([each for each in caplog.records if xdp_devices.REJECTED in each.getMessage()]) == 1
 
 
 def test_a_driver_without_native_mode_is_reported(place: Place) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.attachments import program_name
 from ebpfproxy.backends.ebpf.entries import DeviceEntry
-from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.errors import KernelError, ProgramRejected, Rejected
 from ebpfproxy.linux.bpf import xdp
 from ebpfproxy.linux.bpf.bpf import Map, Program
 from ebpfproxy.linux.bpf.xdp import Mode
@@ -29,6 +29,8 @@ DETACHED = "Detached the XDP program"
 """The device is no uplink any more, a VLAN device uses it, or --ebpf-xdp changed."""
 UNAVAILABLE = "Device works without XDP"
 """The device has another XDP program, or its driver lacks XDP. The tc programs forward all packets."""
+REJECTED = "Kernel rejects the XDP program"
+"""All devices work without XDP until the next start. The tc programs forward all packets."""
 UNREADABLE = "Cannot check the XDP programs"
 """The devices or their XDP features could not be read. Retried every few seconds."""
 
@@ -172,12 +174,22 @@ class XdpDevices:
         """Attach the program to those of these devices that want it, and detach it from all others.
 
         Call it after a change of the devices or programs, and every few seconds: other programs may change
-        the devices. Failures are logged once, and retried by the next call.
+        the devices. Failures are logged once, and retried by the next call. A program that the kernel rejects
+        is not loaded again, since that takes the verifier as long each time; a program of a previous version
+        is detached.
         """
-        wanted = {ifindex for ifindex, entry in devices if self._mode and is_wanted(ifindex, entry.flags)}
+        wanted = (
+            {ifindex for ifindex, entry in devices if is_wanted(ifindex, entry.flags)}
+            if self._mode
+            else set()
+        )
         try:
             self._sync(wanted)
             self._failed = ""
+        except ProgramRejected as failure:
+            log.warning(REJECTED, reason=failure.message, hint=failure.hint)
+            self._mode = None
+            self.sync(())
         except KernelError as failure:
             if failure.message != self._failed:
                 log.warning(UNREADABLE, reason=failure.message, hint=failure.hint)
@@ -186,7 +198,9 @@ class XdpDevices:
     def _sync(self, wanted: set[int]) -> None:
         mode = self._mode
         present = netlink_xdp.devices() if wanted or self._has_pins() else {}
-        self._detach_others({each for each in wanted & present.keys() if not present[each].has_vlans}, present)
+        self._detach_others(
+            {each for each in wanted & present.keys() if not present[each].has_vlans}, present
+        )
         if mode is None or not wanted:
             self._write({})
             return

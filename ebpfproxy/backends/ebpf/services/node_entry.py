@@ -48,8 +48,10 @@ class NodeEntry:
         self._reinjection = previous_reinjection
         self._loopback = settings.socket_lb is SocketLb.OFF
         self.tunnel_device = 0
-        """The ifindex of the Geneve device after `write`; 0: no direct server return. It stays while the device
-        cannot be created, since a later one gets it again."""
+        """The ifindex of the Geneve device after `write`; 0: no direct server return.
+
+        It stays while the device cannot be created, since a later one gets it again.
+        """
         self.has_tunnel = False
         """Whether the device exists, as far as `write` knows. Without it, packets are translated."""
         self._tunnel_mtu = 0
