@@ -114,11 +114,11 @@ def probe(
 def tunnels(port: int) -> Finding:
     """Whether this node can tunnel packets at this UDP port (direct server return). It is not required.
 
-    The port is not tried if the agent's device exists, which has it.
+    The port is not tried if the agent's device has it.
     """
     without = "packets to endpoints on other nodes are translated"
     present = _tried(partial(_create_tunnel, port), TUNNELS, "", "", needed=False)
-    if present.present and not geneve.find():
+    if present.present and not geneve.find(port):
         present = _tried(
             partial(_bind, port), TUNNELS, f"UDP port {port} is in use", _OTHER_PORT, needed=False
         )

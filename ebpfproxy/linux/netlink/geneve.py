@@ -77,10 +77,13 @@ def ensure(port: int, ifindex: int = 0) -> int:
     return device.ifindex
 
 
-def find() -> int:
-    """The ifindex of the device, 0 if it does not exist. Changes nothing. Raises Rejected."""
+def find(port: int = 0) -> int:
+    """The ifindex of the device, 0 if it does not exist. Changes nothing. Raises Rejected.
+
+    `port`: a device with another UDP port does not count. 0: any port.
+    """
     device = _find()
-    return device.ifindex if device and device.kind == _KIND else 0
+    return device.ifindex if device and device.kind == _KIND and port in (0, device.port) else 0
 
 
 def remove() -> bool:

@@ -28,7 +28,7 @@ def taken(request: pytest.FixtureRequest) -> Iterator[int]:
 def with_geneve(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Not every kernel of tests has Geneve."""
     monkeypatch.setattr(probes, "_create_tunnel", lambda port: None)
-    monkeypatch.setattr(geneve, "find", lambda: 0)
+    monkeypatch.setattr(geneve, "_find", lambda: None)
     return monkeypatch
 
 
@@ -63,8 +63,16 @@ def test_a_port_of_another_program_is_named(
 
 
 def test_the_agents_own_device_has_the_port(with_geneve: pytest.MonkeyPatch, taken: int) -> None:
-    with_geneve.setattr(geneve, "find", lambda: 7)
+    with_geneve.setattr(geneve, "_find", lambda: geneve._Device(7, "geneve", True, taken, True))
     assert probes.tunnels(taken).present
+
+
+def test_the_port_is_tried_if_the_agents_own_device_has_another_one(
+    with_geneve: pytest.MonkeyPatch, taken: int
+) -> None:
+    """The device is about to be replaced, which would fail."""
+    with_geneve.setattr(geneve, "_find", lambda: geneve._Device(7, "geneve", True, free_port(), True))
+    assert probes.tunnels(taken).failure == errno.EADDRINUSE
 
 
 def test_a_kernel_without_geneve_is_reported_with_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
