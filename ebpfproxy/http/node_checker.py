@@ -33,6 +33,7 @@ FAILURES = 3
 TIMEOUT = 1.0
 """Seconds from the start of a check to its complete answer."""
 
+_TOGETHER_MAX = 5
 _LONGEST_ANSWER = 16384
 _LONGEST_WAIT = 1.0  # seconds until the thread sees that it must end
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})")
@@ -67,6 +68,10 @@ class NodeChecker:
 
     After each change, `changed` is called in this thread with all checks that have failed so often that their
     node is down. A new target counts as up.
+
+    A node that is down is reported at once. Nodes that are up again are reported together, when no other one
+    has followed for a while: an edge whose link was interrupted would otherwise use the first ones alone, and
+    select other endpoints than other edges do.
     """
 
     def __init__(self, interval: float, changed: Callable[[frozenset[NodeCheck]], object]) -> None:
@@ -78,6 +83,7 @@ class NodeChecker:
         self._order = itertools.count()
         self._reported: frozenset[NodeCheck] = frozenset()
         self._down: set[NodeCheck] = set()
+        self._first_up = self._last_up = 0.0  # when nodes came up that are not reported yet
         self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def set_targets(self, targets: Mapping[NodeCheck, Address]) -> None:
@@ -145,10 +151,23 @@ class NodeChecker:
                 self._guarded(self._start, target)
 
     def _report(self) -> None:
-        down = frozenset(self._down)
+        waiting = {each for each in self._reported - self._down if each in self._targets}
+        down = frozenset(self._down | waiting if waiting and not self._has_settled() else self._down)
         if down != self._reported:
             self._reported = down
             self._changed(down)
+
+    def _came_up(self, check: NodeCheck) -> None:
+        now = time.monotonic()
+        if not any(each in self._targets for each in self._reported - self._down):
+            self._first_up = now
+        self._last_up = now
+        self._down.discard(check)
+
+    def _has_settled(self) -> bool:
+        """Return whether no other node will come up together with the last one."""
+        now, together = time.monotonic(), self._interval + TIMEOUT
+        return now - self._last_up >= together or now - self._first_up >= _TOGETHER_MAX * together
 
     # --- One check
 
@@ -244,7 +263,7 @@ class NodeChecker:
         elif not reason and target.is_down:
             log.info(NODE_UP, node=check.node, port=check.port)
             target.is_down = False
-            self._down.discard(check)
+            self._came_up(check)
 
     def _close(self, target: _Target) -> None:
         if target.socket:

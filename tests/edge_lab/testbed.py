@@ -49,6 +49,9 @@ class EdgeTestbed:
                 echo.start(pod, port)
         api_server.start(lab.router, lab.folder, *self._objects(dsr), address=lab.addresses.router.v4)
         lab.router.run(["sysctl", "-qw", "net.ipv4.fib_multipath_hash_policy=1"])
+        # The kernel of the router does not wait for its routing daemon when a carrier is lost.
+        of_edges = [f"net.ipv4.conf.{each.cgroup.name}" for each in lab.edges]
+        lab.router.run(["sysctl", "-qw", *(f"{each}.ignore_routes_with_linkdown=1" for each in of_edges)])
         # The router receives replies from a VIP from nodes, while its routes to the VIP lead to edges.
         devices = ["all", *(node.cgroup.name for node in lab.nodes)]
         lab.router.run(["sysctl", "-qw", *(f"net.ipv4.conf.{each}.rp_filter=0" for each in devices)])

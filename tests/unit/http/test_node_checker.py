@@ -115,6 +115,36 @@ def test_a_node_is_down_after_failed_checks_in_succession_and_up_after_one_that_
         assert reports.get(timeout=10) == NONE
 
 
+def test_nodes_that_come_up_together_are_reported_together(node: Node) -> None:
+    other = Node()
+    try:
+        node.status = other.status = 503
+        with checking(node.check, other.check) as (_, reports):
+            both = {node.check, other.check}
+            while reports.get(timeout=10) != both:
+                pass
+            node.status = 200
+            await_more(lambda: node.requests, 3)
+            assert reports.empty()
+            other.status = 200
+            assert reports.get(timeout=10) == NONE
+    finally:
+        other.server.stop()
+
+
+def test_a_node_that_goes_down_is_reported_while_another_one_comes_up(node: Node) -> None:
+    other = Node()
+    try:
+        node.status = 503
+        with checking(node.check, other.check) as (_, reports):
+            assert reports.get(timeout=10) == {node.check}
+            node.status, other.status = 200, 503
+            assert reports.get(timeout=10) == {node.check, other.check}
+            assert reports.get(timeout=10) == {other.check}
+    finally:
+        other.server.stop()
+
+
 def test_fewer_failures_than_that_change_nothing(node: Node) -> None:
     with checking(node.check) as (_, reports):
         for _ in range(3):
