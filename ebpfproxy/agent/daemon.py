@@ -125,6 +125,7 @@ class _Agent:
         self._triggers: list[tuple[Family, float]] = []
         self._answered: tuple[object, ...] = ()  # reconciler, version and node of the served health checks
         self._is_first_sync = True
+        self._drained_by = ""  # the signal that began the drain of an edge
         self._node_deadline: float | None = None  # for the Node, before the first sync
         self._woken: float | None = None  # when the last wait for items ended
 
@@ -159,14 +160,15 @@ class _Agent:
                     log.info(ENDING, signal=item.signal)
                     return False
                 if isinstance(item, Drain):
-                    if not self._drain():
+                    if not self._drain(item.signal):
                         log.info(ENDING, signal=item.signal)
                         return False
                     continue
                 if isinstance(item, Died):
                     raise _error_of(item)
                 if isinstance(item, Reload):
-                    if self._reload(item.reason):
+                    # A restart would end the drain, and the process with it.
+                    if not self._drained_by and self._reload(item.reason):
                         return True
                 elif isinstance(item, Notified):
                     self._check_timer.hasten()
@@ -174,7 +176,7 @@ class _Agent:
                     self._fold(item)
             now = time.monotonic()
             if self._edge and self._edge.drain_wait(now) == 0.0:
-                log.info(ENDING, signal="SIGTERM")
+                log.info(ENDING, signal=self._drained_by)
                 return False
             if self._sync_log.wait(now) == 0.0:
                 self._sync_log.flush(now)
@@ -191,8 +193,9 @@ class _Agent:
             elif self._verification.is_running or self._pacer.check_due(now):
                 self._verify_slice()
 
-    def _drain(self) -> bool:
+    def _drain(self, signal: str) -> bool:
         """Withdraw the addresses of an edge. Return whether to continue for some time."""
+        self._drained_by = signal
         self._health.node_eligible(False)
         return self._edge is not None and self._edge.drain(time.monotonic())
 

@@ -20,7 +20,8 @@ from ebpfproxy.model.cluster import ClusterState
 log = Logger(__name__)
 
 DRAINING = "Draining, all addresses are withdrawn"
-"""The edge received SIGTERM. It forwards for `seconds` more, then ends. A second SIGTERM ends it at once."""
+"""The edge received SIGTERM or SIGINT. It forwards for `seconds` more, then ends. Another signal ends it at
+once."""
 NOT_WITHDRAWN = "Cannot withdraw the addresses"
 """The routing daemon may continue to announce them. The edge drains nevertheless."""
 NODE_ADDRESS = "Not announcing the address of a Node"
