@@ -28,7 +28,6 @@ from ebpfproxy.api.event import (
     NODE,
     PEER_NODE,
     ChecksChanged,
-    Event,
     Invalid,
     NodeChanged,
     PodsBypass,
@@ -99,7 +98,11 @@ class _Agent:
         self._thread = threading.get_ident()
         self._tracker = tracker_for(config)
         self._health, self._metrics = front.health, front.metrics
-        self._edge = Edge(config, self._put, self._metrics) if config.role is Role.EDGE else None
+        self._edge = (
+            Edge(config, lambda event: self._sources.put(event), self._metrics)
+            if config.role is Role.EDGE
+            else None
+        )
         callbacks = Callbacks(
             self._metrics.sockets_destroyed,
             self._pods_bypass,
@@ -440,11 +443,7 @@ class _Agent:
         if threading.get_ident() == self._thread:
             self._tracker.fold(PodsBypass(devices))
         else:
-            self._put(PodsBypass(devices))
-
-    def _put(self, event: Event) -> None:
-        """Put an event into the inbox. Any thread may call it."""
-        self._inbox.put(Received(time.monotonic(), event))
+            self._sources.put(PodsBypass(devices))
 
 
 def _differing(config: Config, other: Config) -> list[str]:

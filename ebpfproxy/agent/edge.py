@@ -61,7 +61,7 @@ class Edge:
 
     def announce(self, view: EdgeView, state: ClusterState) -> None:
         """Announce the addresses of the plans in force, none while draining. Raises KernelError."""
-        wanted = frozenset() if self._drain_ends else view.vips - self._of_nodes
+        wanted = view.vips - self._of_nodes if self._drain_ends is None else frozenset()
         # Another program may have changed the device, which the state of the machine shows.
         current = wanted, state.local_networks, state.devices
         if self._applied == current:

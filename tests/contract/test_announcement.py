@@ -4,6 +4,7 @@ import pathlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_all_nodes_are_reported_as_peers(server: ApiServer, watched: Callable[..
     ids=["node", "direct server return", "host ports", "edge"],
 )
 def test_each_kind_is_watched_once(
-    access: Access, node: str, options: dict[str, bool], further: list[str]
+    access: Access, node: str, options: dict[str, Any], further: list[str]
 ) -> None:
     source = ApiSource(access, node, lambda event: None, **options)
     assert [each.resource.kind for each in source.reflectors] == ["Service", "EndpointSlice", *further]
