@@ -102,7 +102,7 @@ class Announcer:
     def _write(self, port: int) -> EbpfProxyError | None:
         """Return the failure, None after success."""
         if self._session is None:
-            hint = "change the annotation ebpfproxy/dsr-port of the Node in the manifests"
+            hint = f"change the annotation {announcement.DSR_PORT} of the Node in the manifests"
             return EbpfProxyError("the agent does not write manifests", hint)
         try:
             session = self._session()

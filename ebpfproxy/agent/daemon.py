@@ -28,7 +28,6 @@ from ebpfproxy.api.event import (
     NODE,
     PEER_NODE,
     ChecksChanged,
-    Event,
     Invalid,
     NodeChanged,
     PodsBypass,
@@ -99,7 +98,11 @@ class _Agent:
         self._thread = threading.get_ident()
         self._tracker = tracker_for(config)
         self._health, self._metrics = front.health, front.metrics
-        self._edge = Edge(config, self._put, self._metrics) if config.role is Role.EDGE else None
+        self._edge = (
+            Edge(config, lambda event: self._sources.put(event), self._metrics)
+            if config.role is Role.EDGE
+            else None
+        )
         callbacks = Callbacks(
             self._metrics.sockets_destroyed,
             self._pods_bypass,
@@ -125,6 +128,7 @@ class _Agent:
         self._triggers: list[tuple[Family, float]] = []
         self._answered: tuple[object, ...] = ()  # reconciler, version and node of the served health checks
         self._is_first_sync = True
+        self._drained_by = ""  # the signal that began the drain of an edge
         self._node_deadline: float | None = None  # for the Node, before the first sync
         self._woken: float | None = None  # when the last wait for items ended
 
@@ -159,14 +163,15 @@ class _Agent:
                     log.info(ENDING, signal=item.signal)
                     return False
                 if isinstance(item, Drain):
-                    if not self._drain():
+                    if not self._drain(item.signal):
                         log.info(ENDING, signal=item.signal)
                         return False
                     continue
                 if isinstance(item, Died):
                     raise _error_of(item)
                 if isinstance(item, Reload):
-                    if self._reload(item.reason):
+                    # A restart would end the drain, and the process with it.
+                    if not self._drained_by and self._reload(item.reason):
                         return True
                 elif isinstance(item, Notified):
                     self._check_timer.hasten()
@@ -174,7 +179,7 @@ class _Agent:
                     self._fold(item)
             now = time.monotonic()
             if self._edge and self._edge.drain_wait(now) == 0.0:
-                log.info(ENDING, signal="SIGTERM")
+                log.info(ENDING, signal=self._drained_by)
                 return False
             if self._sync_log.wait(now) == 0.0:
                 self._sync_log.flush(now)
@@ -191,8 +196,9 @@ class _Agent:
             elif self._verification.is_running or self._pacer.check_due(now):
                 self._verify_slice()
 
-    def _drain(self) -> bool:
+    def _drain(self, signal: str) -> bool:
         """Withdraw the addresses of an edge. Return whether to continue for some time."""
+        self._drained_by = signal
         self._health.node_eligible(False)
         return self._edge is not None and self._edge.drain(time.monotonic())
 
@@ -437,11 +443,7 @@ class _Agent:
         if threading.get_ident() == self._thread:
             self._tracker.fold(PodsBypass(devices))
         else:
-            self._put(PodsBypass(devices))
-
-    def _put(self, event: Event) -> None:
-        """Put an event into the inbox. Any thread may call it."""
-        self._inbox.put(Received(time.monotonic(), event))
+            self._sources.put(PodsBypass(devices))
 
 
 def _differing(config: Config, other: Config) -> list[str]:

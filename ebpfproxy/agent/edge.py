@@ -20,7 +20,8 @@ from ebpfproxy.model.cluster import ClusterState
 log = Logger(__name__)
 
 DRAINING = "Draining, all addresses are withdrawn"
-"""The edge received SIGTERM. It forwards for `seconds` more, then ends. A second SIGTERM ends it at once."""
+"""The edge received SIGTERM or SIGINT. It forwards for `seconds` more, then ends. Another signal ends it at
+once."""
 NOT_WITHDRAWN = "Cannot withdraw the addresses"
 """The routing daemon may continue to announce them. The edge drains nevertheless."""
 NODE_ADDRESS = "Not announcing the address of a Node"
@@ -60,7 +61,7 @@ class Edge:
 
     def announce(self, view: EdgeView, state: ClusterState) -> None:
         """Announce the addresses of the plans in force, none while draining. Raises KernelError."""
-        wanted = frozenset() if self._drain_ends else view.vips - self._of_nodes
+        wanted = view.vips - self._of_nodes if self._drain_ends is None else frozenset()
         # Another program may have changed the device, which the state of the machine shows.
         current = wanted, state.local_networks, state.devices
         if self._applied == current:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from ebpfproxy.log import Logger
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.balancing import PlannedBalancing, Support, default_algorithm, unsupported
+from ebpfproxy.plan.direct_return import support_on_node
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
 
 log = Logger(__name__)
@@ -18,10 +19,10 @@ class IgnoredBalancing:
     """Logs each ignored request once until it changes."""
 
     def __init__(self, support: Support, context: PlanContext) -> None:
-        self._support = support = support._replace(dsr=support.dsr and context.dsr_port > 0)
-        algorithm = default_algorithm(context.algorithm, context.direct_return and support.dsr)
+        self._support = support_on_node(support, context)
+        algorithm = default_algorithm(context.algorithm, context.direct_return and self._support.dsr)
         of_node = PlannedBalancing(algorithm, slow_start=context.slow_start, dsr=context.direct_return)
-        self._of_node = frozenset(unsupported(of_node, support))
+        self._of_node = frozenset(unsupported(of_node, self._support))
         self._reported: dict[NamespacedName | None, frozenset[str]] = {}
 
     def update(self, name: NamespacedName, plans: Iterable[ServicePortPlan]) -> None:

@@ -326,8 +326,6 @@ class ApiSource:
             resources.append(peer_nodes())
         if host_ports:
             resources.append(pods_of(node_name))
-        if peers:
-            resources.append(peer_nodes())
         self.reflectors = tuple(
             Reflector(resource, access.session, put, self._stopping, access.timing, observer)
             for resource in resources

@@ -259,12 +259,16 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
             mode = self.detect_local_mode.value
             yield f"{label(interface)}: must be set for local traffic detection {mode}"
         if self.role is Role.EDGE:
-            if self.proxy_mode not in ("auto", "ebpf"):
-                yield f"{label('role')}: edge needs mode ebpf, not {self.proxy_mode}"
-            if self.host_ports:
-                yield f"{label('host_ports')}: an edge has no pods; leave it out"
-
+            yield from self._edge_conflicts(label)
         yield from self._direct_return_conflicts(label)
+
+    def _edge_conflicts(self, label: "_Label") -> Iterator[str]:
+        if self.proxy_mode not in ("auto", "ebpf"):
+            yield f"{label('role')}: edge needs mode ebpf, not {self.proxy_mode}"
+        if self.host_ports:
+            yield f"{label('host_ports')}: an edge has no pods; leave it out"
+        if self.tc_devices == NO_DEVICES:
+            yield f"{label('role')}: edge needs network devices; do not set {label('tc_devices')} to none"
 
     def _direct_return_conflicts(self, label: "_Label") -> Iterator[str]:
         port = label("ebpf_dsr_port")

@@ -32,7 +32,7 @@ class Node:
 
 
 class PeerNode(NamedTuple):
-    """What direct server return needs of any Node.
+    """What direct server return and edges need of any Node.
 
     - `addresses`: status.addresses of type InternalIP, in the API's order.
     - `dsr_port`: the UDP port at which the node accepts tunneled packets, by its own announcement. 0 if it

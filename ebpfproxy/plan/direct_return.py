@@ -6,16 +6,14 @@ replies to the client directly. See docs/decisions/0048-direct-server-return-by-
 
 from collections.abc import Callable, Iterable, Mapping
 
-from ebpfproxy.model.address import Address, Network, family, network
+from ebpfproxy.model.address import Address, Network, family
 from ebpfproxy.model.balancing import Algorithm, Balancing, EbpfForwarding
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.node import Node, PeerNode
-from ebpfproxy.plan.balancing import STATELESS, PlannedBalancing
+from ebpfproxy.plan.balancing import STATELESS, PlannedBalancing, Support
 from ebpfproxy.plan.planned_endpoints import ON_NODE, PlannedEndpoints
 from ebpfproxy.plan.service_plan import PlanContext, Role
-
-_ADDRESS_BITS = 128
 
 
 def requests_direct_return(requested: Balancing, context: PlanContext) -> bool:
@@ -23,6 +21,11 @@ def requests_direct_return(requested: Balancing, context: PlanContext) -> bool:
     if requested.ebpf_forwarding is None:
         return context.direct_return
     return requested.ebpf_forwarding is EbpfForwarding.DSR
+
+
+def support_on_node(support: Support, context: PlanContext) -> Support:
+    """Return what a mode honors on this node: direct server return only with a UDP port for tunnels."""
+    return support if context.dsr_port else support._replace(dsr=False)
 
 
 def with_tunnels(
@@ -77,4 +80,4 @@ def tunnel_sources(state: ClusterState, context: PlanContext) -> frozenset[Netwo
 def _other_nodes(peers: Mapping[str, PeerNode], own: str) -> Iterable[Network]:
     for name, peer in peers.items():
         if name != own:
-            yield from (network(each, _ADDRESS_BITS) for each in peer.addresses)
+            yield from (Network(each, 128) for each in peer.addresses)

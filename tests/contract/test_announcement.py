@@ -4,6 +4,7 @@ import pathlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -101,10 +102,21 @@ def test_all_nodes_are_reported_as_peers(server: ApiServer, watched: Callable[..
     source.until(PeerChanged(OTHER, None))
 
 
-def test_without_it_only_the_own_node_is_watched(access: Access, server: ApiServer) -> None:
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    source = ApiSource(access, OWN, events.put)
-    assert [each.resource.kind for each in source.reflectors] == ["Service", "EndpointSlice", "Node"]
+@pytest.mark.parametrize(
+    ("node", "options", "further"),
+    [
+        (OWN, {}, ["Node"]),
+        (OWN, {"peers": True}, ["Node", PEER_NODE]),
+        (OWN, {"peers": True, "host_ports": True}, ["Node", PEER_NODE, "Pod"]),
+        ("", {"peers": True}, [PEER_NODE]),
+    ],
+    ids=["node", "direct server return", "host ports", "edge"],
+)
+def test_each_kind_is_watched_once(
+    access: Access, node: str, options: dict[str, Any], further: list[str]
+) -> None:
+    source = ApiSource(access, node, lambda event: None, **options)
+    assert [each.resource.kind for each in source.reflectors] == ["Service", "EndpointSlice", *further]
 
 
 def test_an_annotation_is_written_and_removed(server: ApiServer, access: Access) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pathlib
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.agent.daemon import ENDING
+from ebpfproxy.agent.daemon import ENDING, RESTARTING
 from ebpfproxy.agent.edge import DRAINING, NODE_ADDRESS
 from ebpfproxy.agent.vip_device import ANNOUNCED, WITHDRAWN
 from ebpfproxy.http.node_checker import NODE_DOWN, NODE_UP
@@ -373,13 +374,34 @@ def test_a_drain_withdraws_the_addresses_and_continues_to_forward(cloud: Cloud, 
     eventually(lambda: web.v4 in cloud.announced(), "it is announced after the next start")
 
 
-def test_a_drain_ends_by_itself(cloud: Cloud, web: Exposed) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_drain_ends_by_itself(cloud: Cloud, web: Exposed, number: signal.Signals) -> None:
     agent = cloud.restart("--edge-drain-seconds=1")
     eventually(lambda: web.v4 in cloud.announced(), "it is announced")
     began = time.monotonic()
-    agent.process.send_signal(signal.SIGTERM)
+    agent.process.send_signal(number)
     assert agent.process.wait(30) == 0
     assert time.monotonic() - began >= 1  # the least time; the longest one depends on the machine
+    agent.await_line(lambda line: ENDING in line.text and f"signal={number.name}" in line.text)
+    cloud.start()
+
+
+def test_a_changed_configuration_does_not_end_the_drain(
+    cloud: Cloud, web: Exposed, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+    file.write_text(head)
+    agent = cloud.restart("--edge-drain-seconds=1", f"--config={file}")
+    eventually(lambda: web.v4 in cloud.announced(), "it is announced")
+    began = time.monotonic()
+    agent.process.send_signal(signal.SIGTERM)
+    agent.await_line(lambda line: DRAINING in line.text)
+    file.write_text(head + "iptables: {syncPeriod: 20s}\n")
+    agent.process.send_signal(signal.SIGHUP)
+    assert agent.process.wait(30) == 0
+    assert time.monotonic() - began >= 1
+    assert RESTARTING not in agent.log()
     cloud.start()
 
 

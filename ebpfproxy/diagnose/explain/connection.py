@@ -26,6 +26,7 @@ from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, Protocol, family, format_address, unspecified
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import unsupported
+from ebpfproxy.plan.direct_return import support_on_node
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, NoEndpointAction, Scope
 
 _MISSING_VERDICTS = {
@@ -211,8 +212,8 @@ def _selection_steps(case: Case, decision: Decision) -> Iterator[Step]:
 def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
     """Yield the algorithm with the weights that this mode honors, and what it does not honor."""
     balancing = decision.served.plan.balancing
-    support = next(mode.balancing for mode in MODES if mode.name == case.situation.mode)
-    support = support._replace(dsr=support.dsr and case.situation.context.dsr_port > 0)
+    of_mode = next(mode.balancing for mode in MODES if mode.name == case.situation.mode)
+    support = support_on_node(of_mode, case.situation.context)
     weights = tuple(_weight_lines(decision)) if support.weights else ()
     if balancing.algorithm not in (None, Algorithm.RANDOM) and balancing.algorithm in support.algorithms:
         text = f"{Reason.ALGORITHM.meaning}: {balancing.algorithm.value}"

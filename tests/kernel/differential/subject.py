@@ -171,8 +171,10 @@ class Subject:
         self._serving = ActiveMode(self._mode, self._config, callbacks)
         others = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {self._processor})  # relays inherit it
-        self._serving.open()
-        os.sched_setaffinity(0, others)
+        try:
+            self._serving.open()
+        finally:
+            os.sched_setaffinity(0, others)
         self._networks, self._devices = local_addresses.read(), links.read()
 
     def apply(self, change: Change) -> None:

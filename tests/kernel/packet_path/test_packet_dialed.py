@@ -3,6 +3,13 @@
 The Geneve header itself is not visible in test runs: test_dsr.py has real packets.
 """
 
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +18,7 @@ from scapy.layers.inet6 import ICMPv6PacketTooBig, IPv6, IPv6ExtHdrFragment, fra
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
+from ebpfproxy.linux.bpf import tc
 from ebpfproxy.model.address import Address, Protocol, format_address
 from tests.kernel.packet_path.conversation import error, request
 from tests.kernel.packet_path.served import (
@@ -24,12 +32,23 @@ from tests.kernel.packet_path.served import (
     protocols,
     serve,
 )
-from tests.support.packet_path import MARK_DONE, REDIRECT, SHOT, UNSPEC, Outcome, PacketPath
+from tests.support.bpf_place import bpf_place
+from tests.support.packet_path import (
+    MARK_DONE,
+    REDIRECT,
+    SHOT,
+    UNSPEC,
+    Outcome,
+    PacketPath,
+    packet_path,
+)
 from tests.support.packets import HERE, THERE, V4, V6, Places, ip, transport
 
 pytestmark = pytest.mark.kernel
 
 DEVICE, MTU = 999, 1406
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # include/uapi/linux/if_tun.h
+_ALL = 3  # ETH_P_ALL
 NODES = {V4: "192.0.2.20", V6: "2001:db8::20"}
 
 
@@ -326,3 +345,32 @@ def test_without_endpoints_the_client_is_rejected(path: PacketPath) -> None:
     serve(path, V4, tunnels={})
     assert path.ingress(request(V4)).verdict == REDIRECT
     assert path.counted() == {"packet_rejected": 1}
+
+
+@families
+def test_a_packet_of_a_device_without_ethernet_gets_a_header(at: Places) -> None:
+    """The Geneve device encapsulates Ethernet frames. Here another device sends the frame as it is."""
+    with bpf_place() as place, packet_path(place, at_devices=True) as path, _tun() as (tun, ifindex):
+        path.set_node(tunnel_device=path.indices["tunnel"], tunnel_mtu=MTU)
+        serve_there(path, at)
+        tc.attach(ifindex, tc.Side.INGRESS, path.program("from_any_l3"))
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL)) as receiver:
+            receiver.bind(("tunnel-peer", _ALL))
+            receiver.settimeout(20)
+            packet = request(at)
+            os.write(tun, bytes(packet)[14:])
+            wanted = bytes(12) + forwarded(packet)[12:]
+            while receiver.recv(2048) != wanted:
+                pass
+
+
+@contextlib.contextmanager
+def _tun() -> Iterator[tuple[int, int]]:
+    """A tun device in this namespace: its file descriptor and ifindex."""
+    tun = os.open("/dev/net/tun", os.O_RDWR)
+    try:
+        fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH14x", b"tun0", _IFF_TUN | _IFF_NO_PI))
+        subprocess.run(["ip", "link", "set", "tun0", "up"], check=True)
+        yield tun, socket.if_nametoindex("tun0")
+    finally:
+        os.close(tun)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -223,3 +224,20 @@ def test_direct_server_return_needs_a_port_and_devices() -> None:
         Config.parse({"ebpf_forwarding": "dsr"})
     with pytest.raises(ConfigError, match=r"^--ebpf-dsr-port: needs network devices"):
         Config.parse({"ebpf_dsr_port": "6083", "tc_devices": ("none",)})
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"proxy_mode": "nftables"}, "--role: edge needs mode ebpf, not nftables"),
+        ({"host_ports": "true"}, "--host-ports: an edge has no pods; leave it out"),
+        (
+            {"tc_devices": ("none",)},
+            "--role: edge needs network devices; do not set --tc-devices to none",
+        ),
+    ],
+)
+def test_an_edge_rejects_the_options_of_a_node(options: dict[str, Any], error: str) -> None:
+    Config.parse(options)
+    with pytest.raises(ConfigError, match=f"^{error}$"):
+        Config.parse({"role": "edge", **options})

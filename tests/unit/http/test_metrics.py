@@ -37,6 +37,8 @@ KUBE_PROXYS = {
     "kubeproxy_conntrack_reconciler_deleted_entries_total": "counter",
 }
 OURS = {
+    "ebpfproxy_edge_announced_addresses": "gauge",
+    "ebpfproxy_edge_nodes_down": "gauge",
     "ebpfproxy_info": "gauge",
     "ebpfproxy_last_verification_differences": "gauge",
     "ebpfproxy_last_verification_timestamp_seconds": "gauge",
