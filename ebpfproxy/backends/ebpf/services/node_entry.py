@@ -65,14 +65,20 @@ class NodeEntry:
         if self._has_reinjection:
             self._reinjection = reinjection.ensure_pair()
         if self._settings.tunnels:
-            self.has_tunnel = False
-            self.tunnel_device = geneve.ensure(
-                self._settings.dsr_port, self.tunnel_device or self._tunnel_before
-            )
-            self.has_tunnel = True
-            self._tunnel_mtu = geneve.path_mtu() - abi.TUNNEL_OVERHEAD
+            self._provide_tunnel()
         self._icmp = _read_icmp_limits()
         return self._write()
+
+    def _provide_tunnel(self) -> None:
+        """`has_tunnel` changes only once the result is known, because another thread may write the entry."""
+        self._tunnel_mtu = geneve.path_mtu() - abi.TUNNEL_OVERHEAD
+        wanted = self.tunnel_device or self._tunnel_before
+        try:
+            self.tunnel_device = geneve.ensure(self._settings.dsr_port, wanted)
+        except KernelError:
+            self.has_tunnel = False
+            raise
+        self.has_tunnel = True
 
     def _write(self) -> bool:
         """Write the entry if it differs; return whether it did. Raises KernelError."""
