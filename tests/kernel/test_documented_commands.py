@@ -40,7 +40,7 @@ MODES = {
 
 def is_cleanup(command: Command) -> bool:
     """Whether it removes what other commands show."""
-    return command.text == "ebpfproxy cleanup"
+    return command.text in ("ebpfproxy cleanup", "ebpfproxy cleanup --role=edge")
 
 
 def different(mode: str) -> list[Command]:

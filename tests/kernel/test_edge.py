@@ -363,7 +363,7 @@ def test_a_drain_withdraws_the_addresses_and_continues_to_forward(cloud: Cloud, 
         assert clients.converse(opened) == name
         assert web.answers(48) == {"a", "b", "c"}  # packets that are still routed here
         web.to("a")
-        assert web.answers(8) == {"a"}
+        eventually(lambda: web.answers(8) == {"a"}, "changes are applied during the drain")
         assert cloud.announced() == set()
         agent.process.send_signal(signal.SIGTERM)
         assert agent.process.wait(20) == 0

@@ -107,5 +107,5 @@ def pinned(bpffs: Path, *names: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def reject(*_: object) -> None:
+def reject(*_: object, **__: object) -> None:
     raise Rejected("rejected once")

@@ -187,7 +187,10 @@ def test_a_kernel_without_hashes_serves_with_a_limitation(monkeypatch: pytest.Mo
         encoding._encode.cache_clear()
     assert all(each.present for each in others[:3])
     assert (found.present, found.needed, found.modules) == (False, False, ("nft_hash",))
-    assert str(found) == "hashes of addresses: Services with lb-algorithm source-hash are rejected (ENOENT)"
+    assert (
+        str(found)
+        == "hashes of addresses: Services with lb-algorithm source-hash or maglev are rejected (ENOENT)"
+    )
 
 
 @pytest.mark.parametrize(
