@@ -387,8 +387,7 @@ class PacketPath:
         """As `sweep`, which also counts the open connections of endpoints."""
         with contextlib.closing(self.maps["endpoints"].mapped()) as endpoints:
             connections = Connections(self.maps["connections"], self.maps["socket_peers"], endpoints)
-            with contextlib.closing(connections):
-                self._sweep(connections, TIMEOUTS)
+            self._sweep(connections, TIMEOUTS)
 
     def counted(self) -> dict[str, int]:
         """The counters that went up since `start_over` or the last call, by how much."""

@@ -116,7 +116,6 @@ class FlowCollector:
         if not threads.join(self._thread, _PATIENCE):
             return  # it reads the maps: they stay open until the process ends
         self._endpoints.close()
-        self._connections.close()
         self.netfilter_flows.close()
         for opened in self._maps:
             opened.close()

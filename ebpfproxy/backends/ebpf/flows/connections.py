@@ -28,20 +28,20 @@ _BOTH_FINS = abi.FLOW_CLIENT_FIN | abi.FLOW_ENDPOINT_FIN
 
 
 class Connections:
-    """One count: `begin`, then `add_flows` for all flows, then `finish`. Close with `close`."""
+    """One count: `begin`, then `add_flows` for all flows, then `finish`.
+
+    The memory of the sockets is mapped only during a count, since it takes 4 MB by default, and most nodes
+    count nothing.
+    """
 
     def __init__(self, connections: Map, peers: Map, endpoints: mmap.mmap) -> None:
         """`endpoints`: the memory of the map `endpoints`. It closes none of the arguments."""
         self._map = connections
         self._endpoints = endpoints
-        self._places = peers.shape.max_entries
-        self._peers = peers.mapped()
+        self._peers = peers
         self._before: dict[int, int] = {}
         self._targets: dict[int, tuple[bytes, int, int]] = {}  # address, port and service id
         self._found: Counter[int] = Counter()
-
-    def close(self) -> None:
-        self._peers.close()
 
     @property
     def is_active(self) -> bool:
@@ -78,12 +78,17 @@ class Connections:
                 self._settle(id_, before)
 
     def _count_sockets(self) -> None:
-        with memoryview(self._peers).cast("Q") as words, memoryview(self._peers).cast("I") as halves:
-            cookies = words[: self._places * _PEER_SIZE // 8 : _PEER_SIZE // 8]
-            ids = halves[_ENDPOINT_AT // 4 : self._places * _PEER_SIZE // 4 : _PEER_SIZE // 4]
+        places = self._peers.shape.max_entries
+        with (
+            contextlib.closing(self._peers.mapped()) as peers,
+            memoryview(peers).cast("Q") as words,
+            memoryview(peers).cast("I") as halves,
+        ):
+            cookies = words[: places * _PEER_SIZE // 8 : _PEER_SIZE // 8]
+            ids = halves[_ENDPOINT_AT // 4 : places * _PEER_SIZE // 4 : _PEER_SIZE // 4]
             for place, (cookie, id_) in enumerate(zip(cookies.tolist(), ids.tolist(), strict=True)):
                 if cookie and id_ in self._targets:
-                    found = _PEER.unpack_from(self._peers, place * _PEER_SIZE)
+                    found = _PEER.unpack_from(peers, place * _PEER_SIZE)
                     self._found[id_] += found == self._targets[id_]
             cookies.release()
             ids.release()
