@@ -37,7 +37,7 @@ CONTEXTS = st.builds(
     pod_interface=st.sampled_from(("", "cni0")),
 )
 
-PEER_NODE = st.none() | st.builds(
+NODES = st.none() | st.builds(
     Node,
     name=st.just(HERE),
     zone=st.sampled_from(("", "zone-a", "zone-c")),

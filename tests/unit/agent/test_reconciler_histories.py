@@ -12,7 +12,7 @@ from ebpfproxy.errors import KernelError
 from ebpfproxy.model.service import NamespacedName
 from tests.support.build import networks
 from tests.support.fake_backend import FakeKernel
-from tests.support.strategies import PEER_NODE, SERVICES, slices_of
+from tests.support.strategies import NODES, SERVICES, slices_of
 from tests.unit.agent.agent import Agent
 
 
@@ -27,7 +27,7 @@ def events(draw: st.DrawFn) -> Event:
         piece = draw(slices_of(owner))
         return SliceChanged(piece.name, piece if draw(st.integers(0, 3)) else None)
     if kind == 8:
-        return NodeChanged(draw(PEER_NODE))
+        return NodeChanged(draw(NODES))
     texts = draw(st.sets(st.sampled_from(("127.0.0.0/8", "192.0.2.10/32", "::1/128", "fd00::1/128"))))
     return AddressesChanged(frozenset(networks(texts)))
 

@@ -490,8 +490,6 @@ def test_a_complaint_is_logged_once_for_each_object_until_the_object_is_deleted(
     assert len(caplog.records) == 3
 
 
-# --- Snapshots ---
-
 # --- Peers ---
 
 PEER = PeerNode((parse_address("192.0.2.11"),), 6083)
@@ -530,6 +528,8 @@ def test_the_announcement_of_the_own_node_changes_no_plan() -> None:
     tracker.fold(NodeChanged(dataclasses.replace(node(), dsr_port=6083)))
     assert not tracker.pending
 
+
+# --- Snapshots ---
 
 NAMES = st.sampled_from(("a", "b"))
 IPS = st.sampled_from(("10.1.0.1", "10.1.0.2"))

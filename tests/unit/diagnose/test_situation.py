@@ -17,11 +17,11 @@ from ebpfproxy.model.service import Service
 from ebpfproxy.plan.service_plan import PlanContext
 from tests.support.build import HERE, endpoint, networks, port, service, slice_of
 from tests.support.fake_backend import FakeBackend, FakeKernel
-from tests.support.strategies import PEER_NODE, exposed_services
+from tests.support.strategies import NODES, exposed_services
 from tests.unit.diagnose.explain.scene import DEVICES, REMOTE_POD, THE_NODE, explained, situation, to
 
 
-@given(st.lists(exposed_services(), max_size=5), PEER_NODE, st.sampled_from(("", "no connection tracking")))
+@given(st.lists(exposed_services(), max_size=5), NODES, st.sampled_from(("", "no connection tracking")))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_plans_and_the_entries_are_those_of_a_starting_agent(
     exposed: list[tuple[Service, tuple[EndpointSlice, ...]]], node: Node | None, sctp_unserved: str

@@ -24,7 +24,7 @@ from ebpfproxy.plan.service_plan import (
 )
 from tests.support import reference
 from tests.support.reference import Outcome, Question
-from tests.support.strategies import CONTEXTS, PEER_NODE, exposed_services
+from tests.support.strategies import CONTEXTS, NODES, exposed_services
 
 T = TypeVar("T")
 Exposed = tuple[Service, tuple[EndpointSlice, ...]]
@@ -43,7 +43,7 @@ def _outcome(plan: ServicePortPlan, frontend: FrontendPlan, policy_result: Polic
 
 
 @settings(max_examples=400)
-@given(exposed_services(), PEER_NODE, CONTEXTS)
+@given(exposed_services(), NODES, CONTEXTS)
 def test_the_result_for_every_client_equals_the_reference(
     exposed: Exposed, node: Node | None, context: PlanContext
 ) -> None:
@@ -65,7 +65,7 @@ def test_the_result_for_every_client_equals_the_reference(
     assert dialled == sum(len(plan.frontends) for plan in plans.values())
 
 
-@given(exposed_services(), PEER_NODE, CONTEXTS, st.randoms(use_true_random=False))
+@given(exposed_services(), NODES, CONTEXTS, st.randoms(use_true_random=False))
 def test_the_order_of_slices_endpoints_and_ports_does_not_matter(
     exposed: Exposed, node: Node | None, context: PlanContext, chance: random.Random
 ) -> None:
@@ -86,7 +86,7 @@ def _shuffled(items: tuple[T, ...], chance: random.Random) -> tuple[T, ...]:
     return tuple(chance.sample(items, len(items)))
 
 
-@given(exposed_services(), PEER_NODE, CONTEXTS)
+@given(exposed_services(), NODES, CONTEXTS)
 def test_every_used_endpoint_serves(exposed: Exposed, node: Node | None, context: PlanContext) -> None:
     service, slices = exposed
     for plan in plan_service(service, slices, node, context):

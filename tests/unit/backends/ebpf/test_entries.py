@@ -41,7 +41,7 @@ from ebpfproxy.plan.service_plan import (
     Scope,
     ServicePortPlan,
 )
-from tests.support.strategies import CONTEXTS, PEER_NODE, exposed_services
+from tests.support.strategies import CONTEXTS, NODES, exposed_services
 
 CLUSTER, LOCAL = PolicyResult(Scope.CLUSTER, False), PolicyResult(Scope.LOCAL, False)
 PLAIN = FrontendPlan(
@@ -234,7 +234,7 @@ def test_a_network_has_the_node_port_flag_exactly_if_a_node_port_network_contain
         assert flags == abi.NETWORK_LOCAL | (abi.NETWORK_NODE_PORTS if held else 0)
 
 
-@given(exposed_services(), PEER_NODE, CONTEXTS)
+@given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
 def test_each_plan_is_one_entry_independent_of_the_others(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext

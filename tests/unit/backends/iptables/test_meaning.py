@@ -36,7 +36,7 @@ from ebpfproxy.plan.service_plan import (
     ServicePortPlan,
 )
 from tests.support.iptables_walk import Packet, PacketOutcome, outcomes, ruleset
-from tests.support.strategies import CONTEXTS, PEER_NODE, exposed_services
+from tests.support.strategies import CONTEXTS, NODES, exposed_services
 
 TOLD_BY_RULES = CONTEXTS.filter(lambda context: context.detect_local is not DetectLocal.DEVICES)
 SETTINGS = IptablesSettings()
@@ -58,7 +58,7 @@ class Client(NamedTuple):
     source: str
 
 
-@given(exposed_services(), PEER_NODE, TOLD_BY_RULES)
+@given(exposed_services(), NODES, TOLD_BY_RULES)
 @settings(max_examples=300, deadline=None)
 def test_a_packet_is_treated_as_planned(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
@@ -76,7 +76,7 @@ def test_a_packet_is_treated_as_planned(
                 assert found == expected(plan, frontend, client), (plan, frontend, client)
 
 
-@given(exposed_services(), PEER_NODE, CONTEXTS)
+@given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
 def test_a_chain_exists_exactly_if_a_rule_jumps_to_it(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
@@ -89,7 +89,7 @@ def test_a_chain_exists_exactly_if_a_rule_jumps_to_it(
         assert own == {target for target in targets if target.startswith("KUBE-")} - known
 
 
-@given(exposed_services(), PEER_NODE, CONTEXTS)
+@given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
 def test_two_plans_share_a_key_only_if_one_load_balancer_needs_both(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext

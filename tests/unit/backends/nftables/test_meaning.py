@@ -26,7 +26,7 @@ from tests.golden.nftables_text import entries_of
 from tests.golden.situation import load
 from tests.support.iptables_walk import Packet, PacketOutcome
 from tests.support.nftables_walk import Ruleset
-from tests.support.strategies import CONTEXTS, PEER_NODE, exposed_services
+from tests.support.strategies import CONTEXTS, NODES, exposed_services
 from tests.unit.backends.iptables.test_meaning import (
     NODE_PLAN,
     TOLD_BY_RULES,
@@ -46,7 +46,7 @@ Exposed = tuple[Service, tuple[EndpointSlice, ...]]
 
 
 @pytest.mark.parametrize("node_plan", [NODE_PLAN, RESTRICTED], ids=["everywhere", "on some addresses"])
-@given(exposed_services(), PEER_NODE, TOLD_BY_RULES)
+@given(exposed_services(), NODES, TOLD_BY_RULES)
 @settings(max_examples=150, deadline=None)
 def test_a_packet_is_treated_as_planned(
     node_plan: NodePlan, exposed: Exposed, node: Node | None, context: PlanContext
@@ -60,7 +60,7 @@ def test_a_packet_is_treated_as_planned(
                 assert found == expected(plan, frontend, client), (plan, frontend, client)
 
 
-@given(exposed_services(), PEER_NODE, CONTEXTS)
+@given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
 def test_a_chain_exists_exactly_if_something_jumps_to_it(
     exposed: Exposed, node: Node | None, context: PlanContext
@@ -72,7 +72,7 @@ def test_a_chain_exists_exactly_if_something_jumps_to_it(
         assert own == targets(entries) - shared
 
 
-@given(exposed_services(), PEER_NODE, CONTEXTS)
+@given(exposed_services(), NODES, CONTEXTS)
 @settings(max_examples=100, deadline=None)
 def test_two_plans_share_only_the_keys_of_their_cluster_ip_and_session_affinity(
     exposed: Exposed, node: Node | None, context: PlanContext
