@@ -13,6 +13,7 @@ from ebpfproxy.http.node_checker import FAILURES, NodeChecker
 from ebpfproxy.http.server import Listener, Response, plain
 from ebpfproxy.model.address import Address, parse_address
 from ebpfproxy.model.node_check import NodeCheck
+from tests.unit.http.test_server import needs_ipv6
 
 INTERVAL = 0.02
 HERE = parse_address("127.0.0.1")
@@ -23,17 +24,17 @@ Reports = queue.SimpleQueue[frozenset[NodeCheck]]
 
 
 class Node:
-    """The health server of a node: its status can be changed, and it counts requests and connections."""
+    """The health server of a node: its status can be changed, and it counts requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         self.status = 200
         self.requests = 0
-        self.server = Listener("healthz", "", ("127.0.0.1", 0), self._answer)
+        self.server = Listener("healthz", "", (address, 0), self._answer)
         self.server.start()
 
     def _answer(self, request: object) -> Response:
         self.requests += 1
-        return plain(self.status, "as told")
+        return plain(self.status, "")
 
     @property
     def check(self) -> NodeCheck:
@@ -79,21 +80,33 @@ def serving(*behaviors: Callable[[socket.socket], object]) -> Iterator[tuple[Nod
 
         thread = threading.Thread(target=accept)
         thread.start()
-        yield NodeCheck("n1", server.getsockname()[1]), connections
-        server.shutdown(socket.SHUT_RDWR)
-    thread.join()
+        try:
+            yield NodeCheck("n1", server.getsockname()[1]), connections
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
-def answer(data: bytes, times: int = 1_000_000) -> Callable[[socket.socket], None]:
-    """Answer so many requests of a connection, then close it."""
+def answer(
+    data: bytes, times: int = 1_000_000, answered: list[int] | None = None
+) -> Callable[[socket.socket], None]:
+    """Answer so many requests of a connection, then close it. `answered` gets the number of each request."""
 
     def behave(connection: socket.socket) -> None:
-        for _ in range(times):
+        for number in range(times):
             if not connection.recv(4096):
                 return
             connection.sendall(data)
+            if answered is not None:
+                answered.append(number)
 
     return behave
+
+
+def wait_for_end(connection: socket.socket) -> None:
+    """Answer nothing until the client closes the connection."""
+    while connection.recv(4096):
+        pass
 
 
 def await_more(count: Callable[[], int], more: int) -> None:
@@ -166,13 +179,10 @@ def test_a_node_that_does_not_answer_in_time_is_down_and_others_are_not_affected
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ebpfproxy.http.node_checker.TIMEOUT", 0.1)
-    silent = threading.Event()
-    with serving(lambda connection: silent.wait()) as (check, _):
-        with checking(check, node.check) as (_, reports):
-            assert reports.get(timeout=10) == {check}
-            await_more(lambda: node.requests, 3)
-            assert reports.empty()
-        silent.set()
+    with serving(wait_for_end) as (check, _), checking(check, node.check) as (_, reports):
+        assert reports.get(timeout=10) == {check}
+        await_more(lambda: node.requests, 3)
+        assert reports.empty()
 
 
 @pytest.mark.parametrize(
@@ -205,10 +215,10 @@ def test_a_node_that_closes_each_connection_is_up(data: bytes) -> None:
 
 
 def test_an_open_connection_is_used_again() -> None:
-    with serving(answer(ANSWERED)) as (check, connections):
-        with checking(check) as (_, reports):
-            await_more(lambda: len(connections), 1)
-            time.sleep(5 * INTERVAL)
+    answered: list[int] = []
+    behavior = answer(ANSWERED, answered=answered)
+    with serving(behavior) as (check, connections), checking(check) as (_, reports):
+        await_more(lambda: len(answered), 2 * FAILURES)
         assert len(connections) == 1
         assert reports.empty()
 
@@ -231,12 +241,12 @@ def test_a_node_with_another_address_is_checked_there_and_stays_down_until_it_pa
         assert reports.get(timeout=10) == NONE
 
 
+@needs_ipv6
 def test_an_ipv6_address_is_checked() -> None:
-    server = Listener("healthz", "", ("::1", 0), lambda request: plain(200, "ok"))
-    server.start()
-    if server.port is None:
-        pytest.skip("this machine has no IPv6")
-    with checking(NodeCheck("n1", server.port), address=parse_address("::1")) as (_, reports):
-        time.sleep(3 * FAILURES * INTERVAL)
-        assert reports.empty()
-    server.stop()
+    node = Node("::1")
+    try:
+        with checking(node.check, address=parse_address("::1")) as (_, reports):
+            await_more(lambda: node.requests, 2 * FAILURES)
+            assert reports.empty()
+    finally:
+        node.server.stop()
