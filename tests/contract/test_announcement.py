@@ -1,8 +1,10 @@
 """Direct server return at an API server: Nodes are watched as peers, and the own Node is annotated."""
 
+import contextlib
 import pathlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,6 +67,17 @@ class Watched:
             if event == wanted:
                 return found
 
+    def until_both(self, port: int) -> None:
+        """Wait until the watch of the own Node and that of all Nodes have reported the announcement of this
+        port. Either of them may be first."""
+        missing = {NodeChanged, PeerChanged}
+        while missing:
+            match self.events.get(timeout=SOON):
+                case NodeChanged(node=Node(dsr_port=found)) if found == port:
+                    missing.discard(NodeChanged)
+                case PeerChanged(name=name, peer=PeerNode(dsr_port=found)) if (name, found) == (OWN, port):
+                    missing.discard(PeerChanged)
+
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(SOON)
@@ -120,33 +133,37 @@ def test_each_kind_is_watched_once(
 
 
 def test_an_annotation_is_written_and_removed(server: ApiServer, access: Access) -> None:
-    session = access.session()
     before = dict(server.annotations(OWN))
-    announcement.write(session, OWN, 6083)
-    assert server.annotations(OWN) == before | {ANNOTATION: "6083"}
-    announcement.write(session, OWN, 0)
-    announcement.write(session, OWN, 0)
-    announcement.write(session, "no-such-node", 0)
-    assert server.annotations(OWN) == before
-    with pytest.raises(SourceError, match="not found"):
-        announcement.write(session, "no-such-node", 6083)
-    session.close()
+    with contextlib.closing(access.session()) as session:
+        announcement.write(session, OWN, 6083)
+        assert server.annotations(OWN) == before | {ANNOTATION: "6083"}
+        announcement.write(session, OWN, 0)
+        announcement.write(session, OWN, 0)
+        announcement.write(session, "no-such-node", 0)
+        assert server.annotations(OWN) == before
+        with pytest.raises(SourceError, match="not found"):
+            announcement.write(session, "no-such-node", 6083)
+
+
+def announce(access: Access) -> None:
+    """Annotate the own Node, as a previous run of the agent did."""
+    with contextlib.closing(access.session()) as session:
+        announcement.write(session, OWN, 6083)
 
 
 class Messages:
-    """Waits for lines of the announcer."""
+    """The log messages of the announcer."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
         caplog.set_level("INFO")
 
     def until(self, *wanted: str) -> None:
-        deadline = threading.Event()
-        for _ in range(SOON * 100):
-            if self.seen() == list(wanted):
-                return
-            deadline.wait(0.01)
-        raise AssertionError(self.seen())
+        """Wait until the announcer has logged exactly these messages."""
+        deadline = time.monotonic() + SOON
+        while self.seen() != list(wanted):
+            assert time.monotonic() < deadline, self.seen()
+            time.sleep(0.01)
 
     def seen(self) -> list[str]:
         own = (ANNOUNCED, WITHDRAWN, NOT_ANNOUNCED, NOT_WITHDRAWN)
@@ -170,10 +187,10 @@ def test_the_node_announces_what_it_accepts(
     source = watched(announcer.seen)
     source.until(Synced(PEER_NODE))
     announcer.accept(6083)
-    source.until(peer(server, OWN, 6083))
+    source.until_both(6083)
     announcer.accept(6083)
     announcer.accept(0)
-    source.until(peer(server, OWN, 0))
+    source.until_both(0)
     messages.until(ANNOUNCED, WITHDRAWN)
     assert ANNOTATION not in server.annotations(OWN)
     assert sum(each.method == "PATCH" for each in server.requests) == 2
@@ -195,9 +212,7 @@ def test_a_node_that_registers_again_announces_again(
 def test_what_a_previous_run_announced_is_withdrawn(
     server: ApiServer, access: Access, watched: Callable[..., Watched], messages: Messages
 ) -> None:
-    with_session = access.session()
-    announcement.write(with_session, OWN, 6083)
-    with_session.close()
+    announce(access)
     announcer = Announcer(OWN, access.session)
     announcer.accept(0)
     source = watched(announcer.seen)
@@ -241,7 +256,7 @@ def test_without_an_api_server_the_hint_names_the_manifests(messages: Messages) 
     announcer.seen(Node(OWN))
     messages.until(NOT_ANNOUNCED)
     assert "manifests" in messages.values(NOT_ANNOUNCED)["hint"]
-    announcer.seen(Node(OWN, dsr_port=6083))
+    announcer.seen(Node(OWN, dsr_port=6083))  # ends its thread
 
 
 @pytest.fixture
@@ -258,9 +273,7 @@ def cleanup_config(tmp_path: pathlib.Path, name: str = OWN, **flags: str) -> Con
 def test_cleanup_removes_the_annotation(server: ApiServer, access: Access, tmp_path: pathlib.Path) -> None:
     config = cleanup_config(tmp_path)
     assert withdraw(config, dry_run=False) == []
-    session = access.session()
-    announcement.write(session, OWN, 6083)
-    session.close()
+    announce(access)
     line = f"the annotation {ANNOTATION} of node {OWN}"
     assert withdraw(config, dry_run=True) == [line]
     assert server.annotations(OWN)[ANNOTATION] == "6083"
@@ -273,9 +286,7 @@ def test_cleanup_removes_the_annotation(server: ApiServer, access: Access, tmp_p
 def test_cleanup_without_permission_names_the_command(
     server: ApiServer, access: Access, tmp_path: pathlib.Path
 ) -> None:
-    session = access.session()
-    announcement.write(session, OWN, 6083)
-    session.close()
+    announce(access)
     server.fail(1, 403, match=lambda request: request.method == "PATCH")
     with pytest.raises(SourceError, match="403") as caught:
         withdraw(cleanup_config(tmp_path), dry_run=False)
