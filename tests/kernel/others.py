@@ -20,6 +20,8 @@ _FIELDS = {"mark": 8, "tc_index": 44, "cb": 48}
 """Offsets in struct __sk_buff (include/uapi/linux/bpf.h); for `cb`, of its first word."""
 _ATTACH_TYPES = {Side.INGRESS: 46, Side.EGRESS: 47}  # BPF_TCX_INGRESS, BPF_TCX_EGRESS
 _SCHED_CLS = 3
+_XDP, _XDP_ATTACH_TYPE, _SKB_MODE = 6, 37, 1 << 1  # BPF_PROG_TYPE_XDP, BPF_XDP, XDP_FLAGS_SKB_MODE
+_XDP_PASS = 2
 _EVERYTHING = 3  # ETH_P_ALL
 
 
@@ -37,6 +39,25 @@ def program(action: int = NEXT, **writes: int) -> Iterator[Program]:
 
 def _instruction(code: int, registers: int, immediate: int, offset: int = 0) -> bytes:
     return struct.pack("=BBh", code, registers, offset) + (immediate & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def xdp_program(name: str) -> Program:
+    """An XDP program of this name that passes every frame. The caller closes it."""
+    code = _instruction(0xB7, 0, _XDP_PASS) + _instruction(0x95, 0, 0)
+    return Program.load(_XDP, _XDP_ATTACH_TYPE, code, name)
+
+
+@contextlib.contextmanager
+def xdp_linked(ifindex: int, name: str) -> Iterator[int]:
+    """Within the block, an XDP program of this name is attached in generic mode. Yield its id."""
+    with (
+        contextlib.closing(xdp_program(name)) as foreign,
+        contextlib.closing(Link.create_xdp(foreign, ifindex, _SKB_MODE)) as link,
+    ):
+        try:
+            yield foreign.id
+        finally:
+            link.detach()
 
 
 @contextlib.contextmanager

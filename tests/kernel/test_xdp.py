@@ -6,6 +6,7 @@ packets with complete checksums, as from a wire.
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -17,13 +18,13 @@ from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.lab import Lab, PodNetwork, sockets
 from ebpfproxy.lab.devices import set_offload, set_offloads
-from ebpfproxy.linux.bpf.bpf import Link, Program
 from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.linux.netlink import xdp as netlink_xdp
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP
 from tests.kernel.cluster import eventually
+from tests.kernel.others import xdp_linked
 from tests.kernel.two_nodes import TwoNodes, streamed
 from tests.support.build import CONTEXT
 
@@ -33,8 +34,6 @@ families = pytest.mark.parametrize("family", ["v4", "v6"])
 protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
 MODES = pytest.mark.parametrize("mode", ["native", "generic"])
 STREAM = os.urandom(1 << 20)
-_XDP, _ATTACH, _SKB_MODE = 6, 37, 2
-_PASS = bytes.fromhex("b7000000020000009500000000000000")  # r0 = XDP_PASS; exit
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +101,12 @@ def test_a_stream_is_echoed_completely(pair: TwoNodes, mode: str, family: str) -
     assert not pair.bad_checksums()
 
 
-def _ifindex(name: str) -> int:
-    return next(i for i, device in netlink_xdp.devices().items() if device.name == name)
-
-
 @contextlib.contextmanager
 def _other_program(pair: TwoNodes) -> Iterator[None]:
     """Within the block, the node's uplink has an XDP program of another owner."""
     with contextlib.ExitStack() as stack:
-        program = Program.load(_XDP, _ATTACH, _PASS, "firewall")
-        stack.callback(program.close)
         with netns.entered(pair.node.netns):
-            link = Link.create_xdp(program, _ifindex("eth0"), _SKB_MODE)
-        stack.callback(link.close)
-        stack.callback(link.detach)
+            stack.enter_context(xdp_linked(socket.if_nametoindex("eth0"), "firewall"))
         yield
 
 
@@ -171,7 +162,7 @@ def test_cleanup_removes_the_program(pair: TwoNodes, mode: str) -> None:
 
     def removed() -> tuple[list[str], dict[str, int]]:
         found = cleanup.remove(pair.lab.bpffs, pair.lab.cgroup)
-        return found, netlink_xdp.devices()[_ifindex("eth0")].programs
+        return found, netlink_xdp.devices()[socket.if_nametoindex("eth0")].programs
 
     found, programs = pair.node.call(removed)
     assert "XDP link of eth0" in found

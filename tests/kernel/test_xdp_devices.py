@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import socket
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -20,20 +21,15 @@ from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.linux.netlink import xdp as netlink_xdp
 from ebpfproxy.model.address import Family, unspecified
+from tests.kernel.others import xdp_linked, xdp_program
 from tests.kernel.veth_pair import veth_pair
 from tests.support.bpf_place import HASH, NO_PREALLOC, bpf_place, create_map
 from tests.support.namespace import Namespace
 
 pytestmark = pytest.mark.kernel
 
-_XDP, _ATTACH_TYPE, _SKB_MODE = 6, 37, 2
-_RETURN_PASS = bytes.fromhex("b700000002000000" + "9500000000000000")
 _U32 = struct.Struct("=I")
 modes = pytest.mark.parametrize("mode", list(Mode))
-
-
-def _program(name: str) -> Program:
-    return Program.load(_XDP, _ATTACH_TYPE, _RETURN_PASS, name)
 
 
 class _Provided(NamedTuple):
@@ -60,11 +56,7 @@ class Place:
     def __init__(self, node: Namespace, folder: Path, of: Map, own: Program) -> None:
         self.node, self.folder, self.map, self.own = node, folder, of, own
         self.reported: dict[int, XdpState] = {}
-        self.n0, self.n1 = (self.ifindex(name) for name in ("n0", "n1"))
-
-    @staticmethod
-    def ifindex(name: str) -> int:
-        return next(i for i, device in netlink_xdp.devices().items() if device.name == name)
+        self.n0, self.n1 = map(socket.if_nametoindex, ("n0", "n1"))
 
     def sync(
         self, mode: Mode | None, *ifindexes: int, flags: int = 0, program: Program | None = None
@@ -90,21 +82,9 @@ def place() -> Iterator[Place]:
         made = stack.enter_context(bpf_place())
         of = create_map(HASH, 4, abi.XDP_DEVICE.size, 64, NO_PREALLOC)
         stack.callback(of.close)
-        own = _program("xdp_forward")
+        own = xdp_program("xdp_forward")
         stack.callback(own.close)
         yield Place(node, made.bpffs / "xdp", of, own)
-
-
-@contextlib.contextmanager
-def _other(ifindex: int, name: str = "others_program") -> Iterator[int]:
-    """Within the block, another program is attached to the device in generic mode."""
-    with contextlib.ExitStack() as stack:
-        program = _program(name)
-        stack.callback(program.close)
-        link = Link.create_xdp(program, ifindex, _SKB_MODE)
-        stack.callback(link.close)
-        stack.callback(link.detach)
-        yield program.id
 
 
 @modes
@@ -142,7 +122,7 @@ def test_the_program_of_another_owner_stays_and_is_reported_once(
     place: Place, mode: Mode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with _other(place.n0) as other:
+    with xdp_linked(place.n0, "others_program") as other:
         for _ in range(3):
             place.sync(mode)
         assert place.programs(place.n0) == {"generic": other}
@@ -155,7 +135,7 @@ def test_the_program_of_another_owner_stays_and_is_reported_once(
 
 
 def test_a_dispatcher_of_libxdp_is_named(place: Place) -> None:
-    with _other(place.n0, "xdp_dispatcher"):
+    with xdp_linked(place.n0, "xdp_dispatcher"):
         place.sync(Mode.NATIVE)
         assert "of libxdp" in place.reported[place.n0].problem
 
@@ -173,7 +153,7 @@ def test_another_version_of_the_program_replaces_it_in_the_link(place: Place, mo
     place.sync(mode)
     with contextlib.closing(Link.pinned(place.folder / str(place.n0))) as before:
         number = before.id
-    with contextlib.closing(_program("xdp_forward")) as newer:
+    with contextlib.closing(xdp_program("xdp_forward")) as newer:
         place.sync(mode, program=newer)
         assert place.programs(place.n0) == {mode.value: newer.id}
     with contextlib.closing(Link.pinned(place.folder / str(place.n0))) as after:
@@ -243,7 +223,7 @@ def test_a_rejected_program_is_loaded_once_and_replaces_that_of_a_previous_versi
 
 def test_a_driver_without_native_mode_is_reported(place: Place) -> None:
     place.node.ip("link add br0 type bridge", "link set br0 up")
-    bridge = place.ifindex("br0")
+    bridge = socket.if_nametoindex("br0")
     place.sync(Mode.NATIVE, bridge)
     assert place.reported[bridge].problem == "its driver has no native XDP"
     place.sync(Mode.GENERIC, bridge)
