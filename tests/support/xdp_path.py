@@ -4,9 +4,10 @@ All next hops are gateways with permanent neighbors, since the program needs the
 `BEYOND` are on other nodes that share the uplink with the clients.
 """
 
+import contextlib
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from scapy.packet import Packet
@@ -14,10 +15,11 @@ from scapy.packet import Packet
 from ebpfproxy.backends.ebpf import abi
 from tests.support.packet_path import XDP as XDP
 from tests.support.packet_path import Outcome, PacketPath
-from tests.support.packets import HERE, THERE
+from tests.support.packets import HERE, THERE, V4, V6, Places
 
 PASS, TX, REDIRECTED = 2, 3, 4  # XDP_*
-BEYOND = {"v4": "10.244.3.5", "v6": "fd00:3::5"}
+BEYOND = {V4: "10.244.3.5", V6: "fd00:3::5"}
+GATEWAYS = {V4: "169.254.1.1", V6: "fe80::77"}
 SENT = bytes.fromhex((THERE + HERE).replace(":", ""))
 """The Ethernet addresses of a frame to a gateway."""
 
@@ -32,11 +34,25 @@ _ROUTES = {
 def add_gateways() -> None:
     """Replace the routes of this network namespace by routes to gateways."""
     for name, (v4, v6) in _ROUTES.items():
-        _ip(f"neigh replace 169.254.1.1 lladdr {THERE} dev {name} nud permanent")
-        _ip(f"neigh replace fe80::77 lladdr {THERE} dev {name} nud permanent")
-        _ip(f"route replace {v4} via 169.254.1.1 dev {name} onlink")
+        for at in (V4, V6):
+            _add_neighbor(at, name)
+        _ip(f"route replace {v4} via {GATEWAYS[V4]} dev {name} onlink")
         _ip(f"-6 route del {v6} dev {name}")
-        _ip(f"-6 route add {v6} via fe80::77 dev {name} onlink")
+        _ip(f"-6 route add {v6} via {GATEWAYS[V6]} dev {name} onlink")
+
+
+@contextlib.contextmanager
+def unknown_neighbor(at: Places, device: str) -> Iterator[None]:
+    """Within the block, the Ethernet address of this device's gateway is unknown."""
+    _ip(f"neigh del {GATEWAYS[at]} dev {device}")
+    try:
+        yield
+    finally:
+        _add_neighbor(at, device)
+
+
+def _add_neighbor(at: Places, device: str) -> None:
+    _ip(f"neigh replace {GATEWAYS[at]} lladdr {THERE} dev {device} nud permanent")
 
 
 def _ip(command: str) -> None:

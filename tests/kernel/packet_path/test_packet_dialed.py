@@ -38,6 +38,7 @@ from tests.support.packet_path import (
     REDIRECT,
     SHOT,
     UNSPEC,
+    Entry,
     Outcome,
     PacketPath,
     packet_path,
@@ -64,6 +65,16 @@ def serve_there(path: PacketPath, at: Places, *more: str, **fields: Any) -> None
     serve(path, at, *targets, tunnels=dict.fromkeys(targets, NODES[at]) | {at.here: None}, **fields)
 
 
+def others_there(at: Places) -> list[str]:
+    """Three further endpoints on that node."""
+    return [at.there[:-1] + str(number) for number in (6, 7, 8)]
+
+
+def endpoint_of(entry: Entry) -> str:
+    """The address of the endpoint in the entry of a flow."""
+    return format_address(Address(entry.value["endpoint"]))
+
+
 def forwarded(packet: Packet) -> bytes:
     """The packet after one more hop."""
     copy = packet.copy()
@@ -82,8 +93,8 @@ def is_sent(outcome: Outcome, packet: Packet) -> bool:
 def target(path: PacketPath) -> tuple[str, int, str]:
     """Endpoint and node of the only tunneled flow."""
     (entry,) = path.tunneled().values()
-    endpoint, node = (format_address(Address(entry.value[name])) for name in ("endpoint", "node"))
-    return endpoint, int.from_bytes(entry.value["endpoint_port"].to_bytes(2, "little")), node
+    node = format_address(Address(entry.value["node"]))
+    return endpoint_of(entry), socket.ntohs(entry.value["endpoint_port"]), node
 
 
 @families
@@ -113,7 +124,7 @@ def test_every_kind_of_frontend_is_tunneled(path: PacketPath, at: Places, to: st
 @families
 def test_a_packet_in_mid_flow_selects_by_the_hash_of_the_client(path: PacketPath, at: Places) -> None:
     """This node got the flow from another one, or has evicted its entry."""
-    others = [at.there[:-1] + str(n) for n in (6, 7, 8)]
+    others = others_there(at)
     serve_there(path, at, *others)
     chosen = {}
     for port in range(40000, 40040):
@@ -132,10 +143,10 @@ def test_a_flow_stays_at_its_endpoint_when_endpoints_are_added(path: PacketPath,
     ports = range(40000, 40040)
     for port in ports:
         path.ingress(request(at, port=port))
-    serve_there(path, at, *(at.there[:-1] + str(n) for n in (6, 7, 8)))
+    serve_there(path, at, *others_there(at))
     for port in ports:
         path.ingress(request(at, port=port, flags="A"))
-    endpoints = {format_address(Address(each.value["endpoint"])) for each in path.tunneled().values()}
+    endpoints = {endpoint_of(each) for each in path.tunneled().values()}
     assert endpoints == {at.there}
 
 
@@ -151,13 +162,10 @@ def test_a_connection_continues_at_a_removed_endpoint_and_a_new_one_does_not(
     serve(path, at, other, tunnels={other: NODES[at]})
     path.ingress(request(at, flags="A"))
     path.ingress(request(at, UDP))
-    found = {
-        each.key["protocol"]: format_address(Address(each.value["endpoint"]))
-        for each in path.tunneled().values()
-    }
+    found = {each.key["protocol"]: endpoint_of(each) for each in path.tunneled().values()}
     assert found == {TCP: at.there, UDP: other}
     path.ingress(request(at, flags="S"))
-    assert {format_address(Address(each.value["endpoint"])) for each in path.tunneled().values()} == {other}
+    assert {endpoint_of(each) for each in path.tunneled().values()} == {other}
 
 
 @families
@@ -165,19 +173,19 @@ def test_a_connection_continues_at_a_removed_endpoint_and_a_new_one_does_not(
 def test_a_node_that_accepts_no_tunneled_packets_any_more_gets_no_new_flow(
     path: PacketPath, at: Places, protocol: Protocol
 ) -> None:
-    """The client reuses its port, or goes on sending datagrams. Other endpoints still have a tunnel."""
-    others = [at.there[:-1] + str(n) for n in (6, 7, 8)]
+    """The client reuses its port, or continues to send datagrams. Other endpoints still have a tunnel."""
+    others = others_there(at)
     serve_there(path, at, *others)
     ports = range(40000, 40040)
     for port in ports:
         path.ingress(request(at, protocol, port))
-    there = [e for e in path.tunneled().values() if format_address(Address(e.value["endpoint"])) == at.there]
+    there = [e for e in path.tunneled().values() if endpoint_of(e) == at.there]
     path.counted()
     serve(path, at, at.there, *others, tunnels=dict.fromkeys(others, NODES[at]) | {at.there: None})
     for port in ports:
         path.ingress(request(at, protocol, port))
     assert path.counted()["tunneled"] == len(ports) - len(there)
-    flows = [format_address(Address(each.value["endpoint"])) for each in path.flows().values()]
+    flows = [endpoint_of(each) for each in path.flows().values()]
     assert flows == [at.there] * len(there) != []
 
 
@@ -190,7 +198,7 @@ def test_an_endpoint_without_a_tunnel_gets_the_ordinary_translation(
     serve(path, at, at.here, at.there, tunnels={at.there: NODES[at]})
     verdicts = {path.ingress(request(at, protocol, port)).verdict for port in range(40000, 40040)}
     assert verdicts == {UNSPEC, REDIRECT}
-    flows = {format_address(Address(each.value["endpoint"])) for each in path.flows().values()}
+    flows = {endpoint_of(each) for each in path.flows().values()}
     assert flows == {at.here}
     path.forget_flows()
     serve(path, at, at.there, tunnels={at.there: None})
@@ -317,7 +325,7 @@ def test_a_packet_that_may_be_fragmented_is_tunneled(path: PacketPath) -> None:
 def test_an_icmp_error_about_a_reply_is_sent_to_the_endpoints_node(
     path: PacketPath, at: Places, protocol: Protocol, cached: bool
 ) -> None:
-    serve_there(path, at, *(at.there[:-1] + str(n) for n in (6, 7, 8)))
+    serve_there(path, at, *others_there(at))
     if cached:
         path.ingress(request(at, protocol))
     before = path.tunneled()
@@ -334,7 +342,7 @@ def test_a_client_that_is_its_own_endpoint_is_masqueraded(path: PacketPath) -> N
 
 
 def test_session_affinity_selects_the_endpoint(path: PacketPath) -> None:
-    serve_there(path, V4, *(V4.there[:-1] + str(n) for n in (6, 7, 8)), affinity=600)
+    serve_there(path, V4, *others_there(V4), affinity=600)
     for port in range(40000, 40020):
         path.ingress(request(V4, port=port))
     assert len({each.value["endpoint"] for each in path.tunneled().values()}) == 1

@@ -3,7 +3,6 @@
 import dataclasses
 import random
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,8 +108,7 @@ def test_packets_of_an_established_flow_are_forwarded_as_by_tc(
 
 @families
 def test_a_packet_that_leaves_by_its_own_device_is_sent_back(path: PacketPath, at: Places) -> None:
-    beyond = xdp_path.BEYOND["v4" if at is V4 else "v6"]
-    serve(path, at, beyond)
+    serve(path, at, xdp_path.BEYOND[at])
     got = established(path, at, "net")
     flow = Flow(path, at, TCP, got)
     _is_forwarded_as_by_tc(path, flow.request(), "net", TX)
@@ -129,10 +127,9 @@ def test_datagrams_of_all_sizes_are_forwarded_as_by_tc(
     path: PacketPath, at: Places, payload: int, checksum: int | None
 ) -> None:
     flow = _flow(path, at, UDP)
-    fields: dict[str, Any] = {"data": bytes(range(256)) * 6}
-    fields["data"] = fields["data"][:payload]
-    _is_forwarded_as_by_tc(path, flow.request(chksum=checksum, **fields), "net", REDIRECTED)
-    _is_forwarded_as_by_tc(path, flow.reply(chksum=checksum, **fields), "tunnel", REDIRECTED)
+    data = (bytes(range(256)) * 6)[:payload]
+    _is_forwarded_as_by_tc(path, flow.request(chksum=checksum, data=data), "net", REDIRECTED)
+    _is_forwarded_as_by_tc(path, flow.reply(chksum=checksum, data=data), "tunnel", REDIRECTED)
 
 
 def _with_partial_checksum(frame: bytes) -> bytes:
@@ -197,6 +194,11 @@ def _tagged(packet: Packet) -> Packet:
     return Ether(src=THERE, dst=packet.dst) / Dot1Q(vlan=5) / packet.payload
 
 
+def _longer(packet: Packet) -> Packet:
+    del packet[IP].len, packet[IP].chksum, packet["TCP"].chksum
+    return packet / Raw(bytes(1500))
+
+
 _ALTERED: dict[str, tuple[Places, _Alter]] = {
     "SYN": (V4, _with_flags("S")),
     "FIN": (V4, _with_flags("FA")),
@@ -210,7 +212,7 @@ _ALTERED: dict[str, tuple[Places, _Alter]] = {
     "frame for another host": (V4, _to("02:00:00:00:00:09")),
     "broadcast": (V6, _to("ff:ff:ff:ff:ff:ff")),
     "VLAN": (V4, _tagged),
-    "longer than the MTU": (V4, lambda packet: packet / Raw(bytes(1500))),
+    "longer than the MTU": (V4, _longer),
 }
 
 
@@ -218,12 +220,7 @@ _ALTERED: dict[str, tuple[Places, _Alter]] = {
 def test_other_packets_of_the_flow_are_passed_unchanged(path: PacketPath, case: str) -> None:
     at, alter = _ALTERED[case]
     flow = _flow(path, at)
-    packet = Ether(bytes(flow.request()))
-    if case == "longer than the MTU":
-        for layer, names in (("IP", ("len", "chksum")), ("TCP", ("chksum",))):
-            for name in names:
-                delattr(packet[layer], name)
-    _is_passed(path, alter(packet))
+    _is_passed(path, alter(Ether(bytes(flow.request()))))
     assert by_xdp(path, flow.request()).verdict == REDIRECTED
 
 
@@ -287,7 +284,7 @@ def test_datagrams_are_passed_after_the_endpoint_or_the_frontend_was_removed(
     flow = _flow(path, at, UDP)
     packet = flow.request()
     assert by_xdp(path, packet).verdict == REDIRECTED
-    serve(path, at, xdp_path.BEYOND["v4" if at is V4 else "v6"])
+    serve(path, at, xdp_path.BEYOND[at])
     path.counted()
     _is_passed(path, packet)
     serve(path, at, at.there)
@@ -298,17 +295,9 @@ def test_datagrams_are_passed_after_the_endpoint_or_the_frontend_was_removed(
 @families
 def test_packets_without_a_known_neighbor_are_passed(path: PacketPath, at: Places) -> None:
     flow = _flow(path, at)
-    gateway = "169.254.1.1" if at is V4 else "fe80::77"
-    _ip(f"neigh del {gateway} dev tunnel")
-    try:
+    with xdp_path.unknown_neighbor(at, "tunnel"):
         _is_passed(path, flow.request())
-    finally:
-        _ip(f"neigh replace {gateway} lladdr {THERE} dev tunnel nud permanent")
     assert by_xdp(path, flow.request()).verdict == REDIRECTED
-
-
-def _ip(command: str) -> None:
-    subprocess.run(["ip", *command.split()], check=True)
 
 
 @families
@@ -366,9 +355,8 @@ def test_traffic_is_counted_as_by_tc(path: PacketPath, at: Places) -> None:
     flow = _flow(path, at)
 
     def counted() -> list[int]:
-        values = [value for _, value in path.maps["traffic"].items()]
-        return [sum(column) for column in zip(*(struct.unpack(f"={len(value) // 8}Q", value)
-                                                for value in values), strict=True)]  # fmt: skip
+        rows = [struct.unpack(f"={len(value) // 8}Q", value) for _, value in path.maps["traffic"].items()]
+        return [sum(column) for column in zip(*rows, strict=True)]
 
     def growth(send: Callable[[Packet, str], Outcome]) -> tuple[list[int], list[int]]:
         before = counted()

@@ -20,7 +20,7 @@ from tests.support import xdp_path
 from tests.support.bpf_place import bpf_place
 from tests.support.device_path import Around, DevicePath, Received, Wires, attached, wires
 from tests.support.packet_path import SHOT, Outcome, PacketPath, packet_path
-from tests.support.packets import V4, Places
+from tests.support.packets import Places
 from tests.support.xdp_path import SENT, seen_now
 
 pytestmark = pytest.mark.kernel
@@ -110,7 +110,7 @@ def test_frames_leave_by_the_output_device_as_by_tc(
     """`towards` net: by the device at which they arrived."""
     node.use(None)
     node.path.forget_flows()
-    endpoint = at.there if towards == "tunnel" else xdp_path.BEYOND["v4" if at is V4 else "v6"]
+    endpoint = at.there if towards == "tunnel" else xdp_path.BEYOND[at]
     got = node.establish(at, protocol, endpoint, towards)
     fields: dict[str, Any] = {"flags": "PA"} if protocol is TCP else {}
     packets = [(request(at, protocol, **fields), "net", towards), (answer(got, **fields), towards, "net")]
