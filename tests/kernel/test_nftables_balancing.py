@@ -226,7 +226,7 @@ def test_a_hash_selects_the_endpoint_that_explain_computes(
         service.set(algorithm, *weights, affinity=affinity)
         selection = shares(tuple(service.plan.endpoints), service.plan.balancing, lambda each: each.cluster)
         assert selection
-        for client in range(1, 61):  # a client with affinity is unknown once
+        for client in range(1, 61):  # each only once: session affinity keeps its endpoint
             reached, port = service.reached_from_port(client, client % 2)
             expected = selection.selected(address_of(of, client), port, bool(affinity))
             assert expected == service.plan.endpoints[reached], (client, port)
