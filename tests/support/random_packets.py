@@ -90,7 +90,7 @@ class RandomPackets:
         return frame if len(frame) >= least else frame + bytes(least - len(frame))
 
     def remember(self, forwarded: bytes) -> None:
-        """Record a packet that was forwarded to an endpoint. Later packets may refer to it."""
+        """Record a packet that was forwarded. Later packets may be answers to it, or errors about it."""
         answers = _answers(forwarded)
         if len(self._about) < _POOL:
             self._about += answers
@@ -264,19 +264,22 @@ def _deep(packet: Packet, count: int) -> Packet:
 
 
 def _answers(forwarded: bytes) -> list[bytes]:
-    """The packet with source and destination exchanged, and an error about it. All checksums stay valid."""
+    """An answer to the packet, and an error about it. All checksums stay valid."""
     found = headers.read(forwarded)
     if not found or not found.has_ports:
         return []
-    back = bytearray(forwarded)
+    return [answer_to(forwarded, found), error_about(forwarded, found)]
+
+
+def answer_to(sent: bytes, found: Headers) -> bytes:
+    """The packet with source and destination exchanged. Its headers have ports."""
+    back = bytearray(sent)
     size, at = (4, found.l3 + 12) if found.version == 4 else (16, found.l3 + 8)
-    back[at : at + 2 * size] = forwarded[at + size : at + 2 * size] + forwarded[at : at + size]
-    back[found.l4 : found.l4 + 4] = (
-        forwarded[found.l4 + 2 : found.l4 + 4] + forwarded[found.l4 : found.l4 + 2]
-    )
+    back[at : at + 2 * size] = sent[at + size : at + 2 * size] + sent[at : at + size]
+    back[found.l4 : found.l4 + 4] = sent[found.l4 + 2 : found.l4 + 4] + sent[found.l4 : found.l4 + 2]
     if found.protocol == headers.SCTP and not found.fragment:
         back[found.l4 + 8 : found.l4 + 12] = headers.crc_of(bytes(back), found).to_bytes(4)
-    return [bytes(back), error_about(forwarded, found)]
+    return bytes(back)
 
 
 def error_about(sent: bytes, found: Headers) -> bytes:
