@@ -33,7 +33,7 @@ class Node:
 
     def _answer(self, request: object) -> Response:
         self.requests += 1
-        return plain(self.status, "as told")
+        return plain(self.status, "as requested")
 
     @property
     def check(self) -> NodeCheck:

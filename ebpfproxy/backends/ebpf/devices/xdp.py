@@ -15,7 +15,7 @@ from ebpfproxy.backends.ebpf.attachments import program_name
 from ebpfproxy.backends.ebpf.entries import DeviceEntry
 from ebpfproxy.errors import KernelError, ProgramRejected, Rejected
 from ebpfproxy.linux.bpf import xdp
-from ebpfproxy.linux.bpf.bpf import Map, Program
+from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.linux.netlink import xdp as netlink_xdp
 from ebpfproxy.linux.netlink.xdp import XdpDevice
@@ -107,7 +107,7 @@ def _state(device: XdpDevice, pin: Path, mode: Mode, features: int | None) -> Xd
 
 def _running(device: XdpDevice, pin: Path) -> str:
     """The mode of the program that the pinned link has attached to the device. "" if there is none."""
-    with xdp.pinned(pin) as link:
+    with Link.pinned_if_any(pin) as link:
         if link is None or link.ifindex != device.ifindex:
             return ""
         number = link.program_id
