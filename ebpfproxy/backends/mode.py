@@ -138,6 +138,8 @@ class Inspection(Protocol):
     - `render` and `read`: as in `Backend`. Entries that must not differ are equal.
     - `shown`: an entry in the form for readers.
     - `bypassing`: as in `ClusterState`, as the mode recorded it in the kernel.
+    - `served_devices`: the ifindexes of loopback and of pods' devices, if they have programs. They may have
+      them only because they were needed before.
     - `further`: the differences that no entry shows, as of the last `read`.
     - `endpoint_of`: where the kernel sends an open connection, as of now. None if it does not translate it.
       It does not read all connections.
@@ -153,6 +155,8 @@ class Inspection(Protocol):
     def shown(self, key: Any, entry: Any) -> Any: ...
 
     def bypassing(self) -> frozenset[int]: ...
+
+    def served_devices(self) -> frozenset[int]: ...
 
     def further(self) -> list[Difference]: ...
 
@@ -187,6 +191,9 @@ class BackendInspection:
         return self._shown(key, entry)
 
     def bypassing(self) -> frozenset[int]:
+        return frozenset()
+
+    def served_devices(self) -> frozenset[int]:
         return frozenset()
 
     def further(self) -> list[Difference]:

@@ -72,6 +72,9 @@ class DumpInspection:
     def bypassing(self) -> frozenset[int]:
         return frozenset()
 
+    def served_devices(self) -> frozenset[int]:
+        return frozenset()
+
     def further(self) -> list[Difference]:
         return [each for row in self._view.devices() for each in _of_device(row)]
 

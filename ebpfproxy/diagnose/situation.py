@@ -13,7 +13,7 @@ from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Family, contains, family, network
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.device import Device
+from ebpfproxy.model.device import LOOPBACK, Device
 from ebpfproxy.model.service import NamespacedName, ServicePortName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize
@@ -154,8 +154,12 @@ def plan_situation(
     scheduler: str = "",
     routes: Routes = no_routes,
     forwarding: Forwarding = Forwarding.NAT,
+    served_devices: frozenset[int] = frozenset(),
 ) -> Situation:
-    """Plan all Services and the node, as `agent.reconciler` does. The order of Services does not matter."""
+    """Plan all Services and the node, as `agent.reconciler` does. The order of Services does not matter.
+
+    `served_devices`: as in `Inspection`. These devices keep their programs.
+    """
     state = cluster.state
     size = ClusterSize()
     for name, service in state.services.items():
@@ -167,12 +171,16 @@ def plan_situation(
         requested[name] = plans
         claims.update(name, tuple(each for each in plans if not is_unserved(each, context)))
     pods = any(map(needs_packets_of_pods, claims.plans.values()))
-    of_node = any(map(needs_packets_of_node, claims.plans.values()))
+    of_node = any(map(needs_packets_of_node, claims.plans.values())) or any(
+        each.link_type == LOOPBACK and each.ifindex in served_devices for each in state.devices
+    )
+    # Not in the result: a pod whose device has programs need not bypass the socket hooks.
+    with_programs = dataclasses.replace(state, bypassing=state.bypassing | served_devices)
     return Situation(
         mode,
         state,
         context,
-        plan_node(state, context, pods, of_node=of_node),
+        plan_node(with_programs, context, pods, of_node=of_node),
         claims.plans,
         requested,
         cluster.unserved,
@@ -186,7 +194,8 @@ def plan_situation(
 def situation_of_mode(
     cluster: Cluster, inspection: Inspection, mode: str, config: Config, routes: Routes = no_routes
 ) -> Situation:
-    """Plan with the options of a mode, and with the bypassing pods that it recorded in the kernel."""
+    """Plan with the options of a mode, and with what it recorded in the kernel: bypassing pods, and devices
+    that keep their programs."""
     state = dataclasses.replace(cluster.state, bypassing=inspection.bypassing())
     return plan_situation(
         cluster._replace(state=state),
@@ -195,4 +204,5 @@ def situation_of_mode(
         scheduler=config.ipvs_scheduler,
         routes=routes,
         forwarding=Forwarding(config.ipvs_forwarding),
+        served_devices=inspection.served_devices(),
     )

@@ -218,3 +218,25 @@ def test_a_port_that_the_mode_cannot_forward_is_no_difference(cluster: Cluster) 
     assert not found["works"]
     assert "SctpUnserved" in reasons(found)
     assert "Disagrees" not in reasons(found)
+
+
+def test_devices_that_keep_their_programs_are_no_sign_of_pods_that_bypass_the_hooks(
+    restartable: Cluster,
+) -> None:
+    """Nor are they differences, when no Service needs them anymore."""
+    cluster = restartable
+    cluster.start()
+    web = cluster.service()
+    web.to(cluster.a)
+    former = cluster.service()
+    port = manifests.port(80, name="sctp", protocol="SCTP")
+    cluster.write(former.name, manifests.service(former.name, [former.v4], [port]))
+    cluster.write(former.name)
+    devices = json.loads(cluster.ebpfproxy("dump", "devices", "-o=json").stdout)
+    assert {"lo", cluster.p.device} <= {each["device"] for each in devices}
+    found = explain(cluster, f"{web.v4}:80", f"--from={cluster.p.v4}")
+    assert "ConnectHook" in reasons(found)
+    assert "Disagrees" not in reasons(found)
+    flags = (f"--manifests={cluster.folder}", f"--hostname-override={cluster.lab.node_name}")
+    done = cluster.ebpfproxy("verify", *flags, check=False)
+    assert done.returncode == 0, done.stdout

@@ -11,7 +11,12 @@ from typing import NamedTuple, cast
 
 from ebpfproxy.backends.ebpf import abi, attachments, entries, growth
 from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
-from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, previous_clsacts, previous_pods
+from ebpfproxy.backends.ebpf.devices.filters import (
+    DeviceTable,
+    bypassing_pods,
+    previous_clsacts,
+    served_pods,
+)
 from ebpfproxy.backends.ebpf.devices.packet_check import PacketCheck
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.devices.xdp import XdpDevices, XdpState
@@ -203,7 +208,7 @@ class EbpfBackend:
     def _open_devices(self) -> None:
         """Open the device table, with the clsacts and pods that all pinned maps `devices` record."""
         pins = list(self._pins.pinned_maps("devices"))
-        pods = previous_pods(pins, self._pins.pinned_maps("bypassing"))
+        pods = served_pods(pins) | bypassing_pods(self._pins.pinned_maps("bypassing"))
         pins.remove(self._pins.maps_of(self._programs.directory)["devices"])  # its content may still change
         self._clsacts |= previous_clsacts(pins)
         owned = None if self._settings.devices else pinned_classifiers(self._pins)

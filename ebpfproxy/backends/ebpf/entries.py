@@ -32,7 +32,7 @@ from ebpfproxy.plan.service_plan import (
     ServicePortPlan,
 )
 
-_LOOPBACK = 1  # its ifindex in every network namespace
+LOOPBACK = 1  # its ifindex in every network namespace
 
 
 class ServicePortKey(NamedTuple):
@@ -215,7 +215,7 @@ def _device(plan: DevicePlan) -> DeviceEntry:
 
 def has_loopback(keys: Iterable[Key]) -> bool:
     """Whether loopback is one of the devices."""
-    return any(isinstance(each, DeviceKey) and each.ifindex == _LOOPBACK for each in keys)
+    return any(isinstance(each, DeviceKey) and each.ifindex == LOOPBACK for each in keys)
 
 
 def _frontend(plan: FrontendPlan, of: ServicePortPlan) -> FrontendEntry:

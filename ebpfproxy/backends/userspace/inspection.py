@@ -62,6 +62,9 @@ class UserspaceInspection:
     def bypassing(self) -> frozenset[int]:
         return frozenset()
 
+    def served_devices(self) -> frozenset[int]:
+        return frozenset()
+
     def further(self) -> list[Difference]:
         return []
 

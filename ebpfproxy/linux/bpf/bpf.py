@@ -409,6 +409,18 @@ class Link(_Object):
         return cls(_pinned_fd(path, "link"), path.name)
 
     @classmethod
+    @contextlib.contextmanager
+    def pinned_if_any(cls, path: Path) -> Iterator["Link | None"]:
+        """Open a pinned link, and close it at the end of the `with` block. None if there is none."""
+        try:
+            link = cls.pinned(path)
+        except NotFound:
+            yield None
+            return
+        with contextlib.closing(link):
+            yield link
+
+    @classmethod
     def create(cls, program: Program, target_fd: int, attach_type: int) -> "Link":
         """Create a cgroup link. Raises Unsupported before Linux 5.7 (af6eea57437a)."""
         attr = struct.pack("=IIII", program.fd, target_fd, attach_type, 0)

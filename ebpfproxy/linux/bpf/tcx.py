@@ -75,7 +75,7 @@ def attach(ifindex: int, side: Side, program: Program, pin: Path) -> None:
     Raises NotFound if the device is gone, or another KernelError.
     """
     _finish(pin, ifindex, side)
-    with _pinned(pin) as link:
+    with Link.pinned_if_any(pin) as link:
         placed = programs(ifindex, side) if link else ()
         position = _position(link, placed)
         if link and position is not None:
@@ -128,10 +128,10 @@ def _caller(program: Program) -> Iterator[Program]:
 def _finish(pin: Path, ifindex: int, side: Side) -> None:
     """Complete the steps of a process that was killed in `_advance`."""
     new_pin = _new_pin(pin)
-    with _pinned(new_pin) as new_link:
+    with Link.pinned_if_any(new_pin) as new_link:
         if new_link is None:
             return
-        with _pinned(pin) as link:
+        with Link.pinned_if_any(pin) as link:
             if _position(link, programs(ifindex, side)) is None:
                 new_pin.rename(pin)
                 return
@@ -152,7 +152,7 @@ def _remove(path: Path) -> bool:
     Without the detachment, the kernel detaches a link some time after its last pin is removed.
     """
     attached = False
-    with _pinned(path) as link:
+    with Link.pinned_if_any(path) as link:
         if link:
             attached = link.ifindex != 0
             link.detach()
@@ -162,7 +162,7 @@ def _remove(path: Path) -> bool:
 
 def link_id(pin: Path) -> int | None:
     """The id of the pinned link. None if it does not exist."""
-    with _pinned(pin) as link:
+    with Link.pinned_if_any(pin) as link:
         return link.id if link else None
 
 
@@ -175,17 +175,6 @@ def _position(link: Link | None, placed: tuple[Placed, ...]) -> int | None:
 def _new_pin(pin: Path) -> Path:
     """The pin of a new link until it replaces `pin`."""
     return pin.with_name(f"{pin.name}_new")
-
-
-@contextlib.contextmanager
-def _pinned(pin: Path) -> Iterator[Link | None]:
-    try:
-        link = Link.pinned(pin)
-    except NotFound:
-        yield None
-        return
-    with contextlib.closing(link):
-        yield link
 
 
 def _create(program: Program, ifindex: int, side: Side) -> Link:

@@ -7,10 +7,9 @@ device. Nothing replaces a program of another owner: the kernel rejects a link f
 
 import contextlib
 import enum
-from collections.abc import Iterator
 from pathlib import Path
 
-from ebpfproxy.errors import KernelError, NotFound
+from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf.bpf import Link, Program
 from ebpfproxy.linux.netlink import iproute
 from ebpfproxy.linux.netlink.xdp import GENERIC, NATIVE
@@ -41,7 +40,7 @@ def attach(ifindex: int, program: Program, mode: Mode, pin: Path) -> None:
 
 def replace(pin: Path, program: Program) -> None:
     """Replace the program of a pinned link between two frames. Raises KernelError."""
-    with pinned(pin) as link:
+    with Link.pinned_if_any(pin) as link:
         if link and link.program_id != program.id:
             link.replace(program)
 
@@ -49,21 +48,9 @@ def replace(pin: Path, program: Program) -> None:
 def detach(pin: Path) -> bool:
     """Detach the pinned link at once, and unpin it; return whether it was attached. Raises KernelError."""
     attached = False
-    with pinned(pin) as link:
+    with Link.pinned_if_any(pin) as link:
         if link:
             attached = link.ifindex != 0
             link.detach()
     pin.unlink(missing_ok=True)
     return attached
-
-
-@contextlib.contextmanager
-def pinned(pin: Path) -> Iterator[Link | None]:
-    """The link that is pinned there, None if there is none."""
-    try:
-        link = Link.pinned(pin)
-    except NotFound:
-        yield None
-        return
-    with contextlib.closing(link):
-        yield link

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ebpfproxy.agent.active_mode import ActiveMode
 from ebpfproxy.agent.reconciler import SyncResult
-from ebpfproxy.backends.mode import Callbacks, Mode
+from ebpfproxy.backends.mode import Callbacks, Inspection, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.lab import Lab, Netns, Pod, PodNetwork
 from ebpfproxy.linux.netlink import links, local_addresses
@@ -75,6 +75,10 @@ class Subject:
     def config(self) -> Config:
         """The configuration of the backend."""
         return self._config
+
+    def inspect(self) -> Inspection:
+        """Open the mode's state in the kernel to read it. Call it in the node's network namespace."""
+        return self._mode.inspect(self._config)
 
     def __enter__(self) -> "Subject":
         self._lab.__enter__()

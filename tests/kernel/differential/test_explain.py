@@ -1,8 +1,8 @@
 """What `ebpfproxy explain` predicts, compared with real connections through random histories of Services.
 
-The predictions come from the plan and the routes of the node, not from the kernel's Service tables. So a
-difference is an error of the explanation or of the mode. In mode ebpf, the explanation by the maps alone, as
-for a saved dump, must give the same endpoints.
+The predictions come from the plan, the routes and the devices of the node, not from the kernel's Service
+tables. So a difference is an error of the explanation or of the mode. In mode ebpf, the explanation by the
+maps alone, as for a saved dump, must give the same endpoints.
 """
 
 import contextlib
@@ -17,14 +17,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.backends.selection import MODES
-from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import Cluster
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.from_tables import situation_of as maps_situation
 from ebpfproxy.diagnose.explain.host import route_to
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Verdict
-from ebpfproxy.diagnose.situation import Situation, plan_situation
+from ebpfproxy.diagnose.situation import Situation, situation_of_mode
 from ebpfproxy.model.address import Address, format_address, parse_address
 from tests.kernel.clients import REFUSED, SILENT
 from tests.kernel.differential.conftest import SUBJECTS
@@ -195,9 +194,12 @@ class Comparison:
 
 
 def situation_of(subject: Subject) -> Situation:
-    """The plan of the subject's state. Call it in the node's network namespace."""
-    context = plan_context(subject.config, subject.mode)
-    return plan_situation(Cluster(subject.state, ()), context, subject.mode, routes=route_to)
+    """The situation that commands have: the plan of the subject's state, and the devices that keep programs
+    which Services needed in earlier steps. Call it in the node's network namespace."""
+    with contextlib.closing(subject.inspect()) as inspection:
+        return situation_of_mode(
+            Cluster(subject.state, ()), inspection, subject.mode, subject.config, route_to
+        )
 
 
 def situation_of_maps(subject: Subject) -> Situation | None:

@@ -1,5 +1,8 @@
 """The plans that commands report are those that the agent makes."""
 
+import dataclasses
+from collections.abc import Collection
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,9 +11,12 @@ from ebpfproxy.agent.reconciler import Reconciler
 from ebpfproxy.backends.mode import BackendInspection
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.cluster import Cluster
+from ebpfproxy.diagnose.explain.host import origin_of
 from ebpfproxy.diagnose.explain.result import Verdict
-from ebpfproxy.diagnose.situation import plan_situation, situation_of_mode
+from ebpfproxy.diagnose.situation import Situation, plan_situation, situation_of_mode
+from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.device import LOOPBACK, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service
@@ -18,7 +24,19 @@ from ebpfproxy.plan.service_plan import PlanContext
 from tests.support.build import HERE, endpoint, networks, port, service, slice_of
 from tests.support.fake_backend import FakeBackend, FakeKernel
 from tests.support.strategies import NODES, exposed_services
-from tests.unit.diagnose.explain.scene import DEVICES, REMOTE_POD, THE_NODE, explained, situation, to
+from tests.unit.diagnose.explain.scene import (
+    A_CLIENT,
+    DEVICES,
+    POD,
+    REMOTE_POD,
+    THE_NODE,
+    explained,
+    route,
+    situation,
+    to,
+)
+
+LO = Device(1, "lo", "", LOOPBACK, True)
 
 
 @given(st.lists(exposed_services(), max_size=5), NODES, st.sampled_from(("", "no connection tracking")))
@@ -38,6 +56,60 @@ def test_the_plans_and_the_entries_are_those_of_a_starting_agent(
     assert found.plans == agent.plans
     assert found.node == agent.node_plan
     assert backend.render(found.plans.values(), found.node) == agent.desired
+
+
+class Recorded(BackendInspection):
+    """A mode that recorded these devices in the kernel."""
+
+    def __init__(self, bypassing: Collection[int] = (), served: Collection[int] = ()) -> None:
+        super().__init__(FakeBackend(FakeKernel()), PlanContext(HERE))
+        self._bypassing, self._served = frozenset(bypassing), frozenset(served)
+
+    def bypassing(self) -> frozenset[int]:
+        return self._bypassing
+
+    def served_devices(self) -> frozenset[int]:
+        return self._served
+
+
+def of_recorded(inspection: Recorded, state: ClusterState) -> Situation:
+    return situation_of_mode(Cluster(state, ()), inspection, "ebpf", Config(), route)
+
+
+@pytest.mark.parametrize(
+    ("needs_packets", "served"),
+    [
+        (service("web", ranges=["192.0.2.0/24"], balancer=["203.0.113.9"]), {7}),
+        (service("web", port(protocol=Protocol.SCTP)), {1, 7}),
+    ],
+    ids=["ranges", "SCTP"],
+)
+def test_the_devices_are_those_of_an_agent_that_has_served_other_services(
+    needs_packets: Service, served: set[int]
+) -> None:
+    state = dataclasses.replace(situation().state, devices=(LO, *DEVICES))
+    agent = Reconciler(FakeBackend(FakeKernel()), PlanContext(HERE))
+    before = dataclasses.replace(state, services={needs_packets.name: needs_packets})
+    for each in (before, state):
+        agent.plan(each, frozenset({needs_packets.name}), node_changed=True, host_changed=True)
+    assert agent.node_plan
+    assert {each.ifindex for each in agent.node_plan.devices} == {2, *served}
+    assert of_recorded(Recorded(served=served), state).node == agent.node_plan
+
+
+def test_packets_to_the_device_of_a_pod_are_masqueraded_as_long_as_it_has_programs() -> None:
+    state = situation(service("web"), slice_of("web", endpoint(POD, node=""))).state
+    for served, masqueraded in (((), False), ({7}, True)):
+        found = explained(of_recorded(Recorded(served=served), state), to(), A_CLIENT)
+        assert [each.masqueraded for each in found.endpoints] == [masqueraded]
+
+
+def test_a_pod_whose_device_has_programs_need_not_bypass_the_socket_hooks() -> None:
+    state = situation().state
+    origin = origin_of(POD, of_recorded(Recorded(served={7}), state), live=False)
+    assert (origin.interface, origin.bypasses_hooks) == ("veth7", False)
+    origin = origin_of(POD, of_recorded(Recorded(bypassing={7}, served={7}), state), live=False)
+    assert (origin.interface, origin.bypasses_hooks) == ("veth7", True)
 
 
 @pytest.mark.parametrize(("forwarding", "verdict"), [("nat", Verdict.CONNECTS), ("tunnel", Verdict.DROPPED)])

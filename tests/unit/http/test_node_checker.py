@@ -34,7 +34,7 @@ class Node:
 
     def _answer(self, request: object) -> Response:
         self.requests += 1
-        return plain(self.status, "")
+        return plain(self.status, "as requested")
 
     @property
     def check(self) -> NodeCheck:

@@ -14,7 +14,15 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.attachments import SIDES, Attachments, Running, TcFilters, pinned
 from ebpfproxy.backends.ebpf.devices import arp
 from ebpfproxy.backends.ebpf.devices.positions import Positions
-from ebpfproxy.backends.ebpf.entries import BEHIND, EGRESS, INGRESS, OUTDATED, DeviceEntry, DeviceKey
+from ebpfproxy.backends.ebpf.entries import (
+    BEHIND,
+    EGRESS,
+    INGRESS,
+    LOOPBACK,
+    OUTDATED,
+    DeviceEntry,
+    DeviceKey,
+)
 from ebpfproxy.errors import KernelError, NotFound, TableFull
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Map, Program
@@ -320,18 +328,30 @@ def previous_clsacts(pins: Iterable[Path]) -> frozenset[int]:
     return frozenset().union(*(_previous_flagged(pin, abi.DEVICE_CLSACT) for pin in pins))
 
 
-def previous_pods(pins: Iterable[Path], bypassing: Iterable[Path]) -> frozenset[int]:
-    """The ifindexes of devices whose pods were served, or were found to bypass the socket hooks.
+def served_pods(pins: Iterable[Path]) -> frozenset[int]:
+    """The ifindexes of pods' devices that these pins of maps `devices` record.
 
-    `pins` are of maps `devices` and record the first; `bypassing` are of maps `bypassing` and record the
-    second. Ignores a pin that is missing or has another shape.
+    Ignores a pin that is missing or has another shape.
     """
-    found = frozenset[int]().union(*(_previous_flagged(pin, abi.DEVICE_POD) for pin in pins))
-    for pin in bypassing:
-        with _readable(pin, _U64_SIZE) as opened:
-            if opened:
-                found |= frozenset(_U32.unpack(key)[0] for key, _ in opened.items())
-    return found
+    return frozenset().union(*(_previous_flagged(pin, abi.DEVICE_POD) for pin in pins))
+
+
+def served_loopback(pins: Iterable[Path]) -> frozenset[int]:
+    """Like `served_pods`, for loopback."""
+    return frozenset({LOOPBACK} if any(LOOPBACK in _recorded(pin, abi.DEVICE.size) for pin in pins) else ())
+
+
+def bypassing_pods(pins: Iterable[Path]) -> frozenset[int]:
+    """The ifindexes of devices whose pods were found to bypass the socket hooks.
+
+    `pins` are of maps `bypassing`. Ignores a pin that is missing or has another shape.
+    """
+    return frozenset().union(*(_recorded(pin, _U64_SIZE) for pin in pins))
+
+
+def _recorded(pin: Path, value_size: int) -> frozenset[int]:
+    with _readable(pin, value_size) as devices:
+        return frozenset(_U32.unpack(key)[0] for key, _ in devices.items()) if devices else frozenset()
 
 
 def _previous_flagged(pin: Path, flag: int) -> frozenset[int]:

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.attachments import program_name
-from ebpfproxy.backends.ebpf.entries import DeviceEntry
+from ebpfproxy.backends.ebpf.entries import LOOPBACK, DeviceEntry
 from ebpfproxy.errors import KernelError, ProgramRejected, Rejected
 from ebpfproxy.linux.bpf import xdp
-from ebpfproxy.linux.bpf.bpf import Map, Program
+from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.linux.netlink import xdp as netlink_xdp
 from ebpfproxy.linux.netlink.xdp import XdpDevice
@@ -35,7 +35,6 @@ UNREADABLE = "Cannot check the XDP programs"
 """The devices or their XDP features could not be read. Retried every few seconds."""
 
 _U32 = struct.Struct("=I")
-_LOOPBACK = 1
 _VETH = "veth"
 _DISPATCHER = "xdp_dispatcher"  # the name of libxdp's program that calls others
 
@@ -66,7 +65,7 @@ class XdpState(NamedTuple):
 
 def is_wanted(ifindex: int, flags: int) -> bool:
     """Whether a device with these flags (abi.h's device_flag) gets the program."""
-    return ifindex != _LOOPBACK and not flags & (abi.DEVICE_POD | abi.DEVICE_LAYER3 | abi.DEVICE_TUNNEL)
+    return ifindex != LOOPBACK and not flags & (abi.DEVICE_POD | abi.DEVICE_LAYER3 | abi.DEVICE_TUNNEL)
 
 
 def states(
@@ -107,7 +106,7 @@ def _state(device: XdpDevice, pin: Path, mode: Mode, features: int | None) -> Xd
 
 def _running(device: XdpDevice, pin: Path) -> str:
     """The mode of the program that the pinned link has attached to the device. "" if there is none."""
-    with xdp.pinned(pin) as link:
+    with Link.pinned_if_any(pin) as link:
         if link is None or link.ifindex != device.ifindex:
             return ""
         number = link.program_id

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ebpfproxy.backends.difference import DIFFERENT, MISSING, UNEXPECTED, Difference
 from ebpfproxy.backends.ebpf import abi, attachments, entries
 from ebpfproxy.backends.ebpf.devices import xdp
-from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, previous_pods
+from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, bypassing_pods, served_loopback, served_pods
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.entries import (
     BEHIND,
@@ -202,8 +202,11 @@ class EbpfInspection:
         return shown(entry)
 
     def bypassing(self) -> frozenset[int]:
-        pins = self._pins
-        return previous_pods(pins.pinned_maps("devices"), pins.pinned_maps("bypassing"))
+        return bypassing_pods(self._pins.pinned_maps("bypassing"))
+
+    def served_devices(self) -> frozenset[int]:
+        pins = list(self._pins.pinned_maps("devices"))
+        return served_pods(pins) | served_loopback(pins)
 
     def further(self) -> list[Difference]:
         return self._further
