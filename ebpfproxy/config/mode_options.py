@@ -218,7 +218,7 @@ class EbpfOptions:
         "--ebpf-xdp", flag_types.one_of("off", "native", "generic"), "off", _EBPF,
         "Forward packets of established flows between outside clients and endpoints on other nodes by XDP, "
         "before the network stack. native: in the driver of the uplink. generic: for any driver, at less "
-        "gain. A device with another XDP program works without. Needs --ebpf-redirect.",
+        "gain. A device with another XDP program works without XDP. Needs --ebpf-redirect.",
     )  # fmt: skip
     ebpf_forwarding: EbpfForwarding = option(
         "--ebpf-forwarding", flag_types.EBPF_FORWARDING, "snat", _EBPF,

@@ -62,7 +62,7 @@ def measure(connections: int, *, dsr: bool, slow: bool) -> Iterator[Result]:
         events: dict[str, Callable[[int], contextlib.AbstractContextManager[float]]] = {
             "drain": testbed.drained,
             "link down": testbed.unplugged,
-            "machine dies silently": testbed.silent,
+            "machine fails silently": testbed.silent,
         }
         opened = OpenConnections(lab.outside, testbed.sources, testbed.targets, connections)
         dialed = NewConnections(lab.outside, testbed.targets[0])

@@ -18,7 +18,7 @@ log = Logger(__name__)
 NODE_REPAIRED = "Restored the node's entry"
 """Another program changed the map `node`, the reinjection veth pair, or the Geneve device."""
 NODE_NOT_REPAIRED = "Failed to restore the node's entry, retrying"
-"""The map `node` could not be written, or the reinjection veth pair or the Geneve device not be created."""
+"""The map `node` could not be written, or the reinjection veth pair or Geneve device could not be created."""
 
 _KEY = struct.pack("=I", 0)
 _FIELDS = tuple(field.name for field in abi.NODE.fields)
