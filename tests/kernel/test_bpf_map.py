@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,6 +162,66 @@ def test_writing_an_empty_batch_changes_nothing() -> None:
     with hash_map(1) as made:
         made.update_all([])
         assert list(made.items()) == []
+
+
+@contextlib.contextmanager
+def exhausted(monkeypatch: pytest.MonkeyPatch, capacity: int) -> Iterator[list[float]]:
+    """A kernel whose memory for new entries holds `capacity` of them, until a wait. Yields the waits."""
+    left, waits = [capacity], list[float]()
+    real_bpf, real_batch = bpf.bpf, Map._batch
+
+    def refill(seconds: float) -> None:
+        waits.append(seconds)
+        left[0] = capacity
+
+    def one(command: int, attr: bytes, what: str) -> tuple[int, bytes]:
+        if command == bpf.MAP_UPDATE_ELEM:
+            if not left[0]:
+                raise bpf.error(errno.ENOMEM, what)
+            left[0] -= 1
+        return real_bpf(command, attr, what)
+
+    def many(self: Map, command: int, start: int, end: int, keys: Any, values: Any, n: int) -> int:
+        if command != bpf.MAP_UPDATE_BATCH:
+            return real_batch(self, command, start, end, keys, values, n)
+        part = min(n, left[0])
+        written = real_batch(self, command, start, end, keys, values, part) if part else 0
+        left[0] -= written
+        if written < n:
+            failure = bpf.error(errno.ENOMEM, "cannot write")
+            failure.args = (failure.message, written)
+            raise failure
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bpf, "bpf", one)
+        patch.setattr(Map, "_batch", many)
+        patch.setattr("ebpfproxy.linux.bpf.bpf.time.sleep", refill)
+        yield waits
+
+
+def test_writing_waits_until_the_kernel_has_memory_for_new_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {u32(number): u64(number) for number in range(250)}
+    with hash_map(1000) as made:
+        with exhausted(monkeypatch, 100) as waits:
+            made.update_all(list(entries.items()))
+            assert len(waits) == 2
+        assert dict(made.items()) == entries
+        with exhausted(monkeypatch, 1) as waits:
+            made.update(u32(1000), u64(1))
+            made.update(u32(1001), u64(2))
+            assert len(waits) == 1
+        assert made.lookup(u32(1001)) == u64(2)
+
+
+def test_without_memory_writing_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hash_map(10) as made, exhausted(monkeypatch, 0) as waits:
+        with pytest.raises(Rejected, match="Cannot allocate memory"):
+            made.update(u32(1), u64(1))
+        with pytest.raises(Rejected, match="Cannot allocate memory"):
+            made.update_all([(u32(1), u64(1))])
+        assert len(waits) == 2 * bpf._REFILLS
+        assert made.lookup(u32(1)) is None
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7])

@@ -14,6 +14,7 @@ import os
 import platform
 import resource
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,8 @@ _ATTEMPTS = 5  # the same as in libbpf's sys_bpf_prog_load()
 _NOT_NOW = frozenset({errno.EPERM, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 BUSY = frozenset({errno.EBUSY, errno.EDEADLK, errno.ETIMEDOUT})
 """A bucket of a hash map was locked. EBUSY: since Linux 5.11 (20b6cc34ea74). The others: since 6.15."""
+_REFILL = 0.005  # seconds
+_REFILLS = 20  # in succession, without an entry that was written
 _CHUNK = 4096  # entries per batch: large enough to be cheap, small enough not to hold a CPU for long
 
 
@@ -81,6 +84,19 @@ def errno_of(failure: KernelError) -> int:
     """The errno that caused an error of this module. 0 if there is none."""
     cause = failure.__cause__
     return cause.errno or 0 if isinstance(cause, OSError) else 0
+
+
+def _await_refill(failure: Rejected, refills: int) -> int:
+    """Wait until the kernel has refilled its memory for new entries, and return the number of such waits.
+
+    A hash map without preallocation takes them from a cache of about 100 per CPU, which irq_work refills
+    (Linux 6.1, 7c8199e24fa0). Where irq_work waits for a thread or for the next tick (PREEMPT_RT, user-mode
+    Linux), many writes empty it. Raises `failure` if it has another reason, or after _REFILLS waits.
+    """
+    if errno_of(failure) != errno.ENOMEM or refills == _REFILLS:
+        raise failure
+    time.sleep(_REFILL)
+    return refills + 1
 
 
 @functools.cache
@@ -219,7 +235,13 @@ class Map(_Object):
         ctypes.memmove(self._key, key, len(key))
         ctypes.memmove(self._value, value, len(value))
         attr = self._element + struct.pack("=Q", flags)
-        bpf(MAP_UPDATE_ELEM, attr, f"cannot write map {self.name}")
+        refills = 0
+        while True:
+            try:
+                bpf(MAP_UPDATE_ELEM, attr, f"cannot write map {self.name}")
+                return
+            except Rejected as failure:
+                refills = _await_refill(failure, refills)
 
     def delete(self, key: bytes) -> bool:
         """Delete an entry; return whether it existed."""
@@ -233,11 +255,18 @@ class Map(_Object):
 
     def update_all(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Write many entries, in chunks. If it raises, some of them may have been written."""
-        for start in range(0, len(entries), _CHUNK):
+        start = refills = 0
+        while start < len(entries):
             part = entries[start : start + _CHUNK]
             keys = ctypes.create_string_buffer(b"".join(key for key, _ in part))
             values = ctypes.create_string_buffer(b"".join(value for _, value in part))
-            self._batch(MAP_UPDATE_BATCH, 0, 0, keys, values, len(part))
+            try:
+                start += self._batch(MAP_UPDATE_BATCH, 0, 0, keys, values, len(part))
+                refills = 0
+            except Rejected as failure:
+                written = failure.args[1]
+                refills = _await_refill(failure, 0 if written else refills)
+                start += written
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Every entry, in no order."""
