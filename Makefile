@@ -12,9 +12,11 @@ STAMP  := $(VENV)/.installed
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
 # includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; crun starts
 # the DaemonSet's pod in the tests, ipset and ipvsadm show there what an operator sees; qemu, busybox and kmod
-# boot other kernels; zsh and fish complete commands in the tests, man-db, groff-base and mandoc check the man page.
+# boot other kernels, flex, bison, bc and xz-utils build one; zsh and fish complete commands in the tests, man-db,
+# groff-base and mandoc check the man page.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
-  ipset ipvsadm crun qemu-system-x86 busybox-static kmod zsh fish man-db groff-base mandoc
+  ipset ipvsadm crun qemu-system-x86 busybox-static kmod flex bison bc xz-utils zsh fish man-db \
+  groff-base mandoc
 # Packages that are extracted into .venv/debian and not installed: an installation of prometheus would start a server.
 # Tests check the alerts with promtool and let prometheus fire them; golang-github-containers-common has the seccomp
 # filter with which container runtimes start the pod of deploy/least-privilege.
@@ -37,7 +39,7 @@ COVERED := $(addprefix tests/kernel/,service_table/test_contents.py service_tabl
 
 .PHONY: help
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(STAMP)  ## install what is missing: apt packages (as root) and .venv
@@ -94,6 +96,10 @@ test-image: $(STAMP)  ## build the image from nothing, as its Dockerfile says, a
 test-vm: $(STAMP)  ## the kernel's tests in VMs, on every kernel of tests/vm/kernels.toml: some hours
 	@$(PYTHON) -m pytest --timeout=0 --kernels=all tests/vm; failed=$$?; \
 	$(PYTHON) -m tests.vm.table docs/kernels.md && exit $$failed
+
+.PHONY: test-user-mode
+test-user-mode: $(STAMP)  ## the kernel's tests on a kernel in user mode, with IPVS, SCTP and Geneve: TIME; as root
+	@$(PYTHON) -m pytest --timeout=0 --kernels=user-mode --durations=0 tests/vm
 
 .PHONY: check
 check: $(STAMP)  ## formatting, lint, types, layers, spelling, words of the style guide

@@ -4,6 +4,8 @@
 
 The VM has this machine's root file system read-only, below a layer in memory. The command's files are lost at
 the end, except those in the folder $SCRATCH. The only network is loopback.
+
+The kernel `user-mode` is a program of this machine. In this folder it is called a VM, too.
 """
 
 import argparse
@@ -19,18 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.vm.debian import Installed, Unavailable, installed
+from tests.vm.cache import Installed, Unavailable
+from tests.vm.debian import installed
 from tests.vm.initramfs import initramfs
 from tests.vm.kernels import kernels
+from tests.vm.start import start_command
 
 _GUEST = Path(__file__).parent / "guest"
-_QEMU = "qemu-system-x86_64"
-_CPU = "max,la57=off,avx=off,avx2=off"
-"""Without a fifth level of page tables, and without vector instructions, a quarter less is emulated."""
-_APPEND = (
-    "console=ttyS0 loglevel=4 oops=panic panic=-1 mitigations=off audit=0 apparmor=0 selinux=0 nokaslr "
-    "no_timer_check cryptomgr.notests random.trust_cpu=on net.ifnames=0 8250.nr_uarts=1 nowatchdog"
-)
 _INHERITED = ("PATH", "PYTHONPATH", "PYTEST_ADDOPTS", "LANG")
 _ENVIRONMENT = {
     "HOME": "/root",
@@ -86,21 +83,20 @@ def run(
 
     `write` gets the output as it arrives. Raises Unavailable if no VM can run.
     """
-    if shutil.which(_QEMU) is None:
-        raise Unavailable(f"no program {_QEMU}: apt-get install qemu-system-x86")
     own = scratch / "vm"
+    command = start_command(kernel, own, order.cpus, order.memory_mib)
     own.mkdir()
     _write_orders(own, kernel, order)
     (own / "initramfs").write_bytes(initramfs(kernel))
     started = time.monotonic()
-    with _qemu(kernel, order, own) as qemu:
-        timed_out = not _follow(qemu, own / "output", started + order.seconds, write)
+    with _running(command, own / "messages") as process:
+        timed_out = not _follow(process, own / "output", started + order.seconds, write)
     (own / "initramfs").unlink()
     status, booted = _text(own / "status"), _text(own / "booted")
     return Outcome(
         int(status) if status.strip() else None,
         _text(own / "output"),
-        _text(own / "console") + _text(own / "qemu"),
+        _text(own / "console") + _text(own / "messages"),
         float(booted or 0),
         time.monotonic() - started,
         timed_out,
@@ -120,43 +116,28 @@ def _write_orders(own: Path, kernel: Installed, order: Order) -> None:
 
 
 @contextlib.contextmanager
-def _qemu(kernel: Installed, order: Order, own: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [
-        *("setpriv", "--pdeathsig", "KILL", "--"),  # the VM ends with this process
-        *(_QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", "q35,accel=tcg", "-cpu", _CPU),
-        *("-smp", str(order.cpus), "-m", f"{order.memory_mib}M"),
-        *("-kernel", str(kernel.image), "-initrd", str(own / "initramfs"), "-append", _APPEND),
-        *("-serial", f"file:{own / 'console'}"),
-        *_shared("machine", "/", ",readonly=on"),
-        *_shared("scratch", str(own.parent)),
-    ]
-    with (own / "qemu").open("wb") as messages:
-        qemu = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages)
+def _running(command: Sequence[str], messages: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with messages.open("wb") as stream:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
     try:
-        yield qemu
+        yield process
     finally:
-        qemu.kill()
-        qemu.wait()
-
-
-def _shared(tag: str, path: str, extra: str = "") -> list[str]:
-    storage = f"local,id={tag},path={path},security_model=none,multidevs=remap{extra}"
-    return ["-fsdev", storage, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
+        process.kill()
+        process.wait()
 
 
 def _follow(
-    qemu: subprocess.Popen[bytes], output: Path, deadline: float, write: Callable[[str], None]
+    process: subprocess.Popen[bytes], output: Path, deadline: float, write: Callable[[str], None]
 ) -> bool:
     """Whether the VM ended by itself, in time."""
     written = 0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            qemu.wait(0.2)
+            process.wait(0.2)
         text = _text(output)
         write(text[written:])
         written = len(text)
-        if qemu.returncode is not None:
+        if process.returncode is not None:
             return True
         if time.monotonic() > deadline:
             return False

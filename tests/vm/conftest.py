@@ -9,7 +9,8 @@ import os
 import pytest
 
 from ebpfproxy.backends.ebpf.programs import object_file
-from tests.vm.debian import Unavailable, installed
+from tests.vm.cache import Unavailable
+from tests.vm.debian import installed
 from tests.vm.kernels import Kernel, kernels
 
 DEFAULT = "6.1"

@@ -2,48 +2,19 @@
 changed."""
 
 import fcntl
-import os
 import re
-import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.vm import user_mode_build
+from tests.vm.cache import Installed, Unavailable, cache, output, put
 from tests.vm.kernels import Kernel
 
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-_DEPENDENCY = re.compile(r"\b(linux-(?:image|binary|modules|base)-\d\S*) \(= ([^)]+)\)")
-
-
-class Unavailable(Exception):
-    """A kernel is not available on this machine; the message has the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A kernel in the cache."""
-
-    folder: Path
-
-    @property
-    def release(self) -> str:
-        """The output of `uname -r` with this kernel."""
-        return self.folder.name
-
-    @property
-    def image(self) -> Path:
-        return self.folder / "vmlinuz"
-
-    @property
-    def modules(self) -> Path:
-        return self.folder / "lib" / "modules" / self.release
-
-
-def cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "ebpfproxy" / "kernels"
+_DEPENDENCY = re.compile(r"\b(linux-(?:image|binary|modules|base|source)-\d\S*) \(= ([^)]+)\)")
 
 
 def installed(kernel: Kernel, *, refresh: bool = False) -> Installed:
@@ -54,7 +25,7 @@ def installed(kernel: Kernel, *, refresh: bool = False) -> Installed:
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = cache() / f"{kernel.suite}.{kernel.package}"
+        known = cache() / _key(kernel)
         if refresh or not known.is_dir():
             fetched = _fetch(kernel)
             known.unlink(missing_ok=True)
@@ -62,17 +33,27 @@ def installed(kernel: Kernel, *, refresh: bool = False) -> Installed:
         return Installed(known.resolve())
 
 
+def _key(kernel: Kernel) -> str:
+    parts = [kernel.suite, kernel.package]
+    return ".".join([*parts, user_mode_build.build_id(kernel.config)] if kernel.config else parts)
+
+
 def _fetch(kernel: Kernel) -> Installed:
+    if kernel.config:
+        user_mode_build.check_tools()
     with _apt(kernel.suite) as (apt, work):
-        about = _output(*apt("apt-cache"), "show", "--no-all-versions", kernel.package)
+        about = output(*apt("apt-cache"), "show", "--no-all-versions", kernel.package)
         wanted: dict[str, str] = {}
         _follow(about, wanted, apt)
         if not wanted:
             raise Unavailable(f"{kernel.package} of {kernel.suite} depends on no kernel:\n{about}")
         named = [f"{package}={version}" for package, version in wanted.items()]
-        _output(*apt("apt-get"), "-qq", "download", *named, cwd=work)
+        print(f"downloading {' '.join(wanted)}", file=sys.stderr, flush=True)
+        output(*apt("apt-get"), "-qq", "download", *named, cwd=work)
         for package in work.glob("*.deb"):
-            _output("dpkg", "-x", str(package), str(work / "unpacked"))
+            output("dpkg", "-x", str(package), str(work / "unpacked"))
+        if kernel.config:
+            return user_mode_build.built(work / "unpacked", kernel.config)
         return _put(work / "unpacked")
 
 
@@ -80,15 +61,12 @@ def _put(unpacked: Path) -> Installed:
     """Move the kernel to the cache. Debian has it in /boot or, in later releases, in /usr/lib/modules."""
     (modules,) = (*unpacked.glob("lib/modules/*"), *unpacked.glob("usr/lib/modules/*"))
     (image,) = (*unpacked.glob("boot/vmlinuz-*"), *modules.glob("vmlinuz"))
-    put = Installed(cache() / modules.name)
+    release = modules.name
     new = unpacked.with_name("new")
     (new / "lib" / "modules").mkdir(parents=True)
     image.rename(new / "vmlinuz")
-    modules.rename(new / "lib" / "modules" / put.release)
-    _output("depmod", "-b", str(new), put.release)
-    if not put.folder.exists():
-        new.rename(put.folder)
-    return put
+    modules.rename(new / "lib" / "modules" / release)
+    return put(new, release)
 
 
 def _follow(about: str, wanted: dict[str, str], apt: "_Apt") -> None:
@@ -96,7 +74,7 @@ def _follow(about: str, wanted: dict[str, str], apt: "_Apt") -> None:
     for package, version in _DEPENDENCY.findall(about):
         if package not in wanted:
             wanted[package] = version
-            _follow(_output(*apt("apt-cache"), "show", f"{package}={version}"), wanted, apt)
+            _follow(output(*apt("apt-cache"), "show", f"{package}={version}"), wanted, apt)
 
 
 class _Apt:
@@ -130,24 +108,14 @@ def _apt(suite: str) -> Iterator[tuple[_Apt, Path]]:
         source = f"deb [signed-by={_KEYRING}] {_mirror()} {suite} main\n"
         (folder / "sources.list").write_text(source)
         apt = _Apt(folder)
-        _output(*apt("apt-get"), "-qq", "update")
+        output(*apt("apt-get"), "-qq", "update")
         yield apt, folder / "work"
 
 
 def _mirror() -> str:
     """The address of Debian's archive that this machine's apt is configured for."""
     wanted = ("Created-By: Packages", "Component: main", "Label: Debian")
-    lines = _output("apt-get", "indextargets", "--format", "$(REPO_URI)", *wanted).split()
+    lines = output("apt-get", "indextargets", "--format", "$(REPO_URI)", *wanted).split()
     if not lines:
         raise Unavailable("apt knows no archive of Debian's here; on Debian: apt-get update")
     return lines[0]
-
-
-def _output(*command: str, cwd: Path | None = None) -> str:
-    try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=1800)
-    except FileNotFoundError as lack:
-        raise Unavailable(f"no program {command[0]}") from lack
-    if done.returncode:
-        raise Unavailable(f"{command[0]}: {(done.stderr or done.stdout).strip()}")
-    return done.stdout

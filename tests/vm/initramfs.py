@@ -5,10 +5,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.vm.debian import Installed, Unavailable
+from tests.vm.cache import Installed, Unavailable
 
 _INIT = Path(__file__).parent / "guest" / "init"
-_WANTED = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
+_WANTED_IN_A_VM = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
+_WANTED_IN_USER_MODE = ("hostfs", "overlay")
 
 
 def initramfs(kernel: Installed) -> bytes:
@@ -47,7 +48,7 @@ def _in_order(kernel: Installed) -> Iterator[Path]:
         named[Path(path).name.partition(".")[0]] = path
     built_in = (kernel.modules / "modules.builtin").read_text()
     given = set()
-    for name in _WANTED:
+    for name in _WANTED_IN_USER_MODE if kernel.user_mode else _WANTED_IN_A_VM:
         if name not in named:
             if f"/{name}.ko" in built_in:
                 continue
