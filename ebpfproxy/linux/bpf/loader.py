@@ -28,6 +28,7 @@ _U32 = struct.Struct("=I")
 _LOG_STEPS, _LOG_STATISTICS = 1, 4  # BPF_LOG_LEVEL1, BPF_LOG_STATS (5.2, 06ee7115b0d1)
 _LOG_LINES, _LOG_WIDTH = 5, 200  # of the reason; characters of a line
 _STATISTICS = ("processed ", "verification time ", "stack depth ", "max_states_per_insn ")
+_EXPLANATION = "Verification failed: "  # since 7.3 for some reasons: a page of source, history and suggestion
 _LOG_SIZE = (1 << 24) - 1  # bytes: the most that every kernel accepts (bpf_check())
 
 
@@ -178,18 +179,23 @@ def _is_complete(log: str) -> bool:
 
 
 def _verifier_reason(log: str) -> tuple[str, ...]:
-    """The last lines before the statistics, with the reason last. At most 5 lines of at most 200 characters.
+    """The last lines before the explanation or the statistics, with the reason last. At most 5 lines of at
+    most 200 characters.
 
     The kernel writes the reason last, before a line of statistics: print_verification_stats() in
-    kernel/bpf/verifier.c (Linux 6.12).
+    kernel/bpf/verifier.c (Linux 6.12). Some kernels write an explanation between them: bpf_diag_header() in
+    kernel/bpf/diagnostics.c (Linux 7.3).
 
     >>> _verifier_reason("0: (61) r0 = *(u32 *)(r1 +24)\\nR0 invalid mem access 'scalar'\\nprocessed 2\\n")
     ('0: (61) r0 = *(u32 *)(r1 +24)', "R0 invalid mem access 'scalar'")
+    >>> _verifier_reason("1: (95) exit\\nR0 !read_ok\\n\\nVerification failed: Memory Safety\\n  Y\\n")
+    ('1: (95) exit', 'R0 !read_ok')
     >>> _verifier_reason("")
     ()
     """
     lines = [line.strip() for line in log.splitlines()]
-    ends = next((at for at, line in enumerate(lines) if line.startswith(_STATISTICS[0])), len(lines))
+    after = (_STATISTICS[0], _EXPLANATION)
+    ends = next((at for at, line in enumerate(lines) if line.startswith(after)), len(lines))
     reported = [line for line in lines[:ends] if line and not line.startswith(_STATISTICS)]
     return tuple(line[:_LOG_WIDTH] for line in reported[-_LOG_LINES:])
 
