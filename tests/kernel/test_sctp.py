@@ -1,4 +1,4 @@
-"""SCTP associations to Services whose endpoints have another port, in every mode.
+"""SCTP associations to Services whose endpoints have another port. Mode userspace relays no SCTP.
 
 Many kernels have no SCTP sockets: there these tests are skipped, and run in the VMs of tests/vm.
 """
@@ -32,6 +32,7 @@ def _lacks_sctp() -> bool:
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(_lacks_sctp(), reason="this kernel has no SCTP"),
+    pytest.mark.ways("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs"),
 ]
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 
