@@ -14,7 +14,13 @@ _QEMU_APPEND = (
     "console=ttyS0 loglevel=4 oops=panic panic=-1 mitigations=off audit=0 apparmor=0 selinux=0 nokaslr "
     "no_timer_check cryptomgr.notests random.trust_cpu=on net.ifnames=0 8250.nr_uarts=1 nowatchdog"
 )
-_USER_MODE_APPEND = "loglevel=4 oops=panic panic=-1 noreboot seccomp=on con=null con0=null,fd:1"
+_USER_MODE_APPEND = (
+    "loglevel=4 oops=panic panic=-1 noreboot seccomp=on con=null con0=null,fd:1 "
+    # Tunnels are built in, and would add a device such as tunl0 to each network namespace.
+    "fb_tunnels=none "
+    # 262,144 tracked connections at most, independent of the memory.
+    "nf_conntrack.hashsize=32768"
+)
 _MEMORY = Path("/dev/shm")
 _ENDS_WITH_ITS_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
