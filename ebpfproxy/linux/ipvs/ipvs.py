@@ -129,8 +129,8 @@ def read() -> dict[ServerKey, Listed]:
     Virtual servers and real servers are read separately, so a concurrent change may be half visible.
 
     The table in proc may lack some virtual servers if other network namespaces have any, and it is longer
-    than a page: the position at which the kernel continues counts theirs, too (ip_vs_info_seq_next()). The
-    real servers of these are read one by one.
+    than a page: the position at which the kernel continues counts theirs, too (ip_vs_info_seq_next()). Linux
+    7.3 has a table for each namespace. The real servers of missing virtual servers are read one by one.
 
     Raises Unsupported if the kernel has no IPVS, Rejected.
     """
