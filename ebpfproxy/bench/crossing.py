@@ -13,7 +13,8 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ebpfproxy.bench import iperf, workload
+from ebpfproxy.api import fields
+from ebpfproxy.bench import iperf, modes, workload
 from ebpfproxy.bench.load import Load, Target
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Lab, Node, Pod, manifests
@@ -131,6 +132,13 @@ class Crossing:
         )
         manifests.write(folder / "slices.json", manifests.listed(slices))
         manifests.write(folder / "iperf.json", manifests.listed(_iperf_objects(self.pods, names)))
+        manifests.write(folder / "nodes.json", manifests.listed(self._nodes()))
+
+    def _nodes(self) -> Iterator[manifests.Object]:
+        """Yield both Nodes, which announce the port of mode ebpf-dsr. Agents in other modes ignore it."""
+        annotations = {fields.DSR_PORT: str(modes.DSR_PORT)}
+        for node in self.lab.nodes:
+            yield manifests.node(node.name, [node.host.v4, node.host.v6], annotations=annotations)
 
     def serve_iperf(self) -> None:
         iperf.require()

@@ -35,14 +35,21 @@ def serve(server: Netns) -> None:
 
 
 def megabits(
-    client: Netns, address: str, megabytes: int, port: int = PORT, *, cpu: int | None = None
+    client: Netns,
+    address: str,
+    megabytes: int,
+    port: int = PORT,
+    *,
+    download: bool = False,
+    cpu: int | None = None,
 ) -> float:
     """Return Mbit/s of a TCP stream of so many MiB, as counted by the receiver. Raises LoadFailed.
 
-    With `cpu`, the sender and the receiver run on this CPU.
+    The client sends, or with `download` the server. With `cpu`, both run on this CPU.
     """
     affinity = [] if cpu is None else ["-A", f"{cpu},{cpu}"]
-    return received_megabits(_run(client, address, port, ["-n", f"{megabytes}M", *affinity]))
+    direction = ["-R"] if download else []
+    return received_megabits(_run(client, address, port, ["-n", f"{megabytes}M", *direction, *affinity]))
 
 
 def datagrams(client: Netns, address: str, count: int, port: int = PORT) -> float:

@@ -7,17 +7,22 @@ from collections.abc import Iterable
 
 from ebpfproxy.backends import selection
 from ebpfproxy.errors import ConfigError
+from ebpfproxy.linux.netlink import geneve
 
 NONE = "none"
 """The baseline: no proxy."""
 
 EBPF = "ebpf"
 
+DSR_PORT = geneve.PORT
+"""The port that Nodes must announce for ebpf-dsr."""
+
 _VARIANTS = {
     # Benchmarks that set --tc-devices leave out pod devices, on which replies skip the stack.
     "ebpf-redirect": (EBPF, ("--ebpf-redirect", "--tc-devices=eth0,veth*")),
     "ebpf-xdp": (EBPF, ("--ebpf-redirect", "--ebpf-xdp=native", "--tc-devices=eth0,veth*")),
     "ebpf-xdp-generic": (EBPF, ("--ebpf-redirect", "--ebpf-xdp=generic", "--tc-devices=eth0,veth*")),
+    "ebpf-dsr": (EBPF, ("--ebpf-forwarding=dsr", f"--ebpf-dsr-port={DSR_PORT}")),
     "ebpf-host": (EBPF, ("--socket-lb=host",)),
     "iptables-legacy": ("iptables", ("--iptables-backend=legacy",)),
     "iptables-nft": ("iptables", ("--iptables-backend=nft",)),

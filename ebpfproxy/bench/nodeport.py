@@ -23,7 +23,8 @@ def run(sizes: Sequence[Size], modes: Sequence[str], megabytes: int, progress: P
 
     - connect_us, crr_us: as in the benchmark connect;
     - rr_us: one exchange of a byte on an open connection;
-    - tcp_mbit_s: one stream of iperf3, of so many `megabytes`, in each round.
+    - tcp_mbit_s: one stream of iperf3 from the client, of so many `megabytes`, in each round;
+    - download_mbit_s: the same to the client.
 
     Raises EbpfProxyError.
     """
@@ -35,7 +36,8 @@ def run(sizes: Sequence[Size], modes: Sequence[str], megabytes: int, progress: P
         samples = Samples(names, size.services)
         parts: list[Callable[[Side[Crossing], int, Samples], None]] = [
             *[_Connections(metric, size) for metric in METRICS] * _PORTIONS,
-            _Streams(megabytes),
+            _Streams("tcp_mbit_s", megabytes),
+            _Streams("download_mbit_s", megabytes),
         ]
         with side_by_side(
             names,
@@ -74,14 +76,16 @@ class _Connections:
 class _Streams:
     """Measures streams. Paths alternate with each stream."""
 
-    def __init__(self, megabytes: int) -> None:
-        self._megabytes = megabytes
+    def __init__(self, metric: str, megabytes: int) -> None:
+        self._metric, self._megabytes = metric, megabytes
 
     def __call__(self, side: Side[Crossing], turn: int, samples: Samples) -> None:
         for path in _paths(side):
             address, port = side.testbed.iperf_target(path)
-            throughput = iperf.megabits(side.testbed.client, address, self._megabytes, port)
-            samples.add(side.mode, path, "tcp_mbit_s", turn, [throughput])
+            download = self._metric == "download_mbit_s"
+            client = side.testbed.client
+            throughput = iperf.megabits(client, address, self._megabytes, port, download=download)
+            samples.add(side.mode, path, self._metric, turn, [throughput])
 
 
 def _paths(side: Side[Crossing]) -> Sequence[str]:

@@ -132,7 +132,8 @@ def nodeport_command(
     connect_us  time of connect() alone
     crr_us      time until the answer to one byte arrives, with a new connection
     rr_us       the same on an open connection
-    tcp_mbit_s  throughput of one iperf3 stream
+    tcp_mbit_s  throughput of one iperf3 stream from the client
+    download_mbit_s  the same to the client
 
     \b
     -local           the pod is on the node that the client connects to

@@ -91,11 +91,20 @@ def endpoint_slice(
     }
 
 
-def node(name: str, addresses: Sequence[str] = (), *, labels: dict[str, str] | None = None) -> Object:
+def node(
+    name: str,
+    addresses: Sequence[str] = (),
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> Object:
+    metadata: Object = {"name": name, "labels": {"kubernetes.io/hostname": name} | dict(labels or {})}
+    if annotations:
+        metadata["annotations"] = dict(annotations)
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name} | (labels or {})},
+        "metadata": metadata,
         "status": {"addresses": [{"type": "InternalIP", "address": address} for address in addresses]},
     }
 

@@ -83,8 +83,8 @@ def test_with_direct_server_return_the_role_also_allows_to_annotate_the_node(
     installed = with_direct_return
     rights = allowed(one(installed.objects, "ClusterRole"))
     installed.server.fail(1_000_000, 403, match=lambda request: not allowing(request, rights))
-    node = manifests.node(installed.cluster.lab.node_name, [installed.cluster.node.v4])
-    node["metadata"]["annotations"] = {"ebpfproxy/dsr-port": "1"}
+    lab, addresses = installed.cluster.lab, [installed.cluster.node.v4]
+    node = manifests.node(lab.node_name, addresses, annotations={"ebpfproxy/dsr-port": "1"})
     installed.server.put(node)
     for streaming in ("served", "rejected"):
         installed.server.streaming_lists = streaming

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ class Result(NamedTuple):
 
     event: str
     open: int
-    lost: int
+    lost: Counter[str]
     tried: int
     failed: int
     failover: float
@@ -46,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print("| event | open | lost | new | failed | failover (s) |\n|---|---|---|---|---|---|")
     for result in measure(options.connections, dsr=is_dsr, slow=options.slow):
-        lost += result.lost
+        lost += result.lost.total()
         print(
-            f"| {result.event} | {result.open} | {result.lost} | {result.tried} | {result.failed} "
-            f"| {result.failover:.2f} |",
+            f"| {result.event} | {result.open} | {result.lost.total()} {_shown(result.lost)} "
+            f"| {result.tried} | {result.failed} | {result.failover:.2f} |",
             flush=True,
         )
     return int(is_dsr and lost > 0)
@@ -81,8 +82,8 @@ def _fail_over(
     before = opened.open()
     checked = opened.check(ANSWER)
     if before.lost or checked.lost:
-        lost = f"{before.lost} connections failed and {checked.lost} were lost before the event"
-        raise RuntimeError(f"{lost}: on a busy machine, BFD fails; use --slow")
+        lost = f"before the event, {before.lost} connections failed and {checked.lost} were lost"
+        raise RuntimeError(f"{lost} {_shown(before.errors + checked.errors)}: on a busy machine, use --slow")
     dialed.start()
     time.sleep(1.0)
     with event(0) as moment:
@@ -92,7 +93,16 @@ def _fail_over(
         after = opened.check(ANSWER)
     opened.close()
     failover = attempts.last - moment if attempts.failed else 0.0
-    return Result(name, before.alive, after.lost, attempts.tried, attempts.failed, max(0.0, failover))
+    return Result(name, before.alive, after.errors, attempts.tried, attempts.failed, max(0.0, failover))
+
+
+def _shown(errors: Counter[str]) -> str:
+    """Return a number of errors, or "" for none.
+
+    >>> _shown(Counter({"ETIMEDOUT": 3, "no answer": 1}))
+    '(3 ETIMEDOUT, 1 no answer)'
+    """
+    return f"({', '.join(f'{n} {error}' for error, n in errors.most_common())})" if errors else ""
 
 
 if __name__ == "__main__":

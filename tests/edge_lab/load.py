@@ -1,12 +1,12 @@
 """Load from the client: many connections that stay open, and new connections all the time."""
 
-import contextlib
 import errno
 import math
 import multiprocessing
 import select
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -20,16 +20,24 @@ _OPENING = 256  # connections that are being opened at the same time
 _STALLED = 15.0
 _SLOW = 0.5  # seconds after which a new connection counts as failed; a lost SYN takes 1 s
 _PAUSE = 0.01  # seconds between new connections
+_SILENT, _ENDED = "no answer", "ended"
 _PAYLOAD = b"0123456789abcdef"
 
 Target = tuple[str, int]
 
 
 class Answers(NamedTuple):
-    """How many connections echoed a request, and how many ended or did not echo in time."""
+    """How many connections were opened or echoed a request, and how many failed, by error.
+
+    The error is a name of errno, "ended" if the peer closed the connection, or "no answer".
+    """
 
     alive: int
-    lost: int
+    errors: Counter[str]
+
+    @property
+    def lost(self) -> int:
+        return self.errors.total()
 
 
 class Attempts(NamedTuple):
@@ -93,7 +101,8 @@ class OpenConnections:
 
     @staticmethod
     def _total(answers: Iterable[Any]) -> Answers:
-        return Answers(*map(sum, zip(*answers, strict=True)))
+        alive, errors = zip(*answers, strict=True)
+        return Answers(sum(alive), sum(errors, Counter()))
 
 
 class NewConnections(_Worker):
@@ -118,11 +127,11 @@ def _hold(pipe: Connection, sources: Sequence[str], targets: Sequence[Target]) -
     while True:
         command, *arguments = pipe.recv()
         if command == "open":
-            held += _open(arguments[0], sources, targets)
-            pipe.send((len(held), arguments[0] - len(held)))
+            opened, errors = _open(arguments[0], sources, targets)
+            held += opened
+            pipe.send((len(opened), errors))
         elif command == "check":
-            alive = _check(held, arguments[0])
-            pipe.send((alive, len(held) - alive))
+            pipe.send(_check(held, arguments[0]))
         else:
             for each in held:
                 each.close()
@@ -130,12 +139,15 @@ def _hold(pipe: Connection, sources: Sequence[str], targets: Sequence[Target]) -
             pipe.send(())
 
 
-def _open(count: int, sources: Sequence[str], targets: Sequence[Target]) -> list[socket.socket]:
-    """Open connections and return those that are established. Source addresses take turns.
+def _open(
+    count: int, sources: Sequence[str], targets: Sequence[Target]
+) -> tuple[list[socket.socket], Counter[str]]:
+    """Open connections, and return those that are established, and the errors. Source addresses take turns.
 
-    The others fail, or are given up when none was established for 15 s.
+    The others are given up when none was established for 15 s.
     """
     pending: dict[int, socket.socket] = {}
+    errors: Counter[str] = Counter()
     opened: list[socket.socket] = []
     poll, started, progress = select.epoll(), 0, time.monotonic()
     while (pending or started < count) and time.monotonic() - progress < _STALLED:
@@ -148,13 +160,15 @@ def _open(count: int, sources: Sequence[str], targets: Sequence[Target]) -> list
             made = pending.pop(number)
             poll.unregister(number)
             progress = time.monotonic()
-            if made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            if error := made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                errors[errno.errorcode[error]] += 1
                 made.close()
             else:
                 opened.append(made)
     for made in pending.values():
+        errors[_SILENT] += 1
         made.close()
-    return opened
+    return opened, errors
 
 
 def _dialing(source: str, target: Target) -> socket.socket:
@@ -171,29 +185,39 @@ def _dialing(source: str, target: Target) -> socket.socket:
 _BIND_ADDRESS_NO_PORT = 24
 
 
-def _check(held: Sequence[socket.socket], seconds: float) -> int:
-    """Return how many connections echo a request."""
+def _check(held: Sequence[socket.socket], seconds: float) -> tuple[int, Counter[str]]:
+    """Return how many connections echo a request, and the errors of the others."""
+    errors: Counter[str] = Counter()
     waiting: dict[int, int] = {}  # the number of bytes that are missing, by descriptor
     by_number = {each.fileno(): each for each in held}
     poll, deadline = select.epoll(), time.monotonic() + seconds
     for number, each in by_number.items():
-        with contextlib.suppress(OSError):
+        try:
             each.send(_PAYLOAD)
-            waiting[number] = len(_PAYLOAD)
-            poll.register(number, select.EPOLLIN)
+        except OSError as failure:
+            errors[errno.errorcode[failure.errno or 0]] += 1
+            continue
+        waiting[number] = len(_PAYLOAD)
+        poll.register(number, select.EPOLLIN)
     alive = 0
     while waiting and time.monotonic() < deadline:
         for number, _ in poll.poll(0.1):
             try:
                 received = len(by_number[number].recv(4096))
-            except OSError:
-                received = 0
+            except OSError as failure:
+                received, error = 0, errno.errorcode[failure.errno or 0]
+            else:
+                error = "" if received else _ENDED
             waiting[number] -= received
-            if not received or waiting[number] <= 0:
-                alive += bool(received)
+            if error or waiting[number] <= 0:
+                if error:
+                    errors[error] += 1
+                else:
+                    alive += 1
                 poll.unregister(number)
                 del waiting[number]
-    return alive
+    errors[_SILENT] += len(waiting)
+    return alive, +errors
 
 
 def _dial(pipe: Connection, target: Target) -> None:

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+from ebpfproxy.api import fields
 from ebpfproxy.lab import Agent, Lab, api_server, manifests
 from ebpfproxy.linux.netlink import geneve
 from tests.edge_lab import echo, frr
@@ -147,7 +148,6 @@ class EdgeTestbed:
             ]
             yield manifests.endpoint_slice(f"web-{family}", "web", endpoints, ports)
         for node in self.lab.nodes:
-            made = manifests.node(node.name, [node.host.v4, node.host.v6])
-            if dsr:  # as the agent writes it
-                made["metadata"]["annotations"] = {"ebpfproxy/dsr-port": str(geneve.PORT)}
-            yield made
+            # As the agent writes it.
+            announced = {fields.DSR_PORT: str(geneve.PORT)} if dsr else {}
+            yield manifests.node(node.name, [node.host.v4, node.host.v6], annotations=announced)

@@ -15,6 +15,7 @@ from ebpfproxy.bench import (
     connect,
     crossing,
     flows,
+    iperf,
     kube_proxy,
     monitor,
     nodeport,
@@ -29,11 +30,13 @@ from ebpfproxy.bench import (
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.results import LeftOut, Method
-from ebpfproxy.bench.samples import Result
+from ebpfproxy.bench.samples import Result, Samples
+from ebpfproxy.bench.sides import Side
 from ebpfproxy.cli import bench_compare
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Lab, Netns, Pod
 from tests.kernel.cluster import eventually
+from tests.kernel.dsr_nodes import bytes_sent, has_geneve
 from tests.kernel.ipvs_here import lacks_ipvs
 from tests.support.documented import ROOT
 
@@ -86,13 +89,41 @@ def test_a_client_with_a_rate_connects_no_faster() -> None:
 def test_a_nodeport_is_measured_on_every_path() -> None:
     found = by_key(nodeport.run([connect.Size(2, 1, 20, 1)], ["ebpf-redirect", "nftables"], 2, silent))
     for path in crossing.PATHS:
-        for metric in ("connect_us", "crr_us", "rr_us", "tcp_mbit_s"):
+        for metric in ("connect_us", "crr_us", "rr_us", "tcp_mbit_s", "download_mbit_s"):
             for mode in ("ebpf-redirect", "nftables"):
                 assert found[mode, path, metric].p50 > 0
             assert (("none", path, metric) in found) is (path in crossing.DIRECT_PATHS)
     ratio = found["nftables", "nodeport-remote", "tcp_mbit_s"]
     assert ratio.of_direct
     assert ratio.of_first
+
+
+def test_a_download_with_direct_server_return_bypasses_the_dialed_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not has_geneve():
+        pytest.skip("this kernel has no Geneve")
+    sides: list[Side[crossing.Crossing]] = []
+    passed: dict[str, int] = {}  # bytes that the dialed node sent, by path
+    measure, megabits = nodeport._Streams.__call__, iperf.megabits
+
+    def remember(self: nodeport._Streams, side: Side[crossing.Crossing], turn: int, samples: Samples) -> None:
+        sides.append(side)
+        measure(self, side, turn, samples)
+
+    def counted(client: Netns, address: str, megabytes: int, port: int, *, download: bool) -> float:
+        dialed = sides[-1].lab.nodes[0]
+        before = bytes_sent(dialed)
+        found = megabits(client, address, megabytes, port, download=download)
+        if download and sides[-1].mode == "ebpf-dsr" and port == crossing.IPERF_NODE_PORTS[crossing.REMOTE]:
+            passed["download"] = bytes_sent(dialed) - before
+        return found
+
+    monkeypatch.setattr(nodeport._Streams, "__call__", remember)
+    monkeypatch.setattr(iperf, "megabits", counted)
+    found = by_key(nodeport.run([connect.Size(2, 1, 20, 1)], ["ebpf-dsr"], 20, silent))
+    assert found["ebpf-dsr", "nodeport-remote", "download_mbit_s"].of_direct
+    assert 0 < passed["download"] < 2_000_000  # acknowledgments of 20 MiB
 
 
 def test_packets_are_measured_in_every_mode_and_in_the_bpf_programs(modes: list[str]) -> None:
