@@ -98,7 +98,7 @@ test-vm: $(STAMP)  ## the kernel's tests in VMs, on every kernel of tests/vm/ker
 	$(PYTHON) -m tests.vm.table docs/kernels.md && exit $$failed
 
 .PHONY: test-user-mode
-test-user-mode: $(STAMP)  ## the kernel's tests on a kernel in user mode, with IPVS, SCTP and Geneve: TIME; as root
+test-user-mode: $(STAMP)  ## the kernel's tests on a kernel in user mode, with IPVS, SCTP and Geneve: an hour or two, and ten minutes to build it; as root
 	@$(PYTHON) -m pytest --timeout=0 --kernels=user-mode --durations=0 tests/vm
 
 .PHONY: check
