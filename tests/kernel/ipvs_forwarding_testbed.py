@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from scapy.layers import inet
+
 from ebpfproxy.lab import Agent, Lab, Node, Pod, manifests, sockets
 from ebpfproxy.lab.devices import ip
 from ebpfproxy.lab.netns import Call
@@ -167,6 +169,27 @@ def devices(pod: Pod) -> dict[str, list[str]]:
 def connections(pod: Pod) -> str:
     """The TCP sockets of a network namespace and their timers, to explain a failure."""
     return pod.run(["ss", "-t", "-a", "-n", "-o"]).stdout
+
+
+def forwarded(pod: Pod) -> int:
+    """The number of IPv4 packets that a network namespace has forwarded."""
+    lines = pod.run(["cat", "/proc/net/snmp"]).stdout.splitlines()
+    names, values = (line.split() for line in lines if line.startswith("Ip:"))
+    return int(dict(zip(names, values, strict=True))["ForwDatagrams"])
+
+
+def received(pod: Pod, device: str) -> int:
+    """The number of packets that a device has received."""
+    (shown,) = json.loads(pod.run(["ip", "-j", "-s", "link", "show", device]).stdout)
+    return int(shown["stats64"]["rx"]["packets"])
+
+
+def send_tunneled(source: str, destination: str, endpoint: str, count: int) -> None:
+    """Send empty UDP datagrams in IPv4 tunnel packets to an endpoint, as IPVS does."""
+    inner = bytes(inet.IP(src=source, dst=destination) / inet.UDP(sport=1024, dport=PORTS[UDP]))
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_IPIP) as sender:
+        for _ in range(count):
+            sender.sendto(inner, (endpoint, 0))
 
 
 def settings(pod: Pod) -> dict[str, str]:

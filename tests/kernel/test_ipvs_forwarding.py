@@ -13,6 +13,7 @@ import pytest
 
 from ebpfproxy.backends.ipvs.backend import LIMITED
 from ebpfproxy.lab import Lab, PodNetwork
+from ebpfproxy.linux import sysctl
 from ebpfproxy.model.address import Protocol
 from tests.kernel.ipvs_forwarding_testbed import (
     DIRECT,
@@ -23,9 +24,12 @@ from tests.kernel.ipvs_forwarding_testbed import (
     Forwarded,
     connections,
     devices,
+    forwarded,
     listed,
     load,
     methods,
+    received,
+    send_tunneled,
     settings,
     settled,
     vips,
@@ -211,6 +215,23 @@ def test_an_open_connection_keeps_the_address_until_it_ends(nodes: Forwarded) ->
         raise
     finally:
         nodes.remove(BOTH)
+
+
+def test_an_endpoint_forwards_nothing_for_an_address_that_it_does_not_have_yet(nodes: Forwarded) -> None:
+    """Its node would select another endpoint, and the connection would end once this one has the address."""
+    was = nodes.e.call(lambda: sysctl.read("net/ipv4/ip_forward"))
+    nodes.e.call(lambda: sysctl.ensure("net/ipv4/ip_forward", "1"))
+    try:
+        nodes.serve(BOTH, TUNNEL, nodes.e)
+        settled(lambda: len(devices(nodes.e)), 4, "the endpoint has devices")
+        (tunnel,) = (name for name in devices(nodes.e) if name.startswith("ebpt4-"))
+        before = forwarded(nodes.e)
+        nodes.node.call(lambda: send_tunneled(nodes.x.v4, "203.0.113.99", nodes.e.v4, 10))
+        settled(lambda: received(nodes.e, tunnel) >= 10, True, "the packets have arrived")
+        assert forwarded(nodes.e) == before
+    finally:
+        nodes.remove(BOTH)
+        nodes.e.call(lambda: sysctl.ensure("net/ipv4/ip_forward", was))
 
 
 def test_cleanup_leaves_nothing_and_restores_sysctls(nodes: Forwarded) -> None:

@@ -5,7 +5,10 @@
   of the device that has the endpoint's own address. IPv6 needs none, since a device answers only for its own
   addresses.
 - With tunnels also a tunnel device, which removes the outer header. Its reverse path filter must accept
-  clients whose replies leave by another device.
+  clients whose replies leave by another device. It must not forward: a node may send packets before the
+  endpoint has the address of a new Service, and where IPv4 forwarding is on, as in most pods (they inherit
+  it from the node), they would return to the endpoint's own node, which selects another endpoint. IPv6
+  forwarding is off in a new namespace.
 
 All of this is in the kernel alone: the note of each device names the network namespace of the node, so that
 agents of several nodes on one machine do not change each other's, and that of the dummy device also the
@@ -35,6 +38,7 @@ _TUNNELS = {Family.IPV4: "ebpt4-", Family.IPV6: "ebpt6-"}
 _PREFIXES = (*_ADDRESSES.values(), *_TUNNELS.values())
 _ARP = {"arp_ignore": 1, "arp_announce": 2}
 """The least value of each sysctl."""
+_OF_TUNNEL = {"rp_filter": "2", "forwarding": "0"}
 
 _CONNECTED = (
     *(State.ESTABLISHED, State.SYN_RECV, State.FIN_WAIT1, State.FIN_WAIT2),
@@ -167,7 +171,8 @@ def _put_tunnel(endpoint: Address, found: Namespace) -> None:
     if family(endpoint) is Family.IPV4:
         # On a device without an address, even a loose filter drops packets of clients behind other devices.
         owned_devices.add_dummy_address(name)
-        sysctl.ensure(_path(name, "rp_filter"), "2")
+        for setting, value in _OF_TUNNEL.items():
+            sysctl.ensure(_path(name, setting), value)
     else:
         sysctl.ensure(f"net/ipv6/conf/{name}/disable_ipv6", "0")
 
@@ -254,7 +259,8 @@ def _tunnel_accepts(device: OwnedDevice, found: Namespace) -> bool:
     try:
         if device.kind == TUNNELS[Family.IPV4]:
             has_address = DUMMY_ADDRESS in found.on_device.get(device.ifindex, ())
-            return has_address and _effective(device.name, "rp_filter") == 2
+            filtered = _effective(device.name, "rp_filter") == int(_OF_TUNNEL["rp_filter"])
+            return has_address and filtered and not _value(device.name, "forwarding")
         return sysctl.read(f"net/ipv6/conf/{device.name}/disable_ipv6") == "0"
     except KernelError:
         return False
