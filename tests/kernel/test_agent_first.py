@@ -65,10 +65,6 @@ class Serving(NamedTuple):
         """Start the agent again after a crash. It has not seen a foreign program yet."""
         start(self.cluster, self.kind)
 
-    def lacks(self, way: Way) -> bool:
-        """Whether this kernel or this agent configuration excludes the way of attaching."""
-        return way is linked and not (self.kind.has_tcx and tcx.is_supported())
-
     def answers(self) -> bool:
         return is_served(self.cluster, self.web)
 
@@ -83,6 +79,14 @@ class Serving(NamedTuple):
         for protocol in (TCP, UDP):
             for address in (node.v4, node.v6):
                 assert set(answers(outside, protocol, address, port, 10)) == {"a"}, (protocol, address)
+
+
+def skip_if_lacking(kind: Kind, way: Way) -> None:
+    """Skip the test if this agent or this kernel excludes the way of attaching."""
+    if way is linked and not kind.has_tcx:
+        pytest.skip("this agent does not use tcx")
+    if way is linked and not tcx.is_supported():
+        pytest.skip("this kernel has no tcx")
 
 
 def is_served(cluster: Cluster, web: Exposed) -> bool:
@@ -134,8 +138,7 @@ def test_clients_are_served_with_any_foreign_program_at_the_uplink(
     serving: Serving, way: Way, side: Side, where: int, action: int, writes: dict[str, int]
 ) -> None:
     """Within seconds, even if the agent has to move its program back to the first position."""
-    if serving.lacks(way):
-        pytest.skip("this kernel has no tcx")
+    skip_if_lacking(serving.kind, way)
     assert_serves_with(serving, way, (side,), where, action, writes)
 
 
@@ -280,8 +283,7 @@ def test_masqueraded_connections_work_with_a_foreign_program_after_the_agents(
     forwarding: tuple[TwoNodes, Kind, Everywhere], way: Way, side: Side, action: int
 ) -> None:
     pair, kind, web = forwarding
-    if way is linked and not (kind.has_tcx and tcx.is_supported()):
-        pytest.skip("this kernel has no tcx")
+    skip_if_lacking(kind, way)
     dial = pair.node.v4, web.node_port
     assert answers_of_d(pair, *dial, count=5)
     with contextlib.ExitStack() as stack:

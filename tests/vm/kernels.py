@@ -28,18 +28,18 @@ class Kernel:
 def kernels() -> dict[str, Kernel]:
     """By name, in the table's order."""
     table = tomllib.loads(TABLE.read_text())
-    every = table["every"]["cannot"]
+    every = table["every"]
     return {name: _kernel(name, fields, every) for name, fields in table["kernels"].items()}
 
 
-def _kernel(name: str, fields: Mapping[str, Any], every: Mapping[str, str]) -> Kernel:
+def _kernel(name: str, fields: Mapping[str, Any], every: Mapping[str, Any]) -> Kernel:
     config = TABLE.with_name(fields["config"]) if "config" in fields else None
     return Kernel(
         name,
         fields["suite"],
         fields["package"],
         fields["lacks"],
-        fields.get("skips", []),
-        every | fields.get("cannot", {}),
+        every["skips"] + fields.get("skips", []),
+        every["cannot"] | fields.get("cannot", {}),
         config,
     )
