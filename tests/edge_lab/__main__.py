@@ -23,7 +23,9 @@ ANSWER = 30.0  # seconds in which open connections must answer, with retransmiss
 
 
 class Result(NamedTuple):
-    """`failover`: seconds from the event to the last new connection that failed, 0 if none did."""
+    """`lost`: the number of open connections by error, as in Answers. `failover`: seconds from the event to
+    the last new connection that failed, 0 if none did.
+    """
 
     event: str
     open: int

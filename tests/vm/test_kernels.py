@@ -38,6 +38,7 @@ PARTS = {
     ),
     "links": _part("test_tc.py", "test_links.py", "test_local_addresses.py", "test_dummy.py"),
     "direct-server-return": _part("test_dsr.py", "test_agent_dsr.py", hours=2),
+    "direct-server-return-bench": _part("test_benches.py", only="direct_server_return"),
     "connect": _part("test_socket_connect.py", "test_socket_datagrams.py", "test_socket_binds.py", hours=2),
     "affinity": _part("test_socket_changes.py", "test_socket_stale.py", hours=2),
     "udp-sockets": _part("test_socket_crowd.py", "test_foreign_sockets.py"),
