@@ -324,6 +324,10 @@ class _Agent:
             self._pacer.rejected(ended, verified=verify)
         else:
             self._pacer.succeeded(ended, verified=verify)
+        if (
+            result.drifted
+        ):  # a change by the other program during the repair may have passed for the agent's own
+            self._pacer.verify_soon()
         self._health.updated(ended)
         self._answer_health_checks()
         self._announcer.accept(self._modes.serving.dsr_port)

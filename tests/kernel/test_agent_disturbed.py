@@ -4,11 +4,13 @@ The sync period is one hour: only the agent's frequent checks can find these cha
 """
 
 import contextlib
+import os
 import re
 import shutil
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -241,11 +243,11 @@ def repaired(
     disturb(cluster, web)
     repair = agent.await_line(lambda line: REPAIRED in line.text, since, PATIENCE)
     # Only a sync after the repair counts: one for an earlier change may be logged late.
-    took = agent.await_sync(agent.lines.index(repair), PATIENCE).moment - began
-    for address, port in ((cluster.node.v4, web.node_port), (cluster.node.v6, web.node_port)):
-        assert set(answers(cluster.lab.outside, TCP, address, port, 10)) == {"a"}
-    for address in (web.v4, web.v6):
-        assert set(answers(cluster.p, TCP, address, 80, 10)) == {"a"}
+    agent.await_sync(agent.lines.index(repair), PATIENCE)
+    # The agent may have repaired the first changes of `disturb` before it made the last one.
+    eventually(lambda: _served(cluster, web, 1), "served again", PATIENCE)
+    took = time.monotonic() - began
+    assert _served(cluster, web, 10)
     failed = sum(load.end_churn(each)["failed"] for each in running)
     record("repaired_s", round(took, 2))
     record("connections_failed", failed)
@@ -254,6 +256,16 @@ def repaired(
     cluster.node.call(delete_untranslated)
     for client, to in targets_of.items():
         assert load.churn(client, to, count=50)["errors"] == {}
+
+
+def _served(cluster: Cluster, web: Exposed, count: int) -> bool:
+    """Whether `count` new connections in a row are served at each frontend, in both families."""
+    frontends = [(cluster.lab.outside, of, web.node_port) for of in (cluster.node.v4, cluster.node.v6)]
+    frontends += [(cluster.p, of, 80) for of in (web.v4, web.v6)]
+    try:
+        return all(set(answers(client, TCP, to, port, count)) == {"a"} for client, to, port in frontends)
+    except OSError:
+        return False
 
 
 def delete_untranslated() -> None:
@@ -277,6 +289,32 @@ def test_foreign_changes_to_iptables_rules_are_repaired(
 ) -> None:
     flags = "--proxy-mode=iptables", f"--iptables-backend={tool_backend}"
     repaired(restartable, load, flags, lambda of, web: disturb(of, web, tool_backend), record_property)
+
+
+@pytest.mark.parametrize("tool_backend", ["legacy", "nft"])
+def test_a_foreign_change_during_a_repair_is_repaired(
+    restartable: Cluster, tmp_path: Path, tool_backend: str
+) -> None:
+    """The agent once took such a change for its own: until the next sync period, connections were refused."""
+    flush = tmp_path / "flush"
+    restore = tmp_path / f"ip6tables-{tool_backend}-restore"  # runs last in a repair
+    restore.write_text(
+        f'#!/bin/sh\n{shutil.which(restore.name)} "$@"; status=$?\n'
+        f"if [ -s /dev/stdin ] && rm {flush}; then iptables-{tool_backend} -w -t nat -F; fi\nexit $status\n"
+    )
+    restore.chmod(0o755)
+    for name in (f"ip6tables-{tool_backend}", f"ip6tables-{tool_backend}-save"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    restartable.mode = "iptables"
+    path = f"PATH={tmp_path}:{os.environ['PATH']}"
+    agent = restartable.launch(f"--iptables-backend={tool_backend}", *SELDOM, before=("env", path))
+    agent.await_sync(timeout=PATIENCE)
+    web = restartable.service(node_port=True).to(restartable.a)
+    flush.touch()
+    for stem in STEMS:
+        run(restartable, f"{stem}-{tool_backend} -w -t nat -F")
+    eventually(lambda: not flush.exists(), "flushed during the repair", PATIENCE)
+    eventually(lambda: _served(restartable, web, 1), "served again", PATIENCE)
 
 
 @pytest.mark.parametrize("disturb", NFTABLES)
