@@ -8,7 +8,7 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 from scapy.packet import Packet
 
@@ -22,6 +22,8 @@ BEYOND = {V4: "10.244.3.5", V6: "fd00:3::5"}
 GATEWAYS = {V4: "169.254.1.1", V6: "fe80::77"}
 SENT = bytes.fromhex((THERE + HERE).replace(":", ""))
 """The Ethernet addresses of a frame to a gateway."""
+
+Result = TypeVar("Result")
 
 _COARSE = 6  # CLOCK_MONOTONIC_COARSE, which the programs read
 _ROUTES = {
@@ -67,23 +69,28 @@ def start_over(path: PacketPath) -> None:
         path.set_xdp(name)
 
 
-def seen_now(path: PacketPath, run: Callable[[], Any]) -> Any:
-    """The result of `run` in a second in which packets of all flows have been seen."""
+def seen_now(path: PacketPath, run: Callable[[], Result], has_passed: Callable[[Result], bool]) -> Result:
+    """The result of `run`, with packets of all flows seen in the same second.
+
+    The XDP program passes a packet if the second ends before the packet runs. Only then is it run again: a
+    second run of a forwarded packet would count it twice.
+    """
     while True:
-        now = _unit()
+        now = unit()
         _write(path, last_seen=now)
         result = run()
-        if _unit() == now:
+        if not has_passed(result) or unit() == now:
             return result
 
 
-def _unit() -> int:
+def unit() -> int:
+    """The number of the current second, as the programs record it in `last_seen` (of 1.07 s)."""
     return time.clock_gettime_ns(_COARSE) >> 30
 
 
 def establish_all(path: PacketPath) -> None:
     """All flows are established, and their packets were seen now."""
-    _write(path, last_seen=_unit(), half_open=0)
+    _write(path, last_seen=unit(), half_open=0)
 
 
 def _write(path: PacketPath, **fields: int) -> None:
@@ -94,5 +101,4 @@ def _write(path: PacketPath, **fields: int) -> None:
 
 def by_xdp(path: PacketPath, packet: Packet | bytes, device: str = "net") -> Outcome:
     """The XDP program's outcome for a packet of a flow that was seen in this second."""
-    outcome: Outcome = seen_now(path, lambda: path.xdp(packet, device))
-    return outcome
+    return seen_now(path, lambda: path.xdp(packet, device), lambda outcome: outcome.verdict == PASS)
