@@ -135,7 +135,7 @@ coverage: $(STAMP)  ## lines and branches that unit, golden and contract tests r
 	$(PYTHON) -m tests.support.coverage_totals build/coverage/report.json && exit $$failed
 
 .PHONY: docs
-docs: docs-generate  ## build the site in build/site and check its links
+docs: $(STAMP)  ## build the site in build/site and check its links
 	@$(PYTHON) -m pip install -q --group docs
 	@mkdir -p build; NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict 2>build/site.log || { cat build/site.log >&2; exit 1; }
 	@echo "build/site/index.html"

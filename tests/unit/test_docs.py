@@ -44,7 +44,10 @@ def test_generated_files_are_current() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them: lower case, without punctuation, hyphens for spaces."""
+    """As GitHub makes them: lower case, without punctuation, a hyphen for each space.
+
+    The `slugify` of mkdocs.yml has the same rule for the site.
+    """
     text = FENCE.sub("", page.read_text())
     return {
         re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
