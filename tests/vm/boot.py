@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.vm.acceleration import Accelerator, accelerator_of, why_not_kvm
 from tests.vm.cache import Installed, Unavailable
 from tests.vm.debian import installed
 from tests.vm.initramfs import initramfs
@@ -66,6 +67,7 @@ class Outcome:
     """Seconds by the VM's clock until the command started; 0.0 if it never started."""
     took_s: float
     timed_out: bool
+    accelerator: Accelerator
 
     def verdict(self) -> str:
         """One line; "" for a command that ended with status 0."""
@@ -84,7 +86,8 @@ def run(
     `write` gets the output as it arrives. Raises Unavailable if no VM can run.
     """
     own = scratch / "vm"
-    command = start_command(kernel, own, order.cpus, order.memory_mib)
+    accelerator = accelerator_of(kernel)
+    command = start_command(kernel, accelerator, own, order.cpus, order.memory_mib)
     own.mkdir()
     _write_orders(own, kernel, order)
     (own / "initramfs").write_bytes(initramfs(kernel))
@@ -100,6 +103,7 @@ def run(
         float(booted or 0),
         time.monotonic() - started,
         timed_out,
+        accelerator,
     )
 
 
@@ -178,7 +182,11 @@ def main() -> int:
     if arguments.console:
         print(outcome.console, file=sys.stderr)
     verdict = outcome.verdict()
-    line = f"kernel {kernel.release}: booted in {outcome.boot_s:.0f} s, all in {outcome.took_s:.0f} s"
+    how = str(outcome.accelerator)
+    if outcome.accelerator is Accelerator.SOFTWARE:
+        how += f" (no KVM: {why_not_kvm(kernel)})"
+    times = f"booted in {outcome.boot_s:.0f} s, all in {outcome.took_s:.0f} s"
+    line = f"kernel {kernel.release}, {how}: {times}"
     print(f"{line}; {verdict}" if verdict else line, file=sys.stderr)
     return 1 if outcome.status is None else outcome.status
 

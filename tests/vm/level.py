@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.vm.acceleration import accelerator_of
 from tests.vm.boot import Order, Outcome, run
 from tests.vm.debian import installed
 from tests.vm.kernels import Kernel
@@ -27,6 +28,7 @@ class Selection:
     modules: Sequence[str] = ()
     """Modules that are loaded before, except those that the kernel loads by itself."""
     seconds: float = 1800
+    """The time limit in software emulation. With KVM it is shorter."""
     cpus: int = 2
 
 
@@ -49,9 +51,10 @@ def run_python(
     seconds: float = 900,
     cpus: int = 2,
 ) -> Outcome:
-    """`python ARGUMENTS` in this checkout on a kernel. Raises Unavailable."""
-    order = Order((sys.executable, *arguments), CHECKOUT, modules, seconds, cpus=cpus)
-    return run(installed(kernel), order, scratch)
+    """`python ARGUMENTS` in this checkout on a kernel. `seconds`: as in Selection. Raises Unavailable."""
+    found = installed(kernel)
+    limit = accelerator_of(found).limit(seconds)
+    return run(found, Order((sys.executable, *arguments), CHECKOUT, modules, limit, cpus=cpus), scratch)
 
 
 def answer_of(kernel: Kernel, module: str, scratch: Path) -> Any:

@@ -5,11 +5,9 @@ import resource
 import shutil
 from pathlib import Path
 
-from tests.vm.cache import Installed, Unavailable
+from tests.vm.acceleration import ENDS_WITH_ITS_PARENT, QEMU, Accelerator
+from tests.vm.cache import Installed
 
-_QEMU = "qemu-system-x86_64"
-_CPU = "max,la57=off,avx=off,avx2=off"
-"""Without a fifth level of page tables, and without vector instructions, a quarter less is emulated."""
 _QEMU_APPEND = (
     "console=ttyS0 loglevel=4 oops=panic panic=-1 mitigations=off audit=0 apparmor=0 selinux=0 nokaslr "
     "no_timer_check cryptomgr.notests random.trust_cpu=on net.ifnames=0 8250.nr_uarts=1 nowatchdog"
@@ -22,25 +20,26 @@ _USER_MODE_APPEND = (
     "nf_conntrack.hashsize=32768"
 )
 _MEMORY = Path("/dev/shm")
-_ENDS_WITH_ITS_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
-def start_command(kernel: Installed, own: Path, cpus: int, memory_mib: int) -> list[str]:
+def start_command(
+    kernel: Installed, accelerator: Accelerator, own: Path, cpus: int, memory_mib: int
+) -> list[str]:
     """The command that boots the kernel with the files in `own`, whose parent is the machine's $SCRATCH.
 
     It writes messages to its standard output and error, and a VM's kernel writes them to `own`/console.
-    All its processes end when the command is killed. Raises Unavailable if a program is missing.
+    All its processes end when the command is killed.
     """
-    return (_user_mode if kernel.user_mode else _qemu)(kernel, own, cpus, memory_mib)
+    if accelerator is Accelerator.NONE:
+        return _user_mode(kernel, own, cpus, memory_mib)
+    return _qemu(kernel, accelerator, own, cpus, memory_mib)
 
 
-def _qemu(kernel: Installed, own: Path, cpus: int, memory_mib: int) -> list[str]:
-    if shutil.which(_QEMU) is None:
-        raise Unavailable(f"no program {_QEMU}: apt-get install qemu-system-x86")
+def _qemu(kernel: Installed, accelerator: Accelerator, own: Path, cpus: int, memory_mib: int) -> list[str]:
     return [
-        *_ENDS_WITH_ITS_PARENT,
-        *(_QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", "q35,accel=tcg", "-cpu", _CPU),
+        *ENDS_WITH_ITS_PARENT,
+        *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *accelerator.options,
         *("-smp", str(cpus), "-m", f"{memory_mib}M"),
         *("-kernel", str(kernel.image), "-initrd", str(own / "initramfs"), "-append", _QEMU_APPEND),
         *("-serial", f"file:{own / 'console'}"),
@@ -56,7 +55,7 @@ def _shared(tag: str, path: str, extra: str = "") -> list[str]:
 
 def _user_mode(kernel: Installed, own: Path, cpus: int, memory_mib: int) -> list[str]:
     return [
-        *_ENDS_WITH_ITS_PARENT,
+        *ENDS_WITH_ITS_PARENT,
         # Each process of the guest is one on this machine. They are in a PID namespace, which ends with its
         # first process. That one is a shell: after a panic the kernel calls abort(), which does not end the
         # first process of a namespace.

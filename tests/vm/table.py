@@ -27,7 +27,7 @@ def written(costs: Mapping[str, Costs], features: Mapping[str, Mapping[str, Any]
         _table("missing features of mode `ebpf`", features, _lacking),
         _programs("Instructions that the verifier processed (limit: 1,000,000):", costs, _verified),
         _programs("Instructions of the loaded program:", costs, lambda cost: f"{cost['instructions']:,}"),
-        _programs("Load time in milliseconds, in software emulation (only for comparison):", costs, _load_ms),
+        _programs("Load time in milliseconds in the VM (only for comparison):", costs, _load_ms),
     ]
     return "\n\n".join(parts)
 

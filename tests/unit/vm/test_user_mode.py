@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.vm import user_mode_build
+from tests.vm.acceleration import accelerator_of
 from tests.vm.cache import Installed, Unavailable
 from tests.vm.kernels import kernels
 from tests.vm.start import start_command
@@ -39,7 +40,9 @@ def test_missing_tools_are_reported_with_their_packages(
 
 def test_a_folder_with_a_program_is_started_without_qemu(tmp_path: Path) -> None:
     (tmp_path / "linux").touch()
-    command = start_command(Installed(tmp_path), tmp_path / "scratch" / "vm", cpus=1, memory_mib=300)
+    kernel = Installed(tmp_path)
+    own = tmp_path / "scratch" / "vm"
+    command = start_command(kernel, accelerator_of(kernel), own, cpus=1, memory_mib=300)
     assert str(tmp_path / "linux") in command
     assert {"mem=300M", "ncpus=1", f"hostfs_scratch={tmp_path / 'scratch'}"} <= set(command)
     assert not [word for word in command if "qemu" in word]
