@@ -5,8 +5,10 @@ damaged file is replaced. A folder that cannot be written means that each start 
 """
 
 import contextlib
+import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +26,8 @@ SHIPPED = Path(__file__).parents[2] / "objects"
 FOLDER = Path("/var/cache/ebpfproxy/objects")
 _SUFFIX = ".bpf"
 _KEPT = 64  # files in FOLDER, each of about 300 kB
+_PATIENCE = 60.0  # seconds; clang takes ten
+_PAUSE = 0.05
 
 
 def find(digest: str) -> ObjectFile | None:
@@ -85,7 +89,7 @@ def _by_use(folder: Path) -> list[Path]:
     """All files, the most recently used one first. Another process may remove some meanwhile."""
 
     def stamped() -> Iterator[tuple[float, Path]]:
-        for path in folder.iterdir():
+        for path in folder.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
                 yield path.stat().st_mtime, path
 
@@ -93,10 +97,42 @@ def _by_use(folder: Path) -> list[Path]:
 
 
 def cached(digest: str, compile_: Callable[[], ObjectFile]) -> tuple[ObjectFile, bool]:
-    """The object file of a digest, and whether it had to be compiled."""
-    found = find(digest)
-    if found:
+    """The object file of a digest, and whether it had to be compiled. Processes that need the same file at
+    the same time compile it once."""
+    if found := find(digest):
         return found, False
-    made = compile_()
-    save(made)
+    with _locked(digest):
+        if found := find(digest):
+            return found, False
+        made = compile_()
+        save(made)
     return made, True
+
+
+@contextlib.contextmanager
+def _locked(digest: str) -> Iterator[None]:
+    """Wait until no other process compiles this file, at most for _PATIENCE. Without effect if FOLDER cannot
+    be written."""
+    path = FOLDER / f"{digest}.lock"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
+            lock = stack.enter_context(path.open("w"))
+            # A process that still waits for the deleted file then finds the compiled one.
+            stack.callback(path.unlink, missing_ok=True)
+            _await(lock.fileno())
+        yield
+
+
+def _await(lock: int) -> None:
+    """Raises BlockingIOError after _PATIENCE, since the process that has the lock may hang."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return

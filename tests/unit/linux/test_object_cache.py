@@ -1,6 +1,9 @@
 """Object files on disk: found by digest, damaged, pruned, and a folder that cannot be written."""
 
+import fcntl
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,31 @@ def test_a_folder_that_cannot_be_written_is_no_failure(folder: Path) -> None:
     folder.write_text("no folder")
     assert object_cache.cached("aa", lambda: file("aa")) == (file("aa"), True)
     assert object_cache.cached("aa", lambda: file("aa")) == (file("aa"), True)
+
+
+def test_processes_that_need_the_same_file_compile_it_once(folder: Path) -> None:
+    compiled = []
+
+    def compile_() -> ObjectFile:
+        compiled.append("aa")
+        time.sleep(0.2)  # a lock of a file descriptor also excludes other threads
+        return file("aa")
+
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: object_cache.cached("aa", compile_), range(4)))
+    assert compiled == ["aa"]
+    assert sorted(is_new for _, is_new in done) == [False, False, False, True]
+    assert [path.name for path in folder.iterdir()] == ["aa.bpf"]
+
+
+def test_a_process_that_hangs_with_the_lock_delays_others_for_some_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_cache, "_PATIENCE", 0.1)
+    folder.mkdir()
+    with (folder / "aa.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert object_cache.cached("aa", lambda: file("aa")) == (file("aa"), True)
 
 
 def test_files_that_were_not_used_for_longest_are_removed(
