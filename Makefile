@@ -37,6 +37,9 @@ COVERED := $(addprefix tests/kernel/,service_table/test_contents.py service_tabl
   nftables_table/test_rejections.py test_agent_restart.py test_ebpf_drain.py test_iptables_rejections.py \
   test_links.py test_map_migration.py test_packet_path_view.py test_sockets.py test_view.py)
 
+# Tests start some thousand Python processes. Without compiled modules, each compiles its source again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,7 +79,11 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 	@$(CLI) demo
 
 .PHONY: test
-test: check  ## the checks, then every test that this machine can run
+test: check  ## the checks, and each test in each mode and family that this machine can run: ten minutes, as root
+	@$(PYTHON) -m pytest -n 4 --sample --durations=20
+
+.PHONY: test-all
+test-all: check  ## the checks, and all cases of all tests that this machine can run: an hour, as root
 	@$(PYTHON) -m pytest -n 4 --durations=20
 
 .PHONY: objects

@@ -17,7 +17,8 @@ import pytest
 from ebpfproxy.backends.ebpf.programs import available_hooks
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import mounts
-from tests.support import missing
+from tests.support import missing, summary
+from tests.support.sample import Case, sample
 from tests.vm import machine
 
 # Otherwise programs that tests start would ignore SIGINT if the test run is a background process.
@@ -28,6 +29,11 @@ hypothesis.settings.load_profile("ebpfproxy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample",
+        action="store_true",
+        help="run a sample of the cases of kernel tests (make test); see tests/support/sample.py",
+    )
     parser.addoption(
         "--udp-sockets",
         type=int,
@@ -174,19 +180,48 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             missing.skip_or_fail(f"{level} level: {why_not()}")
 
 
-_ONLY_IN_TEST_VM = pytest.StashKey[int]()
+_LEFT_OUT = pytest.StashKey[dict[str, int]]()
+"""By target of make: the number of tests that only it runs."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LEFT_OUT] = {}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--sample`, deselect the other cases of tests marked `kernel`."""
+    if not config.getoption("sample"):
+        return
+    files: dict[str, list[Case]] = {}
+    for item in items:
+        if item.get_closest_marker("kernel"):
+            parameters = (
+                item.callspec.params if isinstance(item, pytest.Function) and _has_cases(item) else {}
+            )
+            case = Case(item.nodeid.partition("[")[0], item.nodeid, parameters)
+            files.setdefault(item.nodeid.partition("::")[0], []).append(case)
+    cases = {case.id for of_file in files.values() for case in of_file}
+    left_out = cases.difference(*map(sample, files.values()))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+    items[:] = [item for item in items if item.nodeid not in left_out]
+
+
+def _has_cases(item: pytest.Function) -> bool:
+    return hasattr(item, "callspec")
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
-        if "vm" in item.keywords:
-            item.config.stash[_ONLY_IN_TEST_VM] = item.config.stash.get(_ONLY_IN_TEST_VM, 0) + 1
+        left_out = item.config.stash[_LEFT_OUT]
+        target = "test-vm" if "vm" in item.keywords else "test-all"
+        left_out[target] = left_out.get(target, 0) + 1
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A pytest-xdist worker passes the number to its controller, which collects no tests."""
+    """A pytest-xdist worker passes the numbers to its controller, which collects no tests."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left to test-vm"] = session.config.stash.get(_ONLY_IN_TEST_VM, 0)
+        session.config.workeroutput["left out"] = session.config.stash[_LEFT_OUT]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -199,20 +234,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over a worker's number, unless it crashed. All workers collect the same tests."""
+    """Take over a worker's numbers, unless it crashed. All workers collect the same tests."""
     if output := getattr(node, "workeroutput", {}):
-        node.config.stash[_ONLY_IN_TEST_VM] = output["left to test-vm"]
+        node.config.stash[_LEFT_OUT] = output["left out"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    skipped = terminalreporter.stats.get("skipped", ())
-    lines = []
-    for level, why_not in LEVELS.items():
-        if why_not() and (count := sum(level in report.keywords for report in skipped)):
-            lines.append(f"{count} tests of the {level} level: {why_not()}")
-    if long := config.stash.get(_ONLY_IN_TEST_VM, 0):
-        lines.append(f"{long} tests of the vm level, and other kernels: make test-vm")
+    lines = summary.skipped(terminalreporter.stats.get("skipped", ()))
+    if left_out := config.stash[_LEFT_OUT]:
+        lines.append("left out: " + ", ".join(f"{n} (make {target})" for target, n in left_out.items()))
     if lines:
         terminalreporter.section("not run")
     for line in lines:
         terminalreporter.line(line)
+    failed = [each for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, ())]
+    if failed:
+        terminalreporter.section("to repeat what failed")
+        terminalreporter.line(summary.rerun(list(dict.fromkeys(each.nodeid for each in failed))))
