@@ -87,5 +87,5 @@ def _comparable(value: Any) -> Hashable:
 
 
 def _rank(id_: str) -> int:
-    """Decides between cases that cover equally much. By the name, so that no value is preferred everywhere."""
+    """Decides between cases that cover equally much: by the name, so no value is always preferred."""
     return zlib.crc32(id_.encode())
