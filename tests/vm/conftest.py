@@ -1,21 +1,20 @@
 """The kernels of a test run.
 
-A test with the fixture `kernel` runs once for each. Without `--kernels`, as in `make test`, this is DEFAULT,
-and only tests marked `quick` run. `make test-vm` passes `--kernels=all`.
+A test with the fixture `kernel` runs once for each. Without `--kernels`, as in `make test-all`, this is
+DEFAULT, and only tests marked `quick` run. `make test-vm` passes `--kernels=all`.
 
-In software emulation these tests take many minutes. There `make test` skips them, also in CI. `make test-all`
-passes `--all`, and runs them.
+In software emulation these tests take minutes. There `make test`, which passes `--sample`, skips them.
 """
 
 import pytest
 
 from ebpfproxy.backends.ebpf.programs import object_file
 from tests.support import missing
+from tests.support.program_code import program_code
 from tests.vm.acceleration import why_no_device, why_not_kvm
 from tests.vm.cache import Unavailable
 from tests.vm.debian import installed
 from tests.vm.kernels import Kernel, kernels
-from tests.vm.machine import LEFT_TO_TEST_ALL
 
 DEFAULT = "6.1"
 """This kernel has IPVS, dummy devices and SCTP as modules, and rejects programs that later ones accept."""
@@ -41,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def kernel(request: pytest.FixtureRequest) -> Kernel:
     """A kernel that is in the cache now. If it is not available, the test is skipped as without qemu."""
     wanted: Kernel = request.param
-    only_with_kvm = not (request.config.getoption("kernels") or request.config.getoption("all_cases", False))
+    only_with_kvm = request.config.getoption("sample") and not request.config.getoption("kernels")
     if only_with_kvm:
         _leave_to_test_all(why_no_device())  # before a kernel is fetched
     try:
@@ -50,11 +49,18 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     except Unavailable as lack:
         missing.skip_or_fail(f"vm level: {lack}")
     _leave_to_test_all(why_not)
-    object_file()  # the VM reads it from the machine's file system; clang takes minutes in a VM
+    _compile_programs()
     return wanted
 
 
 def _leave_to_test_all(why: str) -> None:
     """This is no failure in CI: `make test` does not require KVM."""
     if why:
-        pytest.skip(f"{LEFT_TO_TEST_ALL} ({why})")
+        pytest.skip(f"software emulation: make test-all ({why})")
+
+
+def _compile_programs() -> None:
+    """The VM reads them from the machine's file system. In software emulation clang takes minutes."""
+    object_file()
+    with program_code(()):  # another selection of sources, for test_program_costs.py
+        pass

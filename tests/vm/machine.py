@@ -14,9 +14,6 @@ _PROGRAMS = {
 }
 """The command that installs Debian's packages."""
 
-LEFT_TO_TEST_ALL = "software emulation: make test-all"
-"""The beginning of the reason for which `make test` skips a VM. The summary of the run counts them."""
-
 
 @functools.cache
 def lacks() -> str:
