@@ -26,7 +26,7 @@ SHIPPED = Path(__file__).parents[2] / "objects"
 FOLDER = Path("/var/cache/ebpfproxy/objects")
 _SUFFIX = ".bpf"
 _KEPT = 64  # files in FOLDER, each of about 300 kB
-_PATIENCE = 60.0  # seconds; clang takes ten
+_PATIENCE = 60.0  # seconds; clang takes ten on a slow machine
 _PAUSE = 0.05
 
 
@@ -101,7 +101,7 @@ def cached(digest: str, compile_: Callable[[], ObjectFile]) -> tuple[ObjectFile,
     the same time compile it once."""
     if found := find(digest):
         return found, False
-    with _locked(digest):
+    with _locked():
         if found := find(digest):
             return found, False
         made = compile_()
@@ -110,17 +110,13 @@ def cached(digest: str, compile_: Callable[[], ObjectFile]) -> tuple[ObjectFile,
 
 
 @contextlib.contextmanager
-def _locked(digest: str) -> Iterator[None]:
-    """Wait until no other process compiles this file, at most for _PATIENCE. Without effect if FOLDER cannot
-    be written."""
-    path = FOLDER / f"{digest}.lock"
+def _locked() -> Iterator[None]:
+    """Wait until no other process compiles, at most for _PATIENCE. Without effect if FOLDER cannot be
+    written."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
-            lock = stack.enter_context(path.open("w"))
-            # A process that still waits for the deleted file then finds the compiled one.
-            stack.callback(path.unlink, missing_ok=True)
-            _await(lock.fileno())
+            _await(stack.enter_context((FOLDER / "lock").open("w")).fileno())
         yield
 
 

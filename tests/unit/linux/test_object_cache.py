@@ -104,7 +104,6 @@ def test_processes_that_need_the_same_file_compile_it_once(folder: Path) -> None
         done = list(pool.map(lambda _: object_cache.cached("aa", compile_), range(4)))
     assert compiled == ["aa"]
     assert sorted(is_new for _, is_new in done) == [False, False, False, True]
-    assert [path.name for path in folder.iterdir()] == ["aa.bpf"]
 
 
 def test_a_process_that_hangs_with_the_lock_delays_others_for_some_time(
@@ -112,7 +111,7 @@ def test_a_process_that_hangs_with_the_lock_delays_others_for_some_time(
 ) -> None:
     monkeypatch.setattr(object_cache, "_PATIENCE", 0.1)
     folder.mkdir()
-    with (folder / "aa.lock").open("w") as lock:
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert object_cache.cached("aa", lambda: file("aa")) == (file("aa"), True)
 
@@ -126,4 +125,4 @@ def test_files_that_were_not_used_for_longest_are_removed(
         os.utime(folder / f"{digest}.bpf", (1_000_000 - age, 1_000_000 - age))
     object_cache.find("aa")
     object_cache.save(file("cc"))
-    assert sorted(path.name for path in folder.iterdir()) == ["aa.bpf", "cc.bpf"]
+    assert sorted(path.name for path in folder.glob("*.bpf")) == ["aa.bpf", "cc.bpf"]
