@@ -15,6 +15,7 @@ from ebpfproxy.linux.netns import netns
 
 T = TypeVar("T")
 
+_ENTER_CGROUP = ("/bin/sh", "-c", 'echo 0 > "$0" && exec "$@"')
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -84,7 +85,8 @@ class Netns:
         It gets its own process group, so that a Ctrl-C reaches only this process. `options` are those of
         subprocess.Popen. The command is killed when the lab ends.
         """
-        child = subprocess.Popen(arguments, preexec_fn=self._move, process_group=0, **options)
+        with netns.entered(self.netns):
+            child = subprocess.Popen(self._in_cgroup(arguments), process_group=0, **options)
         self._children.append(child)
         return child
 
@@ -97,16 +99,16 @@ class Netns:
         standard error as a note.
         """
         try:
-            return subprocess.run(
-                arguments,
-                preexec_fn=self._move,
-                process_group=0,
-                timeout=timeout,
-                check=check,
-                input=stdin,
-                capture_output=True,
-                text=True,
-            )
+            with netns.entered(self.netns):
+                return subprocess.run(
+                    self._in_cgroup(arguments),
+                    process_group=0,
+                    timeout=timeout,
+                    check=check,
+                    input=stdin,
+                    capture_output=True,
+                    text=True,
+                )
         except subprocess.CalledProcessError as error:
             error.add_note(str(error.stderr))
             raise
@@ -158,6 +160,14 @@ class Netns:
             if isinstance(child, subprocess.Popen):
                 child.wait()
         self._children.clear()
+
+    def _in_cgroup(self, arguments: Sequence[str | Path]) -> list[str | Path]:
+        """The command, preceded by a shell that enters the cgroup and is replaced by it.
+
+        A function between fork and exec (preexec_fn) would copy the page tables of this process: in tests, 9
+        ms of CPU time for each command.
+        """
+        return [*_ENTER_CGROUP, self.cgroup / "cgroup.procs", *arguments]
 
     def _move(self) -> None:
         """Enter the cgroup, then the namespace. A socket belongs to the cgroup of its creator."""
