@@ -110,9 +110,21 @@ test-user-mode: $(STAMP)  ## the kernel's tests on a kernel in user mode, with I
 
 .PHONY: check
 check: $(STAMP)  ## formatting, lint, types, layers, spelling, words of the style guide
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync types style collect
+
+.PHONY: types
+types: $(STAMP)
+	$(VENV)/bin/mypy
+
+# Compiles all tests, once and not in each worker.
+.PHONY: collect
+collect: $(STAMP)
+	@$(PYTHON) -m pytest --collect-only -qq >$(VENV)/collected || { cat $(VENV)/collected; exit 1; }
+
+.PHONY: style
+style: $(STAMP)
 	$(VENV)/bin/ruff check --quiet .
 	$(VENV)/bin/ruff format --check --quiet .
-	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/clang-format --dry-run --Werror $(C)
 	$(VENV)/bin/codespell --builtin clear,rare,en-GB_to_en-US --ignore-words-list fo,fro,iif,runn \

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import shutil
 import signal
-from collections.abc import Sequence
 from typing import Any
 
 import hypothesis
@@ -17,7 +16,8 @@ import pytest
 from ebpfproxy.backends.ebpf.programs import available_hooks
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import mounts
-from tests.support import missing, summary
+from tests.support import fork_cost, missing, summary
+from tests.support.left_out import counts, leave_out
 from tests.support.sample import Case, sample
 from tests.vm import machine
 
@@ -53,14 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--junk",
         type=int,
-        default=2_000,
         metavar="N",
         help="number of broken objects to plan (make fuzz: 200000)",
     )
     parser.addoption(
         "--packets",
         type=int,
-        default=1_000_000,
         metavar="N",
         help="number of random packets for the classifiers (make fuzz: 10000000)",
     )
@@ -74,7 +72,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--connects",
         type=int,
-        default=10_000,
         metavar="N",
         help="number of connections while the API server is unreachable; twice as many while endpoints "
         "change (make soak: 1000000)",
@@ -89,8 +86,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--histories",
         type=int,
         metavar="N",
-        help="number of random histories (make differential: 500); default: 15, always the same",
+        help="number of random histories (make differential: 500); default: a few, always the same",
     )
+    parser.addoption("--few-histories", type=int, metavar="N", help="number of histories without --histories")
     parser.addoption(
         "--verify-changes",
         type=int,
@@ -106,21 +104,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--explained",
         type=int,
-        default=60,
         metavar="N",
         help="number of random connections that explain predicts, of each backend (make explained: 1000)",
     )
     parser.addoption(
         "--faults",
         type=int,
-        default=60,
         metavar="N",
         help="number of failing calls in each mode (make faults: 2500), and of faults of the API server",
     )
     parser.addoption(
         "--kills",
         type=int,
-        default=3,
         metavar="N",
         help="number of kills in each mode (make faults: 125)",
     )
@@ -180,19 +175,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             missing.skip_or_fail(f"{level} level: {why_not()}")
 
 
-_LEFT_OUT = pytest.StashKey[dict[str, int]]()
-"""By target of make: the number of tests that only it runs."""
+_AMOUNTS = {
+    "connects": (4_000, 10_000),
+    "explained": (20, 60),
+    "faults": (20, 60),
+    "few_histories": (5, 15),
+    "junk": (1_000, 2_000),
+    "kills": (1, 3),
+    "packets": (100_000, 1_000_000),
+}
+"""By option: the default with `--sample`, and without."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_LEFT_OUT] = {}
+    for name, (few, many) in _AMOUNTS.items():
+        if config.getoption(name) is None:
+            setattr(config.option, name, few if config.getoption("sample") else many)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--sample`, deselect the other cases of tests marked `kernel`."""
+    """With `--sample`, leave out tests marked `long`, and most cases of tests marked `kernel`."""
     if not config.getoption("sample"):
         return
+    leave_out(config, items, "test-all", lambda item: item.get_closest_marker("long") is not None)
     files: dict[str, list[Case]] = {}
     for item in items:
         if item.get_closest_marker("kernel"):
@@ -202,26 +208,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             case = Case(item.nodeid.partition("[")[0], item.nodeid, parameters)
             files.setdefault(item.nodeid.partition("::")[0], []).append(case)
     cases = {case.id for of_file in files.values() for case in of_file}
-    left_out = cases.difference(*map(sample, files.values()))
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
-    items[:] = [item for item in items if item.nodeid not in left_out]
+    others = cases.difference(*map(sample, files.values()))
+    leave_out(config, items, "test-all", lambda item: item.nodeid in others)
 
 
 def _has_cases(item: pytest.Function) -> bool:
     return hasattr(item, "callspec")
 
 
-def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    for item in items:
-        left_out = item.config.stash[_LEFT_OUT]
-        target = "test-vm" if "vm" in item.keywords else "test-all"
-        left_out[target] = left_out.get(target, 0) + 1
+def pytest_collection_finish() -> None:
+    fork_cost.reduce()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A pytest-xdist worker passes the numbers to its controller, which collects no tests."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left out"] = session.config.stash[_LEFT_OUT]
+        session.config.workeroutput["left out"] = counts(session.config)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -236,12 +238,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_testnodedown(node: Any) -> None:
     """Take over a worker's numbers, unless it crashed. All workers collect the same tests."""
     if output := getattr(node, "workeroutput", {}):
-        node.config.stash[_LEFT_OUT] = output["left out"]
+        counts(node.config).update(output["left out"])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     lines = summary.skipped(terminalreporter.stats.get("skipped", ()))
-    if left_out := config.stash[_LEFT_OUT]:
+    if left_out := counts(config):
         lines.append("left out: " + ", ".join(f"{n} (make {target})" for target, n in left_out.items()))
     if lines:
         terminalreporter.section("not run")

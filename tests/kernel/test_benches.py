@@ -43,9 +43,16 @@ from tests.support.documented import ROOT
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
 
+long = pytest.mark.long
+"""The measured behavior has tests of its own, or another benchmark's test covers the same code."""
+
+
 @pytest.fixture(scope="module")
-def modes() -> list[str]:
-    """All modes; without ipvs if the kernel does not support it."""
+def modes(request: pytest.FixtureRequest) -> list[str]:
+    """All modes; without ipvs if the kernel does not support it. In `make test`, one with BPF maps and one
+    without."""
+    if request.config.getoption("sample"):
+        return ["ebpf", "nftables"]
     return [mode.name for mode in selection.MODES if mode.name != "ipvs" or not lacks_ipvs()]
 
 
@@ -192,6 +199,7 @@ def test_starts_and_changes_are_measured_in_every_mode(modes: list[str]) -> None
         assert found[mode, "clusterip", "first_answer_s"].p50 > 0
 
 
+@long
 def test_changes_at_an_api_server_are_measured_with_session_affinity() -> None:
     size = sync.Size(10, 2, 3, 1, sync_period=1.0, affinity=50, source=source.API)
     found = by_key(sync.run(size, ["ebpf", "nftables"], silent))
@@ -212,6 +220,7 @@ def test_flows_are_measured_in_every_mode_without_losses(modes: list[str]) -> No
     assert found["none", "direct", "entries"].p50 == 0
 
 
+@long
 def test_a_comparison_has_every_case_in_every_mode(tmp_path: Path) -> None:
     """`bench compare --quick` with tiny numbers."""
     outputs = [tmp_path / name for name in ("report.json", "report.csv")]
@@ -270,18 +279,21 @@ def test_relays_hold_connections_in_mode_userspace() -> None:
     assert 10 < before <= held + 1
 
 
+@long
 def test_more_flows_than_conntrack_can_hold_are_rejected_at_once() -> None:
     most = report.conntrack("max") or pytest.skip("the kernel tracks no connections")
     with pytest.raises(ConfigError, match="nf_conntrack_max is too small for mode nftables"):
         list(flows.run(flows.Size(most, 1.0, 1, 0), ["nftables"], silent))
 
 
+@long
 def test_a_full_flow_table_is_measured() -> None:
     found = by_key(flows.run(flows.Size(10, 1.0, 1, 16384), ["ebpf"], silent))
     assert found["ebpf", "full", "busy_failed"].n == 500
     assert found["ebpf", "full", "made_per_s"].p50 > 0
 
 
+@long
 def test_no_external_connection_fails_while_agents_are_killed() -> None:
     size = churn.Size(0, 2.0, 10.0)
     found = by_key(churn.run(size, FaultSchedule(crash_s=0.5), ["ebpf"], silent, ["outside"]))
@@ -290,6 +302,7 @@ def test_no_external_connection_fails_while_agents_are_killed() -> None:
         assert found["ebpf", "nodeport", metric].p50 == 0
 
 
+@long
 def test_no_connection_or_download_fails_while_the_mode_switches_through_all() -> None:
     """One round: in the end, the first mode serves again."""
     modes = ["ebpf", "iptables-legacy", "nftables"]
@@ -303,6 +316,7 @@ def test_no_connection_or_download_fails_while_the_mode_switches_through_all() -
         assert found[label, "both", metric].p50 == 0
 
 
+@long
 def test_modes_without_switches_have_one_churn_each() -> None:
     found = by_key(
         churn.run(churn.Size(200, 60.0, 10.0), FaultSchedule(), ["nftables", "iptables"], silent, ["pod"])
@@ -311,6 +325,7 @@ def test_modes_without_switches_have_one_churn_each() -> None:
         assert found[mode, "clusterip", "connects_failed"].n >= 200
 
 
+@long
 @pytest.mark.parametrize("where", source.NAMES)
 def test_changes_of_other_services_have_a_lag_and_leave_nothing_behind(where: str) -> None:
     size = churn.Size(0, 5.0, 50.0, rate=20.0, services=120, endpoints=3, changes=100.0, source=where)

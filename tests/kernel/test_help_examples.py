@@ -50,6 +50,7 @@ BENCHES = "ebpfproxy bench (?!.*(?:--kube-proxy|--from)=)"
 """A kube-proxy and the file of an earlier run are not here: tests/unit/bench tests these options."""
 
 
+@pytest.mark.long  # in make test, test_benches.py runs all benchmarks
 @pytest.mark.parametrize("example", examples(BENCHES), ids=lambda each: f"{each.text}")
 def test_an_example_of_a_benchmark_ends_with_results(example: Command, tmp_path: Path) -> None:
     name = example.text.split()[2]

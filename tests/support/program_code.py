@@ -4,10 +4,10 @@ import contextlib
 import struct
 from collections.abc import Collection, Iterator
 
-from ebpfproxy.backends.ebpf import abi, features
+from ebpfproxy.backends.ebpf import features
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS, SOCKET_HOOKS, TAIL_CALLS
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES
-from ebpfproxy.linux.bpf import compiler
+from ebpfproxy.backends.ebpf.programs import object_file
 from ebpfproxy.linux.bpf.loader import ProgramSpec, loaded
 from ebpfproxy.linux.bpf.object_file import Relocation, relocated
 
@@ -25,8 +25,7 @@ def program_code(present: Collection[str]) -> Iterator[dict[str, bytes]]:
 
     `present`: the features that the kernel is assumed to have, as `features.present`. Needs root.
     """
-    sources = [abi.source_directory() / name for name in ("connect.c", "tc.c")]
-    file, _ = compiler.compiled(sources, COMPILED_SIZES.defines())
+    file = object_file()
     numbers = COMPILED_SIZES.numbers() | features.numbers(present)
     with loaded(file, (), {}) as (_, maps):
         relocation = Relocation({name: opened.fd for name, opened in maps.items()}, numbers)

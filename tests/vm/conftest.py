@@ -10,7 +10,7 @@ import pytest
 
 from ebpfproxy.backends.ebpf.programs import object_file
 from tests.support import missing
-from tests.support.program_code import program_code
+from tests.support.left_out import leave_out
 from tests.vm.acceleration import why_no_device, why_not_kvm
 from tests.vm.cache import Unavailable
 from tests.vm.debian import installed
@@ -29,11 +29,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("kernels"):
-        return
-    long = [each for each in items if each.get_closest_marker("vm") and not each.get_closest_marker("quick")]
-    items[:] = [each for each in items if each not in long]
-    config.hook.pytest_deselected(items=long)
+    if not config.getoption("kernels"):
+        leave_out(config, items, "test-vm", _is_long)
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("vm") is not None and item.get_closest_marker("quick") is None
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     except Unavailable as lack:
         missing.skip_or_fail(f"vm level: {lack}")
     _leave_to_test_all(why_not)
-    _compile_programs()
+    object_file()  # the VM reads it from the machine's file system; in software emulation clang takes minutes
     return wanted
 
 
@@ -57,10 +58,3 @@ def _leave_to_test_all(why: str) -> None:
     """This is no failure in CI: `make test` does not require KVM."""
     if why:
         pytest.skip(f"software emulation: make test-all ({why})")
-
-
-def _compile_programs() -> None:
-    """The VM reads them from the machine's file system. In software emulation clang takes minutes."""
-    object_file()
-    with program_code(()):  # another selection of sources, for test_program_costs.py
-        pass

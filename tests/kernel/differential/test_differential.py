@@ -17,8 +17,6 @@ from tests.kernel.differential.subject import Subject
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
 
-FEW = 15
-
 
 def test_clients_reach_the_endpoints_of_the_reference(
     subjects: tuple[Subject, ...],
@@ -31,7 +29,7 @@ def test_clients_reach_the_endpoints_of_the_reference(
     many: int | None = pytestconfig.getoption("--histories")
 
     @settings(
-        max_examples=many or FEW,
+        max_examples=many or pytestconfig.getoption("few_histories"),
         derandomize=many is None,
         phases=(Phase.reuse, Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
