@@ -12,6 +12,7 @@ import pytest
 
 from ebpfproxy.lab import sockets
 from tests.kernel.clients import FAMILIES, SILENT, TCP, UDP, Dial, outcomes
+from tests.kernel.cluster import eventually
 from tests.kernel.two_nodes import PORTS, Everywhere, name_and_client
 from tests.kernel.uplinks import PROTOCOLS, Uplinks
 
@@ -25,13 +26,16 @@ by_policy = pytest.mark.parametrize("policy", ["Cluster", "Local"])
 
 @contextlib.contextmanager
 def held(uplinks: Uplinks, web: Everywhere) -> Iterator[None]:
-    """Within the block the node has the Service's load balancer addresses."""
+    """Within the block the node has the Service's load balancer addresses, and the agent knows it."""
     four, six = web.balancer_ips
     commands = [
         (f"addr add {four}/32 dev lo", f"addr del {four}/32 dev lo"),
         (f"addr add {six}/128 dev lo nodad", f"addr del {six}/128 dev lo"),
     ]
     with uplinks.commands(uplinks.node, commands):
+        # The agent learns of new addresses a moment later. Until then they are not the node's.
+        dials = [Dial(TCP, address, PORTS[TCP], source=(address, 0)) for address in web.balancer_ips]
+        eventually(lambda: SILENT not in outcomes(uplinks.node, dials), "the new addresses are in force")
         yield
 
 

@@ -5,7 +5,7 @@ import pytest
 from ebpfproxy.lab import Pod, sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcome, outcomes, ping
-from tests.kernel.cluster import TCP_TARGET
+from tests.kernel.cluster import TCP_TARGET, eventually
 from tests.kernel.differences import DIFFERENCES
 from tests.kernel.two_nodes import FRONTENDS, PORTS, Everywhere, TwoNodes, name_and_client
 
@@ -194,7 +194,7 @@ def test_node_ports_answer_only_at_the_addresses_of_nodeport_addresses(two_nodes
         return [name_and_client(answer)[0] for answer in outcomes(pair.x, dials)]
 
     try:
-        assert answering() == ["a", "a"]
+        eventually(lambda: answering() == ["a", "a"], "the agent knows the new address")
         pair.restart("--nodeport-addresses=192.0.2.0/24")
         assert answering() == [REFUSED, "a"]
         pair.restart("--nodeport-addresses=primary")
