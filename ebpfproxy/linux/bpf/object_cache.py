@@ -25,7 +25,8 @@ SHIPPED = Path(__file__).parents[2] / "objects"
 """The object file of a wheel or an image. Empty in a source checkout."""
 FOLDER = Path("/var/cache/ebpfproxy/objects")
 _SUFFIX = ".bpf"
-_KEPT = 64  # files in FOLDER, each of about 300 kB
+_LOCK_SUFFIX = ".lock"
+_KEPT = 64  # files in FOLDER, each of about 600 kB
 _PATIENCE = 60.0  # seconds; clang takes ten on a slow machine
 _PAUSE = 0.05
 
@@ -81,8 +82,10 @@ def save_only(file: ObjectFile, folder: Path) -> Path:
 
 
 def _prune(folder: Path) -> None:
+    """Remove the files beyond _KEPT, and their locks."""
     for path in _by_use(folder)[_KEPT:]:
         path.unlink(missing_ok=True)
+        path.with_suffix(_LOCK_SUFFIX).unlink(missing_ok=True)
 
 
 def _by_use(folder: Path) -> list[Path]:
@@ -101,7 +104,7 @@ def cached(digest: str, compile_: Callable[[], ObjectFile]) -> tuple[ObjectFile,
     the same time compile it once."""
     if found := find(digest):
         return found, False
-    with _locked():
+    with _locked(digest):
         if found := find(digest):
             return found, False
         made = compile_()
@@ -110,13 +113,13 @@ def cached(digest: str, compile_: Callable[[], ObjectFile]) -> tuple[ObjectFile,
 
 
 @contextlib.contextmanager
-def _locked() -> Iterator[None]:
-    """Wait until no other process compiles, at most for _PATIENCE. Without effect if FOLDER cannot be
-    written."""
+def _locked(digest: str) -> Iterator[None]:
+    """Wait until no other process compiles this file, at most for _PATIENCE. Without effect if FOLDER cannot
+    be written."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
-            _await(stack.enter_context((FOLDER / "lock").open("w")).fileno())
+            _await(stack.enter_context((FOLDER / f"{digest}{_LOCK_SUFFIX}").open("w")).fileno())
         yield
 
 

@@ -1,6 +1,7 @@
 """Object files on disk: found by digest, damaged, pruned, and a folder that cannot be written."""
 
 import fcntl
+import functools
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -111,7 +112,7 @@ def test_a_process_that_hangs_with_the_lock_delays_others_for_some_time(
 ) -> None:
     monkeypatch.setattr(object_cache, "_PATIENCE", 0.1)
     folder.mkdir()
-    with (folder / "lock").open("w") as lock:
+    with (folder / "aa.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert object_cache.cached("aa", lambda: file("aa")) == (file("aa"), True)
 
@@ -121,8 +122,8 @@ def test_files_that_were_not_used_for_longest_are_removed(
 ) -> None:
     monkeypatch.setattr(object_cache, "_KEPT", 2)
     for age, digest in ((30, "aa"), (20, "bb")):
-        object_cache.save(file(digest))
+        object_cache.cached(digest, functools.partial(file, digest))
         os.utime(folder / f"{digest}.bpf", (1_000_000 - age, 1_000_000 - age))
     object_cache.find("aa")
     object_cache.save(file("cc"))
-    assert sorted(path.name for path in folder.glob("*.bpf")) == ["aa.bpf", "cc.bpf"]
+    assert sorted(path.name for path in folder.iterdir()) == ["aa.bpf", "aa.lock", "cc.bpf"]
