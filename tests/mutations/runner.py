@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tests.mutations.catalog import ROOT, Mutation
 
-_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "dist", ".*_cache", ".hypothesis", "__pycache__")
+NOT_COPIED = (".git", ".venv", "build", "dist", ".*_cache", ".hypothesis")
 _FAILED = re.compile(r"^.*\b\d+ failed\b", re.MULTILINE)
 _LINES_SHOWN = 15
 
@@ -92,5 +92,5 @@ def _copy() -> Iterator[Path]:
     """A new folder each time: Python takes a compiled file for current if size and second are equal."""
     with tempfile.TemporaryDirectory(prefix="ebpfproxy-mutation-") as folder:
         root = Path(folder) / "checkout"
-        shutil.copytree(ROOT, root, symlinks=True, ignore=_LEFT_OUT)
+        shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED, "__pycache__"))
         yield root

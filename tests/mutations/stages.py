@@ -1,0 +1,102 @@
+"""Runs the stages of tests in copies of the checkout, each up to the first failure."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.mutations.runner import NOT_COPIED
+
+STAGES = (1, 2, 3)
+_QUICK = ("tests/unit", "tests/golden", "tests/contract")
+_PACKETS = ("tests/kernel/packet_path", "tests/kernel/test_socket_*.py")
+_OF_TEXTS = (
+    "tests/unit/test_mutations.py",
+    "tests/unit/test_sampled_mutations.py",
+    "tests/unit/test_contributing.py",
+    "tests/unit/test_docs.py",
+)
+"""Tests that compare the source code with a text. They would catch a mutation that changes no behavior."""
+_LIMIT_S = 2 * 3600
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+class Outcome(NamedTuple):
+    """Of the stages up to `stage`. `test`: the first that failed, "" if no test could start.
+
+    `not_repeated`: tests that failed, but passed when they were repeated alone.
+    """
+
+    stage: int
+    caught: bool = False
+    test: str = ""
+    not_repeated: tuple[str, ...] = ()
+    output: str = ""
+
+
+def copy(source: Path, target: Path) -> Path:
+    """Copy a checkout. Compiled Python files are copied, too: that of a mutated file has another time."""
+    return Path(shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED)))
+
+
+def run_stage(root: Path, file: str, stage: int, workers: int | None = None) -> Outcome:
+    """Run a stage of the tests for a mutation of `file` in the copy `root`. `workers`: of pytest."""
+    options = [f"-n{workers or (2 if stage == 1 else 4)}", *_ignore(_OF_TEXTS)]
+    options += ["--sample"] if stage < max(STAGES) else []
+    passed_alone: list[str] = []
+    for tests in _steps(root, file, stage):
+        while True:
+            status, output = _pytest(root, *options, *(f"--deselect={test}" for test in passed_alone), *tests)
+            if not status:
+                break
+            failed = _FAILED.search(output)
+            test = failed[1] if failed else ""
+            if not test or test in passed_alone or _pytest(root, test)[0]:
+                return Outcome(stage, True, test, tuple(passed_alone), output)
+            passed_alone.append(test)
+    return Outcome(stage, not_repeated=tuple(passed_alone))
+
+
+def _steps(root: Path, file: str, stage: int) -> list[list[str]]:
+    """The arguments of pytest for each of its runs: first the tests that are likely to fail."""
+    if file.endswith((".c", ".h")):
+        first = [str(path.relative_to(root)) for each in _PACKETS for path in sorted(root.glob(each))]
+        steps = [first]
+    else:
+        first = [*_QUICK]
+        of_package = str(Path(file.replace("ebpfproxy", "tests/unit", 1)).parent)
+        likely = ["tests/golden", *([of_package] if file and (root / of_package).is_dir() else [])]
+        steps = [likely, [*_QUICK, *_ignore(likely)]]
+    return {1: steps, 2: [["tests", *_ignore(first)]], 3: [["tests"]]}[stage]
+
+
+def _ignore(paths: Sequence[str]) -> list[str]:
+    return [f"--ignore={path}" for path in paths]
+
+
+def _pytest(root: Path, *arguments: str) -> tuple[int, str]:
+    """The exit code and the output. The output is a file, since processes of tests may keep it open."""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        try:
+            done = subprocess.run(
+                command,
+                cwd=root,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=_LIMIT_S,
+            )
+            status = done.returncode
+        except subprocess.TimeoutExpired:
+            status = -1
+        output.seek(0)
+        return status, output.read()
