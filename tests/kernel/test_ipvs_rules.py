@@ -33,6 +33,7 @@ from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import Family, parse_network
 from ebpfproxy.plan.service_plan import LocalTraffic, NodePlan
 from tests.kernel.iptables_testbed import empty_node, endpoints
+from tests.kernel.loopback import add_addresses
 from tests.support.build import service
 
 pytestmark = pytest.mark.kernel
@@ -112,8 +113,7 @@ def test_source_ranges_apply_to_host_originated_connections(tool_backend: ToolBa
     vip, own = {Family.IPV4: ("203.0.113.5", "192.0.2.1"), Family.IPV6: ("2001:db8::5", "2001:db8:1::1")}[of]
     for each in Family:
         create_all(each)
-    for address in (vip, own):
-        subprocess.run(["ip", "addr", "add", address, "dev", "lo", "nodad"], check=True)
+    add_addresses(vip, own)
     families = opened(tool_backend)
     assert not families.apply(diff(families.read(), rules(NodePlan(), IpvsSettings())))
 

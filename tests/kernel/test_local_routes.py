@@ -9,7 +9,7 @@ from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.netlink import local_addresses, local_routes
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Network, parse_address
-from tests.kernel.cluster import eventually
+from tests.kernel.loopback import add_addresses
 from tests.support.namespace import Namespace, namespace
 
 pytestmark = pytest.mark.kernel
@@ -36,12 +36,9 @@ def test_routes_are_added_read_and_removed(place: Namespace) -> None:
 
 
 def test_an_address_of_the_node_stays_local_when_the_route_is_removed(place: Namespace) -> None:
-    netns.set_loopback_up()
-    place.ip("addr add 192.0.2.1/32 dev lo", "addr add 2001:db8::1/128 dev lo nodad")
+    add_addresses("192.0.2.1", "2001:db8::1")
     own = {parse_address("192.0.2.1"), parse_address("2001:db8::1")}
     networks = {Network(each, 128) for each in own}
-    # The kernel adds the local route of an IPv6 address in a work queue (addrconf_dad_work).
-    eventually(lambda: networks <= local_addresses.read(), "the kernel's own routes")
     assert not local_routes.change(own)
     assert local_routes.read() == own
     assert not local_routes.change((), own)

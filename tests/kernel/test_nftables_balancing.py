@@ -23,6 +23,7 @@ from ebpfproxy.model.address import Address, Family, format_address, parse_addre
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import PlannedBalancing
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+from tests.kernel.loopback import add_addresses
 from tests.kernel.test_nftables_objects import listening, port_plan
 from tests.support.namespace import Namespace, namespace
 
@@ -40,9 +41,9 @@ def new_node(number: int) -> Iterator[Namespace]:
     with namespace(f"balancing-{number}") as made:
         made.ip("link set lo up")
         made.ip("link add uplink type veth peer name nowhere", "link set uplink up", "link set nowhere up")
-        made.ip(f"addr add 192.0.2.{number}/32 dev lo", f"route add default dev uplink src 192.0.2.{number}")
-        made.ip(f"addr add 2001:db8::{number}/128 dev lo nodad")
-        made.ip(f"route add default dev uplink src 2001:db8::{number}")
+        with made.entered():
+            add_addresses(f"192.0.2.{number}", f"2001:db8::{number}")
+        made.ip(*(f"route add default dev uplink src {own}{number}" for own in ("192.0.2.", "2001:db8::")))
         for prefix in ("10.1.0.0/16", "10.2.0.0/16", "fd01::/64", "fd02::/64"):
             made.ip(f"route add local {prefix} dev lo")
         with made.entered():

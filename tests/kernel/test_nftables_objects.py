@@ -52,6 +52,7 @@ from ebpfproxy.plan.service_plan import (
 )
 from tests.golden.nftables_text import entries_of
 from tests.golden.situation import load, situations
+from tests.kernel.loopback import add_addresses
 from tests.support.namespace import Namespace, namespace
 from tests.support.nft_listing import declaration_text, element_text, endpoint_elements, parse
 
@@ -73,8 +74,8 @@ def node() -> Iterator[Namespace]:
         made.ip("link set lo up", "addr add 192.0.2.10/32 dev lo", "route add local 10.1.0.0/16 dev lo")
         made.ip("link add uplink type veth peer name nowhere", "link set uplink up", "link set nowhere up")
         made.ip("route add default dev uplink src 192.0.2.10")
-        own = ("2001:db8::10", "fd01::1", "fd01::2", "fd01::3")
-        made.ip(*(f"addr add {each}/128 dev lo nodad" for each in own))
+        with made.entered():
+            add_addresses("2001:db8::10", "fd01::1", "fd01::2", "fd01::3")
         made.ip("route add default dev uplink src 2001:db8::10")
         yield made
 

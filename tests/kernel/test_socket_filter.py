@@ -8,12 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.linux.captured_packets import CapturedPackets
-from ebpfproxy.linux.netlink import local_addresses
-from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.sockets import socket_filter
 from ebpfproxy.linux.sockets.socket_filter import DROP, PASS, Program
-from ebpfproxy.model.address import Family, Network, parse_address, parse_network
-from tests.kernel.cluster import eventually
+from ebpfproxy.model.address import Family, parse_address, parse_network
+from tests.kernel.loopback import add_addresses
 from tests.support.namespace import namespace
 
 pytestmark = pytest.mark.kernel
@@ -25,11 +23,7 @@ V6 = ("fd00::1", "fd00:0:0:1::1", "fd00::1:0:0:1", "fd01::1", "fd00::2")
 @pytest.fixture(autouse=True)
 def _place() -> Iterator[None]:
     with namespace("filters") as made, made.entered():
-        netns.set_loopback_up()
-        made.ip(*(f"addr add {each}/128 dev lo nodad" for each in V6))
-        own = {Network(parse_address(each), 128) for each in V6}
-        # The kernel adds their local routes in a work queue (addrconf_dad_work).
-        eventually(lambda: own <= local_addresses.read(), "the routes of the addresses")
+        add_addresses(*V6)
         yield
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import NotFound, Unsupported
-from ebpfproxy.linux.netns import namespaces
+from ebpfproxy.linux.netns import namespaces, netns
 from ebpfproxy.linux.sockets import sockets
 from ebpfproxy.model.address import Address, Protocol, parse_address
+from tests.kernel.loopback import add_addresses
 
 pytestmark = pytest.mark.kernel
 
@@ -32,8 +33,8 @@ def pod() -> Iterator[int]:
     name = f"ebpfproxy-test-{os.getpid()}-sockets"
     ip("netns", "add", name)
     try:
-        for words in ("link set lo up", f"addr add {V4}/32 dev lo", f"addr add {V6}/128 dev lo nodad"):
-            ip("-n", name, *words.split())
+        with netns.entered(netns.path(name)):
+            add_addresses(V4, V6)
         with open(f"/run/netns/{name}", "rb") as opened:
             yield opened.fileno()
     finally:

@@ -12,11 +12,11 @@ from ebpfproxy.backends.userspace.relay.admission import Admission, Client
 from ebpfproxy.backends.userspace.relay.affinity import Affinity
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
 from ebpfproxy.backends.userspace.relay.target import Target
-from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.sockets.socket_filter import PASS
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.plan.service_plan import PlannedEndpoint, PlannedEndpoints
 from tests.kernel.cluster import eventually
+from tests.kernel.loopback import add_addresses
 from tests.support.namespace import namespace
 
 pytestmark = pytest.mark.kernel
@@ -30,8 +30,7 @@ OPTMEM = Path("/proc/sys/net/core/optmem_max")
 @pytest.fixture(autouse=True)
 def _place() -> Iterator[None]:
     with namespace("admission") as made, made.entered():
-        netns.set_loopback_up()
-        made.ip("addr add 198.51.100.1/32 dev lo", "addr add fd00::1/128 dev lo nodad")
+        add_addresses("198.51.100.1", "fd00::1")
         yield
 
 
