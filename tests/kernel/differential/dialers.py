@@ -40,6 +40,7 @@ _LEISURE = 0.1
 processor, and need pauses: with EEVDF and autogroup (seen on 6.18) they did not run for a minute beside
 processes that wake each other without a pause."""
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_REJECTED = 1.0  # seconds, within which a datagram is rejected
 _ENDED = (errno.ECONNABORTED, errno.EDESTADDRREQ, errno.ENOTCONN)
 _PATIENCE = 60.0  # seconds, for answers that must arrive, also on a busy machine
 _STALE = 75.0  # seconds, until the backend has deleted a stale flow; it retries after 30 seconds
@@ -144,7 +145,7 @@ class Dialer:
         def child(ready: int) -> None:
             os.sched_setaffinity(0, {processor})
             ports = _Ports()
-            client = _Client(_Crossing(fence, ports), ports)
+            client = _Client(_Crossing(fence, ports), _Rejections(ports), ports)
             os.write(ready, b"!")
             while True:
                 name, arguments = child_end.recv()
@@ -176,6 +177,47 @@ class Dialer:
         return answer
 
 
+class _Rejections:
+    """Datagrams to a closed port, which show whether the kernel sends rejections at present.
+
+    All network namespaces of a processor share one socket for ICMP errors (icmp_xmit_lock()). While errors
+    of any namespace wait for a neighbor, there is no room for others, and no rejection arrives for seconds.
+    """
+
+    def __init__(self, ports: "_Ports") -> None:
+        self._ports = ports
+        self._sockets: list[socket.socket] = []
+
+    def arrive(self) -> bool:
+        if not self._sockets:
+            self._sockets = [self._connected(address) for address in places.NODE]
+        return all(self._is_rejected(sock) for sock in self._sockets)
+
+    def wait(self) -> None:
+        """Wait until they arrive. Raises TimeoutError."""
+        deadline = time.monotonic() + _PATIENCE
+        while not self.arrive():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{places.NODE} port {places.CLOSED_PORT}: no rejection")
+
+    def _connected(self, address: str) -> socket.socket:
+        sock = socket.socket(family_of(address), socket.SOCK_DGRAM)
+        sock.settimeout(_REJECTED)
+        sock.bind(("", self._ports.take()))
+        sock.connect((address, places.CLOSED_PORT))
+        return sock
+
+    @staticmethod
+    def _is_rejected(sock: socket.socket) -> bool:
+        with contextlib.suppress(TimeoutError):
+            try:
+                sock.send(_QUESTION)
+                sock.recv(256)
+            except ConnectionRefusedError:
+                return True
+        return False
+
+
 class _Crossing:
     """The sockets of a client that ask the questions of a fence."""
 
@@ -205,16 +247,17 @@ class _Crossing:
 
 
 class _Client:
-    def __init__(self, fence: _Crossing, ports: "_Ports") -> None:
+    def __init__(self, fence: _Crossing, rejections: _Rejections, ports: "_Ports") -> None:
         self._fence = fence
+        self._rejections = rejections
         self._ports = ports
         self._kept: dict[Dial, socket.socket] = {}
 
     def dial(self, rounds: Sequence[Sequence[Dial]]) -> list[str]:
         found: list[str] = []
         for dials in rounds:
-            opened = [self._open(each) for each in dials]
-            found += self._outcomes(opened)
+            outcomes, opened = self._round(dials)
+            found += outcomes
             for each in opened:
                 self._close(each.sock)
         return found
@@ -222,9 +265,20 @@ class _Client:
     def keep(self, dials: Sequence[Dial]) -> list[str]:
         for sock in self._kept.values():
             self._close(sock)
-        opened = [self._open(each) for each in dials]
+        outcomes, opened = self._round(dials)
         self._kept = {each.dial: each.sock for each in opened}
-        return self._outcomes(opened)
+        return outcomes
+
+    def _round(self, dials: Sequence[Dial]) -> tuple[list[str], list["_Conversation"]]:
+        """Dial again if something is silent that may have been rejected."""
+        while True:
+            opened = [self._open(each) for each in dials]
+            outcomes = self._outcomes(opened)
+            if SILENT not in outcomes or self._rejections.arrive():
+                return outcomes, opened
+            for each in opened:
+                self._close(each.sock)
+            self._rejections.wait()
 
     def exchange_again(self, wanted: Sequence[Kept]) -> list[str]:
         found = dict.fromkeys(range(len(wanted)), "")

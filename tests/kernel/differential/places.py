@@ -18,6 +18,8 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
 TARGET_PORTS = {TCP: (8080, 8081), UDP: (5353, 5354)}
 """The ports on which every server answers."""
 NODE_PORTS = range(30_000, 30_100)
+CLOSED_PORT = 9
+"""A UDP port without a server and without a Service."""
 PORTS = frozenset((*TARGET_PORTS[TCP], *TARGET_PORTS[UDP], *NODE_PORTS))
 """Ports that clients do not use."""
 
