@@ -80,11 +80,11 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 
 .PHONY: test
 test: check  ## the checks, and each test in each mode and family that this machine can run: ten minutes, as root
-	@$(PYTHON) -m pytest -n 4 --sample --durations=20
+	@$(PYTHON) -m pytest -n 6 --sample --durations=20
 
 .PHONY: test-all
 test-all: check  ## the checks, and all cases of all tests that this machine can run: an hour, as root
-	@$(PYTHON) -m pytest -n 4 --durations=20
+	@$(PYTHON) -m pytest -n 6 --durations=20
 
 .PHONY: objects
 objects: $(STAMP)  ## compile the BPF programs for a wheel or an image, as root

@@ -171,6 +171,7 @@ def received(pod: Pod) -> int:
     return udp["InDatagrams"] + udp["InErrors"]
 
 
+@long
 def test_overhead_is_measured_in_every_mode_on_every_path(modes: list[str]) -> None:
     found = by_key(overhead.run(overhead.Size(10, 2, 1, 2, 320), [*modes, "ebpf-host"], silent))
     for path in overhead.PATHS:
@@ -208,6 +209,7 @@ def test_changes_at_an_api_server_are_measured_with_session_affinity() -> None:
         assert found[mode, "", "restart_sync_s"].p50 > 0
 
 
+@long
 def test_flows_are_measured_in_every_mode_without_losses(modes: list[str]) -> None:
     found = by_key(flows.run(flows.Size(500, 0.2, 1, 0), modes, silent))
     for mode in modes:

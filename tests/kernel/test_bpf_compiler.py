@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.backends.ebpf import abi, features
+from ebpfproxy.backends.ebpf import abi, features, programs
 from ebpfproxy.backends.ebpf.hooks import CLASSIFIERS, SCHED_CLS
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
 from ebpfproxy.backends.ebpf.mode import load_programs
@@ -226,12 +226,10 @@ def test_the_agent_has_a_number_for_each_placeholder_and_each_is_used() -> None:
     assert all(struct.pack("=I", value) in code for value in placeholders)
 
 
+@pytest.mark.long  # clang takes ten seconds
 def test_an_object_file_has_no_sizes_of_maps_in_its_programs() -> None:
     """So one object file serves agents with any --ebpf-*-max."""
-    sources = [abi.source_directory() / name for name in ("connect.c", "tc.c")]
-    small, large = (
-        compiler.compile_sources(sources, sizes.defines()) for sizes in (COMPILED_SIZES, MapSizes())
-    )
+    small, large = object_file(), compiler.compile_sources(programs.sources(), MapSizes().defines())
     assert small.programs == large.programs
     assert [each.name for each in small.maps] == [each.name for each in large.maps]
 

@@ -249,6 +249,7 @@ _CREATE = netlink.NLM_F_REQUEST | netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
 _EACH = 25_000
 
 
+@pytest.mark.long
 def test_fifty_thousand_flows_are_checked_in_bounded_time(testbed: Testbed, watched: Watched) -> None:
     """Half of them have an endpoint that is removed. It takes one or two seconds on an idle machine."""
     if int(sysctl.read("net/netfilter/nf_conntrack_max")) < 4 * _EACH:

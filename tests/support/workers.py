@@ -1,4 +1,4 @@
-"""Distribution of tests to several workers (pytest -n 4): groups that stay together, and their order.
+"""Distribution of tests to several workers (pytest -n 6): groups that stay together, and their order.
 
 All tests of a file run on one worker, because most labs are created once for a file; so do files that share a
 lab. The group is derived from a test's name, because pytest-xdist's controller knows nothing else. Groups of
@@ -24,7 +24,13 @@ FIRST = (
     "tests/kernel/test_agent_",
     "tests/kernel/packet_path/",
     "tests/kernel/differential/",
+    "tests/faults/",
     "tests/deploy/",
+    "tests/kernel/test_canary.py",
+    "tests/kernel/test_d",
+    "tests/kernel/test_e",
+    "tests/kernel/verify/",
+    "tests/contract/",
 )
 """Prefixes of slow groups in the order in which they start, the slowest first. Otherwise one worker might run
 them alone at the end."""
