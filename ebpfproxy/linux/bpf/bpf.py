@@ -322,7 +322,8 @@ class Map(_Object):
     ) -> int:
         """The number of entries that were handled. An error has this number as its second argument.
 
-        NotFound is the regular end of a walk.
+        NotFound is the regular end of a walk. A failed update has handled less than `n` entries. If the
+        kernel has no memory to begin, it returns `n` unchanged before Linux 6.8 (06e5c999f102).
         """
         addresses = ctypes.addressof(keys), ctypes.addressof(values)
         attr = struct.pack("=QQQQIIQQ", start, end, *addresses, n, self.fd, 0, 0)
@@ -331,6 +332,8 @@ class Map(_Object):
         handled = int(struct.unpack_from("=I", buffer.raw, 32)[0])
         if result < 0:
             number = ctypes.get_errno()
+            if command == MAP_UPDATE_BATCH and handled == n:
+                handled = 0
             failure = error(number, f"cannot access map {self.name} in batches")
             if number == errno.EINVAL:  # unknown command: a kernel before 5.6
                 failure = Unsupported(failure.message)

@@ -1,7 +1,11 @@
 """What an errno of bpf(2) becomes."""
 
+import contextlib
+import ctypes
 import errno
 import os
+import struct
+from typing import Any
 
 import pytest
 
@@ -58,3 +62,42 @@ def test_a_map_that_cannot_be_described_is_closed() -> None:
         bpf.Map(opened, "no map")
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(opened)
+
+
+class _FailingBatches:
+    """A libc whose kernel has no memory in the first batch, which it fills up to `begun` entries.
+
+    `begun` is None if the kernel cannot begin, and is older than 6.8: it then leaves the field `count` as it
+    is. `written`: the keys that it has, which have four bytes.
+    """
+
+    def __init__(self, begun: int | None) -> None:
+        self._begun = begun
+        self._fails = True
+        self.written: list[bytes] = []
+
+    def syscall(self, _number: int, command: int, buffer: "ctypes.Array[ctypes.c_char]", _size: int) -> int:
+        if command != bpf.MAP_UPDATE_BATCH:
+            return 0
+        (keys,), (count,) = struct.unpack_from("=Q", buffer, 16), struct.unpack_from("=I", buffer, 32)
+        handled = (self._begun or 0) if self._fails else count
+        if not self._fails or self._begun is not None:
+            struct.pack_into("=I", buffer, 32, handled)
+        self.written += [ctypes.string_at(keys + 4 * at, 4) for at in range(handled)]
+        failed, self._fails = self._fails, False
+        ctypes.set_errno(errno.ENOMEM)
+        return -1 if failed else 0
+
+
+@pytest.mark.parametrize("begun", [None, 0, 1, 9])
+def test_a_batch_that_failed_for_lack_of_memory_is_completed(
+    begun: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by fault injection: on Linux before 6.8 the agent took a batch that had not begun for written."""
+    libc: Any = _FailingBatches(begun)
+    monkeypatch.setattr(bpf, "_libc", libc)
+    monkeypatch.setattr("ebpfproxy.linux.bpf.bpf.time.sleep", lambda _: None)
+    keys = [number.to_bytes(4) for number in range(10)]
+    with contextlib.closing(bpf.Map(os.open("/dev/null", os.O_RDONLY), "services")) as services:
+        services.update_all([(key, b"value") for key in keys])
+    assert libc.written == keys
