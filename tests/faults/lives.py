@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.agent.active_mode import ActiveMode
+from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.mode import Callbacks, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
@@ -28,6 +29,7 @@ _SETTLED = 30.0  # seconds within which a mode must be in sync without faults
 _PAUSE, _LONGEST_PAUSE = 0.01, 1.0  # seconds between two syncs; the agent waits longer
 _OPENINGS = 4
 _OPEN = Path("/proc/self/fd")
+_NAMED = 8  # keys in a finding
 _SPARE_DESCRIPTORS = 6  # threads open files for a moment
 
 
@@ -160,14 +162,18 @@ class Life:
 
     def _compare_record(self, serving: ActiveMode) -> None:
         """What the agent recorded must be in the kernel, unless it notices that it must read everything."""
+        reconciler = serving.reconciler
         try:
-            if serving.sync(verify=False).rejected or serving.reconciler.is_modified_externally():
+            if serving.sync(verify=False).rejected or reconciler.is_modified_externally():
                 return
+            recorded = reconciler._actual or {}
+            difference = diff(reconciler._backend.read(), recorded)
             result = serving.sync(verify=True)
         except KernelError:
             return
         if result.put or result.dropped or result.drifted:
-            self._faults.note("finding", where="record", what=f"not what the kernel has: {result}")
+            keys = sorted(map(str, (*difference.puts, *difference.drops)))[:_NAMED]
+            self._faults.note("finding", where="record", what=f"not what the kernel has: {result}", keys=keys)
 
     def _count_descriptors(self) -> None:
         count = _descriptors()
