@@ -199,16 +199,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("sample"):
         return
     leave_out(config, items, "test-all", lambda item: item.get_closest_marker("long") is not None)
-    files: dict[str, list[Case]] = {}
-    for item in items:
-        if item.get_closest_marker("kernel"):
-            parameters = (
-                item.callspec.params if isinstance(item, pytest.Function) and _has_cases(item) else {}
-            )
-            case = Case(item.nodeid.partition("[")[0], item.nodeid, parameters)
-            files.setdefault(item.nodeid.partition("::")[0], []).append(case)
-    cases = {case.id for of_file in files.values() for case in of_file}
-    others = cases.difference(*map(sample, files.values()))
+    cases = [
+        Case(item.nodeid.partition("[")[0], item.nodeid, item.callspec.params if _has_cases(item) else {})
+        for item in items
+        if isinstance(item, pytest.Function) and item.get_closest_marker("kernel")
+    ]
+    others = {case.id for case in cases} - sample(cases)
     leave_out(config, items, "test-all", lambda item: item.nodeid in others)
 
 

@@ -86,6 +86,7 @@ def test_a_reader_of_events_and_another_checkout_are_measured() -> None:
     }
 
 
+@long
 def test_a_client_with_a_rate_connects_no_faster() -> None:
     """It sleeps until each connection is due."""
     found = list(monitor.run(monitor.Size(2, 1, 20, 1, readers=False, rate=100), None, silent))
@@ -133,6 +134,7 @@ def test_a_download_with_direct_server_return_bypasses_the_dialed_node(
     assert 0 < passed["download"] < 2_000_000  # acknowledgments of 20 MiB
 
 
+@long
 def test_packets_are_measured_in_every_mode_and_in_the_bpf_programs(modes: list[str]) -> None:
     found = by_key(packet.run([packet.Size(10, 2, 60, 1, 1000)], modes, silent))
     for mode in modes:

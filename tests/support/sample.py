@@ -1,15 +1,17 @@
 """The cases that `make test` runs: a sample of the products of parameters.
 
 Tests have up to six parameters, such as protocol, family, mode and node. All combinations take an hour. The
-sample of a file covers each pair of a test and a value, and each pair of two values: it is a pairwise sample,
-with the test as a parameter. So each test runs at least once in each mode and in each family.
+sample of a file covers each pair of a test and a value, and each pair of values of two common parameters: it
+is a pairwise sample, with the test as a parameter. So each test runs at least once in each mode and in each
+family, and each mode with each family. A parameter is common if tests of several files have it.
 
-The sample depends only on the file's tests: every run, worker and machine selects the same cases.
+The sample depends only on the tests: every run, worker and machine selects the same cases.
 """
 
+import collections
 import itertools
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _Pair = tuple[Hashable, Hashable]
@@ -23,15 +25,24 @@ class Case(NamedTuple):
     parameters: Mapping[str, Any]
 
 
-def sample(cases: Sequence[Case]) -> frozenset[str]:
-    """The ids of the selected cases of one file.
+def sample(cases: Iterable[Case]) -> frozenset[str]:
+    """The ids of the selected cases, given all cases of all files in their order.
 
-    >>> modes = [Case("t", f"t[{mode}-{family}]", {"mode": mode, "family": family})
-    ...          for mode in ("ebpf", "nftables") for family in ("v4", "v6")]
-    >>> sorted(sample([*modes, Case("alone", "alone", {})]))
-    ['alone', 't[ebpf-v4]', 't[ebpf-v6]', 't[nftables-v4]', 't[nftables-v6]']
+    >>> product = [{"mode": mode, "family": of} for mode in ("ebpf", "nftables") for of in ("v4", "v6")]
+    >>> sorted(sample(Case("a.py::t", f"a.py::t{n}", given) for n, given in enumerate(product)))
+    ['a.py::t0', 'a.py::t3']
     """
-    pairs = {case.id: _pairs(case) for case in cases}
+    files: dict[str, list[Case]] = {}
+    for case in cases:
+        files.setdefault(case.test.partition("::")[0], []).append(case)
+    names = (frozenset(name for case in of_file for name in case.parameters) for of_file in files.values())
+    number = collections.Counter(itertools.chain.from_iterable(names))
+    common = {name for name, n in number.items() if n > 1}
+    return frozenset().union(*(_sample_of_file(of_file, common) for of_file in files.values()))
+
+
+def _sample_of_file(cases: Sequence[Case], common: Collection[str]) -> frozenset[str]:
+    pairs = {case.id: _pairs(case, common) for case in cases}
     covered: set[_Pair] = set()
     selected: set[str] = set()
     # First each test with each of its values: of the cases that add the same number, the one with the most
@@ -62,11 +73,13 @@ def _cover(
         covered |= pairs[best]
 
 
-def _pairs(case: Case) -> frozenset[_Pair]:
-    """The pairs that a case covers: of the test and each value, and of each two values."""
+def _pairs(case: Case, common: Collection[str]) -> frozenset[_Pair]:
+    """The pairs that a case covers: of the test and each value, and of each two values of common
+    parameters."""
     values = [(name, _comparable(value)) for name, value in sorted(case.parameters.items())]
     of_test = ((_Test(case.test), value) for value in (*values, ("", "")))
-    return frozenset(itertools.chain(of_test, itertools.combinations(values, 2)))
+    of_values = itertools.combinations([value for value in values if value[0] in common], 2)
+    return frozenset(itertools.chain(of_test, of_values))
 
 
 class _Test(NamedTuple):
