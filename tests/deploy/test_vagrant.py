@@ -33,12 +33,12 @@ def test_shellcheck_accepts_all_scripts() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(shutil.which("ruby") is None, reason="no ruby here")
+@pytest.mark.skipif(shutil.which("ruby") is None, reason="no program ruby")
 def test_the_vagrantfile_is_valid_ruby() -> None:
     subprocess.run(["ruby", "-wc", VAGRANT / "Vagrantfile"], check=True, capture_output=True)
 
 
-@pytest.mark.skipif(shutil.which("vagrant") is None, reason="no vagrant here")
+@pytest.mark.skipif(shutil.which("vagrant") is None, reason="no program vagrant")
 def test_vagrant_accepts_the_vagrantfile(tmp_path: Path) -> None:
     variables = {
         "VAGRANT_CWD": str(VAGRANT),

@@ -1,21 +1,18 @@
 """The end of a test run's output: what did not run and why, and how to repeat what failed."""
 
 import collections
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 
 import pytest
 
 _REMEDIES = (
-    (
-        ("IPVS", "SCTP", "Geneve", "dummy", "macvlan", "GRE", "IPIP", "SIT", "has no tcx"),
-        "make test-user-mode",
-    ),
-    (("software emulation",), "make test-all"),
-    (("no program ruby",), "apt-get install ruby"),
-    (("make test-image",), "make test-image"),
+    (re.compile(r"\b(IPVS|SCTP|Geneve|dummy|macvlan|GRE|IPIP|SIT|WireGuard|tcx)\b", re.I), "make test-user-mode"),
+    (re.compile("software emulation"), "make test-all"),
+    (re.compile("no program (?P<package>[a-z0-9-]+)$"), "apt-get install {package}"),
 )
-"""Words in the reason of a skip, and the command that runs such tests."""
+"""The reason of a skip, and the command after which, or by which, such tests run."""
 
 _NAMED = 8
 """So many failed tests are named in the command that repeats them."""
@@ -34,8 +31,11 @@ def _reason(report: pytest.TestReport) -> str:
 
 def _remedy(reason: str) -> str:
     """What runs the tests that were skipped for this reason; "" if the reason says it."""
-    found = next((remedy for words, remedy in _REMEDIES if any(word in reason for word in words)), "")
-    return f" ({found})" if found and found not in reason else ""
+    for pattern, remedy in _REMEDIES:
+        if found := pattern.search(reason):
+            command = remedy.format(**found.groupdict())
+            return "" if command in reason else f" ({command})"
+    return ""
 
 
 def rerun(failed: Sequence[str]) -> str:

@@ -21,8 +21,14 @@ def test_skips_are_one_line_for_each_reason_with_what_runs_them() -> None:
 
 
 def test_a_reason_that_names_its_target_is_not_extended() -> None:
-    assert summary.skipped([skip("the image is built by make test-image")]) == [
-        "    1 skipped: the image is built by make test-image"
+    assert summary.skipped([skip("software emulation: make test-all (no KVM)")]) == [
+        "    1 skipped: software emulation: make test-all (no KVM)"
+    ]
+
+
+def test_a_missing_program_is_a_package() -> None:
+    assert summary.skipped([skip("no program bpftool")]) == [
+        "    1 skipped: no program bpftool (apt-get install bpftool)"
     ]
 
 
