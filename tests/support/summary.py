@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+_FEATURES = r"\b(IPVS|SCTP|Geneve|dummy|macvlan|GRE|IPIP|SIT|WireGuard|tcx)\b"
 _REMEDIES = (
-    (re.compile(r"\b(IPVS|SCTP|Geneve|dummy|macvlan|GRE|IPIP|SIT|WireGuard|tcx)\b", re.I), "make test-user-mode"),
+    (re.compile(_FEATURES, re.IGNORECASE), "make test-user-mode"),
     (re.compile("software emulation"), "make test-all"),
     (re.compile("no program (?P<package>[a-z0-9-]+)$"), "apt-get install {package}"),
 )
