@@ -23,7 +23,7 @@ _OF_TEXTS = (
 )
 """Tests that compare the source code with a text. They would catch a mutation that changes no behavior."""
 _LIMIT_S = 2 * 3600
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class Outcome(NamedTuple):
@@ -54,8 +54,7 @@ def run_stage(root: Path, file: str, stage: int, workers: int | None = None) -> 
             status, output = _pytest(root, *options, *(f"--deselect={test}" for test in passed_alone), *tests)
             if not status:
                 break
-            failed = _FAILED.search(output)
-            test = failed[1] if failed else ""
+            test = first_failed(output)
             if not test or test in passed_alone or _pytest(root, test)[0]:
                 return Outcome(stage, True, test, tuple(passed_alone), output)
             passed_alone.append(test)
@@ -73,6 +72,16 @@ def _steps(root: Path, file: str, stage: int) -> list[list[str]]:
         likely = ["tests/golden", *([of_package] if file and (root / of_package).is_dir() else [])]
         steps = [likely, [*_QUICK, *_ignore(likely)]]
     return {1: steps, 2: [["tests", *_ignore(first)]], 3: [["tests"]]}[stage]
+
+
+def first_failed(output: str) -> str:
+    """The first test in pytest's summary, "" if there is none. Log messages may begin with ERROR, too.
+
+    >>> first_failed("ERROR    log.py:51 Cannot read\\nFAILED tests/a.py::test_b[c d] - assert 0\\n")
+    'tests/a.py::test_b[c d]'
+    """
+    failed = _FAILED.search(output)
+    return failed[1] if failed else ""
 
 
 def _ignore(paths: Sequence[str]) -> list[str]:
