@@ -54,7 +54,7 @@ class TopView(App[None]):
 
     def _refresh_tables(self) -> None:
         found = self._source.take()
-        if self._paused:
+        if self._paused or not self.query(DataTable):  # the tables are removed before the timer ends
             return
         self._fill("services", found.services, service_cells)
         self._fill("endpoints", found.endpoints, endpoint_cells)

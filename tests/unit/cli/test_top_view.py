@@ -52,6 +52,20 @@ def test_both_tables_show_the_sample() -> None:
     asyncio.run(scenario())
 
 
+def test_a_sample_after_the_tables_were_removed_is_no_error() -> None:
+    """Textual removes them before it stops the timer: `q` sometimes ended with a traceback."""
+
+    async def scenario() -> None:
+        view = TopView(Counted(BUSY), 3600)
+        async with view.run_test() as pilot:
+            await view.query(DataTable).remove()
+            view._refresh_tables()
+            await pilot.press("q")
+        assert view.return_code == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_pause_keeps_the_tables_and_q_ends() -> None:
     async def scenario() -> None:
         source = Counted(BUSY)
