@@ -1,14 +1,18 @@
 """Runs the stages of tests in copies of the checkout, each up to the first failure."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from tests.mutations.runner import NOT_COPIED
 
@@ -52,7 +56,7 @@ def run_stage(root: Path, file: str, stage: int, workers: int | None = None) -> 
     for tests in _steps(root, file, stage):
         while True:
             status, output = _pytest(root, *options, *(f"--deselect={test}" for test in passed_alone), *tests)
-            if not status:
+            if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                 break
             test = first_failed(output)
             if not test or test in passed_alone or _pytest(root, test)[0]:
@@ -89,23 +93,27 @@ def _ignore(paths: Sequence[str]) -> list[str]:
 
 
 def _pytest(root: Path, *arguments: str) -> tuple[int, str]:
-    """The exit code and the output. The output is a file, since processes of tests may keep it open."""
+    """The exit code and the output. No process is left afterwards: with a mutation, some hang."""
     environment = {**os.environ, "PYTHONPATH": str(root)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
     with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command,
-                cwd=root,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=_LIMIT_S,
-            )
-            status = done.returncode
+            status = process.wait(_LIMIT_S)
         except subprocess.TimeoutExpired:
-            status = -1
+            status = -signal.SIGKILL
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         output.seek(0)
         return status, output.read()
