@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-_FEATURES = r"\b(IPVS|SCTP|Geneve|dummy|macvlan|GRE|IPIP|SIT|WireGuard|tcx)\b"
+_FEATURES = r"\bno (devices of kind )?(IPVS|SCTP|Geneve|dummy|macvlan|GRE|IPIP|SIT|WireGuard|tcx)\b"
 _REMEDIES = (
     (re.compile(_FEATURES, re.IGNORECASE), "make test-user-mode"),
     (re.compile("software emulation"), "make test-all"),
