@@ -31,7 +31,7 @@ _CLANG_ERROR = ": error: "  # after the file, line and column
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LOCAL_INCLUDE = re.compile(r'#include "([^"/]+)"')
 _ARRAY_OF_MAPS = re.compile(r'"(?:array|hash)_of_maps\$(\w+)"\s*,[^,]*,[^,]*,\s*(\w+)')
-_NO_BCC = 9  # exit code of the child
+_NO_BCC, _NO_PARENT = 9, 1  # exit codes of the child
 
 NO_BCC_HINT = (
     "use the image variant with bcc, or apt-get install python3-bpfcc and create the venv with "
@@ -96,7 +96,7 @@ def _run(request: str) -> tuple[int, bytes, str]:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", __name__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -144,9 +144,11 @@ def _import_bcc() -> Any:
     return bcc
 
 
-def _end_with_parent() -> None:
-    """End with the parent (prctl(2))."""
+def _end_with_parent(parent: int) -> None:
+    """End with the parent (prctl(2)), also if it has ended before this call. `parent`: its process ID."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(_NO_PARENT)
 
 
 def _compile(request: dict[str, Any]) -> ObjectFile:
@@ -190,7 +192,7 @@ def _maps(lib: Any, module: int, templates: Mapping[str, str]) -> Iterator[tuple
 
 
 def _main() -> int:
-    _end_with_parent()
+    _end_with_parent(int(sys.argv[1]))
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # only this process writes to its standard output, and only the object file
     with output:

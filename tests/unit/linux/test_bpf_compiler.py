@@ -152,3 +152,12 @@ def test_sources_can_be_copied_elsewhere(tmp_path: Path) -> None:
     """As into a wheel: nothing in them depends on where they are."""
     shutil.copytree(SOURCES, tmp_path / "bpf")
     assert expand(tmp_path / "bpf" / "connect.c") == expand(SOURCES / "connect.c")
+
+
+def test_the_compiler_does_not_begin_if_its_parent_has_ended(sources: Path) -> None:
+    """A test failed because the agent was killed before the compiler asked to end with it."""
+    request = json.dumps({"sources": [str(sources / "main.c")], "defines": {}})
+    other = str(os.getppid())  # not the parent of the compiler
+    command = [sys.executable, "-m", "ebpfproxy.linux.bpf.compiler", other]
+    done = subprocess.run(command, input=request.encode(), capture_output=True, check=False, cwd=REPOSITORY)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
