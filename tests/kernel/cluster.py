@@ -8,7 +8,6 @@ import contextlib
 import functools
 import itertools
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -163,20 +162,6 @@ class Cluster:
     def agent(self) -> Agent:
         assert self._agent, "the agent was not started"
         return self._agent
-
-    @property
-    def agents(self) -> Sequence[Agent]:
-        """All agents that were started and not ended."""
-        return [self._agent] if self._agent else []
-
-    def suspend(self) -> None:
-        """Stop the processes of the agents until `resume`. The kernel serves meanwhile."""
-        for agent in self.agents:
-            agent.process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        for agent in self.agents:
-            agent.process.send_signal(signal.SIGCONT)
 
     def route(self) -> None:
         """Untranslated packets are dropped, instead of being forwarded in a loop until their TTL expires."""

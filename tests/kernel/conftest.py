@@ -50,35 +50,11 @@ USUAL_WAYS = ("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs", "userspace"
 
 _SHARED = {"cluster", "two_nodes", "uplinks", "target"}
 """The fixtures of clusters that all tests share."""
-_shared = pytest.StashKey[dict[str, Cluster]]()
-"""Those that exist, by fixture."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "backends(*names): the backends that a test runs with; default: all")
     config.addinivalue_line("markers", "ways(*names): the configurations of WAYS that a test runs with")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    for cluster in _used_by(item).values():
-        cluster.resume()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Suspend agents that the next test does not use. An idle one takes 1 % of a CPU, and up to four of them
-    exist for each worker of pytest."""
-    following = _used_by(nextitem) if nextitem else {}
-    for name, cluster in _used_by(item).items():
-        if name not in following:
-            cluster.suspend()
-
-
-def _used_by(item: pytest.Item) -> dict[str, Cluster]:
-    names = set(getattr(item, "fixturenames", ()))
-    existing = item.config.stash.setdefault(_shared, {})
-    return {name: cluster for name, cluster in existing.items() if name in names}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -107,7 +83,6 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     mode, flags = MODES[request.param]
     with Lab("test-shared", 1) as lab, Cluster(lab, mode) as shared:
         shared.start(EACH_SYNC, _sync_period(request), *flags)
-        request.config.stash.setdefault(_shared, {})["cluster"] = shared
         yield shared
 
 
@@ -161,7 +136,6 @@ def two_nodes(_pair: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
     _pair.mode, flags = WAYS[request.param]
     _pair.flags = (_sync_period(request), *flags)
     _pair.start()
-    request.config.stash.setdefault(_shared, {})["two_nodes"] = _pair
     return _pair
 
 
@@ -177,7 +151,6 @@ def uplinks(_uplinks: Uplinks, request: pytest.FixtureRequest) -> Uplinks:
     _uplinks.mode, flags = WAYS[request.param]
     _uplinks.flags = (_sync_period(request), *flags)
     _uplinks.start()
-    request.config.stash.setdefault(_shared, {})["uplinks"] = _uplinks
     return _uplinks
 
 

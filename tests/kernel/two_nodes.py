@@ -91,10 +91,6 @@ class TwoNodes(Cluster):
         self._second_ready = False
 
     @property
-    def agents(self) -> Sequence[Agent]:
-        return [*super().agents, *([self._second_agent] if self._second_agent else [])]
-
-    @property
     def second(self) -> Node:
         return self.lab.nodes[1]
 
