@@ -83,7 +83,7 @@ test: check  ## the checks, and each test in each mode and family that this mach
 	@$(PYTHON) -m pytest -n 6 --sample --durations=20
 
 .PHONY: test-all
-test-all: check  ## the checks, and all cases of all tests that this machine can run: an hour, as root
+test-all: check  ## the checks, and all cases of all tests that this machine can run, as root
 	@$(PYTHON) -m pytest -n 6 --durations=20
 
 .PHONY: objects
@@ -132,7 +132,7 @@ style: $(STAMP)
 	$(PYTHON) -m tests.support.words
 
 .PHONY: quick
-quick: check  ## format, types, unit and golden tests: about a minute
+quick: check  ## format, types, unit and golden tests: a minute and a half
 	@$(PYTHON) -m pytest -q -n 2 tests/unit tests/golden
 
 .PHONY: edge-lab

@@ -88,7 +88,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="number of random histories (make differential: 500); default: a few, always the same",
     )
-    parser.addoption("--few-histories", type=int, metavar="N", help="number of histories without --histories")
     parser.addoption(
         "--verify-changes",
         type=int,
@@ -179,7 +178,6 @@ _AMOUNTS = {
     "connects": (4_000, 10_000),
     "explained": (20, 60),
     "faults": (20, 60),
-    "few_histories": (5, 15),
     "junk": (1_000, 2_000),
     "kills": (1, 3),
     "packets": (100_000, 1_000_000),

@@ -171,7 +171,9 @@ class Life:
             result = serving.sync(verify=True)
         except KernelError:
             return
-        if result.put or result.dropped or result.drifted:
+        if (
+            difference or result.put or result.dropped or result.drifted
+        ):  # the first read may have repaired it
             keys = sorted(map(str, (*difference.puts, *difference.drops)))[:_NAMED]
             self._faults.note("finding", where="record", what=f"not what the kernel has: {result}", keys=keys)
 

@@ -28,7 +28,7 @@ USUAL = [subset for subset in SUBSETS if len(subset) in (0, 1, len(OF_PACKETS) -
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "subset" in metafunc.fixturenames:
         chosen = SUBSETS if metafunc.config.getoption("--all-feature-subsets") else USUAL
-        if metafunc.config.getoption("sample"):
+        if metafunc.config.getoption("sample"):  # nothing, two single helpers, and all
             chosen = [subset for subset in chosen if len(subset) in (0, len(OF_PACKETS))] + chosen[1:3]
         metafunc.parametrize("subset", chosen, ids=lambda subset: "-".join(subset) or "nothing")
 

@@ -29,7 +29,7 @@ def test_clients_reach_the_endpoints_of_the_reference(
     many: int | None = pytestconfig.getoption("--histories")
 
     @settings(
-        max_examples=many or pytestconfig.getoption("few_histories"),
+        max_examples=many or (5 if pytestconfig.getoption("sample") else 15),
         derandomize=many is None,
         phases=(Phase.reuse, Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
