@@ -198,7 +198,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     leave_out(config, items, "test-all", lambda item: item.get_closest_marker("long") is not None)
     cases = [
-        Case(item.nodeid.partition("[")[0], item.nodeid, item.callspec.params if _has_cases(item) else {})
+        Case(item.nodeid.partition("[")[0], item.nodeid, _parameters(item))
         for item in items
         if isinstance(item, pytest.Function) and item.get_closest_marker("kernel")
     ]
@@ -206,8 +206,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     leave_out(config, items, "test-all", lambda item: item.nodeid in others)
 
 
-def _has_cases(item: pytest.Function) -> bool:
-    return hasattr(item, "callspec")
+def _parameters(item: pytest.Function) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 def pytest_collection_finish() -> None:

@@ -324,9 +324,8 @@ class _Agent:
             self._pacer.rejected(ended, verified=verify)
         else:
             self._pacer.succeeded(ended, verified=verify)
-        if (
-            result.drifted
-        ):  # a change by the other program during the repair may have passed for the agent's own
+        # Changes that the other program made during the repair may not have been noticed.
+        if result.drifted:
             self._pacer.verify_soon()
         self._health.updated(ended)
         self._answer_health_checks()
