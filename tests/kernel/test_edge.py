@@ -93,7 +93,8 @@ class Cloud:
         return made
 
     def announced(self) -> set[str]:
-        """The addresses on the device, as ip(8) shows them."""
+        """The addresses on the device, as ip(8) shows them. None as long as the device is down: the agent
+        creates it first and sets it up afterwards."""
         shown = subprocess.run(
             ["ip", "-n", self.edge.host.namespace, "-j", "address", "show", "dev", DEVICE],
             capture_output=True,
@@ -103,7 +104,8 @@ class Cloud:
         if shown.returncode:
             return set()
         (link,) = (each for each in json.loads(shown.stdout) if each)
-        assert "UP" in link["flags"]
+        if "UP" not in link["flags"]:
+            return set()
         return {each["local"] for each in link["addr_info"] if each["scope"] == "global"}
 
 

@@ -645,8 +645,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def body(self) -> Any:
-        """The JSON in the request."""
-        return msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
+        """The JSON in the request. Raises ConnectionAbortedError if the client ended before it sent all."""
+        length = int(self.headers["Content-Length"])
+        received = self.rfile.read(length)
+        if len(received) < length:
+            raise ConnectionAbortedError
+        return msgspec.json.decode(received)
 
     def start_stream(self) -> None:
         self.send_response(200)
