@@ -1,7 +1,4 @@
-"""Options of the test run, hypothesis settings, and skipping of test levels that this machine cannot run.
-
-Hypothesis has no deadlines, because a busy machine is no failure.
-"""
+"""Options of the test run, and skipping of test levels that this machine cannot run."""
 
 import functools
 import importlib.util
@@ -16,16 +13,13 @@ import pytest
 from ebpfproxy.backends.ebpf.programs import available_hooks
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import mounts
-from tests.support import fork_cost, missing, summary
+from tests.support import examples, fork_cost, missing, summary
 from tests.support.left_out import counts, leave_out
 from tests.support.sample import Case, sample
 from tests.vm import machine
 
 # Otherwise programs that tests start would ignore SIGINT if the test run is a background process.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-hypothesis.settings.register_profile("ebpfproxy", deadline=None)
-hypothesis.settings.load_profile("ebpfproxy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -186,6 +180,7 @@ _AMOUNTS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile(examples.SAMPLE if config.getoption("sample") else examples.ALL)
     for name, (few, many) in _AMOUNTS.items():
         if config.getoption(name) is None:
             setattr(config.option, name, few if config.getoption("sample") else many)

@@ -87,6 +87,7 @@ def logged(cluster: Cluster) -> list[str]:
     return [line.values["map"] for line in cluster.agent.lines if GROWN in line.text]
 
 
+@pytest.mark.long
 def test_no_connection_fails_while_the_maps_of_services_grow(restartable: Cluster, load: Load) -> None:
     restartable.start()
     web = restartable.service(node_port=True).to(restartable.a, restartable.b)

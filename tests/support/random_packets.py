@@ -5,6 +5,7 @@ client, or an ICMP error about a packet passed to `remember`. A third are damage
 others belong to no Service: similar addresses, unusual packets and noise. All are determined by the seed.
 """
 
+import functools
 import random
 import struct
 from collections.abc import Callable, Sequence
@@ -67,9 +68,7 @@ class RandomPackets:
     def __init__(self, seed: int, services: Sequence[Target], others: Sequence[Target]) -> None:
         """`others` are destinations similar to Services."""
         self._random = random.Random(seed)
-        self._complete = [_complete(packet) for target in services for packet in _to(target, self._random)]
-        self._without_service = [bytes(packet) for target in others for packet in _to(target, self._random)]
-        self._without_service += _errors(services, others) + _odd(services)
+        self._complete, self._without_service = _pools(tuple(services), tuple(others))
         self._about: list[bytes] = []
         makers: tuple[tuple[int, Callable[[], bytes]], ...] = (
             (2, self.for_service),
@@ -154,6 +153,15 @@ class RandomPackets:
 _LEAST = {b"\x08\x00": 34, b"\x86\xdd": 54}
 """From Linux 6.17 on, a test run rejects shorter frames (6b53d0f3a2a9: "Reject narrower access to the
 headers")."""
+
+
+@functools.cache
+def _pools(services: Sequence[Target], others: Sequence[Target]) -> tuple[list[_Complete], list[bytes]]:
+    """Complete packets to Services, and packets to no Service. scapy takes seconds to create them."""
+    chance = random.Random(1)
+    complete = [_complete(packet) for target in services for packet in _to(target, chance)]
+    without_service = [bytes(packet) for target in others for packet in _to(target, chance)]
+    return complete, without_service + _errors(services, others) + _odd(services)
 
 
 def _adjust(frame: bytearray, at: int, difference: int) -> None:

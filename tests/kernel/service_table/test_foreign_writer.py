@@ -20,6 +20,7 @@ from tests.kernel.service_table.samples import (
 )
 from tests.kernel.service_table.steps import lists_of
 from tests.support.clock import Clock
+from tests.support.examples import examples
 from tests.support.service_maps import check_exact, check_safe
 
 pytestmark = pytest.mark.kernel
@@ -48,7 +49,7 @@ def test_changes_by_another_program_are_noticed_and_repaired(
 
 @given(st.integers(0, 1 << 32))
 @settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -33,6 +33,7 @@ from tests.kernel.service_table.samples import (
     wipe,
 )
 from tests.support.clock import Clock
+from tests.support.examples import examples
 from tests.support.service_maps import check_exact
 
 pytestmark = pytest.mark.kernel
@@ -159,7 +160,7 @@ class Histories(RuleBasedStateMachine):
 
 
 _HISTORIES = settings(
-    max_examples=30,
+    max_examples=examples(30),
     stateful_step_count=12,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -11,6 +11,7 @@ from ebpfproxy.api.event import AddressesChanged, Event, NodeChanged, ServiceCha
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.service import NamespacedName
 from tests.support.build import networks
+from tests.support.examples import examples
 from tests.support.fake_backend import FakeKernel
 from tests.support.strategies import NODES, SERVICES, slices_of
 from tests.unit.agent.agent import Agent
@@ -51,7 +52,7 @@ def state_events(events_: Iterable[Event]) -> list[Event]:
     st.lists(st.tuples(events(), STEPS), max_size=14),
     st.integers(0, 6),
 )
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow])
 def test_after_any_history_the_kernel_equals_that_of_a_fresh_agent_with_the_last_state(
     history: list[tuple[Event, str]], fails_after: int
 ) -> None:
@@ -84,7 +85,7 @@ def test_after_any_history_the_kernel_equals_that_of_a_fresh_agent_with_the_last
 
 
 @given(st.lists(events(), max_size=10), st.integers(0, 5))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 def test_in_a_full_kernel_every_entry_is_as_desired_or_missing(history: list[Event], capacity: int) -> None:
     """A plan that does not fit leaves no wrong entry, and retries change nothing."""
     agent, roomy = Agent(FakeKernel(capacity)), Agent()

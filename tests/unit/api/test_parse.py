@@ -29,6 +29,7 @@ from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, Endpoint
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
 from tests.support.build import networks, node_object, service_object, slice_object
+from tests.support.examples import examples
 from tests.support.junk import damage_value
 
 WEB = NamespacedName("default", "web")
@@ -743,7 +744,7 @@ def test_random_json_does_not_make_a_parser_raise(value: Any) -> None:
 @given(
     st.integers(0, 2**32), st.integers(1, 12), st.sampled_from((service_object, slice_object, node_object))
 )
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_a_damaged_valid_object_does_not_make_a_parser_raise(seed: int, often: int, make: Any) -> None:
     pick, value = random.Random(seed), make()
     for _ in range(often):

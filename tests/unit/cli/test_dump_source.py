@@ -16,6 +16,7 @@ from ebpfproxy.cli.dump import command
 from ebpfproxy.cli.dump_sections import SECTIONS
 from ebpfproxy.cli.rows import WRITERS
 from ebpfproxy.errors import ConfigError
+from tests.support.examples import examples
 
 _ROW_TYPES = {
     name: typing.get_args(typing.get_type_hints(getattr(SavedView, name))["return"])[0] for name in SECTIONS
@@ -49,7 +50,7 @@ def _save(path: Path, capsys: pytest.CaptureFixture[str], content: dict[str, lis
     return path
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 @given(content=_CONTENTS)
 def test_a_saved_dump_has_the_rows_that_were_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: dict[str, list[Any]]

@@ -22,6 +22,7 @@ from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service
 from ebpfproxy.plan.service_plan import PlanContext
 from tests.support.build import HERE, endpoint, networks, port, service, slice_of
+from tests.support.examples import examples
 from tests.support.fake_backend import FakeBackend, FakeKernel
 from tests.support.strategies import NODES, exposed_services
 from tests.unit.diagnose.explain.scene import (
@@ -40,7 +41,7 @@ LO = Device(1, "lo", "", LOOPBACK, True)
 
 
 @given(st.lists(exposed_services(), max_size=5), NODES, st.sampled_from(("", "no connection tracking")))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 def test_the_plans_and_the_entries_are_those_of_a_starting_agent(
     exposed: list[tuple[Service, tuple[EndpointSlice, ...]]], node: Node | None, sctp_unserved: str
 ) -> None:

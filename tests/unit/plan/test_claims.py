@@ -14,6 +14,7 @@ from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 from tests.support import build
 from tests.support.build import CONTEXT, endpoint, port, slice_of
+from tests.support.examples import examples
 from tests.support.strategies import exposed_services
 
 
@@ -134,7 +135,7 @@ def test_deleting_an_unknown_service_changes_nothing() -> None:
 _HISTORY = st.lists(exposed_services(), max_size=6)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(_HISTORY, st.randoms(use_true_random=False))
 def test_the_order_of_updates_does_not_matter(
     history: list[tuple[Service, tuple[EndpointSlice, ...]]], chance: random.Random

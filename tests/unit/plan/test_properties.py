@@ -23,6 +23,7 @@ from ebpfproxy.plan.service_plan import (
     ServicePortPlan,
 )
 from tests.support import reference
+from tests.support.examples import examples
 from tests.support.reference import Outcome, Question
 from tests.support.strategies import CONTEXTS, NODES, exposed_services
 
@@ -42,7 +43,7 @@ def _outcome(plan: ServicePortPlan, frontend: FrontendPlan, policy_result: Polic
     return Outcome(None, plan.no_endpoint_action.value, False, frontend.restricted)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(exposed_services(), NODES, CONTEXTS)
 def test_the_result_for_every_client_equals_the_reference(
     exposed: Exposed, node: Node | None, context: PlanContext

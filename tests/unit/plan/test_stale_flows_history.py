@@ -10,6 +10,7 @@ from ebpfproxy.model.endpoint import Endpoint
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 from ebpfproxy.plan.stale_flows import StaleFlows
 from tests.support.build import endpoint
+from tests.support.examples import examples
 from tests.unit.plan.udp_flows import LOCAL, NODE, UDP, Flow, flow, gone, place, plan
 
 
@@ -84,7 +85,7 @@ SENT = st.sampled_from(["10.96.0.50:53", "10.96.0.51:53", f"{NODE}:30050", f"{NO
 SENDING = st.lists(st.tuples(st.sampled_from("ab"), SENT, st.integers(0, 3)), max_size=6)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(CHANGES, SENDING), max_size=8))
 def test_no_flow_keeps_a_wrong_endpoint_and_no_foreign_flow_is_ended(
     history: list[tuple[list[tuple[int, tuple[list[Endpoint], int] | None]], list[tuple[str, str, int]]]],

@@ -6,7 +6,7 @@ import sys
 from socket import htons
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.backends.ebpf import abi
@@ -235,7 +235,6 @@ def test_a_network_has_the_node_port_flag_exactly_if_a_node_port_network_contain
 
 
 @given(exposed_services(), NODES, CONTEXTS)
-@settings(max_examples=100, deadline=None)
 def test_each_plan_is_one_entry_independent_of_the_others(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
 ) -> None:

@@ -35,6 +35,7 @@ from ebpfproxy.plan.service_plan import (
     Scope,
     ServicePortPlan,
 )
+from tests.support.examples import examples
 from tests.support.iptables_walk import Packet, PacketOutcome, outcomes, ruleset
 from tests.support.strategies import CONTEXTS, NODES, exposed_services
 
@@ -59,7 +60,7 @@ class Client(NamedTuple):
 
 
 @given(exposed_services(), NODES, TOLD_BY_RULES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_a_packet_is_treated_as_planned(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
 ) -> None:
@@ -77,7 +78,6 @@ def test_a_packet_is_treated_as_planned(
 
 
 @given(exposed_services(), NODES, CONTEXTS)
-@settings(max_examples=100, deadline=None)
 def test_a_chain_exists_exactly_if_a_rule_jumps_to_it(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
 ) -> None:
@@ -90,7 +90,6 @@ def test_a_chain_exists_exactly_if_a_rule_jumps_to_it(
 
 
 @given(exposed_services(), NODES, CONTEXTS)
-@settings(max_examples=100, deadline=None)
 def test_two_plans_share_a_key_only_if_one_load_balancer_needs_both(
     exposed: tuple[Service, tuple[EndpointSlice, ...]], node: Node | None, context: PlanContext
 ) -> None:

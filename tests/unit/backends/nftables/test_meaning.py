@@ -24,6 +24,7 @@ from ebpfproxy.plan.service_plan import (
 )
 from tests.golden.nftables_text import entries_of
 from tests.golden.situation import load
+from tests.support.examples import examples
 from tests.support.iptables_walk import Packet, PacketOutcome
 from tests.support.nftables_walk import Ruleset
 from tests.support.strategies import CONTEXTS, NODES, exposed_services
@@ -47,7 +48,7 @@ Exposed = tuple[Service, tuple[EndpointSlice, ...]]
 
 @pytest.mark.parametrize("node_plan", [NODE_PLAN, RESTRICTED], ids=["everywhere", "on some addresses"])
 @given(exposed_services(), NODES, TOLD_BY_RULES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_a_packet_is_treated_as_planned(
     node_plan: NodePlan, exposed: Exposed, node: Node | None, context: PlanContext
 ) -> None:
@@ -61,7 +62,6 @@ def test_a_packet_is_treated_as_planned(
 
 
 @given(exposed_services(), NODES, CONTEXTS)
-@settings(max_examples=100, deadline=None)
 def test_a_chain_exists_exactly_if_something_jumps_to_it(
     exposed: Exposed, node: Node | None, context: PlanContext
 ) -> None:
@@ -73,7 +73,6 @@ def test_a_chain_exists_exactly_if_something_jumps_to_it(
 
 
 @given(exposed_services(), NODES, CONTEXTS)
-@settings(max_examples=100, deadline=None)
 def test_two_plans_share_only_the_keys_of_their_cluster_ip_and_session_affinity(
     exposed: Exposed, node: Node | None, context: PlanContext
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE, Ids, Ranges
+from tests.support.examples import examples
 
 COUNTS = st.integers(1, 9) | st.sampled_from((16, 17, 33))
 
@@ -200,7 +201,7 @@ class IdsMachine(RuleBasedStateMachine):
             assert self.ids.used == len(self.taken)
 
 
-_SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
+_SETTINGS = settings(max_examples=examples(60), stateful_step_count=40)
 TestRanges = RangesMachine.TestCase
 TestRanges.settings = _SETTINGS
 TestIds = IdsMachine.TestCase
@@ -208,7 +209,7 @@ TestIds.settings = _SETTINGS
 
 
 @given(st.integers(1, 300), st.lists(COUNTS, max_size=40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_ranges_that_were_reserved_at_the_start_are_not_allocated(capacity: int, counts: list[int]) -> None:
     """A new process reserves the ranges of the previous one in another order."""
     previous = Ranges(capacity)
