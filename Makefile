@@ -133,7 +133,7 @@ style: $(STAMP)
 
 .PHONY: quick
 quick: check  ## format, types, unit and golden tests: a minute and a half
-	@$(PYTHON) -m pytest -q -n 2 --sample tests/unit tests/golden
+	@$(PYTHON) -m pytest -q -n 4 --sample tests/unit tests/golden
 
 .PHONY: edge-lab
 edge-lab: $(STAMP)  ## two edges with BGP (FRR), as root: make edge-lab CONNECTIONS=100000 FORWARDING=dsr

@@ -5,6 +5,7 @@ a file, so that a test reads what the shell made of the line, not what the termi
 """
 
 import contextlib
+import functools
 import os
 import pty
 import subprocess
@@ -42,15 +43,8 @@ class Shell:
         )
         program.chmod(0o755)
         self._path = f"{programs}:{os.environ['PATH']}"
-        done = subprocess.run(
-            [sys.executable, "-m", "ebpfproxy", "completion", name],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
         self.script = folder / "script"
-        self.script.write_text(done.stdout)
+        self.script.write_text(_script(name))
 
     def complete(self, line: str) -> list[str]:
         """Type `line`, Tab and Enter; return the arguments with which the shell ran `ebpfproxy`."""
@@ -78,6 +72,17 @@ class Shell:
                 reader.join()
                 os.close(master)
         return self._arguments.read_text().splitlines()
+
+
+@functools.cache
+def _script(shell: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "ebpfproxy", "completion", shell],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
 
 def _read(terminal: int, shown: list[bytes]) -> None:

@@ -1,8 +1,10 @@
 """Completion: what is offered, and what bash, zsh and fish make of it."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,19 +14,23 @@ from tests.support.missing import need
 from tests.support.shell import SHELLS, Shell
 
 
-def offered(line: str, shell: str = "bash") -> list[str]:
-    """The words that can follow, or the type of a path in angle brackets."""
-    given = {"_EBPFPROXY_COMPLETE": f"{shell}_complete", "_EBPFPROXY_LINE": line}
-    done = subprocess.run(
-        [sys.executable, "-m", "ebpfproxy"],
-        env=os.environ | given,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert not done.stderr
-    rows = [row.split("\t") for row in done.stdout.splitlines() if row]
-    return [value if kind == "plain" else f"<{kind}>" for kind, value, _ in rows]
+@pytest.fixture
+def offered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], list[str]]:
+    """Returns the words that can follow a line, or the type of a path in angle brackets."""
+
+    def of(line: str) -> list[str]:
+        monkeypatch.setenv("_EBPFPROXY_COMPLETE", "bash_complete")
+        monkeypatch.setenv("_EBPFPROXY_LINE", line)
+        with contextlib.suppress(SystemExit):
+            cli.main([])
+        written = capsys.readouterr()
+        assert not written.err
+        rows = [row.split("\t") for row in written.out.splitlines() if row]
+        return [value if kind == "plain" else f"<{kind}>" for kind, value, _ in rows]
+
+    return of
 
 
 @pytest.mark.parametrize(
@@ -52,12 +58,14 @@ def offered(line: str, shell: str = "bash") -> list[str]:
         ("", list(cli.COMMANDS)),
     ],
 )
-def test_what_is_offered(line: str, words: list[str]) -> None:
+def test_what_is_offered(offered: Callable[[str], list[str]], line: str, words: list[str]) -> None:
     found = offered(line)
     assert [word for word in found if not word.startswith("-") or "=" in word or "-m" in word] == words
 
 
-def test_services_that_cannot_be_read_are_left_out_silently(tmp_path: Path) -> None:
+def test_services_that_cannot_be_read_are_left_out_silently(
+    offered: Callable[[str], list[str]], tmp_path: Path
+) -> None:
     assert offered(f"ebpfproxy dump --bpffs-root={tmp_path} --service=") == []
 
 
