@@ -170,8 +170,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 _AMOUNTS = {
     "connects": (4_000, 10_000),
-    "explained": (20, 60),
-    "faults": (20, 60),
+    "explained": (10, 60),
+    "faults": (10, 60),
     "junk": (1_000, 2_000),
     "kills": (1, 3),
     "packets": (100_000, 1_000_000),

@@ -1,5 +1,6 @@
 """What a running agent uses: CPU time, memory, descriptors, threads, and entries of maps."""
 
+import contextlib
 import os
 import re
 import time
@@ -66,11 +67,13 @@ def entries_of_maps(metrics: str) -> dict[str, int]:
 
 
 def _thread_seconds(threads: Path, name: str) -> float:
-    return sum(
-        _seconds(thread / "stat")
-        for thread in threads.iterdir()
-        if (thread / "comm").read_text().strip() == name
-    )
+    """Of the threads of that name that still run."""
+    seconds = 0.0
+    for thread in threads.iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if (thread / "comm").read_text().strip() == name:
+                seconds += _seconds(thread / "stat")
+    return seconds
 
 
 def _seconds(stat: Path) -> float:

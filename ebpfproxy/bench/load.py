@@ -1,9 +1,11 @@
 """The load generator: compiles the C program in c/ and runs it as servers and clients."""
 
 import array
+import functools
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,21 +35,14 @@ class LoadFailed(EbpfProxyError):
     """A connection that must succeed failed, or a client crashed."""
 
 
-class Load:
-    """The compiled program, in the lab's folder."""
-
-    def __init__(self, folder: Path, cpu: int | None = None) -> None:
-        """Compile the program, which takes about half a second. Raises ConfigError without a C compiler.
-
-        With `cpu`, all clients and servers run on this CPU.
-        """
-        self._folder = folder
-        self._binary = folder / "load"
-        on_cpu = () if cpu is None else ("taskset", "--cpu-list", str(cpu))
-        self._command: tuple[str | Path, ...] = (*on_cpu, self._binary)
+@functools.cache
+def _compiled() -> bytes:
+    """The program, which takes about half a second to compile. Raises ConfigError without a C compiler."""
+    with tempfile.TemporaryDirectory(prefix="ebpfproxy-load-") as folder:
+        binary = Path(folder, "load")
         try:
             done = subprocess.run(
-                ["cc", *_FLAGS, "-o", self._binary, *_SOURCES], capture_output=True, text=True, check=False
+                ["cc", *_FLAGS, "-o", binary, *_SOURCES], capture_output=True, text=True, check=False
             )
         except FileNotFoundError:
             raise ConfigError(
@@ -58,6 +53,23 @@ class Load:
                 f"cannot compile {_SOURCES[0].parent}: {done.stderr.strip()}",
                 "install the C headers: apt-get install libc6-dev",
             )
+        return binary.read_bytes()
+
+
+class Load:
+    """The compiled program, in the lab's folder."""
+
+    def __init__(self, folder: Path, cpu: int | None = None) -> None:
+        """Raises ConfigError without a C compiler.
+
+        With `cpu`, all clients and servers run on this CPU.
+        """
+        self._folder = folder
+        self._binary = folder / "load"
+        on_cpu = () if cpu is None else ("taskset", "--cpu-list", str(cpu))
+        self._command: tuple[str | Path, ...] = (*on_cpu, self._binary)
+        self._binary.write_bytes(_compiled())
+        self._binary.chmod(0o755)
 
     def serve(self, namespace: Netns, port: int) -> "subprocess.Popen[bytes]":
         """Answer TCP and UDP on a port of all addresses. Returns once the server is ready."""
