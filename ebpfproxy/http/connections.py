@@ -15,6 +15,10 @@ REQUEST_SECONDS = 5.0
 """How long a request may take to arrive, from its first byte; and a new connection until that byte."""
 RESPONSE_SECONDS = 10.0
 """How long a client may take to receive a response."""
+REQUEST_BYTES = 16_384
+"""The longest request line with headers. Go's servers accept 1 MB (net/http, DefaultMaxHeaderBytes), but any
+client can open many connections at a time, and a Python object for each header takes many times its length.
+No health check of a load balancer comes near."""
 
 
 class _Open(NamedTuple):
@@ -77,8 +81,15 @@ class Connections:
             self._open.pop(chosen).connection.shutdown(socket.SHUT_RDWR)
 
 
+class RequestTooLarge(Exception):
+    """A request has more than REQUEST_BYTES before its body."""
+
+
 class LimitedReader(io.RawIOBase):
-    """Reads from a connection until a deadline, then raises TimeoutError, however many bytes arrive."""
+    """Reads requests from a connection, in limited time and of limited length.
+
+    Raises TimeoutError after the deadline, however many bytes arrive, and RequestTooLarge.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -88,16 +99,20 @@ class LimitedReader(io.RawIOBase):
         """Expect a request: its first byte within `first` seconds, the rest within REQUEST_SECONDS of it."""
         self._deadline = time.monotonic() + first
         self._begun = False
+        self._left = REQUEST_BYTES
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        if self._left <= 0:
+            raise RequestTooLarge
         remaining = self._deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
         self._connection.settimeout(remaining)
-        count = self._connection.recv_into(buffer)
+        count = self._connection.recv_into(buffer, min(len(buffer), self._left))
+        self._left -= count
         if not self._begun:
             self._begun, self._deadline = True, time.monotonic() + REQUEST_SECONDS
         return count

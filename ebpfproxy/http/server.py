@@ -6,6 +6,7 @@ kube-proxy, there is no TLS and no authentication: the content is public, or the
 
 import http.server
 import io
+import math
 import socket
 import socketserver
 import sys
@@ -14,18 +15,25 @@ import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from email.message import Message
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from ebpfproxy import log, threads
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.http.connections import IDLE_SECONDS, RESPONSE_SECONDS, Connections, LimitedReader
+from ebpfproxy.http.connections import (
+    IDLE_SECONDS,
+    RESPONSE_SECONDS,
+    Connections,
+    LimitedReader,
+    RequestTooLarge,
+)
 
 LISTENING = "Listening"
 """An HTTP server of the agent accepts connections."""
 NOT_LISTENING = "Cannot listen, retrying"
 """Another process has port 10256 or 10249: is kube-proxy still running?"""
 REQUEST_FAILED = "Failed to answer a request"
-"""An error in the agent. The connection is closed without a response."""
+"""An error in the agent. The connection is closed without a response. Logged at most once a second."""
 
 _log = log.Logger(__name__)
 
@@ -34,6 +42,7 @@ _QUEUE = 128
 _CONNECTIONS = 64  # of a listener
 _PAUSE_SECONDS = 0.1  # after accept() has failed, which can be permanent
 _STOP_SECONDS = 2.0  # for the thread of a listener to end
+_REPORT_SECONDS = 1.0  # between two lines about failed requests, which clients could cause
 
 
 class Request(NamedTuple):
@@ -182,6 +191,7 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = _QUEUE
     server_address: tuple[str, int]
+    _reported = -math.inf  # when a server logged a failed request
 
     def __init__(
         self,
@@ -241,7 +251,10 @@ class Server(socketserver.ThreadingTCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log the error. The connection is closed without a response, as in Go after a panic of a handler."""
         error = sys.exception()
-        if not isinstance(error, OSError):  # OSError: the client closed the connection
+        if isinstance(error, OSError):  # the client closed the connection
+            return
+        if time.monotonic() - Server._reported >= _REPORT_SECONDS:
+            Server._reported = time.monotonic()
             _log.error(REQUEST_FAILED, client=client_address[0], error=repr(error))
 
 
@@ -265,7 +278,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._handle_one()
 
     def _handle_one(self) -> None:
-        self.handle_one_request()
+        try:
+            self.handle_one_request()
+        except RequestTooLarge:
+            self.close_connection = True
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         self.connection.settimeout(RESPONSE_SECONDS)
         self.connection.sendall(self._output.getvalue())
         self._output.seek(0)
@@ -276,8 +293,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._answer
         raise AttributeError(name)
 
+    def _refuse(self, status: HTTPStatus) -> None:
+        """The response of Go's server to a request that it cannot read; it closes the connection."""
+        text = f"{status.value} {status.phrase}"
+        head = "Content-Type: text/plain; charset=utf-8\r\nConnection: close"
+        self.wfile.write(f"HTTP/1.1 {text}\r\n{head}\r\n\r\n{text}".encode())
+
     def _answer(self) -> None:
-        parts = urllib.parse.urlsplit(self.path)
+        try:
+            parts = urllib.parse.urlsplit(self.path)
+        except ValueError:  # such as http://[
+            self.close_connection = True
+            self._refuse(HTTPStatus.BAD_REQUEST)
+            return
         path = urllib.parse.unquote(parts.path)
         query = frozenset(each.partition("=")[0] for each in parts.query.split("&") if each)
         with self.server.connections.busy(self.connection):

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import logging
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,17 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.http.server import LISTENING, NOT_LISTENING, REQUEST_FAILED, Listener, Request, Response, plain
+from ebpfproxy.http import server
+from ebpfproxy.http.server import (
+    LISTENING,
+    NOT_LISTENING,
+    REQUEST_FAILED,
+    Listener,
+    Request,
+    Response,
+    Server,
+    plain,
+)
 from tests.unit.http.http_client import ask
 
 
@@ -113,8 +124,9 @@ def test_a_request_body_is_not_parsed_as_the_next_request(port: int) -> None:
 
 
 def test_an_error_in_a_handler_closes_only_that_connection(
-    port: int, caplog: pytest.LogCaptureFixture
+    port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Server, "_reported", -math.inf)
     with caplog.at_level(logging.ERROR), pytest.raises(http.client.RemoteDisconnected):
         ask(port, "/fault")
     assert [record.message for record in caplog.records] == [REQUEST_FAILED]
@@ -207,3 +219,52 @@ def test_stop_ends_the_retries(taken: socket.socket) -> None:
     listener.start()
     listener.stop()  # does not come back before the hour is over if it waited
     assert listener.port is None
+
+
+def until_closed(port: int, sent: bytes) -> bytes:
+    """What the server answers until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), 10) as client, contextlib.suppress(ConnectionError):
+        client.sendall(sent)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+    return b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"a" * 60_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"a" * 60_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 90 + b"z: " + b"a" * 16_000 + b"\r\n\r\n",
+        b"a" * 10_000_000,
+    ],
+    ids=["line", "header", "headers", "endless"],
+)
+def test_a_request_of_more_than_16_kb_is_refused(port: int, sent: bytes) -> None:
+    answer = until_closed(port, sent)
+    # Empty if the client's unread bytes reset the connection first.
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+    assert ask(port, "/a").code == 200
+
+
+def test_a_request_of_16_kb_is_answered(port: int) -> None:
+    assert ask(port, "/a", x="y" * 16_000).code == 200
+
+
+@pytest.mark.parametrize("target", ["http://[", "http://[::1"])
+def test_a_target_that_is_no_url_is_a_bad_request_and_not_logged(
+    port: int, target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = until_closed(port, f"GET {target} HTTP/1.1\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert not caplog.records
+
+
+def test_failed_requests_are_logged_once_a_second(
+    port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_REPORT_SECONDS", 3600.0)
+    for lines in (1, 2):
+        monkeypatch.setattr(Server, "_reported", -math.inf)
+        for _ in range(5):
+            until_closed(port, b"GET /fault HTTP/1.1\r\n\r\n")
+        assert [record.message for record in caplog.records] == [REQUEST_FAILED] * lines
