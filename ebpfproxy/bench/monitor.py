@@ -3,7 +3,6 @@
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from ebpfproxy.bench.load import Load, one_cpu
 from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.bench.sides import Progress, rotated
 from ebpfproxy.lab import Lab
+from ebpfproxy.linux.child import python
 
 OTHER, UNUSED, LIMITED, UNLIMITED = "other", "unused", "rate-1000", "rate-0"
 """The rows: the programs of another checkout; nothing reads events; a reader with a rate of 1000 events per
@@ -98,7 +98,7 @@ class _Side:
         if rate is None:
             yield
             return
-        command = [sys.executable, "-m", "ebpfproxy", "monitor", f"--bpffs-root={self._bpffs}", rate]
+        command = python("-m", "ebpfproxy", "monitor", f"--bpffs-root={self._bpffs}", rate)
         with open(os.devnull, "w") as output, subprocess.Popen(command, stdout=output) as process:
             try:
                 end = time.monotonic() + _PATIENCE

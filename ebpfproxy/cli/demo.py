@@ -3,7 +3,6 @@
 import collections
 import functools
 import statistics
-import sys
 import tempfile
 import time
 import urllib.request
@@ -20,6 +19,7 @@ from ebpfproxy.bench.load import Load
 from ebpfproxy.cli import terminal
 from ebpfproxy.cli.epilog import examples
 from ebpfproxy.lab import Lab, Pod, manifests, sockets
+from ebpfproxy.linux.child import python
 from ebpfproxy.model.address import Protocol
 
 SERVICE_IPS = ("10.96.0.10", "fd00:10:96::10")
@@ -156,7 +156,7 @@ class _Demo:
         self.lab.node.popen(self._dump_command()).wait()
 
     def _dump_command(self, *what: str) -> list[str]:
-        return [sys.executable, "-m", "ebpfproxy", "dump", *what, f"--bpffs-root={self.lab.bpffs}"]
+        return python("-m", "ebpfproxy", "dump", *what, f"--bpffs-root={self.lab.bpffs}")
 
     def _dumped(self, what: str) -> list[str]:
         with tempfile.TemporaryFile() as out:

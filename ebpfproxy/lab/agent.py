@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +13,11 @@ from typing import NamedTuple
 from ebpfproxy.agent.sync_log import SYNCED
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.lab.netns import Netns
+from ebpfproxy.linux.child import python
 
 _WORD = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S+)')
 _LAST_LINES = 20
-PROGRAM = (sys.executable, "-m", "ebpfproxy", "run")
+PROGRAM = (*python("-m", "ebpfproxy"), "run")
 
 
 class LogLine(NamedTuple):

@@ -10,10 +10,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ebpfproxy.errors import Rejected
 
 _END_SECONDS = 5.0
+
+
+def python(*arguments: str) -> list[str]:
+    """The command of a child process in Python that has the modules of this process.
+
+    `python -m` imports from the current folder first. An agent can be started in a folder where anybody can
+    have put a package `ebpfproxy`, which would run as root. -P (Python 3.11) leaves that folder out. It stays
+    if this process was started so, as `python -m ebpfproxy` in a checkout that is not installed.
+    """
+    from_here = sys.path[:1] in ([""], [str(Path.cwd())])
+    return [sys.executable, *(() if from_here else ("-P",)), *arguments]
 
 
 class Child:
@@ -30,7 +42,7 @@ class Child:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+                python("-m", module, str(theirs.fileno()), *arguments),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )

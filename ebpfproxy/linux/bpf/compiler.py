@@ -22,6 +22,7 @@ from typing import Any
 from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.linux.bpf import object_cache, object_file
 from ebpfproxy.linux.bpf.object_file import MapDeclaration, ObjectFile
+from ebpfproxy.linux.child import python
 
 _FLAGS = ("-Wall", "-Werror=implicit-function-declaration", "-I/usr/include", "-g0")
 """-g0: bcc requests debug information, which takes a fifth of the compiler's time and is not used."""
@@ -96,7 +97,7 @@ def _run(request: str) -> tuple[int, bytes, str]:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getpid())],
+            python("-m", __name__, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
