@@ -16,6 +16,7 @@ from ebpfproxy.agent.signals import Signals
 from ebpfproxy.config import Loaded
 from ebpfproxy.config.handover import Handover
 from ebpfproxy.errors import EbpfProxyError
+from ebpfproxy.linux import descriptors
 from ebpfproxy.log import Logger
 from ebpfproxy.plan.service_plan import Role
 
@@ -31,6 +32,7 @@ def run(loaded: Loaded, reread: Callable[[], Loaded]) -> None:
     `reread` returns the current configuration. It is called at SIGHUP and when the file has changed. Call
     `run` in the main thread. It does not return if the agent restarts.
     """
+    descriptors.raise_limit()
     inbox: Inbox = queue.SimpleQueue()
     next_run = None if loaded.content is None else Handover(loaded.content)
     ending = Ending(lambda: _end(signals, ending, next_run))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from ebpfproxy import threads
 from ebpfproxy.http.connections import Connections
 from ebpfproxy.http.server import Response, Server, not_found
+from ebpfproxy.linux import descriptors
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Family, family, format_address, format_endpoint
 from ebpfproxy.model.service import NamespacedName
@@ -24,6 +25,9 @@ log = Logger(__name__)
 
 CHECK_NOT_LISTENING = "Cannot listen for health checks, retrying"
 """Another process uses the healthCheckNodePort. Logged once."""
+CHECKS_LIMITED = "Too many healthCheckNodePorts for the limit of open files"
+"""The ports of some Services are not served. Raise RLIMIT_NOFILE of the agent, in systemd with
+LimitNOFILE=. Half of the limit is for these ports, each of which takes a socket for each family."""
 CHECK_CONFLICT = "Services claim the same healthCheckNodePort"
 """The port is served for the Service `served`."""
 
@@ -50,6 +54,7 @@ class ServiceHealthServer:
         self._wanted: frozenset[_ListenAddress] = frozenset()
         self._servers: dict[_ListenAddress, Server] = {}
         self._reported: dict[_ListenAddress, str] = {}
+        self._beyond = 0  # wanted, but beyond the limit of open files
         self._lost: frozenset[tuple[int, NamespacedName]] = frozenset()  # ports that other Services have
         self._connections = Connections(_CONNECTIONS)
         self._changed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -115,7 +120,10 @@ class ServiceHealthServer:
             selector.unregister(self._servers[listen_address])
             self._servers.pop(listen_address).server_close()
         self._reported = {each: reason for each, reason in self._reported.items() if each in wanted}
-        for listen_address in sorted(wanted - self._servers.keys()):
+        new = sorted(wanted - self._servers.keys())
+        room = max(descriptors.limit() // 2 - len(self._servers), 0)
+        self._report_beyond(len(new[room:]))
+        for listen_address in new[:room]:
             try:
                 self._servers[listen_address] = self._listen(listen_address)
             except OSError as failure:
@@ -123,7 +131,12 @@ class ServiceHealthServer:
             else:
                 self._reported.pop(listen_address, None)
                 selector.register(self._servers[listen_address], selectors.EVENT_READ)
-        return wanted <= self._servers.keys()
+        return not self._reported
+
+    def _report_beyond(self, count: int) -> None:
+        if count and not self._beyond:
+            log.error(CHECKS_LIMITED, not_served=count, limit=descriptors.limit())
+        self._beyond = count
 
     def _listen(self, listen_address: _ListenAddress) -> Server:
         """Raises OSError."""

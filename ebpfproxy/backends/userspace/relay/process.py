@@ -4,24 +4,22 @@ import asyncio
 import contextlib
 import gc
 import os
-import resource
 import socket
 from pathlib import Path
 
 from ebpfproxy.backends.userspace.messages import READERS
 from ebpfproxy.backends.userspace.relay.control import Control
+from ebpfproxy.linux import descriptors
 
 NAME = "ebpfproxy-relay"
 """As `ps` shows it: at most 15 bytes."""
-
-_FILES = 1 << 20
 
 
 def run(descriptor: int) -> None:
     """Relay until the agent closes its end of the control socket, which has this file descriptor."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
-    _raise_limits()
+    descriptors.raise_limit()  # a connection takes two, and each listener one
     with socket.socket(fileno=descriptor) as control:
         asyncio.run(_run(control))
     os._exit(0)  # without the end of each connection: the kernel closes all sockets
@@ -33,12 +31,3 @@ async def _run(control: socket.socket) -> None:
     await asyncio.start_unix_server(relay.serve_reader, path=f"\0{READERS}{os.getpid()}")
     gc.freeze()
     await relay.follow(control)
-
-
-def _raise_limits() -> None:
-    """A relayed connection takes two file descriptors, and each listener one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for most in (max(hard, _FILES), hard):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-            return
