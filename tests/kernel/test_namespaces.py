@@ -83,7 +83,8 @@ def test_an_opened_namespace_stays_usable_after_its_process_ends(process: int) -
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
         with namespaces.in_namespace(descriptor):
             assert own() == wanted
-    assert wanted not in {inode(path) for path in namespaces.network_namespaces()}
+    paths = namespaces.network_namespaces()
+    assert wanted not in {found[1] for path in paths if (found := namespaces.identity_of(path))}
 
 
 def test_exited_and_zombie_processes_are_skipped(tmp_path: Path) -> None:
