@@ -89,8 +89,8 @@ static __always_inline struct service *service_lookup(struct service_key *key,
 }
 
 /* Finds the Service that a client reaches at `destination`, and copies its entry. `on_node`: the
- * client is the node itself. NodePorts are served at the node's loopback address, but not at that
- * of a pod.
+ * client is the node itself. Loopback addresses of pods belong to the pods: a tenant may write
+ * 127.0.0.1 into the status of a load balancer or into a hostIP.
  */
 static __always_inline bool service_find(const struct service_key *destination, bool on_node,
 					 struct service *service)
@@ -98,14 +98,12 @@ static __always_inline bool service_find(const struct service_key *destination, 
 	struct service_key key;
 	struct service *found = service_lookup(&key, destination);
 
-	if (!found)
+	if (!found || (!on_node && address_is_loopback(&destination->address)))
 		return false;
 	if (address_is_unspecified(&destination->address)) {
 		if (!on_node || !node_ports_on_loopback(&destination->address))
 			return false;
 	} else if (address_is_unspecified(&key.address)) {
-		if (!on_node && address_is_loopback(&destination->address))
-			return false;
 		if (!(network_flags(&destination->address) & NETWORK_NODE_PORTS))
 			return false;
 	}

@@ -59,6 +59,8 @@ def find(situation: Situation, destination: Destination, origin: Origin) -> Foun
     node_port = situation.frontends.get(Frontend(any_address, destination.port, destination.protocol))
     obstacle = _obstacle(situation, destination, origin) if node_port else None
     usable = node_port if not obstacle else None
+    if exact and is_loopback(destination.address) and origin.kind is not ClientClass.NODE:
+        return Missing(Reason.OTHER_LOOPBACK, (exact,), str(exact.plan.name))
     if exact:
         return Found(exact, _REASONS[exact.frontend.kind], usable)
     if usable:

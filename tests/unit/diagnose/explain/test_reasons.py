@@ -698,3 +698,11 @@ def test_direct_server_return_without_a_port_is_ignored() -> None:
     explanation = explained(situation(DSR_WEB, READY), FORWARDED, A_CLIENT)
     (step,) = [each for each in explanation.steps if each.reason is Reason.BALANCING_IGNORED]
     assert step.text.endswith(": ebpf-forwarding dsr")
+
+
+@pytest.mark.parametrize("mode", ["ebpf", "nftables", "iptables", "ipvs", "userspace"])
+def test_a_load_balancer_address_of_loopback_is_not_that_of_a_pod(mode: str) -> None:
+    at_loopback = service("web", balancer=["127.0.0.1"], type_=ServiceType.LOAD_BALANCER)
+    found = explained(situation(at_loopback, READY, mode=mode), to("127.0.0.1"), A_POD)
+    assert found.verdict is ROUTED
+    assert Reason.OTHER_LOOPBACK in reasons(found)
