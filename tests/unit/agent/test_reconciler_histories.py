@@ -37,15 +37,20 @@ STEPS = st.sampled_from(("wait", "wait", "sync", "verify", "fail", "plan", "vand
 
 
 def state_events(events_: Iterable[Event]) -> list[Event]:
-    """Return the last event of each object, in another order."""
+    """Return the last event of each object, in another order, and all of the Node: after its deletion, its
+    addresses stay (`Tracker`)."""
+    events_ = list(events_)
+    of_node: list[Event] = [each for each in events_ if isinstance(each, NodeChanged)]
     last: dict[tuple[type, object], Event] = {}
     for event in events_:
         match event:
+            case NodeChanged():
+                continue
             case ServiceChanged(name_) | SliceChanged(name_):
                 last[type(event), name_] = event
             case _:
                 last[type(event), None] = event
-    return list(reversed(last.values()))
+    return [*reversed(last.values()), *of_node]
 
 
 @given(
