@@ -4,6 +4,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ebpfproxy.agent.edge_view import EdgeView
+from ebpfproxy.agent.foreign_host_ips import ForeignHostIps
 from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
@@ -19,6 +20,7 @@ from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import API_SERVER, keep_last_endpoints
 from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
+from ebpfproxy.plan.host_ports import has_host_address
 from ebpfproxy.plan.local_traffic import families_without_detector
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, Role, ServicePortPlan
@@ -67,6 +69,7 @@ class Reconciler(Generic[K, E]):
         self._backend = backend
         self._context = context
         self._ignored_balancing = IgnoredBalancing(balancing, context)
+        self._foreign_host_ips = ForeignHostIps(context)
         self._claims = Claims()
         self._size = ClusterSize()
         self._keys: dict[PlanKey | None, tuple[K, ...]] = {}  # None: the entries of the node
@@ -136,11 +139,14 @@ class Reconciler(Generic[K, E]):
         """Plan and render what changed.
 
         `services` have changed. `node_changed`: the Node has changed, so all Services are planned again.
-        `host_changed`: local addresses or devices have changed, so only the node is planned again.
+        `host_changed`: local addresses or devices have changed, so the node and host ports with hostIP are
+        planned again.
         `peers_changed`: other Nodes have changed, so the Services with direct server return and the node are
         planned again.
         """
         names: Collection[NamespacedName] = services | self._direct if peers_changed else services
+        if host_changed:
+            names = {*names, *(name for name, pod in state.pods.items() if has_host_address(pod))}
         if node_changed:  # in the order of their objects in memory, which is faster than that of a set
             names = dict.fromkeys((*state.services, *state.pods, *services))
         for name in names:
@@ -175,6 +181,7 @@ class Reconciler(Generic[K, E]):
 
     def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
         service = state.services.get(name)
+        self._foreign_host_ips.update(name, state)
         plans = self._served(name, plan_name(name, state, self._context, large))
         check = None
         if self.edge:

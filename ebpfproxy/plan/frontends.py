@@ -99,7 +99,9 @@ def plan_name(
         slices = state.slices_of(name)
         return plan_service(service, slices, state.node, context, large, state.peers, state.down)
     pod = state.pods.get(name)
-    return plan_host_ports(pod, state.node, context) if pod and context.host_ports else ()
+    if pod and context.host_ports:
+        return plan_host_ports(pod, state.node, state.local_networks, context)
+    return ()
 
 
 def plan_service(

@@ -1,14 +1,17 @@
 """Host ports: hostPort of a container, as the CNI plugin portmap serves it, for networks without portmap.
 
 Each host port is planned like a NodePort with externalTrafficPolicy Local whose only endpoint is the pod, so
-clients from outside keep their address. With hostIP it is planned like an external IP.
+clients from outside keep their address. With hostIP it is planned like an external IP, as long as the address
+is one of this node. The API accepts any: with the plugin portmap, a pod with the hostIP of another server
+gets the connections of this node to that server.
 
 A Service keeps a frontend that a pod claims, too (`claims.py`).
 """
 
 import hashlib
+from collections.abc import Collection
 
-from ebpfproxy.model.address import Address, family, is_unspecified, unspecified
+from ebpfproxy.model.address import Address, Network, contains, family, is_unspecified, unspecified
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import NamespacedName, ServicePortName
@@ -48,15 +51,35 @@ def is_host_port(name: ServicePortName) -> bool:
     return name.name.startswith(_PREFIX)
 
 
-def plan_host_ports(pod: Pod, node: Node | None, context: PlanContext) -> tuple[ServicePortPlan, ...]:
-    """Return a plan for each host port in each family of the pod, sorted by name and family."""
+def has_host_address(pod: Pod) -> bool:
+    """Return whether the plans of a pod depend on the addresses of the node."""
+    return any(each.host_address is not None for each in pod.host_ports)
+
+
+def elsewhere(pod: Pod, local: Collection[Network]) -> tuple[HostPort, ...]:
+    """Return the host ports at addresses that are not of this node, so they are not served."""
+    return tuple(each for each in pod.host_ports if not _is_here(each.host_address, local))
+
+
+def plan_host_ports(
+    pod: Pod, node: Node | None, local: Collection[Network], context: PlanContext
+) -> tuple[ServicePortPlan, ...]:
+    """Return a plan for each host port in each family of the pod, sorted by name and family.
+
+    `local`: `ClusterState.local_networks`.
+    """
     plans = [
         _plan(pod, address, each, node, context)
         for address in pod.addresses
         for each in pod.host_ports
         if each.host_address is None or family(each.host_address) is family(address)
+        if _is_here(each.host_address, local)
     ]
     return tuple(sorted(plans, key=lambda plan: (plan.name, plan.family.value)))
+
+
+def _is_here(address: Address | None, local: Collection[Network]) -> bool:
+    return address is None or is_unspecified(address) or any(contains(each, address) for each in local)
 
 
 def _plan(
