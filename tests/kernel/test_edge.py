@@ -1,8 +1,11 @@
 """Role edge: real agents on machines outside the cluster, with real packets of a client behind a router."""
 
+import collections
 import contextlib
+import itertools
 import json
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -92,6 +95,17 @@ class Cloud:
         made.to(*endpoints)
         return made
 
+    def changes(self) -> tuple[int, int]:
+        """How many changes of Services and EndpointSlices the edge has received, and how many of them are not
+        in force yet."""
+        url = "http://127.0.0.1:10249/metrics"
+        text = self.edge.host.call(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+        changes = r"^kubeproxy_sync_proxy_rules_\w+_changes_(total|pending) (\S+)$"
+        sums = collections.Counter[str]()
+        for kind, value in re.findall(changes, text, re.MULTILINE):
+            sums[kind] += int(float(value))
+        return sums["total"], sums["pending"]
+
     def announced(self) -> set[str]:
         """The addresses on the device, as ip(8) shows them. None as long as the device is down: the agent
         creates it first and sets it up afterwards."""
@@ -119,11 +133,11 @@ class Exposed:
         self.cluster_ip = f"10.96.0.{number}"
         self.node_port = 30000 + number
         self.spec = spec
+        self._objects: list[manifests.Object] = []
 
     def to(self, *endpoints: str | manifests.Object, **spec: Any) -> "Exposed":
         """Write the Service with these pods as endpoints, and wait until the edge has it."""
         self.spec |= spec
-        agent, since = self.cloud.agent, len(self.cloud.agent.lines) if self.cloud.agent else 0
         ports = [
             manifests.port(80, name="tcp", target=TCP_TARGET, node_port=self.node_port),
             manifests.port(53, name="udp", protocol="UDP", target=UDP_TARGET),
@@ -136,15 +150,30 @@ class Exposed:
         )
         service["status"] = {"loadBalancer": {"ingress": [{"ip": each} for each in (self.v4, self.v6)]}}
         slices = [self._slice(family, endpoints) for family in ("v4", "v6")]
-        manifests.write(self.cloud.folder / f"{self.name}.yaml", service, *slices)
-        if agent:
-            agent.await_sync(since)
+        self._apply([service, *slices])
         return self
 
     def delete(self) -> None:
-        since = len(self.cloud.running.lines)
-        (self.cloud.folder / f"{self.name}.yaml").unlink()
-        self.cloud.running.await_sync(since)
+        self._apply([])
+
+    def _apply(self, objects: list[manifests.Object]) -> None:
+        """Write the objects; wait until the edge has received as many changes and has them in force. A line
+        about a sync does not say of which changes."""
+        changed = sum(new != old for new, old in itertools.zip_longest(objects, self._objects))
+        self._objects = objects
+        path = self.cloud.folder / f"{self.name}.yaml"
+        before = self.cloud.changes()[0] if self.cloud.agent else 0
+        if objects:
+            manifests.write(path, *objects)
+        else:
+            path.unlink()
+        if self.cloud.agent:
+
+            def is_in_force() -> bool:
+                received, pending = self.cloud.changes()
+                return received >= before + changed and not pending
+
+            eventually(is_in_force, f"{self.name} is in force")
 
     def answers(self, count: int = 16) -> set[str]:
         """The pods that answer new TCP connections of the client."""
