@@ -112,6 +112,8 @@ class Announcer:
                 session.close()
         except EbpfProxyError as failure:
             return failure
+        except Exception as error:  # the thread must continue: nothing else would try again
+            return EbpfProxyError(f"unexpected error: {error!r}")
         return None
 
     def _report_success(self, port: int) -> None:

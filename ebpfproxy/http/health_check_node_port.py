@@ -63,8 +63,7 @@ class ServiceHealthServer:
 
     def start(self) -> None:
         """Serve in the background until `stop`."""
-        self._thread = threading.Thread(target=self._run, name="service-health", daemon=True)
-        self._thread.start()
+        self._thread = threads.start("service-health", self._run)
 
     def stop(self) -> None:
         """Stop listening. Responses in progress are completed. Does nothing if it was not started."""
@@ -100,15 +99,17 @@ class ServiceHealthServer:
             os.eventfd_write(self._changed, 1)
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._changed, selectors.EVENT_READ)
-            while not self._stopping:
-                complete = self._update_sockets(selector)
-                for key, _ in selector.select(None if complete else self._retry_seconds):
-                    if isinstance(key.fileobj, Server):
-                        key.fileobj.handle_request()
-                    else:
-                        os.eventfd_read(self._changed)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._changed, selectors.EVENT_READ)
+                while not self._stopping:
+                    complete = self._update_sockets(selector)
+                    for key, _ in selector.select(None if complete else self._retry_seconds):
+                        if isinstance(key.fileobj, Server):
+                            key.fileobj.handle_request()
+                        else:
+                            os.eventfd_read(self._changed)
+        finally:
             for server in self._servers.values():
                 server.server_close()
             self._servers.clear()

@@ -129,8 +129,7 @@ class Listener:
                 ) from error
             self.start_failure = f"cannot listen on {_host_port(self._address)}: {error.strerror}"
             self._log_failure(error)
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self.name, self._run)
 
     def stop(self) -> None:
         """Stop listening. Responses in progress are completed. Does nothing if it is not listening."""

@@ -14,7 +14,7 @@ from ebpfproxy.agent.announcer import ANNOUNCED, NOT_ANNOUNCED, NOT_WITHDRAWN, W
 from ebpfproxy.api import announcement
 from ebpfproxy.api.connection import Timing
 from ebpfproxy.api.event import PEER_NODE, Event, NodeChanged, PeerChanged, Synced
-from ebpfproxy.api.watch import Access, ApiSource, load_configuration
+from ebpfproxy.api.watch import Access, ApiSource, Session, load_configuration
 from ebpfproxy.config import Config
 from ebpfproxy.errors import SourceError
 from ebpfproxy.linux.netlink import geneve
@@ -233,6 +233,23 @@ def test_a_missing_permission_is_logged_once_with_its_remedy_and_retried(
     assert "403" in values["reason"]
     assert "verb patch on nodes" in values["hint"]
     assert f"kubectl annotate node {OWN} {ANNOTATION}=6083" in values["hint"]
+
+
+def test_after_an_unexpected_error_it_is_retried(
+    server: ApiServer, access: Access, watched: Callable[..., Watched], messages: Messages
+) -> None:
+    """Regression: the thread ended, and no port was announced or withdrawn any more."""
+    failures = [RuntimeError("a bug in a library")]
+
+    def session() -> Session:
+        if failures:
+            raise failures.pop()
+        return access.session()
+
+    announcer = Announcer(OWN, session, interval=0.01)
+    announcer.accept(6083)
+    watched(announcer.seen).until(peer(server, OWN, 6083))
+    messages.until(NOT_ANNOUNCED, ANNOUNCED)
 
 
 def test_a_change_while_it_is_retried_applies_at_once(

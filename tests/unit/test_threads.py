@@ -1,4 +1,4 @@
-"""The end of threads in limited time."""
+"""Threads continue after a failure; their end in limited time."""
 
 import logging
 import threading
@@ -20,3 +20,22 @@ def test_only_a_thread_that_still_runs_is_named(caplog: pytest.LogCaptureFixture
         release.set()
         assert threads.join(thread, 10.0)
     assert caplog.records == [record]
+
+
+def test_a_thread_runs_again_after_an_error_and_ends_when_it_returns(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_PAUSE_SECONDS", 0.0)
+    calls = iter([OSError("no more room"), ValueError(), None])
+
+    def run() -> None:
+        if error := next(calls):
+            raise error
+
+    threads.start("worker", run).join(10)
+    assert next(calls, "none is left") == "none is left"
+    assert [record.getMessage() for record in caplog.records] == [threads.FAILED] * 2
+    assert caplog.records[0].__dict__["values"] == {
+        "thread": "worker",
+        "error": "OSError('no more room')",
+    }

@@ -3,12 +3,14 @@
 import contextlib
 import http.client
 import logging
+import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from ebpfproxy import threads
 from ebpfproxy.http.health_check_node_port import ServiceHealthServer
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.model.service import NamespacedName
@@ -207,3 +209,24 @@ def test_addresses_without_node_ports_do_not_respond(server: Server, port: int) 
 
 def test_a_server_that_was_not_started_can_be_stopped() -> None:
     ServiceHealthServer(lambda: True).stop()
+
+
+def test_the_ports_are_served_again_after_an_error_of_the_thread(
+    server: Server, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as ENOSPC, if fs.epoll.max_user_watches is reached."""
+    monkeypatch.setattr(threads, "_PAUSE_SECONDS", 0.0)
+    server.has(port)
+    assert asked(port).code == 200
+    update, failures = server.of._update_sockets, [OSError(28, "No space left on device")]
+
+    def fail_once(selector: selectors.BaseSelector) -> bool:
+        if failures:
+            raise failures.pop()
+        return update(selector)
+
+    monkeypatch.setattr(server.of, "_update_sockets", fail_once)
+    server.has(port, 2)
+    server.has(port, 2, API, "127.0.0.1", "127.0.0.2")
+    assert asked(port, "127.0.0.2").code == 200
+    assert not failures
