@@ -270,15 +270,16 @@ class _Client:
         return outcomes
 
     def _round(self, dials: Sequence[Dial]) -> tuple[list[str], list["_Conversation"]]:
-        """Dial again if something is silent that may have been rejected."""
+        """Dial again if something is silent that may have been rejected. Rejections must arrive before, since
+        the first packet follows at once, and afterwards: the repeated SYNs take seconds."""
         while True:
+            self._rejections.wait()
             opened = [self._open(each) for each in dials]
             outcomes = self._outcomes(opened)
             if SILENT not in outcomes or self._rejections.arrive():
                 return outcomes, opened
             for each in opened:
                 self._close(each.sock)
-            self._rejections.wait()
 
     def exchange_again(self, wanted: Sequence[Kept]) -> list[str]:
         found = dict.fromkeys(range(len(wanted)), "")
