@@ -63,8 +63,9 @@ SYNC_FAILED = "Sync failed, retrying"
 """No change is lost. Everything is compared and applied again after 1 s, then twice that, up to 30 s."""
 BUSY = "Control thread was busy"
 """Logged with `-v=4`: the control thread read no events for `busy_ms` milliseconds, 5 or more."""
-ENDING = "Ending, the kernel continues to forward"
-"""The agent received SIGTERM or SIGINT."""
+ENDING = "Ending after a signal"
+"""The agent received SIGTERM or SIGINT. `forwarding=continues`: by the kernel, with the last state;
+`forwarding=ends`: the relays of mode userspace end with the agent."""
 
 _NODES = frozenset({NODE, PEER_NODE})
 _BUSY = 0.005  # seconds from which on BUSY is logged
@@ -160,11 +161,11 @@ class _Agent:
         while True:
             for item in self._items():
                 if isinstance(item, Stop):
-                    log.info(ENDING, signal=item.signal)
+                    self._log_end(item.signal)
                     return False
                 if isinstance(item, Drain):
                     if not self._drain(item.signal):
-                        log.info(ENDING, signal=item.signal)
+                        self._log_end(item.signal)
                         return False
                     continue
                 if isinstance(item, Died):
@@ -179,7 +180,7 @@ class _Agent:
                     self._fold(item)
             now = time.monotonic()
             if self._edge and self._edge.drain_wait(now) == 0.0:
-                log.info(ENDING, signal=self._drained_by)
+                self._log_end(self._drained_by)
                 return False
             if self._sync_log.wait(now) == 0.0:
                 self._sync_log.flush(now)
@@ -195,6 +196,10 @@ class _Agent:
                 self._sync(now)
             elif self._verification.is_running or self._pacer.check_due(now):
                 self._verify_slice()
+
+    def _log_end(self, signal: str) -> None:
+        forwarding = "ends" if self._modes.serving.binds_sockets else "continues"
+        log.info(ENDING, signal=signal, forwarding=forwarding)
 
     def _drain(self, signal: str) -> bool:
         """Withdraw the addresses of an edge. Return whether to continue for some time."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.agent.daemon import RESTARTING
+from ebpfproxy.agent.daemon import ENDING, RESTARTING
 from ebpfproxy.agent.ending import NOT_ENDED
 from ebpfproxy.agent.initialize import INITIALIZED
 from ebpfproxy.agent.mode_switch import SAME_MODE
@@ -177,13 +177,19 @@ def test_a_valid_file_with_which_the_agent_cannot_start_is_given_up(
     assert agent.stop() == 0
 
 
-@pytest.mark.parametrize("mode", ["ebpf", "nftables"])
-def test_the_agent_ends_soon_after_sigterm(restartable: Cluster, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "forwarding"), [("ebpf", "continues"), ("nftables", "continues"), ("userspace", "ends")]
+)
+def test_the_agent_ends_soon_after_sigterm_and_says_what_forwards(
+    restartable: Cluster, mode: str, forwarding: str
+) -> None:
     agent = restartable.start(f"--proxy-mode={mode}")
     began = time.monotonic()
     os.kill(agent.process.pid, signal.SIGTERM)
     assert agent.process.wait(9) == 0  # the grace period of the DaemonSet is 10 s
     assert not lines(agent, NOT_ENDED), time.monotonic() - began
+    (line,) = lines(agent, ENDING)
+    assert line.endswith(f" forwarding={forwarding}")
 
 
 @pytest.mark.parametrize("mode", ["ebpf", "nftables"])
