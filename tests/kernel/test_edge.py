@@ -26,7 +26,7 @@ from ebpfproxy.lab.agent import PROGRAM
 from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
 from tests.kernel.clients import TCP, UDP
-from tests.kernel.cluster import EACH_SYNC, TCP_TARGET, UDP_TARGET, eventually
+from tests.kernel.cluster import EACH_SYNC, START_PATIENCE, TCP_TARGET, UDP_TARGET, eventually
 
 pytestmark = pytest.mark.kernel
 
@@ -97,14 +97,28 @@ class Cloud:
 
     def changes(self) -> tuple[int, int]:
         """How many changes of Services and EndpointSlices the edge has received, and how many of them are not
-        in force yet."""
-        url = "http://127.0.0.1:10249/metrics"
-        text = self.edge.host.call(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+        in force yet. Waits for the first sync of the agent."""
+        text = ""
+
+        def has_synced() -> bool:
+            nonlocal text
+            text = self.edge.host.call(self._metrics)
+            return "kubeproxy_sync_proxy_rules_last_timestamp_seconds{" in text
+
+        eventually(has_synced, "the agent has synced", START_PATIENCE)
         changes = r"^kubeproxy_sync_proxy_rules_\w+_changes_(total|pending) (\S+)$"
         sums = collections.Counter[str]()
         for kind, value in re.findall(changes, text, re.MULTILINE):
             sums[kind] += int(float(value))
         return sums["total"], sums["pending"]
+
+    @staticmethod
+    def _metrics() -> str:
+        try:
+            with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=10) as answer:
+                return str(answer.read().decode())
+        except urllib.error.URLError:
+            return ""
 
     def announced(self) -> set[str]:
         """The addresses on the device, as ip(8) shows them. None as long as the device is down: the agent
