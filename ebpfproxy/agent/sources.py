@@ -21,12 +21,18 @@ from ebpfproxy.config import Config
 from ebpfproxy.config.follow import follow
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.linux.netlink import links, local_addresses
+from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
 from ebpfproxy.plan.service_plan import Role
 
 if TYPE_CHECKING:
     from ebpfproxy.api.watch import Access, ApiSource, Session
+
+log = Logger(__name__)
+
+NOT_VERIFIED = "Not verifying the certificate of the API server"
+"""The kubeconfig has `insecure-skip-tls-verify`. Whoever answers at the address can be the API server."""
 
 Run = Callable[[threading.Event], object]
 
@@ -131,6 +137,9 @@ class Sources:
             kubeconfig = str(self._config.kubeconfig or "")
             requests = self._metrics.rest_client
             configuration = load_configuration(kubeconfig, self._config.master, observer=requests)
+            if not configuration.verifies:
+                hint = "set certificate-authority in the kubeconfig"
+                log.warning(NOT_VERIFIED, server=configuration.server, hint=hint)
             if not self._is_edge:  # Events are about the Node
                 self._session = configuration.session
             yield "api", self._api(configuration).run

@@ -193,7 +193,8 @@ class Reflector:
             return self._read_initial_events(self._open(session, query))
         except StatusError as error:
             # 410: a server that ignores the parameters watches from the version, which may have expired.
-            if error.code in (400, GONE, 422):
+            # 500: a server of 1.36 on etcd 3.4, which has no RequestWatchProgress. client-go lists then, too.
+            if error.code in (400, GONE, 422, 500):
                 raise _NotStreaming(error.message) from None
             raise
 

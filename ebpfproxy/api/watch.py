@@ -72,6 +72,11 @@ class Access:
         self.server: str = master or self._configuration.host
         _check_server(self.server, "--master: " if master else "")
 
+    @property
+    def verifies(self) -> bool:
+        """Whether the certificate of the API server is verified: without `insecure-skip-tls-verify`."""
+        return bool(self._configuration.verify_ssl) or self.server.startswith("http:")
+
     def session(self) -> "Session":
         """Return a session with current credentials; with the previous ones if reloading fails."""
         with self._lock:
@@ -132,11 +137,15 @@ class Session:
     def __init__(self, configuration: Any, server: str, timing: Timing, observer: RequestObserver) -> None:
         self._configuration, self._server, self._timing = configuration, server.rstrip("/"), timing
         self._observer, self._host = observer, urllib.parse.urlsplit(server).netloc
+        import urllib3.exceptions
+
         try:
             self._pool = client_modules.load().RESTClientObject(configuration).pool_manager
         except (OSError, ValueError) as error:  # an invalid proxy URL, a missing certificate file
             raise SourceError(f"cannot connect to {self._server}: {error}") from None
         self._pool.pool_classes_by_scheme = _pools(self._connected)
+        if not configuration.verify_ssl:  # the agent logs it once, not for each connection
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self._response: Any = None
         self._socket: socket.socket | None = None
         self._silence = 0.0
@@ -285,12 +294,15 @@ def _converted_errors(server: str) -> Iterator[None]:
             "check that the certificate authority of the kubeconfig or pod issued it for this address",
         ) from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise SourceError(
-            f"cannot reach {server}: {error}",
-            "if this is a ClusterIP, give an address of the API server with --master that needs no proxy",
-        ) from None
+        raise SourceError(f"cannot reach {server}: {error}", _hint(server)) from None
     except (ValueError, client_modules.load().ConfigException) as error:
         raise SourceError(f"cannot get credentials for {server}: {error}") from None
+
+
+def _hint(server: str) -> str:
+    if urllib.parse.urlsplit(server).hostname == os.environ.get("KUBERNETES_SERVICE_HOST", "").strip("[]"):
+        return "this is a ClusterIP: give an address of the API server with --master that needs no proxy"
+    return "check that the API server runs, and that this node has a route to it"
 
 
 def _status_error(response: Any) -> StatusError:

@@ -2,14 +2,17 @@
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import trustme
+import yaml
 
 from ebpfproxy.api.connection import Timing, WatchSilent
 from ebpfproxy.api.event import (
@@ -23,7 +26,7 @@ from ebpfproxy.api.event import (
     SliceChanged,
     Synced,
 )
-from ebpfproxy.api.outage import Outage
+from ebpfproxy.api.outage import UNREACHABLE, Outage
 from ebpfproxy.api.reflector import UNOBSERVED, Observer
 from ebpfproxy.api.watch import ApiSource, load_configuration
 from ebpfproxy.errors import SourceError
@@ -326,11 +329,22 @@ class Counter:
         return counting
 
 
-@pytest.fixture(params=["served", "rejected", "ignored"])
+@pytest.fixture(params=["served", "rejected", "ignored", "failing"])
 def lists(request: pytest.FixtureRequest, server: ApiServer) -> str:
     """How the server treats streaming lists."""
     server.streaming_lists = request.param
     return server.streaming_lists
+
+
+def test_a_server_that_fails_streaming_lists_is_not_unreachable(
+    server: ApiServer, kubeconfig: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With etcd 3.4, a server of 1.36 answers 500: RequestWatchProgress is disabled."""
+    server.streaming_lists = "failing"
+    with caplog.at_level(logging.WARNING), following(kubeconfig) as listener:
+        for kind in (SERVICE, ENDPOINT_SLICE, NODE):
+            listener.until_synced(kind)
+    assert UNREACHABLE not in caplog.messages
 
 
 NEVER_LONG = dataclasses.replace(QUICK, silence=0.3, watch_shortest=20, watch_longest=20)
@@ -613,6 +627,31 @@ def test_in_a_pod_a_renewed_token_and_ca_are_used(pod: pathlib.Path, tmp_path: p
                 (pod / "token").write_text("renewed")
                 second.put(make_service("a"))
                 listener.until_exists("a")
+
+
+@pytest.mark.parametrize(("host", "hint"), [("127.0.0.1", "ClusterIP"), ("10.96.0.1", "runs")])
+def test_the_hint_about_a_cluster_ip_is_given_for_that_only(
+    pod: pathlib.Path, monkeypatch: pytest.MonkeyPatch, host: str, hint: str
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    session = load_configuration("", "https://127.0.0.1:1").session()
+    with contextlib.closing(session), pytest.raises(SourceError) as caught:
+        session.fetch("/api/v1/services", {})
+    assert hint in caught.value.hint
+
+
+def test_a_certificate_that_is_not_verified_causes_no_warning_for_each_connection(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    config = yaml.safe_load(pathlib.Path(kubeconfig).read_text())
+    config["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = True
+    pathlib.Path(kubeconfig).write_text(yaml.safe_dump(config))
+    access = load_configuration(kubeconfig, "")
+    assert not access.verifies
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with contextlib.closing(access.session()) as session:
+            session.fetch("/api/v1/services", {})
 
 
 def test_a_certificate_of_another_ca_gives_a_clear_error(server: ApiServer, tmp_path: pathlib.Path) -> None:

@@ -192,10 +192,10 @@ class ApiServer:
     `gone_as_status` (a watch from before the compaction gets HTTP 410 instead of an ERROR event),
     `chunk` (the largest HTTP chunk of a watch in bytes, 0 for one per event), `before` (called with each
     request before it is answered; may block), `streaming_lists` ("served", "rejected" as without the feature
-    gate WatchList, "ignored" as by a server that does not know the parameters), `watch_cache` (False: every
-    list has pages), `close_connections` (after each answer, announced by `Connection: close`), `chunked`
-    (False: the end of the connection ends a watch), `break_streams_after` (close the connection of a watch
-    after this number of events).
+    gate WatchList, "ignored" as by a server that does not know the parameters, "failing" as with etcd 3.4),
+    `watch_cache` (False: every list has pages), `close_connections` (after each answer, announced by
+    `Connection: close`), `chunked` (False: the end of the connection ends a watch), `break_streams_after`
+    (close the connection of a watch after this number of events).
     """
 
     def __init__(self, port: int = 0, token: str | None = "secret") -> None:
@@ -522,6 +522,9 @@ class ApiServer:
             streaming = "sendInitialEvents" in query and self.streaming_lists == "served"
             if reason := self._rejected(query):
                 handler.send(422, _status(422, reason))
+                return
+            if "sendInitialEvents" in query and self.streaming_lists == "failing":
+                handler.send(500, _status(500, "RequestWatchProgress is disabled"))
                 return
             if streaming and start > self._version:
                 handler.send(504, _too_large(str(start), self._version))
