@@ -6,10 +6,12 @@ Kubernetes has no fields for these. They are annotations of a Service (docs/load
 import enum
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Address, Network, contains, network, parse_address, parse_network
+from ebpfproxy.model.address import Network, network, parse_address, parse_network
 
 MAX_WEIGHT = 100
 """The greatest weight of an endpoint. Weights are relative, so more steps are not needed."""
+MAX_RULES = 1000
+"""Of a Service. An annotation may have 256 kB, and they are evaluated at each change of the Service."""
 
 _SINGLE = 128
 """The length of a network that is a single address."""
@@ -71,10 +73,6 @@ class WeightRule(NamedTuple):
     network: Network | None
     weight: int
 
-    def matches(self, address: Address, node: str) -> bool:
-        """Return whether the rule applies to an endpoint. `node` is "" if its EndpointSlice names none."""
-        return contains(self.network, address) if self.network else self.node == node
-
 
 class Balancing(NamedTuple):
     """What a Service requests.
@@ -120,7 +118,10 @@ def parse_weights(text: str) -> tuple[WeightRule, ...]:
     >>> [(rule.node, rule.weight) for rule in parse_weights("node:a=3, 10.0.0.0/8=0")]
     [('a', 3), ('', 0)]
     """
-    return tuple(_weight_rule(word.strip()) for word in text.split(",") if word.strip())
+    words = [word.strip() for word in text.split(",", MAX_RULES + 1)]
+    if len(words) > MAX_RULES + 1 or len([word for word in words if word]) > MAX_RULES:
+        raise ValueError(f"there are more than {MAX_RULES} rules")
+    return tuple(_weight_rule(word) for word in words if word)
 
 
 def _weight_rule(text: str) -> WeightRule:

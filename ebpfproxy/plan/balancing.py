@@ -12,6 +12,10 @@ from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, WeightRu
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
 
+_ADDRESS_BITS = 128
+_Ranked = tuple[int, int]
+"""The position of a rule, and its weight."""
+
 
 class PlannedBalancing(NamedTuple):
     """How a ServicePort selects one of its endpoints.
@@ -62,19 +66,57 @@ class Support(NamedTuple):
 EVERYTHING = Support(frozenset(Algorithm), True, frozenset(Algorithm), True, True, True)
 
 
+class WeightIndex:
+    """The rules of a Service by node and network, so that an endpoint costs the same with 1 and 1,000 rules.
+
+    A Service may have thousands of endpoints on each of many ports, and is planned again at each change.
+    """
+
+    def __init__(self, rules: tuple[WeightRule, ...]) -> None:
+        self._nodes: dict[str, _Ranked] = {}
+        self._networks: dict[
+            int, dict[int, _Ranked]
+        ] = {}  # by the bits that do not matter, then by the others
+        self._found: dict[tuple[Address, str], int | None] = {}  # ports have the same endpoints
+        for rank, rule in enumerate(rules):
+            if rule.network:
+                shift = _ADDRESS_BITS - rule.network.length
+                table = self._networks.setdefault(shift, {})
+                table.setdefault(int.from_bytes(rule.network.address) >> shift, (rank, rule.weight))
+            else:
+                self._nodes.setdefault(rule.node, (rank, rule.weight))
+
+    def weight(self, address: Address, node: str) -> int | None:
+        """Return the weight of the first rule that matches an endpoint, None without one. `node` is "" if its
+        EndpointSlice names none."""
+        key = address, node
+        if key not in self._found:
+            self._found[key] = min(self._matching(address, node), default=(0, None))[1]
+        return self._found[key]
+
+    def _matching(self, address: Address, node: str) -> Iterator[tuple[int, int | None]]:
+        if node in self._nodes:
+            yield self._nodes[node]
+        number = int.from_bytes(address)
+        for shift, table in self._networks.items():
+            if found := table.get(number >> shift):
+                yield found
+
+
 def endpoint_weights(
-    endpoints: Mapping[tuple[Address, int], EndpointState], rules: tuple[WeightRule, ...]
+    endpoints: Mapping[tuple[Address, int], EndpointState], index: WeightIndex | None
 ) -> dict[tuple[Address, int], int]:
-    """Return the weight of each endpoint that a rule matches. `endpoints` is the result of `merge_slices`."""
-    if not rules:
+    """Return the weight of each endpoint that a rule matches. `endpoints` is the result of `merge_slices`.
+    `index`: None without rules."""
+    if not index:
         return {}
-    found = {}
-    for target, state in endpoints.items():
-        for rule in rules:
-            if rule.matches(target[0], state.node):
-                found[target] = rule.weight
-                break
-    return found
+    found = ((target, index.weight(target[0], state.node)) for target, state in endpoints.items())
+    return {target: weight for target, weight in found if weight is not None}
+
+
+def weight_index(requested: Balancing) -> WeightIndex | None:
+    """Return the index of the rules of a Service, None without rules."""
+    return WeightIndex(requested.weights) if requested.weights else None
 
 
 def without_weightless(

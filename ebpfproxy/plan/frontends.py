@@ -23,9 +23,11 @@ from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServicePortName, TrafficPolicy
 from ebpfproxy.plan.balancing import (
+    WeightIndex,
     default_algorithm,
     endpoint_weights,
     plan_balancing,
+    weight_index,
     without_weightless,
 )
 from ebpfproxy.plan.direct_return import requests_direct_return, tunnel_to, with_tunnels
@@ -125,6 +127,7 @@ def plan_service(
     slices = tuple(slices)
     location = _location(node, context)
     tunnel = functools.partial(tunnel_to, node=node, peers=peers, context=context)
+    index = weight_index(service.balancing)
     ports = {(port.name, port.protocol): port for port in service.ports}.values()
     plans = []
     for ip_family in {family(address) for address in service.cluster_ips}:
@@ -132,7 +135,7 @@ def plan_service(
         if exposure:
             of_family = [each for each in slices if each.family is ip_family]
             plans += [
-                _plan_port(service, port, exposure, of_family, location, tunnel, down, context)
+                _plan_port(service, port, exposure, of_family, location, tunnel, index, down, context)
                 for port in ports
             ]
     if len(plans) > 1:
@@ -154,6 +157,7 @@ def _plan_port(
     slices: list[EndpointSlice],
     location: NodeLocation,
     tunnel: Callable[[str], Address | None],
+    index: WeightIndex | None,
     down: Set[NodeCheck],
     context: PlanContext,
 ) -> ServicePortPlan:
@@ -161,7 +165,7 @@ def _plan_port(
     frontends = _frontends(port, exposure, node_port=not is_edge)
     is_external = frontends[-1].kind is not FrontendKind.CLUSTER_IP
     merged = merge_slices(slices, port.name, port.protocol, location)
-    weights = endpoint_weights(merged, service.balancing.weights)
+    weights = endpoint_weights(merged, index)
     usable = without_weightless(merged, weights)
     if is_edge:
         usable = without_down(usable, down, service, port.protocol)

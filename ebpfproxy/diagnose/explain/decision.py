@@ -19,7 +19,7 @@ from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Address, contains, family
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.balancing import endpoint_weights
+from ebpfproxy.plan.balancing import endpoint_weights, weight_index
 from ebpfproxy.plan.endpoint_reasons import EndpointReason, endpoint_reasons
 from ebpfproxy.plan.endpoints import API_SERVER, EndpointAddress, merge_slices
 from ebpfproxy.plan.host_ports import is_host_port
@@ -140,7 +140,7 @@ def endpoint_results(case: Case, served: Served, policy: PolicyResult) -> tuple[
     of_family = [each for each in slices if each.family is plan.family]
     merged = merge_slices(of_family, plan.name.port, plan.name.protocol, situation.location)
     service = situation.state.services[name]
-    weights = endpoint_weights(merged, service.balancing.weights)
+    weights = endpoint_weights(merged, weight_index(service.balancing))
     reasons = endpoint_reasons(merged, policy.scope, situation.location, weights)
     planned = {(each.address, each.port): each for each in plan.endpoints}
     results = []

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ebpfproxy.model.address import parse_address
-from ebpfproxy.model.balancing import Algorithm, parse_algorithm, parse_weights
+from ebpfproxy.model.address import parse_network
+from ebpfproxy.model.balancing import MAX_RULES, Algorithm, parse_algorithm, parse_weights
 
 
 @pytest.mark.parametrize(
@@ -26,21 +26,19 @@ def test_other_names_are_rejected_with_the_valid_ones(text: str) -> None:
         parse_algorithm(text)
 
 
-def test_a_rule_matches_a_node_an_address_or_a_network() -> None:
-    node, address, network = parse_weights("node:worker-1=3, 10.244.1.7=2,10.244.0.0/16=0")
-    inside, outside = parse_address("10.244.1.7"), parse_address("10.245.0.1")
-    assert [each.weight for each in (node, address, network)] == [3, 2, 0]
-    assert node.matches(outside, "worker-1")
-    assert not node.matches(inside, "worker-2")
-    assert address.matches(inside, "")
-    assert not address.matches(parse_address("10.244.1.8"), "")
-    assert network.matches(inside, "worker-1")
-    assert not network.matches(outside, "worker-1")
+def test_a_rule_has_a_node_an_address_or_a_network() -> None:
+    node, address, network = parse_weights("node:worker-1=3, 10.244.1.7=2,fd00::/64=0")
+    assert (node.node, node.network, node.weight) == ("worker-1", None, 3)
+    assert (address.node, address.network, address.weight) == ("", parse_network("10.244.1.7/32"), 2)
+    assert (network.node, network.network, network.weight) == ("", parse_network("fd00::/64"), 0)
 
 
-def test_a_rule_may_have_an_ipv6_address() -> None:
-    (rule,) = parse_weights("fd00:10:244::/64=100")
-    assert rule.matches(parse_address("fd00:10:244::7"), "")
+def test_more_rules_than_the_maximum_are_rejected() -> None:
+    rules = [f"10.{n >> 8}.{n & 255}.1=1" for n in range(MAX_RULES)]
+    assert len(parse_weights(",".join(rules))) == MAX_RULES
+    for text in (",".join([*rules, "node:a=1"]), "," * 250_000 + "node:a=1"):
+        with pytest.raises(ValueError, match=f"more than {MAX_RULES} rules"):
+            parse_weights(text)
 
 
 @pytest.mark.parametrize(
