@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 log = Logger(__name__)
 
 NOT_VERIFIED = "Not verifying the certificate of the API server"
-"""The kubeconfig has `insecure-skip-tls-verify`. Any program that answers at its address is taken for the API server."""
+"""The kubeconfig has `insecure-skip-tls-verify`. Any program that answers at the address is taken for the API
+server."""
 
 Run = Callable[[threading.Event], object]
 
