@@ -14,6 +14,7 @@ from ebpfproxy.errors import AlreadyExists
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import reinjection
 from tests.kernel.cluster import eventually
+from tests.kernel.loopback import add_addresses
 from tests.support.namespace import Namespace, namespace
 
 pytestmark = pytest.mark.kernel
@@ -224,7 +225,7 @@ def test_such_a_packet_does_not_arrive_at_another_device(node: Namespace) -> Non
 def test_ipv6_packets_arrive_although_the_pair_has_no_link_local_address(
     node: Namespace, source: str
 ) -> None:
-    node.ip("addr add fd00:21::1/128 dev lo nodad")
+    add_addresses("fd00:21::1")
     reinjection.ensure_pair()
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as arriving:
         arriving.bind(("fd00:21::1", 7))
