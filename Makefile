@@ -132,7 +132,7 @@ style: $(STAMP)
 	$(PYTHON) -m tests.support.words
 
 .PHONY: quick
-quick: check  ## format, types, unit and golden tests: a minute and a half
+quick: check  ## format, types, unit and golden tests: a minute
 	@$(PYTHON) -m pytest -q -n 4 --sample tests/unit tests/golden
 
 .PHONY: edge-lab
