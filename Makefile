@@ -13,13 +13,14 @@ STAMP  := $(VENV)/.installed
 # includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; crun starts
 # the DaemonSet's pod in the tests, ipset and ipvsadm show there what an operator sees; qemu, busybox and kmod
 # boot other kernels, flex, bison, bc and xz-utils build one; zsh and fish complete commands in the tests, man-db,
-# groff-base and mandoc check the man page.
+# groff-base and mandoc check the man page; curl runs commands of the documents.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
   ipset ipvsadm crun qemu-system-x86 busybox-static kmod flex bison bc xz-utils zsh fish man-db \
-  groff-base mandoc
+  groff-base mandoc curl
 # Packages that are extracted into .venv/debian and not installed: an installation of prometheus would start a server.
 # Tests check the alerts with promtool and let prometheus fire them; golang-github-containers-common has the seccomp
-# filter with which container runtimes start the pod of deploy/least-privilege.
+# filter with which container runtimes start the pod of deploy/least-privilege. promtool is a package of its own since
+# Debian 13, before that it is in prometheus.
 EXTRACTED := prometheus golang-github-containers-common
 C      := $(wildcard bpf/*.c bpf/*.h ebpfproxy/bench/*.c ebpfproxy/bench/c/*.[ch] tests/support/*.c)
 # What the benches compare, and what `make soak` switches among; where the kernel has IPVS:
@@ -68,8 +69,10 @@ $(STAMP): pyproject.toml Makefile
 	@$(PYTHON) -m pip install -q --upgrade 'pip>=25.1'  # the first that knows --group
 	@$(PYTHON) -m pip install -q --group dev -e .
 	@echo "$(VENV)/debian: files of $(EXTRACTED)"
-	@rm -rf $(VENV)/debian && mkdir -p $(VENV)/debian && cd $(VENV)/debian && \
-	{ apt-get download -qq $(EXTRACTED) || { apt-get update -qq && apt-get download -qq $(EXTRACTED); } ; } 2>/dev/null && \
+	@download() { \
+	  apt-get download -qq $(EXTRACTED) $$(apt-cache show promtool >/dev/null 2>&1 && echo promtool); }; \
+	rm -rf $(VENV)/debian && mkdir -p $(VENV)/debian && cd $(VENV)/debian && \
+	{ download || { apt-get update -qq && download; } ; } 2>/dev/null && \
 	for package in *.deb; do dpkg-deb -x $$package . && rm $$package; done || \
 	echo "cannot download $(EXTRACTED): tests that need them are skipped" >&2
 	@touch $@

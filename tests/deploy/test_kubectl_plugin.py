@@ -307,7 +307,9 @@ def test_on_a_terminal_the_command_of_one_node_has_a_terminal(cluster: Cluster) 
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "a terminal\n"), done.stderr
+    # kubectl may log that the terminal ended before it was told its size.
+    shown = [line for line in done.stdout.splitlines() if "terminal size" not in line]
+    assert (done.returncode, shown) == (0, ["a terminal"]), done.stderr
 
 
 def test_the_real_command_runs_and_reports_its_error(cluster: Cluster, tmp_path: Path) -> None:

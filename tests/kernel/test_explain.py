@@ -14,6 +14,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
 from tests.kernel.cluster import TCP_TARGET, Cluster, elsewhere
 from tests.kernel.conftest import MODES
+from tests.support.confined import as_nobody
 
 pytestmark = pytest.mark.kernel
 
@@ -197,7 +198,7 @@ def test_without_root_manifests_are_explained(cluster: Cluster) -> None:
         f"default/{web.name}:tcp",
         f"--manifests={cluster.folder}",
         f"--assume-node={cluster.lab.node_name}",
-        before=["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"],
+        before=as_nobody(),
         check=False,
     )
     assert done.returncode == 0, done.stderr

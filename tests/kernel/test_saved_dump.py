@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.cluster import Cluster, Exposed, elsewhere, terminating
+from tests.support.confined import as_nobody
 
 pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf")]
-
-_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 class Saved:
@@ -33,7 +32,7 @@ class Saved:
         """Exit code and output of a command that cannot read the kernel."""
         flags = (f"--from-dump={self.file}", f"--manifests={self.manifests}", "-o=json")
         done = self._cluster.lab.outside.run(
-            [*_NOBODY, sys.executable, "-m", "ebpfproxy", command[0], *flags, *command[1:]], check=False
+            [*as_nobody(), sys.executable, "-m", "ebpfproxy", command[0], *flags, *command[1:]], check=False
         )
         assert not done.stderr or "cannot" in done.stderr, done.stderr
         return done.returncode, done.stdout or done.stderr

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -113,5 +114,8 @@ class Server:
 
 
 def _get(path: str) -> str:
-    body: bytes = urllib.request.urlopen(f"http://127.0.0.1:{_PORT}{path}", timeout=10).read()
+    try:
+        body: bytes = urllib.request.urlopen(f"http://127.0.0.1:{_PORT}{path}", timeout=10).read()
+    except urllib.error.HTTPError as error:  # 503 while it starts; from 3.13 on it cannot be pickled
+        raise ConnectionError(str(error)) from None
     return body.decode()
