@@ -18,8 +18,7 @@ from typing import Any
 LIBRARY_MESSAGE = "Message of a library"
 """`logger` is the name of its logger, and `text` its message."""
 LIBRARY_WARNING = "Warning of a library"
-"""A Python warning, such as urllib3's InsecureRequestWarning for `insecure-skip-tls-verify`. Logged once for
-each `place`."""
+"""A Python warning, such as a DeprecationWarning. Logged once for each `place`."""
 UNEXPECTED_ERROR = "Unexpected error"
 """A bug: an error that nothing handles, in `thread`. The agent ends if the thread is one that it needs."""
 

@@ -16,7 +16,7 @@ log = Logger(__name__)
 
 NOT_ENDED = "Ending without the parts that did not end in time"
 """`part` is the part that was being ended, `threads` the threads that still run. The kernel continues to
-forward."""
+forward, except in mode userspace."""
 
 SECONDS = 8.0
 """The longest time from the signal to the end of the process: shorter than the grace period in deploy/."""

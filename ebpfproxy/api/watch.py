@@ -135,10 +135,10 @@ class Session:
     """
 
     def __init__(self, configuration: Any, server: str, timing: Timing, observer: RequestObserver) -> None:
-        self._configuration, self._server, self._timing = configuration, server.rstrip("/"), timing
-        self._observer, self._host = observer, urllib.parse.urlsplit(server).netloc
         import urllib3.exceptions
 
+        self._configuration, self._server, self._timing = configuration, server.rstrip("/"), timing
+        self._observer, self._host = observer, urllib.parse.urlsplit(server).netloc
         try:
             self._pool = client_modules.load().RESTClientObject(configuration).pool_manager
         except (OSError, ValueError) as error:  # an invalid proxy URL, a missing certificate file

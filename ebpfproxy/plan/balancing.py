@@ -74,9 +74,8 @@ class WeightIndex:
 
     def __init__(self, rules: tuple[WeightRule, ...]) -> None:
         self._nodes: dict[str, _Ranked] = {}
-        self._networks: dict[
-            int, dict[int, _Ranked]
-        ] = {}  # by the bits that do not matter, then by the others
+        # By the number of host bits, then by the others.
+        self._networks: dict[int, dict[int, _Ranked]] = {}
         self._found: dict[tuple[Address, str], int | None] = {}  # ports have the same endpoints
         for rank, rule in enumerate(rules):
             if rule.network:

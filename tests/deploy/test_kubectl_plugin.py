@@ -307,7 +307,7 @@ def test_on_a_terminal_the_command_of_one_node_has_a_terminal(cluster: Cluster) 
         timeout=60,
         check=False,
     )
-    # kubectl may log that the terminal ended before it was told its size.
+    # kubectl may log that it cannot send the size of a terminal that has ended.
     shown = [line for line in done.stdout.splitlines() if "terminal size" not in line]
     assert (done.returncode, shown) == (0, ["a terminal"]), done.stderr
 

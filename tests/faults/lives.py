@@ -171,9 +171,8 @@ class Life:
             result = serving.sync(verify=True)
         except KernelError:
             return
-        if (
-            difference or result.put or result.dropped or result.drifted
-        ):  # the first read may have repaired it
+        # The difference counts, too: the first read may have repaired it.
+        if difference or result.put or result.dropped or result.drifted:
             keys = sorted(map(str, (*difference.puts, *difference.drops)))[:_NAMED]
             self._faults.note("finding", where="record", what=f"not what the kernel has: {result}", keys=keys)
 

@@ -57,10 +57,11 @@ def find(situation: Situation, destination: Destination, origin: Origin) -> Foun
     exact = situation.frontends.get(Frontend(destination.address, destination.port, destination.protocol))
     any_address = unspecified(family(destination.address))
     node_port = situation.frontends.get(Frontend(any_address, destination.port, destination.protocol))
-    obstacle = _obstacle(situation, destination, origin) if node_port else None
+    claimed = exact or node_port
+    if claimed and is_loopback(destination.address) and origin.kind is not ClientClass.NODE:
+        return Missing(Reason.OTHER_LOOPBACK, (claimed,), str(claimed.plan.name))
+    obstacle = _obstacle(situation, destination.address) if node_port else None
     usable = node_port if not obstacle else None
-    if exact and is_loopback(destination.address) and origin.kind is not ClientClass.NODE:
-        return Missing(Reason.OTHER_LOOPBACK, (exact,), str(exact.plan.name))
     if exact:
         return Found(exact, _REASONS[exact.frontend.kind], usable)
     if usable:
@@ -68,12 +69,9 @@ def find(situation: Situation, destination: Destination, origin: Origin) -> Foun
     return _missing(situation, destination, node_port, obstacle)
 
 
-def _obstacle(situation: Situation, destination: Destination, origin: Origin) -> Reason | None:
-    """Return why NodePorts are not served at the address of the destination; None if they are."""
-    address = destination.address
+def _obstacle(situation: Situation, address: Address) -> Reason | None:
+    """Return why NodePorts are not served at the address, None if they are. Loopback is that of the node."""
     if is_loopback(address):
-        if origin.kind is not ClientClass.NODE:
-            return Reason.OTHER_LOOPBACK
         is_v6 = family(address) is Family.IPV6
         if situation.mode in (NFTABLES, IPVS) or (situation.mode == IPTABLES and is_v6):
             return Reason.LOOPBACK_EXCLUDED
