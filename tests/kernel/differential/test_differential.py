@@ -49,6 +49,7 @@ def test_a_history_that_shows_all_differences_has_the_expected_outcomes(
     Course(subjects, functools.partial(adapted, DIFFERENCES)).run(history_of_differences())
 
 
+@pytest.mark.long  # about the list itself, not about a backend
 def test_each_listed_difference_is_needed(subject: Subject) -> None:
     """Without any one of the differences the history above has an unexpected outcome."""
     unneeded = []
