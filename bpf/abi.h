@@ -396,6 +396,12 @@ enum flow_flag {
 	FLOW_DSR = 512,		 /* opened by a tunneled packet */
 };
 
+/* Index in `established_flows`. */
+enum flow_kind {
+	FLOWS_OF_TCP = 0,
+	FLOWS_OF_OTHERS = 1,
+};
+
 /* Value of `flows`: the endpoint for the client's packets. `last_seen` is the time of the client's
  * last packet, in units of 2^30 ns (1.07 s) of CLOCK_MONOTONIC. An entry has 64 bytes: one cache
  * line.

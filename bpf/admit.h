@@ -227,11 +227,22 @@ static __always_inline bool stream_is_over(const struct flow *flow, struct scrat
 	return !reply || has_passed(reply->last_seen, scratch->now, settings->udp_stream);
 }
 
+/* Whether the endpoint of a TCP flow has sent nothing for as long as a SYN may be unanswered. */
+static __always_inline bool endpoint_is_silent(struct scratch *scratch)
+{
+	const struct node *settings = node_get();
+	struct reply *reply = replies.lookup(&scratch->reply_key);
+
+	return !reply ||
+	       (settings && has_passed(reply->last_seen, scratch->now, settings->tcp_syn));
+}
+
 /* Whether the packet continues the established flow with its tuple, and does not open a new flow.
  *
  * UDP has no end of a connection: a datagram opens a new flow if the endpoint or the frontend is
  * gone. A SYN opens a new flow only after the connection has ended. While the connection may exist,
- * the endpoint itself replies to the SYN (challenge ACK, RFC 5961, 4).
+ * the endpoint itself replies to the SYN (challenge ACK, RFC 5961, 4). If the endpoint was removed
+ * and is silent, the reply could only be that of another pod with the same address.
  */
 static __always_inline bool
 continues_established(const struct flow *flow, const struct packet *packet, struct scratch *scratch)
@@ -242,8 +253,10 @@ continues_established(const struct flow *flow, const struct packet *packet, stru
 		       !stream_is_over(flow, scratch);
 	if (!is_first(packet))
 		return true;
-	return packet->tuple.protocol == IPPROTO_TCP ? !is_closed(flow->flags)
-						     : endpoint_is_in_force(flow);
+	if (packet->tuple.protocol != IPPROTO_TCP)
+		return endpoint_is_in_force(flow);
+	return !is_closed(flow->flags) &&
+	       (endpoint_is_in_force(flow) || !endpoint_is_silent(scratch));
 }
 
 /* Processes a packet from the client of an established flow. Returns whether the packet continues
@@ -289,16 +302,18 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 					       struct scratch *scratch)
 {
 	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
+	bool confirms;
 
 	if (reply && !is_reply_of(reply, &scratch->flow_key))
 		reply = NULL;
 	if (!continues_half_open(flow, packet, reply, scratch))
 		return false;
 	half_open_refresh(flow, reply, scratch->now);
-	if (is_segment(packet))
-		record_sequence(flow, packet, true);
-	if (reply && confirms_reply(packet, reply) && flow_is_at(&scratch->flow_key, flow))
-		establish(flow, reply);
+	confirms = reply && confirms_reply(packet, reply);
+	if (is_segment(packet) && !(packet->tcp_flags & TCP_RST))
+		record_half_open(flow, packet, confirms || packet->tcp_flags & TCP_SYN);
+	if (confirms && flow_is_at(&scratch->flow_key, flow))
+		establish(flow, reply, scratch->flow_key.protocol);
 	return true;
 }
 
@@ -320,7 +335,7 @@ static __always_inline bool client_find(const struct packet *packet, struct scra
 		scratch->flow = *flow;
 		return !scratch->flow.half_open || flow_is_at(&scratch->flow_key, flow);
 	}
-	flow_delete(&scratch->flow_key);
+	flow_remove(&scratch->flow_key, &scratch->reply_key);
 	return false;
 }
 

@@ -102,7 +102,7 @@ static __always_inline bool tunneled_flow_find(const struct packet *packet, bool
 	if (!(scratch->flow.flags & FLOW_MASQUERADE))
 		return true;
 	if (!is_error)
-		flow_delete(&scratch->flow_key);
+		flow_remove(&scratch->flow_key, &scratch->reply_key);
 	return false;
 }
 

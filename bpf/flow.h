@@ -13,54 +13,65 @@
 #define BUSY_ATTEMPTS  3
 #define EBUSY_NEGATIVE (-16)
 
-/* Records a packet from the client of an established flow. Only FIN and RST also change the entry
- * in `replies`, so other packets need no second lookup.
- */
+/* Whether the entry of the other side is needed to record a segment: not for most segments. */
+#define needs_other_entry(entry, packet)                                                           \
+	((packet)->tcp_flags & (TCP_FIN | TCP_RST) ||                                              \
+	 !follows(packet, (entry)->sequence_end, (entry)->acknowledged))
+
+/* Records a packet from the client of an established flow. */
 static __always_inline void client_sent(struct flow *flow, const struct packet *packet,
 					struct scratch *scratch)
 {
-	if (flow->last_seen != scratch->now)
-		flow->last_seen = scratch->now;
-	if (!is_segment(packet))
-		return;
-	if (packet->tcp_flags & (TCP_FIN | TCP_RST)) {
-		struct reply *reply = replies.lookup(&scratch->reply_key);
+	if (is_segment(packet)) {
+		struct reply *reply = NULL;
+		enum segment kind;
 
-		if (reply) {
-			u16 ended = closing_flags(packet, flow->sequence_end, reply->acknowledged,
-						  FLOW_CLIENT_FIN);
+		if (needs_other_entry(flow, packet))
+			reply = replies.lookup(&scratch->reply_key);
+		kind = classify_segment(flow, packet, reply);
+		if (kind == SEGMENT_STRANGE)
+			return;
+		if (kind == SEGMENT_NEXT || kind == SEGMENT_FIN)
+			record_next(flow, packet);
+		if (reply && (kind == SEGMENT_FIN || kind == SEGMENT_RESET)) {
+			u16 ended = kind == SEGMENT_FIN ? FLOW_CLIENT_FIN : FLOW_RESET;
 
 			flow->flags |= ended;
 			reply->flags |= ended;
-			if (ended & FLOW_RESET)
+			if (kind == SEGMENT_RESET)
 				report_reset(scratch, flow->service_id, 0);
 		}
 	}
-	record_sequence(flow, packet, false);
+	if (flow->last_seen != scratch->now)
+		flow->last_seen = scratch->now;
 }
 
 /* Records a packet from the endpoint of an established flow. */
 static __always_inline void endpoint_sent(struct reply *reply, const struct packet *packet,
 					  struct scratch *scratch)
 {
-	if (reply->last_seen != scratch->now)
-		reply->last_seen = scratch->now;
-	if (!is_segment(packet))
-		return;
-	if (packet->tcp_flags & (TCP_FIN | TCP_RST)) {
-		struct flow *flow = flows.lookup(&scratch->flow_key);
+	if (is_segment(packet)) {
+		struct flow *flow = NULL;
+		enum segment kind;
 
-		if (flow) {
-			u16 ended = closing_flags(packet, reply->sequence_end, flow->acknowledged,
-						  FLOW_ENDPOINT_FIN);
+		if (needs_other_entry(reply, packet))
+			flow = flows.lookup(&scratch->flow_key);
+		kind = classify_segment(reply, packet, flow);
+		if (kind == SEGMENT_STRANGE)
+			return;
+		if (kind == SEGMENT_NEXT || kind == SEGMENT_FIN)
+			record_next(reply, packet);
+		if (flow && (kind == SEGMENT_FIN || kind == SEGMENT_RESET)) {
+			u16 ended = kind == SEGMENT_FIN ? FLOW_ENDPOINT_FIN : FLOW_RESET;
 
 			reply->flags |= ended;
 			flow->flags |= ended;
-			if (ended & FLOW_RESET)
+			if (kind == SEGMENT_RESET)
 				report_reset(scratch, reply->service_id, EVENT_BY_ENDPOINT);
 		}
 	}
-	record_sequence(reply, packet, false);
+	if (reply->last_seen != scratch->now)
+		reply->last_seen = scratch->now;
 }
 
 /* Records a packet from the endpoint of a half-open flow. Both entries expire at the same time, so
@@ -86,8 +97,8 @@ static __always_inline void endpoint_answered(struct reply *reply, const struct 
 			flow->flags |= ended;
 		}
 	}
-	if (is_segment(packet))
-		record_sequence(reply, packet, true);
+	if (is_segment(packet) && !resets)
+		record_half_open(reply, packet, packet->tcp_flags & TCP_SYN);
 }
 
 /* The address of a packet that must match the value of an entry in `replies`. A key with side
@@ -148,7 +159,7 @@ static __always_inline bool reply_find(struct scratch *scratch, enum reply_match
 		 * no flow.
 		 */
 		if (packet->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
-			replies.delete(&scratch->reply_key);
+			flow_remove(&scratch->flow_key, &scratch->reply_key);
 			return false;
 		}
 		if (scratch->reply.half_open)

@@ -6,6 +6,7 @@
 
 #include "flow_previous.h"
 #include "flow_key.h"
+#include "flow_tcp.h"
 
 static __always_inline u32 flow_now(void)
 {
@@ -23,7 +24,7 @@ static __always_inline bool has_passed(u32 last_seen, u32 now, u32 seconds)
 }
 
 /* Whether a half-open flow has expired. Its entries remain in the maps until another flow takes its
- * slot or the agent removes them (flows/sweep.py).
+ * slot or its port, or the agent removes them (flows/sweep.py).
  */
 static __always_inline bool half_open_is_over(u32 last_seen, u8 protocol, u32 now)
 {
@@ -33,6 +34,20 @@ static __always_inline bool half_open_is_over(u32 last_seen, u8 protocol, u32 no
 		return false;
 	return has_passed(last_seen, now,
 			  protocol == IPPROTO_TCP ? settings->tcp_syn : settings->udp);
+}
+
+/* Whether an established flow has expired. `last_seen` and `flags` are those of one of its entries.
+ * Associations are left to the agent.
+ */
+static __always_inline bool established_is_over(u32 last_seen, u16 flags, u8 protocol, u32 now)
+{
+	const struct node *settings = node_get();
+
+	if (!settings || protocol == IPPROTO_SCTP)
+		return false;
+	if (protocol == IPPROTO_UDP)
+		return has_passed(last_seen, now, settings->udp_stream);
+	return is_closed(flags) && has_passed(last_seen, now, settings->tcp_fin);
 }
 
 /* Whether the entry in `replies` belongs to the flow with this key. Another flow may have replaced
@@ -59,6 +74,40 @@ static __always_inline u32 *half_open_seen(u32 slot)
 	struct half_open_row *row = half_open_flows.lookup(&index);
 
 	return row ? &row->seen[slot % HALF_OPEN_ROW] : NULL;
+}
+
+/* Whether the flow has the entry in `replies` with this key. */
+static __always_inline bool is_flow_of(const struct flow *flow, const struct flow_key *reply_key)
+{
+	return flow->reply_port == reply_key->destination_port &&
+	       flow->endpoint_port == reply_key->source_port &&
+	       address_equal(&flow->endpoint, &reply_key->source);
+}
+
+/* Adds to the number of established flows of this kind. */
+static __always_inline void established_add(u8 protocol, int number)
+{
+	WORD_KEY(kind, protocol == IPPROTO_TCP ? FLOWS_OF_TCP : FLOWS_OF_OTHERS);
+	u32 *established = established_flows.lookup(kind);
+
+	if (established)
+		__sync_fetch_and_add(established, number);
+}
+
+/* Removes the flow with `key`, whose entry in `replies` has `reply_key`. */
+static __always_inline void flow_remove(struct flow_key *key, struct flow_key *reply_key)
+{
+	struct flow *flow = flows.lookup(key);
+	struct reply *reply = replies.lookup(reply_key);
+
+	if (reply && is_reply_of(reply, key))
+		reply_delete(reply_key);
+	if (flow && is_flow_of(flow, reply_key)) {
+		bool half_open = flow->half_open;
+
+		if (flow_delete(key) && !half_open)
+			established_add(key->protocol, -1);
+	}
 }
 
 /* Removes the flow with `key`, if it is half-open and still has this slot. */
@@ -143,29 +192,35 @@ static __always_inline void half_open_refresh(struct flow *flow, struct reply *r
 		*seen = half_open_time((u64)now << 30);
 }
 
-/* Counts one more established flow. Returns false if their maximum number is reached. */
-static __always_inline bool may_establish(void)
+/* Whether there is room for one more established flow. TCP flows leave a quarter of the room to
+ * others, and these to TCP flows: their clients may have spoofed addresses. The numbers are signed
+ * because the agent sets them (flows/sweep.py), without flows that were established at that moment.
+ */
+static __always_inline bool may_establish(u8 protocol)
 {
-	WORD_KEY(zero, 0);
-	u32 *number = established_flows.lookup(zero);
+	WORD_KEY(tcp, FLOWS_OF_TCP);
+	WORD_KEY(others, FLOWS_OF_OTHERS);
+	s32 *of_tcp = established_flows.lookup(tcp), *of_others = established_flows.lookup(others);
+	s32 room = LOADED(FLOWS), share = LOADED(FLOWS) - LOADED(FLOWS) / 4, own;
 
-	if (!number || *number >= LOADED(FLOWS))
+	if (!of_tcp || !of_others)
 		return false;
-	__sync_fetch_and_add(number, 1);
-	return true;
+	own = protocol == IPPROTO_TCP ? *of_tcp : *of_others;
+	return own < share && *of_tcp + *of_others < room;
 }
 
 /* Makes a half-open flow established and frees its slot. If too many flows are established, the
  * flow stays half-open.
  */
-static __always_inline void establish(struct flow *flow, struct reply *reply)
+static __always_inline void establish(struct flow *flow, struct reply *reply, u8 protocol)
 {
 	u32 *seen;
 
-	if (!may_establish()) {
+	if (!may_establish(protocol)) {
 		count(COUNTER_FLOWS_FULL);
 		return;
 	}
+	established_add(protocol, 1);
 	reply->half_open = 0;
 	flow->half_open = 0;
 	seen = half_open_seen(flow->place);

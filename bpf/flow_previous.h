@@ -59,13 +59,23 @@ static __always_inline struct reply *reply_lookup(struct flow_key *key, struct s
 }
 
 /* Removes an entry from both maps. Otherwise flow_lookup() would copy it from the previous map
- * again.
+ * again. Returns whether it was in the present map.
  */
-static __always_inline void flow_delete(struct flow_key *key)
+static __always_inline bool flow_delete(struct flow_key *key)
 {
 	void *previous = previous_flows_map();
+	bool removed = !flows.delete(key);
 
-	flows.delete(key);
+	if (previous)
+		bpf_map_delete_elem(previous, key);
+	return removed;
+}
+
+static __always_inline void reply_delete(struct flow_key *key)
+{
+	void *previous = previous_replies_map();
+
+	replies.delete(key);
 	if (previous)
 		bpf_map_delete_elem(previous, key);
 }

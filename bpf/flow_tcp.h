@@ -13,6 +13,9 @@
  */
 #define WINDOW_MAX (1 << 22)
 
+/* In bytes. Successive segments of one side are seldom further apart. */
+#define NEAR (1 << 17)
+
 static __always_inline bool is_closed(u16 flags)
 {
 	return flags & FLOW_RESET || (flags & CLOSED_BY_BOTH) == CLOSED_BY_BOTH;
@@ -29,30 +32,90 @@ static __always_inline bool reset_is_valid(u32 sequence, u32 sent, u32 acknowled
 	       (sequence == sent && sequence - acknowledged < WINDOW_MAX);
 }
 
-/* Returns the flags that a segment with FIN or RST sets in both entries. Returns 0 if the sequence
- * number is implausible. `fin` is the flag for a FIN of this side.
- */
-static __always_inline u16 closing_flags(const struct packet *packet, u32 sent, u32 acknowledged,
-					 u16 fin)
+static __always_inline bool is_near(u32 number, u32 last)
 {
-	if (packet->tcp_flags & TCP_RST)
-		return reset_is_valid(packet->sequence, sent, acknowledged) ? FLOW_RESET : 0;
-	return packet->sequence - acknowledged < WINDOW_MAX ? fin : 0;
+	return number - last + NEAR < 2 * NEAR;
 }
 
-/* Records the sequence numbers of a segment in the entry of its sender. Segments with RST are
- * ignored. Segments with SYN are recorded only while the flow is half-open: they open the
- * connection.
+/* Whether a segment follows its sender's last one, by both of its numbers. A sender who knows the
+ * tuple but not the numbers needs 2^28 segments for one that does.
  */
-#define record_sequence(entry, packet, half_open)                                                  \
+static __always_inline bool follows(const struct packet *packet, u32 sent, u32 acknowledged)
+{
+	return is_near(packet->sequence, sent) && is_near(packet->acknowledged, acknowledged);
+}
+
+/* As follows(), for a segment after many others that were lost before this node, or one that
+ * acknowledges many segments. `other_sent`: the number after the last segment of the other side.
+ * One of both numbers may differ by more if the other one is exact or lies between the last
+ * acknowledgment and `other_sent`.
+ */
+static __always_inline bool follows_gap(const struct packet *packet, u32 sent, u32 acknowledged,
+					u32 other_sent)
+{
+	if (packet->acknowledged == other_sent)
+		return packet->sequence - sent + WINDOW_MAX < 2 * WINDOW_MAX;
+	return is_near(packet->sequence, sent) && (s32)(other_sent - acknowledged) > 0 &&
+	       packet->acknowledged - acknowledged <= other_sent - acknowledged;
+}
+
+/* Records a segment that opens the connection in the entry of its sender. */
+#define record_first(entry, packet)                                                                \
 	({                                                                                         \
-		u8 flags = (packet)->tcp_flags;                                                    \
-                                                                                                   \
-		if (!(flags & TCP_RST) && (!(flags & TCP_SYN) || half_open)) {                     \
+		(entry)->sequence_end = (packet)->sequence_end;                                    \
+		(entry)->acknowledged = (packet)->acknowledged;                                    \
+	})
+
+/* Records a segment in the entry of its sender. The numbers only increase. */
+#define record_next(entry, packet)                                                                 \
+	({                                                                                         \
+		if ((s32)((packet)->sequence_end - (entry)->sequence_end) > 0)                     \
 			(entry)->sequence_end = (packet)->sequence_end;                            \
-			if (flags & TCP_ACK)                                                       \
-				(entry)->acknowledged = (packet)->acknowledged;                    \
+		if ((s32)((packet)->acknowledged - (entry)->acknowledged) > 0)                     \
+			(entry)->acknowledged = (packet)->acknowledged;                            \
+	})
+
+/* Records a segment of a half-open flow in the entry of its sender. `opens`: it is a SYN, or it
+ * acknowledges the SYN of the other side.
+ */
+#define record_half_open(entry, packet, opens)                                                     \
+	({                                                                                         \
+		if (opens)                                                                         \
+			record_first(entry, packet);                                               \
+		else if (follows(packet, (entry)->sequence_end, (entry)->acknowledged))            \
+			record_next(entry, packet);                                                \
+	})
+
+/* What a segment of an established flow is for the flow. */
+enum segment {
+	SEGMENT_STRANGE, /* not part of the connection: it changes nothing */
+	SEGMENT_UNKNOWN, /* its numbers are not recorded; the receiver decides about it */
+	SEGMENT_NEXT,	 /* its numbers are recorded */
+	SEGMENT_FIN,	 /* as SEGMENT_NEXT, and its side has closed */
+	SEGMENT_RESET,	 /* it ends the connection */
+};
+
+/* Classifies a segment by the entry of its sender. `other`: the entry of the other side, NULL if
+ * there is none. A SYN, or a reset that the receiver does not accept, is strange: it is spoofed, or
+ * its sender does not know the connection.
+ */
+#define classify_segment(entry, packet, other)                                                     \
+	({                                                                                         \
+		u32 sent = (entry)->sequence_end, acknowledged = (entry)->acknowledged;            \
+		enum segment kind = SEGMENT_STRANGE;                                               \
+                                                                                                   \
+		if ((packet)->tcp_flags & TCP_RST) {                                               \
+			if ((other) &&                                                             \
+			    reset_is_valid((packet)->sequence, sent, (other)->acknowledged))       \
+				kind = SEGMENT_RESET;                                              \
+		} else if (!((packet)->tcp_flags & TCP_SYN)) {                                     \
+			kind = SEGMENT_UNKNOWN;                                                    \
+			if (follows(packet, sent, acknowledged) ||                                 \
+			    ((other) &&                                                            \
+			     follows_gap(packet, sent, acknowledged, (other)->sequence_end)))      \
+				kind = (packet)->tcp_flags & TCP_FIN ? SEGMENT_FIN : SEGMENT_NEXT; \
 		}                                                                                  \
+		kind;                                                                              \
 	})
 
 static __always_inline bool is_segment(const struct packet *packet)

@@ -68,8 +68,10 @@ PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 PINNED("hash", struct flow_key, struct flow, flows, FLOW_ENTRIES_MAX, 0);
 PINNED("hash", struct flow_key, struct reply, replies, FLOW_ENTRIES_MAX, 0);
 PINNED("array", u32, struct half_open_row, half_open_flows, HALF_OPEN_ROWS, 0);
-/* The number of established flows. The programs increment it, and flows/sweep.py sets it. */
-PINNED("array", u32, u32, established_flows, 1, 0);
+/* The numbers of established flows, by enum flow_kind. The programs change them, and flows/sweep.py
+ * sets them.
+ */
+PINNED("array", u32, u32, established_flows, 2, 0);
 PINNED("array", u32, struct port_uses, flow_ports, FLOW_PORT_ENTRIES, 0);
 /* The previous version of `flows` and `replies`, while programs that use it are attached to a
  * device (flow_previous.h).

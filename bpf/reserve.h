@@ -109,7 +109,7 @@ static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct a
 
 enum port_state {
 	PORT_FREE,
-	PORT_REUSABLE, /* the entry belongs to this flow, or to an expired half-open flow */
+	PORT_REUSABLE, /* the entry belongs to this flow, or to one that is over */
 	PORT_TAKEN,
 };
 
@@ -123,10 +123,17 @@ static __always_inline int add_reply(struct flow_key *key, struct reply *reply)
 	return replies.insert(key, reply);
 }
 
-/* Returns the state of the port in `scratch->reply_key`. The port of a closed TCP flow is not
- * reusable: one side may not know yet that the connection is closed, and packets in flight would
+/* Whether a side of a flow has been silent for the flow's timeout. A closed TCP flow is not over
+ * before: one side may not know yet that the connection is closed, and packets in flight would
  * reach the new connection.
  */
+static __always_inline bool is_over(u32 last_seen, u16 flags, bool half_open, u8 protocol, u32 now)
+{
+	return half_open ? half_open_is_over(last_seen, protocol, now)
+			 : established_is_over(last_seen, flags, protocol, now);
+}
+
+/* Returns the state of the port in `scratch->reply_key`. */
 static __always_inline enum port_state port_state_of(struct scratch *scratch)
 {
 	const struct flow_key *key = &scratch->reply_key;
@@ -141,10 +148,34 @@ static __always_inline enum port_state port_state_of(struct scratch *scratch)
 		return PORT_FREE;
 	if (is_reply_of(present, &scratch->flow_key))
 		return PORT_REUSABLE;
-	return present->half_open &&
-		       half_open_is_over(present->last_seen, key->protocol, scratch->now)
+	return is_over(present->last_seen, present->flags, present->half_open, key->protocol,
+		       scratch->now)
 		   ? PORT_REUSABLE
 		   : PORT_TAKEN;
+}
+
+/* Removes the entries of the flow that had the port in `scratch->reply_key`. Returns false if its
+ * client has sent within the flow's timeout.
+ */
+static __always_inline bool remove_previous_owner(struct scratch *scratch)
+{
+	struct reply *present = replies.lookup(&scratch->reply_key);
+	struct flow *flow;
+
+	if (!present)
+		return true;
+	if (is_reply_of(present, &scratch->flow_key)) {
+		replies.delete(&scratch->reply_key);
+		return true;
+	}
+	flow_key_of(&scratch->key, scratch->reply_key.protocol, present);
+	flow = flows.lookup(&scratch->key);
+	if (flow && is_flow_of(flow, &scratch->reply_key) &&
+	    !is_over(flow->last_seen, flow->flags, flow->half_open, scratch->key.protocol,
+		     scratch->now))
+		return false;
+	flow_remove(&scratch->key, &scratch->reply_key);
+	return true;
 }
 
 /* Inserts `scratch->reply` with the key `scratch->reply_key`. Returns EEXIST_NEGATIVE if another
@@ -164,8 +195,8 @@ static __always_inline int take_port(struct __sk_buff *skb, enum port_state stat
 			   scratch->reply_key.destination_port, scratch->reply_key.protocol,
 			   scratch))
 		return EEXIST_NEGATIVE;
-	if (state == PORT_REUSABLE)
-		replies.delete(&scratch->reply_key);
+	if (state == PORT_REUSABLE && !remove_previous_owner(scratch))
+		return EEXIST_NEGATIVE;
 	return RETRY(add_reply(&scratch->reply_key, &scratch->reply));
 }
 
@@ -246,6 +277,7 @@ static __always_inline bool flow_write(struct scratch *scratch)
 	if (flow->reply_port != client->source_port)
 		count(COUNTER_PORT_CHANGED);
 	if (RETRY(put_flow(&scratch->flow_key, flow))) {
+		replies.delete(&scratch->reply_key);
 		count_drop(scratch, COUNTER_FLOWS_FULL);
 		return false;
 	}
@@ -288,22 +320,31 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	return reserve(skb, redirect_to, scratch) && flow_write(scratch);
 }
 
+/* 1 if a flow with these flags is closed, else 0. As is_closed(), without a branch. */
+static __always_inline u32 closed_bit(u32 flags)
+{
+	return (flags / FLOW_RESET | (flags / FLOW_CLIENT_FIN & flags / FLOW_ENDPOINT_FIN)) & 1;
+}
+
 /* Searches the next SEARCH_PORTS ports. Returns true if `scratch->reply_key` has a port that is
- * free or belongs to an expired half-open flow. It checks fewer conditions than port_state_of():
- * the verifier stores each branch of each iteration, and its limit is 8192.
+ * free or whose flow's endpoint has been silent for the flow's timeout. It checks fewer conditions
+ * than port_state_of(): the verifier stores each branch of each iteration, and its limit is 8192.
  */
 static __always_inline bool search_ports(struct scratch *scratch)
 {
 	struct port_search *search = &scratch->search;
 	const struct node *settings = node_get();
-	u32 oldest = scratch->now;
+	u8 protocol = scratch->reply_key.protocol;
+	u32 ends_unclosed = protocol == IPPROTO_UDP, established, half_open;
 
 	if (!settings)
 		return false;
-	oldest -= scratch->reply_key.protocol == IPPROTO_TCP ? settings->tcp_syn : settings->udp;
+	established = protocol == IPPROTO_UDP ? settings->udp_stream : settings->tcp_fin;
+	half_open = protocol == IPPROTO_TCP ? settings->tcp_syn : settings->udp;
 #pragma nounroll
 	for (int i = 0; i < SEARCH_PORTS; again(i, 1)) {
 		struct reply *present;
+		u32 is_half_open, timeout;
 
 		scratch->reply_key.destination_port =
 		    bpf_htons((u16)(FIRST_PORT + search->next % PORT_COUNT));
@@ -312,7 +353,10 @@ static __always_inline bool search_ports(struct scratch *scratch)
 		present = replies.lookup(&scratch->reply_key);
 		if (!present)
 			return true;
-		if (present->half_open && (s32)(present->last_seen - oldest) < 0)
+		is_half_open = present->half_open & 1;
+		timeout = established + is_half_open * (half_open - established);
+		if ((ends_unclosed | is_half_open | closed_bit(present->flags)) &
+		    ((present->last_seen + timeout - scratch->now) >> 31))
 			return true;
 	}
 	return false;

@@ -28,6 +28,10 @@ static __always_inline bool may_forward(u16 flags, bool half_open, u32 last_seen
 	return !half_open && (flags & (FORWARDED | FLOW_DSR)) == FORWARDED && last_seen == now;
 }
 
+/* Whether the tc programs would record the packet without the entry of the other side. */
+#define is_next(entry, packet)                                                                     \
+	(!is_segment(packet) || follows(packet, (entry)->sequence_end, (entry)->acknowledged))
+
 static __always_inline bool is_addressed_to(const void *data, const void *end,
 					    const struct xdp_device *device)
 {
@@ -81,7 +85,7 @@ static __always_inline int forward_request(struct xdp_md *context, struct packet
 	    address_is_unspecified(&flow->masquerade))
 		return XDP_PASS;
 	/* A flow that was seen in this second is not over, so `scratch->reply_key` is not used. */
-	if (!continues_established(flow, packet, scratch))
+	if (!continues_established(flow, packet, scratch) || !is_next(entry, packet))
 		return XDP_PASS;
 	tuple_set(&scratch->to, &flow->masquerade, flow->reply_port, &flow->endpoint,
 		  flow->endpoint_port);
@@ -89,7 +93,7 @@ static __always_inline int forward_request(struct xdp_md *context, struct packet
 	if (action == XDP_PASS)
 		return XDP_PASS;
 	if (is_segment(packet))
-		record_sequence(entry, packet, false);
+		record_next(entry, packet);
 	count_traffic(flow->service_id, packet->length, true, false);
 	return action;
 }
@@ -102,7 +106,8 @@ static __always_inline int forward_reply(struct xdp_md *context, struct packet *
 	int action;
 
 	scratch->reply = *entry;
-	if (!may_forward(reply->flags, reply->half_open, reply->last_seen, scratch->now))
+	if (!may_forward(reply->flags, reply->half_open, reply->last_seen, scratch->now) ||
+	    !is_next(entry, packet))
 		return XDP_PASS;
 	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);
@@ -110,7 +115,7 @@ static __always_inline int forward_reply(struct xdp_md *context, struct packet *
 	if (action == XDP_PASS)
 		return XDP_PASS;
 	if (is_segment(packet))
-		record_sequence(entry, packet, false);
+		record_next(entry, packet);
 	count_traffic(reply->service_id, packet->length, false, false);
 	return action;
 }

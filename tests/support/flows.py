@@ -118,8 +118,8 @@ class Tables:
 
     def established(self) -> int | None:
         """The number of established flows that is written for the programs; None if none is written."""
-        value = self.established_flows.contents.get(bytes(4))
-        return int.from_bytes(value, sys.byteorder) if value else None
+        numbers = self.established_flows.contents.values()
+        return sum(int.from_bytes(value, sys.byteorder) for value in numbers) if numbers else None
 
     def has(self, *flows: Flow) -> bool:
         """Whether the maps have exactly these flows, each with both entries."""

@@ -359,9 +359,14 @@ class PacketPath:
         pairs = self.maps[name].items()
         return {k: Entry(_fields(abi.FLOW_KEY, k), _fields(_ALL_LAYOUTS[name], v)) for k, v in pairs}
 
-    def set_established(self, number: int) -> None:
+    def set_established(self, connections: int, others: int = 0) -> None:
+        """How many TCP and other flows the programs take to be established."""
+        for kind, number in ((abi.FLOWS_OF_TCP, connections), (abi.FLOWS_OF_OTHERS, others)):
+            self.maps["established_flows"].update(_U32.pack(kind), _U32.pack(number))
+
+    def established(self) -> int:
         """How many flows the programs take to be established."""
-        self.maps["established_flows"].update(_U32.pack(0), _U32.pack(number))
+        return sum(_U32.unpack(number)[0] for _, number in self.maps["established_flows"].items())
 
     def age(self, seconds: float) -> None:
         """Entries have seen no packet for so much longer, to two seconds."""

@@ -104,8 +104,7 @@ def enlarged(sizes: MapSizes, limits: MapSizes, needed: Mapping[str, int]) -> Ma
 
 def with_room_for_flows(sizes: MapSizes, limits: MapSizes, established: Map) -> MapSizes:
     """The sizes after the number of established flows was looked up. Raises KernelError."""
-    value = established.lookup(_U32.pack(0))
-    flows = _U32.unpack(value)[0] if value else 0
+    flows = sum(_U32.unpack(number)[0] for _, number in established.items())
     if flows <= _CROWDED * sizes.flows:
         return sizes
     return dataclasses.replace(sizes, flows=max(sizes.flows, min(limits.flows, _FLOWS_FACTOR * sizes.flows)))

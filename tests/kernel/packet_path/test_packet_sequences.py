@@ -1,14 +1,17 @@
 """Sequence numbers: which resets and SYNs end a TCP flow, as in connection tracking and RFC 5961."""
 
 import time
+from socket import IPPROTO_TCP
 
 import pytest
 
+from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.flows.state import FlowState, state
 from ebpfproxy.model.address import parse_address
 from tests.kernel.packet_path.served import PORTS, TCP, families, serve
-from tests.support.conversations import ACK, FIN, RST, SYN, Conversation, End, Segment, ends, frame
+from tests.support.conversations import ACK, FIN, PSH, RST, SYN, Conversation, End, Segment, ends, frame
 from tests.support.packet_path import PacketPath
-from tests.support.packets import Places
+from tests.support.packets import V4, Places
 
 pytestmark = pytest.mark.kernel
 
@@ -121,3 +124,102 @@ def test_a_syn_of_an_open_flow_whose_endpoint_was_removed_keeps_the_endpoint(
     for distance in (FAR, -FAR, 0):
         _send(flow, "client", SYN, distance)
     assert flow.exchange()
+
+
+# An attacker who knows addresses and ports, but no sequence numbers
+
+STEP = 1 << 22
+"""A distance between guesses: each number is in the window of one of them, for any usual window."""
+
+
+@families
+@senders
+def test_guessed_segments_end_no_connection(path: PacketPath, at: Places, sender: str) -> None:
+    """Each guess is a segment with data, then a reset and a FIN that follow it. Programs that recorded each
+    segment took one of 1,024 such resets for the sender's own, and the next SYN selected another endpoint."""
+    flow = _established(path, at)
+    at_client = sender == "client"
+    source, to = (flow.client, flow.frontend) if at_client else (flow.endpoint, flow.seen)
+    assert source
+    assert to
+    run = path.runs_in("net" if at_client else flow.towards).run
+    for guess in range(0, 1 << 32, STEP):
+        for flags, seq, data in (
+            (ACK, guess, b"data"),
+            (RST, guess + 4, b""),
+            (RST | ACK, guess, b""),
+            (FIN | ACK, guess + 4, b""),
+        ):
+            run(frame(TCP, source, to, Segment(flags, seq % (1 << 32), (seq * 5 + FAR) % (1 << 32), data)))
+    serve(path, at, at.here)
+    _send(flow, "client", SYN, FAR)
+    assert flow.exchange()
+    (entry,) = path.flows().values()
+    closed = abi.FLOW_RESET | abi.FLOW_CLIENT_FIN | abi.FLOW_ENDPOINT_FIN
+    assert not entry.value["flags"] & closed
+
+
+# The numbers of a connection are known after losses
+
+
+def _far(flow: Conversation, sender: str, length: int) -> None:
+    """The sender's segments of so many bytes are lost before they reach this node. The next one arrives."""
+    side = "client_next" if sender == "client" else "endpoint_next"
+    setattr(flow, side, (getattr(flow, side) + length) % (1 << 32))
+    by = flow.by_client if sender == "client" else flow.by_endpoint
+    assert by(ACK | PSH, b"data")
+
+
+@families
+@senders
+@pytest.mark.parametrize("length", [1 << 16, 1 << 20, 3 << 20], ids=["64 KiB", "1 MiB", "3 MiB"])
+def test_a_connection_is_closed_after_many_segments_were_lost(
+    path: PacketPath, at: Places, sender: str, length: int
+) -> None:
+    """The other side then acknowledges all of them at once."""
+    flow = _established(path, at)
+    for _ in range(3):
+        _far(flow, sender, length)
+        assert flow.by_endpoint(ACK) if sender == "client" else flow.by_client(ACK)
+    flow.close()
+    assert _is_closed(path)
+
+
+@families
+@senders
+def test_a_connection_is_reset_after_many_segments_were_lost(
+    path: PacketPath, at: Places, sender: str
+) -> None:
+    """No acknowledgment arrives before the reset."""
+    flow = _established(path, at)
+    _far(flow, sender, 1 << 20)
+    _send(flow, sender, RST, 0)
+    assert _is_closed(path)
+
+
+@senders
+def test_a_stream_of_more_than_four_gibibytes_is_closed(path: PacketPath, sender: str) -> None:
+    """The numbers start again at 0."""
+    flow = _established(path, V4)
+    for _ in range((1 << 32) // (1 << 21) + 10):
+        _far(flow, sender, 1 << 21)
+        assert flow.by_endpoint(ACK) if sender == "client" else flow.by_client(ACK)
+    flow.close()
+    assert _is_closed(path)
+
+
+@families
+@senders
+def test_repeated_and_reordered_segments_change_no_number(path: PacketPath, at: Places, sender: str) -> None:
+    flow = _established(path, at)
+    _far(flow, sender, 0)
+    for distance in (-4, -100, -4000, -4):
+        _send(flow, sender, ACK, distance)
+    _send(flow, sender, RST, 0)
+    assert _is_closed(path)
+
+
+def _is_closed(path: PacketPath) -> bool:
+    (entry,), (reply,) = path.flows().values(), path.replies().values()
+    found = {state(IPPROTO_TCP, each.value["flags"]) for each in (entry, reply)}
+    return found == {FlowState.FIN}

@@ -6,8 +6,8 @@ sent last. A flow is over once both of its entries are. An entry is over by itse
 missing or belongs to another flow. A UDP flow is also removed once its endpoint is no longer listed.
 
 The programs ignore half-open flows that are over, and may evict them for a new flow. This walk removes them,
-too. At its end, it sets the number of established flows, which the programs count up. The number may not
-include flows that were established during the walk. The maps have room for them.
+too. At its end, it sets the numbers of established flows, which the programs change. They may not include
+flows that were established during the walk. The maps have room for them.
 
 A batch lookup locks one bucket at a time with interrupts off. It passes empty buckets without yielding the
 CPU: a sparse map was measured to hold a CPU for 36 ms (cilium #45564). BPF_MAP_GET_NEXT_KEY passes buckets in
@@ -17,11 +17,13 @@ the same way. One call for BATCH entries, in a map of 524 288 entries (Linux 6.1
 - 0.4 to 0.6 ms if so few are that it passes all buckets, which is the longest possible call.
 """
 
+import itertools
 import mmap
+import operator
 import struct
 import time
 from collections.abc import Callable, Iterator
-from socket import IPPROTO_UDP
+from socket import IPPROTO_TCP, IPPROTO_UDP
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
@@ -46,7 +48,6 @@ _KEY = abi.FLOW_KEY.size
 _VALUE = abi.FLOW.size
 _HALF_OPEN_AT = abi.FLOW.offset("half_open")
 _NOEXIST = 1  # BPF_NOEXIST
-_ONLY = bytes(4)  # the key of an array with one entry
 _GLANCE = columns(
     abi.FLOW,
     endpoint="16s",
@@ -110,7 +111,7 @@ class FlowSweep:
 
     def _start_over(self) -> None:
         self._oldest = Oldest(self._timeouts, self._clock())
-        self._half_open = self._expired = self._retired = self._orphaned = self._busy = 0
+        self._half_open = self._of_tcp = self._expired = self._retired = self._orphaned = self._busy = 0
 
     def run(self, rest: Callable[[float], bool]) -> Swept:
         """Walk over all entries once.
@@ -130,7 +131,11 @@ class FlowSweep:
 
         established = self._walk(self._maps.flows, self._sweep_flows, pause)
         if not stopped:
-            self._maps.established_flows.update(_ONLY, _U32.pack(established))
+            for kind, number in (
+                (abi.FLOWS_OF_TCP, self._of_tcp),
+                (abi.FLOWS_OF_OTHERS, established - self._of_tcp),
+            ):
+                self._maps.established_flows.update(_U32.pack(kind), _U32.pack(number))
             if self._connections:
                 self._connections.finish()
         replies = 0 if stopped else self._walk(self._maps.replies, self._sweep_replies, pause)
@@ -155,13 +160,14 @@ class FlowSweep:
         """Remove the flows of a batch that are over; return the number of established ones that stay."""
         if self._connections:
             self._connections.add_flows(values)
-        half_open = bytearray(values[_HALF_OPEN_AT::_VALUE])
+        half_open, of = bytearray(values[_HALF_OPEN_AT::_VALUE]), bytearray(protocols(keys))
         for at in reversed(list(self._suspects(keys, values))):
             if self._remove_flow(keys[at * _KEY : (at + 1) * _KEY]):
-                del half_open[at]
-        staying = sum(half_open)
-        self._half_open += staying
-        return len(half_open) - staying
+                del half_open[at], of[at]
+        self._half_open += sum(half_open)
+        established = bytes(itertools.compress(of, map(operator.not_, half_open)))
+        self._of_tcp += established.count(IPPROTO_TCP)
+        return len(established)
 
     def _suspects(self, keys: bytes, values: bytes) -> Iterator[int]:
         """The positions of entries in a batch that may be over. It is a fast filter, since most are not."""
