@@ -182,7 +182,7 @@ fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; te
 	$(PYTHON) -m pytest -q --timeout=0 --all-feature-subsets tests/kernel/test_feature_subsets.py
 
 .PHONY: floods
-floods: $(STAMP)  ## floods of 400 000 SYNs and datagrams, in all modes, with tables of the default sizes: five minutes
+floods: $(STAMP)  ## floods of 400 000 packets, spoofed and answered ones too, in all modes, with tables of the default sizes: ten minutes
 	$(PYTHON) -m pytest -q --timeout=0 --flood=400000 tests/kernel/floods/test_floods.py
 
 .PHONY: differential

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sends TCP SYNs or UDP datagrams, each from another client address and port:
+/* Sends TCP segments or UDP datagrams:
  *
- *	flood PROTOCOL SOURCE SOURCES ADDRESS PORT COUNT RATE
+ *	flood KIND SOURCE SOURCES FIRST-PORT REPEATS ADDRESS PORT COUNT RATE
  *
- * PROTOCOL is tcp or udp. Packet number i comes from address SOURCE + i % SOURCES and from port
- * 1024 + i / SOURCES. It goes to ADDRESS and PORT. RATE is in packets per second; 0: no limit.
- * TCP sequence numbers are random. Prints the duration in seconds.
+ * KIND is tcp (SYNs), udp, or segments: a segment with data, resets and a FIN that seem to follow
+ *it, a SYN, and again. Packet number i comes from address SOURCE + i % SOURCES and from port
+ * FIRST-PORT + i / SOURCES / REPEATS. It goes to ADDRESS and PORT. RATE is in packets per second;
+ *0: no limit. TCP sequence numbers are random. Prints the duration in seconds.
  *
  * The packets include the IP header, because the protocol of the raw sockets is IPPROTO_RAW. This
  * applies to IPv6 as well (inet6_create()). The kernel only sets the checksum of the IPv4 header.
@@ -24,19 +25,24 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#define BATCH	   64
-#define FIRST_PORT 1024
-#define LONGEST	   80 /* bytes per packet; IPv6 and TCP headers have 60 */
+#define BATCH	64
+#define LONGEST 80 /* bytes per packet; IPv6 and TCP headers have 60 */
+#define FIN	1
+#define SYN	2
+#define RST	4
+#define ACK	16
 
 static const char payload[] = "?";
+static const uint8_t flags_of_segments[] = {ACK, RST, RST | ACK, FIN | ACK, SYN};
 
 struct flood {
-	bool udp;
+	bool udp, segments;
 	int family;
 	uint32_t source[4]; /* IPv4: only the last word */
 	uint32_t to[4];
-	uint32_t sources;
+	uint32_t sources, first_port, repeats;
 	uint16_t port;
+	uint32_t sequence;
 	uint64_t count;
 	double rate;
 	uint64_t random;
@@ -141,11 +147,16 @@ static size_t write_ip(const struct flood *flood, const uint32_t source[4], uint
 static void write_packet(struct flood *flood, uint64_t number, struct packet *packet)
 {
 	uint32_t source[4];
-	uint16_t port = htons((uint16_t)(FIRST_PORT + number / flood->sources));
-	size_t size =
-	    flood->udp ? sizeof(struct udphdr) + sizeof(payload) - 1 : sizeof(struct tcphdr);
+	uint64_t turn = number / flood->sources;
+	uint16_t port = htons((uint16_t)(flood->first_port + turn / flood->repeats));
+	uint8_t flags = flood->segments ? flags_of_segments[turn % sizeof(flags_of_segments)] : SYN;
+	bool follows = flags & (RST | FIN);
+	size_t data = flood->udp || flags == ACK ? sizeof(payload) - 1 : 0;
+	size_t size = (flood->udp ? sizeof(struct udphdr) : sizeof(struct tcphdr)) + data;
 	uint8_t *transport;
 
+	if (!follows)
+		flood->sequence = random_word(flood);
 	memcpy(source, flood->source, sizeof(source));
 	source[3] = htonl(ntohl(source[3]) + (uint32_t)(number % flood->sources));
 	memset(packet, 0, sizeof(*packet));
@@ -155,18 +166,23 @@ static void write_packet(struct flood *flood, uint64_t number, struct packet *pa
 		    .source = port, .dest = flood->port, .len = htons((uint16_t)size)};
 
 		memcpy(transport, &header, sizeof(header));
-		memcpy(transport + sizeof(header), payload, sizeof(payload) - 1);
+		memcpy(transport + sizeof(header), payload, data);
 		header.check = checksum(flood, source, transport, size);
 		memcpy(transport, &header, sizeof(header));
 	} else {
 		struct tcphdr header = {.source = port,
 					.dest = flood->port,
-					.seq = random_word(flood),
+					.seq = htonl(flood->sequence + follows),
+					.ack_seq = flags & ACK ? random_word(flood) : 0,
 					.doff = 5,
-					.syn = 1,
+					.fin = !!(flags & FIN),
+					.syn = !!(flags & SYN),
+					.rst = !!(flags & RST),
+					.ack = !!(flags & ACK),
 					.window = htons(65535)};
 
 		memcpy(transport, &header, sizeof(header));
+		memcpy(transport + sizeof(header), payload, data);
 		header.check = checksum(flood, source, transport, size);
 		memcpy(transport, &header, sizeof(header));
 	}
@@ -231,18 +247,22 @@ int main(int count, char **words)
 	struct flood flood = {.random = now() | 1};
 	int sock;
 
-	if (count != 8) {
-		fprintf(stderr, "flood tcp|udp SOURCE SOURCES ADDRESS PORT COUNT RATE\n");
+	if (count != 10) {
+		fprintf(stderr, "flood tcp|segments|udp SOURCE SOURCES FIRST-PORT REPEATS ADDRESS "
+				"PORT COUNT RATE\n");
 		return 2;
 	}
 	flood.udp = !strcmp(words[1], "udp");
+	flood.segments = !strcmp(words[1], "segments");
 	flood.family = strchr(words[2], ':') ? AF_INET6 : AF_INET;
 	read_address(&flood, words[2], flood.source);
 	flood.sources = (uint32_t)strtoul(words[3], NULL, 10);
-	read_address(&flood, words[4], flood.to);
-	flood.port = htons((uint16_t)strtoul(words[5], NULL, 10));
-	flood.count = strtoull(words[6], NULL, 10);
-	flood.rate = strtod(words[7], NULL);
+	flood.first_port = (uint32_t)strtoul(words[4], NULL, 10);
+	flood.repeats = (uint32_t)strtoul(words[5], NULL, 10);
+	read_address(&flood, words[6], flood.to);
+	flood.port = htons((uint16_t)strtoul(words[7], NULL, 10));
+	flood.count = strtoull(words[8], NULL, 10);
+	flood.rate = strtod(words[9], NULL);
 	sock = socket(flood.family, SOCK_RAW, IPPROTO_RAW);
 	if (sock < 0)
 		die("socket");

@@ -1,8 +1,8 @@
-"""Floods of SYNs or datagrams from clients that never reply. The sender is flood.c, compiled once."""
+"""Floods of TCP segments or datagrams with spoofed sources. The sender is flood.c, compiled once."""
 
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ebpfproxy.lab import Netns
 from ebpfproxy.model.address import Protocol
@@ -24,6 +24,19 @@ class Size(NamedTuple):
     rate: int
 
 
+class Sources(NamedTuple):
+    """Who seems to send: so many addresses from the first one, "" for that of CLIENTS. All of them send a
+    packet from the first port, so many times, then from the next port."""
+
+    first: str = ""
+    addresses: int = ADDRESSES
+    first_port: int = 1024
+    repeats: int = 1
+
+
+MANY = Sources()
+
+
 class Sender:
     """The compiled program. Its folder must exist as long as it is used."""
 
@@ -33,14 +46,20 @@ class Sender:
         subprocess.run(["cc", *_FLAGS, "-o", self._binary, _SOURCE], check=True)
 
     def start(
-        self, netns: Netns, protocol: Protocol, address: str, port: int, size: Size
+        self,
+        netns: Netns,
+        kind: Protocol | Literal["segments"],
+        address: str,
+        port: int,
+        size: Size,
+        sources: Sources = MANY,
     ) -> "subprocess.Popen[bytes]":
-        """Start a flood from a netns to an address; `finish` waits for its end."""
-        source = CLIENTS["v6" if ":" in address else "v4"]
-        arguments = (source, ADDRESSES, address, port, size.packets, size.rate)
-        return netns.popen(
-            [self._binary, protocol.name.lower(), *map(str, arguments)], stdout=subprocess.PIPE
-        )
+        """Start a flood from a netns to an address; `finish` waits for its end. TCP: SYNs; "segments": other
+        TCP segments, too."""
+        first = sources.first or CLIENTS["v6" if ":" in address else "v4"]
+        of = (kind.name.lower() if isinstance(kind, Protocol) else kind, first, *sources[1:])
+        arguments = (*of, address, port, size.packets, size.rate)
+        return netns.popen([self._binary, *map(str, arguments)], stdout=subprocess.PIPE)
 
     @staticmethod
     def finish(flood: "subprocess.Popen[bytes]", timeout: float = 120.0) -> float:

@@ -8,8 +8,9 @@ import pytest
 
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import SILENT, TCP, UDP, connected, converse, outcome
+from tests.kernel.cluster import elsewhere
 from tests.kernel.floods.testbed import SHORT, Target, both_families, in_modes
-from tests.support.flood import Sender, Size
+from tests.support.flood import Sender, Size, Sources
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 
@@ -102,3 +103,68 @@ def test_a_flood_of_one_service_ends_no_flow_of_another(
         with connected(target.lab.outside, UDP, address, flooded) as sock:
             answer = _answer(sock).partition(" ")[0]
         assert not room or answer in {"a", "b", "c"}
+
+
+# Floods with answers
+
+FEW = 2000
+"""Clients that send at the same time: fewer than half-open flows have slots, so that the endpoint's answer
+arrives before a client's next packet."""
+
+
+@both_families
+@pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
+@in_modes()
+def test_repeated_packets_to_endpoints_that_refuse_end_no_flow_of_another_service(
+    target: Target, sender: Sender, size: Size, family: str, protocol: Protocol
+) -> None:
+    """Each SYN after a reset selects an endpoint and a source port again. No process of these pods has the
+    port of the endpoint."""
+    target.forget_connections()
+    sources = Sources(addresses=FEW, repeats=5)
+    room = target.has_room_for(size.packets // 5)
+    address, port = getattr(target.node, family), target.node_port().node_port
+    refusing = target.service(node_port=True).to(elsewhere(target.p), elsewhere(target.q)).node_port
+    with contextlib.ExitStack() as stack:
+        idle, answers = _established(stack, target, address, port, room)
+        sender.finish(sender.start(target.lab.outside, protocol, address, refusing, size, sources))
+        clients = [_new_client(target, address, port) for _ in range(20)]
+        assert not room or set(clients) <= {"a", "b", "c"}
+        assert [_answer(sock) for sock in idle] == answers
+
+
+@both_families
+@in_modes()
+def test_datagrams_that_are_answered_take_no_room_from_connections(
+    target: Target, sender: Sender, size: Size, family: str
+) -> None:
+    """The endpoints answer each client, whose next datagram then establishes the flow. A connection that is
+    opened afterwards survives a flood of SYNs."""
+    target.forget_connections()
+    sources = Sources(addresses=FEW, repeats=2)
+    room = target.has_room_for(2 * size.packets)
+    address, port = getattr(target.node, family), target.node_port().node_port
+    slow = Size(size.packets, size.rate // 2)
+    sender.finish(sender.start(target.lab.outside, UDP, address, port, slow, sources))
+    if not room:
+        target.forget_connections()
+    with contextlib.ExitStack() as stack:
+        idle, answers = _established(stack, target, address, port, room)
+        sender.finish(sender.start(target.lab.outside, TCP, address, port, size))
+        assert [_answer(sock) for sock in idle[:IDLE]] == answers[:IDLE]
+
+
+@both_families
+@pytest.mark.parametrize("target", ["ebpf"], indirect=True, scope="session")
+def test_segments_of_an_attacker_who_knows_the_ports_end_no_connection(
+    target: Target, sender: Sender, size: Size, family: str
+) -> None:
+    """Segments with data at random sequence numbers, each with resets, a FIN and a SYN after it. Connection
+    tracking does not withstand that in each run."""
+    address, port = getattr(target.node, family), target.node_port().node_port
+    with connected(target.lab.outside, TCP, address, port) as sock:
+        answer = _answer(sock)
+        client, client_port, *_ = sock.getsockname()
+        sources = Sources(client, 1, client_port, size.packets)
+        sender.finish(sender.start(target.lab.outside, "segments", address, port, size, sources))
+        assert [_answer(sock) for _ in range(3)] == [answer] * 3

@@ -25,7 +25,7 @@ from tests.kernel.floods import endpoints
 from tests.support.flood import NETWORKS
 
 LAB_NUMBER = 91
-FLOWS_MAX = 16_384
+FLOWS_MAX = 8_192
 """Entries for flows in the short form: fewer than its floods have packets."""
 SHORT = 40_000
 """Packets of a flood in the short form."""
