@@ -51,6 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="number of broken objects to plan (make fuzz: 200000)",
     )
     parser.addoption(
+        "--tenant",
+        type=int,
+        metavar="N",
+        help="number of changes of a random tenant (make fuzz: 10000)",
+    )
+    parser.addoption(
         "--packets",
         type=int,
         metavar="N",
@@ -175,6 +181,7 @@ _AMOUNTS = {
     "junk": (1_000, 2_000),
     "kills": (1, 3),
     "packets": (100_000, 1_000_000),
+    "tenant": (40, 400),
 }
 """By option: the default with `--sample`, and without."""
 
