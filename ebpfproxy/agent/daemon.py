@@ -51,7 +51,8 @@ log = Logger(__name__)
 STARTING = "Starting"
 """The agent starts. `node` is the name of the node, `mode` the first mode to open."""
 NODE_MISSING = "Cannot read the Node object, continuing without it"
-"""Topology hints, the Node's addresses and its readiness apply once it can be read."""
+"""Topology hints, the Node's addresses and its readiness apply once it can be read. Until then, `/healthz` is
+503, as in kube-proxy."""
 NODES_MISSING = "Cannot list the Nodes, continuing without them"
 """There is no direct server return, and an edge checks the health of no node, until they can be listed."""
 RESTARTING = "Restarting with the changed configuration"
@@ -99,6 +100,9 @@ class _Agent:
         self._thread = threading.get_ident()
         self._tracker = tracker_for(config)
         self._health, self._metrics = front.health, front.metrics
+        # Without a Node of the API server, load balancers must not use the node. Manifests need no Node.
+        self._needs_node = config.role is not Role.EDGE and config.manifests is None
+        self._health.node_eligible(not self._needs_node)
         self._edge = (
             Edge(config, lambda event: self._sources.put(event), self._metrics)
             if config.role is Role.EDGE
@@ -292,7 +296,7 @@ class _Agent:
         self._tracker.fold(event)
         match event:
             case NodeChanged(node):
-                self._health.node_eligible(node is None or node.eligible)
+                self._health.node_eligible(node.eligible if node else not self._needs_node)
                 self._announcer.seen(node)
             case ChecksChanged(down):
                 self._metrics.nodes_down(len({each.node for each in down}))

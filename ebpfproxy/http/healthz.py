@@ -1,21 +1,23 @@
 """Health of the agent, and the server that reports it: /healthz, /livez and /readyz on port 10256.
 
-Status codes, headers and bodies are those of kube-proxy (pkg/proxy/healthcheck/proxier_health.go, KEP-3836).
-kube-proxy has no /readyz.
+Status codes, headers and bodies are those of kube-proxy 1.33 and later
+(pkg/proxy/healthcheck/proxy_health.go, KEP-3836). kube-proxy has no /readyz.
 """
 
 import json
 import time
 from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.http.readiness import Readiness
 from ebpfproxy.http.server import Listener, Request, Response, not_found, plain
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.device import DeviceSide
 
 _HEADERS = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
-_NEVER = "0001-01-01 00:00:00 +0000 UTC"  # Go's zero time
+_NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
 
 
 class _State(NamedTuple):
@@ -78,6 +80,7 @@ class HealthPages:
 
     - /healthz is for load balancers. It fails until the first successful sync, if changes do not reach the
       kernel, or if the node is not eligible for load balancers. kube-proxy does not serve it that early.
+      The field `healthy` of its body does not depend on the node.
     - /livez is for the kubelet. It does not depend on the node: the kubelet must not restart the agent of a
       node that is being drained, nor an agent that starts or waits for the API server.
     - /readyz is for rollouts. It succeeds after the first successful sync. It fails while packets bypass the
@@ -93,7 +96,7 @@ class HealthPages:
         readiness: Readiness | None = None,
         mode: Callable[[], str] = str,
         monotonic: Callable[[], float] = time.monotonic,
-        wall: Callable[[], int] = time.time_ns,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._health = health
         self._bypassed = bypassed
@@ -106,7 +109,6 @@ class HealthPages:
         }
         self._monotonic = monotonic
         self._wall = wall
-        self._began = monotonic()
 
     def response(self, request: Request) -> Response:
         """Return the response; 404 for another path. Any thread may call it."""
@@ -119,21 +121,23 @@ class HealthPages:
         sides = self._bypassed() if request.path == "/readyz" else ()
         if request.path == "/readyz" and "verbose" in request.query:
             return self._verbose(health, sides, now)
-        match request.path:
-            case "/healthz":
-                healthy = healthy and health.eligible
-            case "/readyz":
-                healthy = healthy and not any(each.is_bypassed for each in sides)
+        healthy = healthy and not any(each.is_bypassed for each in sides)
+        ok = healthy and (health.eligible or request.path != "/healthz")
+        current = _rfc3339(wall)
+        updated = _NEVER if health.updated is None else _rfc3339(wall - (now - health.updated))
         # As in kube-proxy, a healthy agent was updated "now", even if nothing has changed for days.
-        updated = self._format(now if healthy else health.updated, now, wall)
-        body = f'"lastUpdated": "{updated}","currentTime": "{self._format(now, now, wall)}"'
+        body: dict[str, Any] = {"lastUpdated": current if ok else updated, "currentTime": current}
         if request.path == "/healthz":
-            body += f', "nodeEligible": {"true" if health.eligible else "false"}'
+            body["nodeEligible"] = health.eligible
+        body["healthy"] = healthy
+        if health.updated is not None:  # one sync programs both families
+            of_family = {"lastUpdated": updated, "healthy": health.healthy}
+            body["status"] = {family.value: of_family for family in Family}
         if sides:
-            body += f', "devices": {json.dumps([_side_values(each) for each in sides])}'
-        code = 200 if healthy else 503
+            body["devices"] = [_side_values(each) for each in sides]
+        code = 200 if ok else 503
         count(code)
-        return Response(code, f"{{{body}}}".encode(), _HEADERS)
+        return Response(code, json.dumps(body, separators=(",", ":")).encode(), _HEADERS)
 
     def _verbose(self, health: Health, sides: Collection[DeviceSide], now: float) -> Response:
         """The checks, one line for each, in the form of the API server's /readyz?verbose."""
@@ -141,12 +145,6 @@ class HealthPages:
         ready = all(each.ok for each in checks)
         lines = [*map(str, checks), f"readyz check {'passed' if ready else 'failed'}"]
         return plain(200 if ready else 503, "\n".join(lines))
-
-    def _format(self, moment: float | None, now: float, wall: int) -> str:
-        """Return a time of the monotonic clock as wall time. `now` and `wall` are the same moment."""
-        if moment is None:
-            return _NEVER
-        return format_go_time(wall - round((now - moment) * 1e9), moment - self._began)
 
 
 class HealthServer(Listener):
@@ -174,18 +172,9 @@ def _side_values(side: DeviceSide) -> dict[str, Any]:
     }
 
 
-def format_go_time(wall: int, since_start: float) -> str:
-    """Return a time in the format of Go's time.Time.String(), which clients of kube-proxy's /healthz parse.
-
-    `wall` is in nanoseconds of Unix time; the result is in the local time zone. `since_start` is the same
-    moment in seconds of the monotonic clock since the process started.
-
-    >>> format_go_time(1_700_000_000_120_000_000, 12.3).endswith(" m=+12.300000000")
-    True
+def _rfc3339(moment: float) -> str:
     """
-    seconds, nanoseconds = divmod(wall, 1_000_000_000)
-    local = time.localtime(seconds)
-    fraction = f".{nanoseconds:09d}".rstrip("0").rstrip(".")
-    zone = time.strftime("%z", local)
-    monotonic = f"m={since_start:+.9f}"
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', local)}{fraction} {zone} {local.tm_zone} {monotonic}"
+    >>> _rfc3339(1_700_000_000.25)
+    '2023-11-14T22:13:20.250000Z'
+    """
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -75,6 +75,24 @@ def test_services_from_an_api_server_are_served(
     assert outcome(restartable.node, TCP, "127.0.0.1", later.node_port) in ("a", "b")
 
 
+def test_healthz_is_503_without_the_node_and_200_with_it(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    """As in kube-proxy: load balancers must not use a node whose Node object is gone."""
+    name, addresses = restartable.lab.node_name, [restartable.node.v4, restartable.node.v6]
+
+    def statuses() -> list[int]:
+        return [health(restartable, path) for path in ("healthz", "livez")]
+
+    server.delete("Node", "", name)
+    run(restartable, server, tmp_path)
+    assert statuses() == [503, 200]
+    server.put(manifests.node(name, addresses))
+    eventually(lambda: statuses() == [200, 200], "the Node is known")
+    server.delete("Node", "", name)
+    eventually(lambda: statuses() == [503, 200], "the Node is gone")
+
+
 def test_host_ports_of_the_pods_of_this_node_are_served(
     restartable: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
