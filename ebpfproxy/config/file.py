@@ -179,12 +179,17 @@ def write_configuration(loaded: Loaded, path: Path) -> None:
 
 
 def as_yaml(loaded: Loaded) -> str:
+    """Return `as_tree` as YAML. --config reads it again, and so does kube-proxy in a mode that it has."""
+    return str(yaml.safe_dump(as_tree(loaded)))
+
+
+def as_tree(loaded: Loaded) -> dict[str, Any]:
     """Return a KubeProxyConfiguration with every field of every option.
 
-    --config reads it again. kube-proxy reads it, too, if the mode is one of kube-proxy's. The format cannot
-    express options without a field, an HTTP server that is off, and ``--iptables-min-sync-period=0s``.
+    The format cannot express options without a field, an HTTP server that is off, and
+    ``--iptables-min-sync-period=0s``.
     """
-    tree: dict[str, Any] = {"apiVersion": _API_VERSION, "kind": _KIND}
+    tree: dict[str, Any] = dict(_TYPE)
     for name, option in OPTIONS.items():
         for field in option.fields:
             *sections, last = field.split(".")
@@ -192,7 +197,7 @@ def as_yaml(loaded: Loaded) -> str:
             for section in sections:
                 mapping = mapping.setdefault(section, {})
             mapping[last] = _value(loaded, name, option)
-    return str(yaml.safe_dump(tree))
+    return tree
 
 
 def _value(loaded: Loaded, name: str, option: Option) -> Any:

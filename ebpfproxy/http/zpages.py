@@ -1,148 +1,118 @@
 """Pages about the process on port 10249: /configz, /flagz and /statusz.
 
-/configz is that of kube-proxy: JSON with Go's names of the internal configuration
-(pkg/proxy/apis/config/types.go), which tools read. It has only fields that have an effect here. The other two
-are the pages of k8s.io/component-base/zpages: text for people, without a fixed format.
+/configz has the configuration in effect, as kube-proxy 1.36 has: JSON with the names of v1alpha1. It has only
+fields that have an effect here. The other two are the pages of k8s.io/component-base/zpages (KEP-4827 and
+KEP-4828): text for people, without a fixed format, or an object of the API group config.k8s.io as JSON.
 """
 
-import dataclasses
 import json
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from ebpfproxy import __version__
 from ebpfproxy.config import Loaded
-from ebpfproxy.config.flag_types import split_words
 from ebpfproxy.config.settings import OPTIONS
 from ebpfproxy.http.server import Request, Response, plain
 
+_NAME = "ebpfproxy"
 _WARNING = "Warning: This page is for people who debug the agent. Its format may change.\n"
-_TITLE = "\nebpfproxy {}\n" + _WARNING + "\n"
-_PAGES = ("/configz", "/flagz", "/healthz", "/metrics", "/proxyMode", "/statusz")
+_TITLE = f"\n{_NAME} {{}}\n{_WARNING}\n"
+_GROUP, _VERSIONS = "config.k8s.io", ("v1beta1", "v1alpha1")
+_TEXT_TYPES = ("*/*", "text/*", "text/plain")
+_PATHS = ("/configz", "/flagz", "/healthz", "/metrics", "/proxyMode", "/statusz")
 
-_FIELDS = {
-    "Linux.MasqueradeAll": "masquerade_all",
-    "Linux.OOMScoreAdj": "oom_score_adj",
-    "Linux.Conntrack.MaxPerCore": "conntrack_max_per_core",
-    "Linux.Conntrack.Min": "conntrack_min",
-    "Linux.Conntrack.TCPEstablishedTimeout": "conntrack_tcp_timeout_established",
-    "Linux.Conntrack.TCPCloseWaitTimeout": "conntrack_tcp_timeout_close_wait",
-    "Linux.Conntrack.TCPBeLiberal": "conntrack_tcp_be_liberal",
-    "Linux.Conntrack.UDPTimeout": "conntrack_udp_timeout",
-    "Linux.Conntrack.UDPStreamTimeout": "conntrack_udp_timeout_stream",
-    "ClientConnection.Kubeconfig": "kubeconfig",
-    "Logging.format": "logging_format",
-    "Logging.verbosity": "verbosity",
-    "HostnameOverride": "hostname_override",
-    "BindAddress": "bind_address",
-    "BindAddressHardFail": "bind_address_hard_fail",
-    "Mode": "proxy_mode",
-    "IPTables.MasqueradeBit": "iptables_masquerade_bit",
-    "IPTables.LocalhostNodePorts": "iptables_localhost_nodeports",
-    "NFTables.MasqueradeBit": "iptables_masquerade_bit",
-    "IPVS.Scheduler": "ipvs_scheduler",
-    "IPVS.ExcludeCIDRs": "ipvs_exclude_cidrs",
-    "IPVS.StrictARP": "ipvs_strict_arp",
-    "IPVS.TCPTimeout": "ipvs_tcp_timeout",
-    "IPVS.TCPFinTimeout": "ipvs_tcpfin_timeout",
-    "IPVS.UDPTimeout": "ipvs_udp_timeout",
-    "DetectLocalMode": "detect_local_mode",
-    "DetectLocal.BridgeInterface": "pod_bridge_interface",
-    "DetectLocal.ClusterCIDRs": "cluster_cidr",
-    "DetectLocal.InterfaceNamePrefix": "pod_interface_name_prefix",
-    "NodePortAddresses": "nodeport_addresses",
-    "SyncPeriod": "sync_period",
-    "MinSyncPeriod": "min_sync_period",
-}
-"""The option of each field, by its path of Go names."""
+_BEGAN = time.time()
+"""When this module was imported: at the start of the process, also after a restart in its place."""
 
 
 def page(request: Request, loaded: Loaded) -> Response | None:
     """Return the page at the path of the request, None if there is no such page."""
     match request.path:
         case "/configz":
-            body = json.dumps(_configz(loaded)).encode()
-            return Response(200, body, {"Content-Type": "application/json"})
+            from ebpfproxy.config import file  # not at the top: it imports YAML
+
+            return _json({"kubeproxy.config.k8s.io": file.as_tree(loaded)})
         case "/flagz":
-            return _text(request, _TITLE.format("flags") + _flags(loaded))
+            flags = _flags(loaded)
+            text = "".join(f"{name}={value}\n" for name, value in flags.items())
+            return _negotiated(request, "Flagz", "flags", text, lambda: {"flags": flags})
         case "/statusz":
-            return _text(request, _TITLE.format("statusz") + _status())
+            text = "".join(f"{name}: {value}\n" for name, value in _status_rows().items())
+            return _negotiated(request, "Statusz", "statusz", text, _status)
     return None
 
 
-def _text(request: Request, text: str) -> Response:
-    accepted = request.headers.get("Accept", "*/*")
-    kinds = {each.partition(";")[0].strip() for each in accepted.split(",")}
-    if not kinds & {"", "*/*", "text/*", "text/plain"}:
-        return plain(406, "media type not acceptable, must be: text/plain")
-    return plain(200, text)
+def _negotiated(
+    request: Request, kind: str, title: str, text: str, fields: Callable[[], dict[str, Any]]
+) -> Response:
+    """Return the first format of the header Accept that is available; 406 if none is.
+
+    As in kube-proxy, an object needs all parameters: application/json;g=config.k8s.io;v=v1beta1;as=KIND.
+    Weights (q) are not compared.
+    """
+    for media_type, parameters in _accepted(request.headers.get("Accept") or "*/*"):
+        if media_type in _TEXT_TYPES:
+            return plain(200, _TITLE.format(title) + text)
+        version = parameters.get("v")
+        wanted = (media_type, parameters.get("g"), parameters.get("as"))
+        if wanted == ("application/json", _GROUP, kind) and version in _VERSIONS:
+            head = {"kind": kind, "apiVersion": f"{_GROUP}/{version}", "metadata": {"name": _NAME}}
+            return _json(head | fields())
+    offered = f"text/plain, application/json;g={_GROUP};v={_VERSIONS[0]};as={kind}"
+    return plain(406, f"media type not acceptable, must be one of: {offered}\n")
 
 
-def _configz(loaded: Loaded) -> dict[str, Any]:
-    texts = _texts(loaded)
-    tree: dict[str, Any] = {}
-    for path, name in _FIELDS.items():
-        *sections, last = path.split(".")
-        mapping = tree
-        for section in sections:
-            mapping = mapping.setdefault(section, {})
-        mapping[last] = _value(name, texts[name])
-    for name, listen in (
-        ("HealthzBindAddress", loaded.config.healthz_listen),
-        ("MetricsBindAddress", loaded.config.metrics_listen),
-    ):
-        host, port = listen or ("", 0)
-        tree[name] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if listen else ""
-    return {"kubeproxy.config.k8s.io": tree}
+def _accepted(header: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the media types of a header Accept in lower case, each with its parameters.
+
+    >>> list(_accepted("application/json;v=v1beta1;as=Flagz, */*"))
+    [('application/json', {'v': 'v1beta1', 'as': 'Flagz'}), ('*/*', {})]
+    """
+    for media_range in header.split(","):
+        media_type, *parameters = media_range.split(";")
+        pairs = (each.partition("=") for each in parameters)
+        yield media_type.strip().lower(), {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _texts(loaded: Loaded) -> dict[str, Any]:
-    """Return the text, or texts, of each option in effect, by name."""
-    given = {name: loaded.texts.get(name) for name in OPTIONS}
+def _json(body: dict[str, Any]) -> Response:
+    headers = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
+    return Response(200, json.dumps(body).encode(), headers)
+
+
+def _flags(loaded: Loaded) -> dict[str, str]:
+    """Return the text of each flag, given or by default, by its name without dashes, sorted."""
+    texts = {}
+    for name, option in OPTIONS.items():
+        given = loaded.flags.get(name)
+        text = (option.default or "") if given in (None, ()) else given
+        texts[option.flag.lstrip("-")] = text if isinstance(text, str) else ",".join(text)
+    return dict(sorted(texts.items()))
+
+
+def _status_rows() -> dict[str, str]:
+    up = _seconds_up()
     return {
-        name: (option.default or "") if given[name] in (None, ()) else given[name]
-        for name, option in OPTIONS.items()
-    }
-
-
-def _value(name: str, text: Any) -> Any:
-    kind = OPTIONS[name].kind
-    if kind.many:
-        return split_words((text,) if isinstance(text, str) else text)
-    if name == "cluster_cidr":
-        return split_words([text])
-    if kind.boolean or kind.number:
-        return OPTIONS[name].parse(text)
-    return text
-
-
-def _flags(loaded: Loaded) -> str:
-    texts = _texts(dataclasses.replace(loaded, texts=loaded.flags))
-    shown: Mapping[str, Any] = {
-        OPTIONS[name].flag.lstrip("-"): text if isinstance(text, str) else ",".join(text)
-        for name, text in texts.items()
-    }
-    return "".join(f"{flag}={text}\n" for flag, text in sorted(shown.items()))
-
-
-def _status() -> str:
-    began, up = _times()
-    rows = {
-        "Started": time.strftime("%a %b %e %H:%M:%S %Z %Y", time.localtime(began)),
+        "Started": time.strftime("%a %b %e %H:%M:%S %Z %Y", time.localtime(_BEGAN)),
         "Up": f"{up // 3600} hr {up // 60 % 60:02} min {up % 60:02} sec",
         "Python version": platform.python_version(),
         "Binary version": __version__,
-        "Paths": " ".join(_PAGES),
+        "Paths": " ".join(_PATHS),
     }
-    return "".join(f"{name}: {value}\n" for name, value in rows.items())
 
 
-_BEGAN = time.time()
-"""When this module was imported: at the start of the process, also after a restart in its place."""
+def _status() -> dict[str, Any]:
+    """Return the fields of a Statusz. `goVersion` is required there, and empty: the agent has no Go."""
+    return {
+        "startTime": datetime.fromtimestamp(_BEGAN, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "uptimeSeconds": _seconds_up(),
+        "goVersion": "",
+        "binaryVersion": __version__,
+        "paths": list(_PATHS),
+    }
 
 
-def _times() -> tuple[float, int]:
-    """Return the Unix time of the start, and the whole seconds since then."""
-    return _BEGAN, int(time.time() - _BEGAN)
+def _seconds_up() -> int:
+    return int(time.time() - _BEGAN)

@@ -1,7 +1,11 @@
 """The pages /configz, /flagz and /statusz, through a real server."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,17 +42,24 @@ def text(port: int, path: str) -> list[str]:
     return answer.body.decode().splitlines()
 
 
-def test_configz_has_the_names_of_kube_proxys_internal_configuration(port: int) -> None:
+def test_configz_is_a_configuration_file_that_the_agent_reads_again(port: int, tmp_path: Path) -> None:
     answer = ask(port, "/configz")
     assert (answer.code, answer.headers["Content-Type"]) == (200, "application/json")
     config = json.loads(answer.body)["kubeproxy.config.k8s.io"]
-    assert (config["Mode"], config["SyncPeriod"], config["MinSyncPeriod"]) == ("ipvs", "45s", "0s")
-    assert config["NodePortAddresses"] == ["10.0.0.0/8", "fd00::/8"]
-    assert config["DetectLocal"]["ClusterCIDRs"] == ["10.244.0.0/16", "fd00:10:244::/56"]
-    assert config["HealthzBindAddress"] == "0.0.0.0:10256"
-    linux = config["Linux"]
-    assert (linux["MasqueradeAll"], linux["OOMScoreAdj"]) == (True, -999)
-    assert linux["Conntrack"]["TCPEstablishedTimeout"] == "24h"
+    assert config["apiVersion"] == "kubeproxy.config.k8s.io/v1alpha1"
+    assert config["kind"] == "KubeProxyConfiguration"
+    assert (config["mode"], config["iptables"]["syncPeriod"], config["oomScoreAdj"]) == ("ipvs", "45s", -999)
+    assert config["nodePortAddresses"] == ["10.0.0.0/8", "fd00::/8"]
+    assert config["clusterCIDR"] == "10.244.0.0/16,fd00:10:244::/56"
+    assert config["healthzBindAddress"] == "0.0.0.0:10256"
+    assert config["conntrack"]["tcpEstablishedTimeout"] == "24h"
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    again = load({"config": str(file)})
+    assert again.remarks == ()
+    assert dataclasses.replace(again.config, config=None) == dataclasses.replace(
+        load(FLAGS).config, healthz_bind_address="0.0.0.0:10256", metrics_bind_address="127.0.0.1:10249"
+    )
 
 
 def test_flagz_has_a_line_for_each_flag(port: int) -> None:
@@ -67,11 +78,45 @@ def test_statusz_has_the_version_and_the_time_since_the_start(port: int) -> None
     assert values["Up"].startswith("0 hr ")
 
 
-@pytest.mark.parametrize("path", ["/flagz", "/statusz"])
-def test_another_format_than_text_is_not_acceptable(port: int, path: str) -> None:
-    assert ask(port, path, Accept="application/json").code == 406
-    assert ask(port, path, Accept="text/html, */*;q=0.1").code == 200
+OBJECT = "application/json;g=config.k8s.io;v={};as={}"
 
 
-def test_another_path_is_not_found(port: int) -> None:
-    assert ask(port, "/flagz/x").code == 404
+@pytest.mark.parametrize("version", ["v1beta1", "v1alpha1"])
+def test_flagz_and_statusz_are_objects_if_the_client_accepts_them(port: int, version: str) -> None:
+    """KEP-4827 and KEP-4828."""
+
+    def fields(path: str, kind: str) -> Any:
+        answer = ask(port, path, Accept=f"application/yaml;as={kind}, {OBJECT.format(version, kind)}, */*")
+        assert (answer.code, answer.headers["Content-Type"]) == (200, "application/json")
+        body = json.loads(answer.body)
+        assert (body.pop("kind"), body.pop("apiVersion")) == (kind, f"config.k8s.io/{version}")
+        assert body.pop("metadata") == {"name": "ebpfproxy"}
+        return body
+
+    assert fields("/flagz", "Flagz")["flags"].items() >= {"proxy-mode": "ipvs", "v": "0"}.items()
+    status = fields("/statusz", "Statusz")
+    started = datetime.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%S%z")
+    assert 0 <= (datetime.now(UTC) - started).total_seconds() - status["uptimeSeconds"] < 2
+    assert status["binaryVersion"] == __version__
+    assert "/flagz" in status["paths"]
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/flagz", "Flagz"), ("/statusz", "Statusz")])
+@pytest.mark.parametrize(
+    ("accept", "code"),
+    [
+        ("application/json", 406),
+        ("application/json;g=config.k8s.io;v=v1beta1", 406),
+        ("application/json;g=config.k8s.io;v=v2;as={}", 406),
+        ("application/xml", 406),
+        ("application/json;g=config.k8s.io;v=v2;as={}, */*", 200),
+        ("text/html, */*;q=0.1", 200),
+        ("", 200),
+    ],
+)
+def test_other_formats_than_text_and_the_object_are_not_acceptable(
+    port: int, path: str, kind: str, accept: str, code: int
+) -> None:
+    answer = ask(port, path, Accept=accept.format(kind))
+    assert answer.code == code
+    assert answer.headers["Content-Type"].startswith("text/plain")
