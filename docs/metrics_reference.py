@@ -17,7 +17,7 @@ _HEADER = """# Metrics reference
 This page is for operators who look up a metric. [Metrics and health](metrics.md) says how to read them and what the datapath events mean, and [monitoring](monitoring.md) has alerts and a dashboard.
 It is generated from `ebpfproxy/http/`; change the texts there.
 
-- The metrics are on port 10249 at `/metrics`. Those with the prefix `kubeproxy_` and `rest_client_` have the names, labels and buckets of kube-proxy.
+- The metrics are on port 10249 at `/metrics`. Those with the prefix `kubeproxy_`, `kubernetes_` and `rest_client_` have the names, labels and buckets of kube-proxy.
 - "Mode" names the proxy modes that update a metric. In another mode it is missing or 0.
 - A histogram has the series `_bucket`, `_sum` and `_count`.
 

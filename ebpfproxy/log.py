@@ -107,6 +107,11 @@ def set_up(verbosity: int, style: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    set_verbosity(verbosity)
+
+
+def set_verbosity(verbosity: int) -> None:
+    """Change the verbosity. Any thread may call it."""
     logging.getLogger("ebpfproxy").setLevel(logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.INFO)
 
 

@@ -143,6 +143,7 @@ class Session:
             self._pool = client_modules.load().RESTClientObject(configuration).pool_manager
         except (OSError, ValueError) as error:  # an invalid proxy URL, a missing certificate file
             raise SourceError(f"cannot connect to {self._server}: {error}") from None
+        observer.transport_created()
         self._pool.pool_classes_by_scheme = _pools(self._connected)
         if not configuration.verify_ssl:  # the agent logs it once, not for each connection
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)

@@ -187,6 +187,12 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
         "Exit if an HTTP server cannot listen on its address, instead of retrying every 5 seconds.",
         fields="bindAddressHardFail",
     )  # fmt: skip
+    profiling: bool = option(
+        "--profiling", flag_types.BOOLEAN, "false", Group.HTTP,
+        "Serve /debug/flags/v on the metrics server: PUT sets the log level until the agent ends. Unlike "
+        "kube-proxy, the agent has no /debug/pprof.",
+        fields="enableProfiling",
+    )  # fmt: skip
     healthz_port: int = option(
         "--healthz-port", flag_types.PORT, str(HEALTHZ_PORT), Group.HTTP,
         "Deprecated. Port for a --healthz-bind-address without a port. 0: no server.",

@@ -15,11 +15,11 @@ _VALUE_FLAGS = (
 )
 _BOOLEAN_FLAGS = (
     "add-dir-header alsologtostderr log-json-split-stream log-text-split-stream logtostderr one-output "
-    "profiling skip-headers skip-log-headers"
+    "skip-headers skip-log-headers"
 )
 _FIELDS_WITHOUT_EFFECT = (
     "clientConnection.acceptContentTypes clientConnection.burst clientConnection.contentType "
-    "clientConnection.qps configSyncPeriod enableProfiling featureGates iptables.snatNodeInternalIP "
+    "clientConnection.qps configSyncPeriod featureGates iptables.snatNodeInternalIP "
     "logging.flushFrequency logging.options logging.vmodule portRange showHiddenMetricsForVersion "
     "windowsRunAsService "
     "winkernel.enableDSR winkernel.forwardHealthCheckVip winkernel.networkName "

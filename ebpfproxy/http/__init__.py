@@ -7,7 +7,8 @@
 - `node_checker.py`: the client that checks nodes for an edge.
 - `metrics.py`: /metrics, /proxyMode and /healthz on port 10249, and the metrics that the agent updates.
 - `scrape.py`: the metrics that are read at each scrape. `rest_client_metrics.py`: requests to the API server.
-- `zpages.py`: /configz, /flagz and /statusz on port 10249.
+  `component_metrics.py`: version, feature gates and health checks.
+- `zpages.py`: /configz, /flagz, /statusz and /debug/flags/v on port 10249.
 
 The servers run in their own threads and take no decisions. The control thread replaces the values that they
 show; a value is immutable or replaced as a unit, so no locks are needed.

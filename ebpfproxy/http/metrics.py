@@ -1,10 +1,11 @@
-"""Metrics that the agent updates, and their server: /metrics, /proxyMode, /healthz and /readyz on port 10249.
+"""Metrics that the agent updates, and their server on port 10249.
+
+Its pages are /metrics, /metrics/slis, /proxyMode, /healthz, /healthz/ping and /readyz.
 
 Metrics that begin with ``kubeproxy_`` have the names, labels and buckets of kube-proxy
 (pkg/proxy/metrics/metrics.go, Kubernetes 1.34: with label `ip_family`). One sync programs both families, so
 the series of both get its duration and time. So dashboards, alerts and
-clusterloader2 work unchanged. Other metrics begin with ``ebpfproxy_``. ``kubernetes_build_info`` is missing
-on purpose: a common alert interprets two values of its git_version in a cluster as an upgrade that is stuck.
+clusterloader2 work unchanged. Other metrics begin with ``ebpfproxy_``.
 """
 
 import gzip
@@ -18,6 +19,8 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
 from ebpfproxy import __version__
+from ebpfproxy.http import component_metrics
+from ebpfproxy.http.component_metrics import HealthCheckMetrics
 from ebpfproxy.http.rest_client_metrics import RestClientMetrics
 from ebpfproxy.http.scrape import MapUse as MapUse
 from ebpfproxy.http.scrape import Readings
@@ -78,6 +81,7 @@ class Metrics:
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
         self.registry.register(Readings(maps, events, traffic, bypassed, syncs))
+        component_metrics.register(self.registry)
         self.rest_client = RestClientMetrics(self.registry)
         self._make_kube_proxy_metrics()
         self._make_own_metrics()
@@ -416,6 +420,7 @@ class MetricsServer(Listener):
     ) -> None:
         super().__init__("metrics", "--metrics-bind-address", address, self._handle, hard_fail, retry_seconds)
         self._registry = metrics.registry
+        self._checks = HealthCheckMetrics()
         self._proxy_mode = proxy_mode
         self._page = page
         self._ready = ready
@@ -423,20 +428,26 @@ class MetricsServer(Listener):
     def _handle(self, request: Request) -> Response:
         match request.path:
             case "/metrics":
-                return self._scrape(request)
+                return _scrape(request, self._registry)
+            case "/metrics/slis":
+                return _scrape(request, self._checks.registry)
             case "/proxyMode":
                 mode = self._proxy_mode()
                 return plain(200, mode) if mode else plain(503, "no proxy mode is selected yet")
             case "/healthz":
+                self._checks.passed("ping", "healthz")
+                return plain(200, "ok")
+            case "/healthz/ping":
                 return plain(200, "ok")
             case "/readyz":
                 return self._ready(request)
             case _:
                 return self._page(request) or not_found()
 
-    def _scrape(self, request: Request) -> Response:
-        encode, content_type = exposition.choose_encoder(request.headers.get("Accept", ""))
-        body, headers = encode(self._registry), {"Content-Type": content_type}
-        if exposition.gzip_accepted(request.headers.get("Accept-Encoding", "")):
-            body, headers["Content-Encoding"] = gzip.compress(body, compresslevel=1), "gzip"
-        return Response(200, body, headers)
+
+def _scrape(request: Request, registry: CollectorRegistry) -> Response:
+    encode, content_type = exposition.choose_encoder(request.headers.get("Accept", ""))
+    body, headers = encode(registry), {"Content-Type": content_type}
+    if exposition.gzip_accepted(request.headers.get("Accept-Encoding", "")):
+        body, headers["Content-Encoding"] = gzip.compress(body, compresslevel=1), "gzip"
+    return Response(200, body, headers)

@@ -37,6 +37,9 @@ REQUEST_FAILED = "Failed to answer a request"
 
 _log = log.Logger(__name__)
 
+BODY_BYTES = 64
+"""The longest body that is read, of requests with PUT."""
+
 _PLAIN = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 _QUEUE = 128
 _CONNECTIONS = 64  # of a listener
@@ -48,12 +51,15 @@ _REPORT_SECONDS = 1.0  # between two lines about failed requests, which clients 
 class Request(NamedTuple):
     """A request. `path` is decoded and has no query. Names of `headers` are case-insensitive.
 
-    `query` has the names of the query's parameters.
+    `query` has the names of the query's parameters. `body` is empty unless the method is PUT, and if it is
+    longer than BODY_BYTES.
     """
 
     path: str
     headers: Message
     query: frozenset[str] = frozenset()
+    method: str = "GET"
+    body: bytes = b""
 
 
 class Response(NamedTuple):
@@ -308,7 +314,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = urllib.parse.unquote(parts.path)
         query = frozenset(each.partition("=")[0] for each in parts.query.split("&") if each)
         with self.server.connections.busy(self.connection):
-            response = self.server.handle(Request(path, self.headers, query))
+            request = Request(path, self.headers, query, self.command, self._body())
+            response = self.server.handle(request)
         self.send_response_only(response.code)
         for name, value in response.headers.items():
             self.send_header(name, value)
@@ -319,6 +326,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(response.body)
+
+    def _body(self) -> bytes:
+        """Raises TimeoutError if the client does not send it in time."""
+        length = self.headers.get("Content-Length", "")
+        if self.command != "PUT" or not (length.isascii() and length.isdigit() and len(length) <= 2):
+            return b""
+        return self.rfile.read(int(length)) if int(length) <= BODY_BYTES else b""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log requests, as kube-proxy."""

@@ -1,8 +1,9 @@
-"""Pages about the process on port 10249: /configz, /flagz and /statusz.
+"""Pages about the process on port 10249: /configz, /flagz, /statusz and /debug/flags/v.
 
 /configz has the configuration in effect, as kube-proxy 1.36 has: JSON with the names of v1alpha1. It has only
 fields that have an effect here. The other two are the pages of k8s.io/component-base/zpages (KEP-4827 and
 KEP-4828): text for people, without a fixed format, or an object of the API group config.k8s.io as JSON.
+/debug/flags/v (k8s.io/apiserver/pkg/server/routes/flags.go) exists with --profiling.
 """
 
 import json
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from ebpfproxy import __version__
+from ebpfproxy import __version__, log
 from ebpfproxy.config import Loaded
 from ebpfproxy.config.settings import OPTIONS
 from ebpfproxy.http.server import Request, Response, plain
@@ -42,7 +43,20 @@ def page(request: Request, loaded: Loaded) -> Response | None:
         case "/statusz":
             text = "".join(f"{name}: {value}\n" for name, value in _status_rows().items())
             return _negotiated(request, "Statusz", "statusz", text, _status)
+        case "/debug/flags/v" if loaded.config.profiling:
+            return _set_verbosity(request)
     return None
+
+
+def _set_verbosity(request: Request) -> Response:
+    if request.method != "PUT":
+        return plain(406, "unsupported http method\n")
+    try:
+        verbosity = OPTIONS["verbosity"].parse(request.body.decode(errors="replace"))
+    except ValueError as error:
+        return plain(400, f"cannot set the log level: {error}\n")
+    log.set_verbosity(verbosity)
+    return plain(200, f"the log level is {verbosity}\n")
 
 
 def _negotiated(

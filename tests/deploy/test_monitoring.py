@@ -96,6 +96,14 @@ def test_the_objects_of_the_prometheus_operator_are_valid() -> None:
         monitoring_schemas.validate(each)
 
 
+def test_pod_monitors_drop_the_version_of_kube_proxy() -> None:
+    """The alert KubeVersionMismatch of kubernetes-mixin compares it with the versions of the cluster."""
+    dropped = {"sourceLabels": ["__name__"], "regex": "kubernetes_build_info", "action": "drop"}
+    for each in operator_objects():
+        if each["kind"] == "PodMonitor":
+            assert each["spec"]["podMetricsEndpoints"][0]["metricRelabelings"] == [dropped]
+
+
 @pytest.mark.parametrize(
     ("kind", "where", "value"),
     [

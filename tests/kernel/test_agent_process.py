@@ -235,6 +235,10 @@ def test_a_start_creates_an_event_of_the_node_and_requests_are_counted(
     assert f'rest_client_requests_total{{code="200",{host},method="GET"}} ' in text
     assert f'rest_client_requests_total{{code="201",{host},method="POST"}} 1.0' in text
     assert f'rest_client_request_duration_seconds_count{{{host},verb="POST"}} 1.0' in text
+    assert f'rest_client_rate_limiter_duration_seconds_count{{{host},verb="POST"}} 1.0' in text
+    created = re.search(r'rest_client_transport_create_calls_total{result="uncacheable"} ([0-9.]+)', text)
+    assert created
+    assert float(created[1]) >= 2  # for the watches, and for the Event
 
 
 def test_events_of_the_node_report_ports_that_are_in_use(

@@ -35,8 +35,11 @@ _GROUP = _object(("name",), name=_NAME, rules={"type": "array", "items": _RULE})
 _RELABELING = _object(
     sourceLabels={"type": "array", "items": {"type": "string", "pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}},
     targetLabel=_TEXT,
+    regex=_TEXT,
+    action={"enum": ["replace", "keep", "drop"]},
 )
-_ENDPOINT = _object(port=_TEXT, interval=_DURATION, relabelings={"type": "array", "items": _RELABELING})
+_RELABELINGS = {"type": "array", "items": _RELABELING}
+_ENDPOINT = _object(port=_TEXT, interval=_DURATION, relabelings=_RELABELINGS, metricRelabelings=_RELABELINGS)
 _SPECS = {
     "PrometheusRule": _object(groups={"type": "array", "items": _GROUP}),
     "PodMonitor": _object(

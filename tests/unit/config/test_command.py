@@ -164,10 +164,10 @@ def test_all_flags_of_kube_proxy_together_are_accepted() -> None:
 
 def test_one_remark_names_the_flags_without_effect() -> None:
     given = loaded.main(
-        ["--feature-gates", "A=true", "--profiling", "-v=1", "--profiling=0"], standalone_mode=False
+        ["--feature-gates", "A=true", "--one-output", "-v=1", "--one-output=0"], standalone_mode=False
     )
     (remark,) = given.remarks
-    assert remark == (FLAGS_WITHOUT_EFFECT, {"flags": "--feature-gates, --profiling"})
+    assert remark == (FLAGS_WITHOUT_EFFECT, {"flags": "--feature-gates, --one-output"})
 
 
 def test_flags_without_effect_are_not_in_the_help() -> None:

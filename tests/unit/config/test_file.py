@@ -255,13 +255,13 @@ def test_of_a_duplicate_field_only_the_last_one_counts_and_a_remark_names_it() -
 
 def test_fields_without_effect_are_named_in_one_remark() -> None:
     reading = read(
-        "winkernel: {enableDSR: true}\nfeatureGates: {A: true}\nenableProfiling: true\nportRange: ''\n"
+        "winkernel: {enableDSR: true}\nfeatureGates: {A: true}\nconfigSyncPeriod: 5m\nportRange: ''\n"
     )
     assert reading.texts == {}
     assert reading.remarks == (
         Remark(
             FIELDS_WITHOUT_EFFECT,
-            {"file": PATH, "fields": "enableProfiling, featureGates, winkernel.enableDSR"},
+            {"file": PATH, "fields": "configSyncPeriod, featureGates, winkernel.enableDSR"},
         ),
     )
 

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -106,6 +107,59 @@ def test_every_metric_has_its_name_and_type(server: MetricsServer) -> None:
     assert {n: t for n, t in types.items() if n.startswith("kubeproxy_")} == KUBE_PROXYS
     assert {n: t for n, t in types.items() if n.startswith("ebpfproxy_")} == OURS
     assert {"process_resident_memory_bytes", "python_info"} <= set(types)
+
+
+KUBERNETES = {
+    "kubernetes_build_info": "gauge",
+    "kubernetes_feature_enabled": "gauge",
+    "rest_client_request_duration_seconds": "histogram",
+    "rest_client_request_size_bytes": "histogram",
+    "rest_client_requests_total": "counter",
+    "rest_client_response_size_bytes": "histogram",
+    "rest_client_rate_limiter_duration_seconds": "histogram",
+    "rest_client_transport_cache_entries": "gauge",
+    "rest_client_transport_create_calls_total": "counter",
+}
+
+
+def test_metrics_of_every_kubernetes_component_are_present(server: MetricsServer) -> None:
+    text = ask(server.port, "/metrics").body.decode()
+    types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
+    assert {n: t for n, t in types.items() if n.startswith(("kubernetes_", "rest_client_"))} == KUBERNETES
+    families = {each.name: each for each in text_string_to_metric_families(text)}
+    (build,) = families["kubernetes_build_info"].samples
+    assert build.value == 1
+    assert (build.labels["major"], build.labels["minor"]) == ("1", "36")
+    assert re.fullmatch(rf"v1\.36\.[0-9]+\+ebpfproxy\.{re.escape(__version__)}", build.labels["git_version"])
+    assert set(build.labels) == {
+        "major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version",
+        "compiler", "platform",
+    }  # fmt: skip
+    features = [(each.labels, each.value) for each in families["kubernetes_feature_enabled"].samples]
+    assert ({"name": "ComponentFlagz", "stage": "BETA"}, 1) in features
+
+
+def test_requests_wait_for_no_rate_limiter(metrics: Metrics) -> None:
+    metrics.rest_client.transport_created()
+    metrics.rest_client.requested("GET", "a:1", 200)
+    limiter = "rest_client_rate_limiter_duration_seconds"
+    assert value(metrics, f"{limiter}_count", verb="GET", host="a:1") == 1
+    assert value(metrics, f"{limiter}_sum", verb="GET", host="a:1") == 0
+    assert value(metrics, "rest_client_transport_create_calls_total", result="uncacheable") == 1
+
+
+def test_metrics_slis_has_the_results_of_health_checks_only(server: MetricsServer) -> None:
+    """KEP-3466."""
+    assert ask(server.port, "/metrics/slis").code == 200
+    for path in ("/healthz", "/healthz", "/healthz/ping"):  # as in kube-proxy, the last is not counted
+        assert (ask(server.port, path).code, ask(server.port, path).body) == (200, b"ok")
+    text = ask(server.port, "/metrics/slis").body.decode()
+    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    assert {(each.name, each.labels.get("status"), each.value) for each in samples} == {
+        ("kubernetes_healthcheck", None, 1.0),
+        ("kubernetes_healthchecks_total", "success", 4.0),
+    }
+    assert {(each.labels["name"], each.labels["type"]) for each in samples} == {("ping", "healthz")}
 
 
 def test_counters_have_no_created_series(server: MetricsServer) -> None:

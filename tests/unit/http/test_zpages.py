@@ -1,8 +1,10 @@
 """The pages /configz, /flagz and /statusz, through a real server."""
 
 import dataclasses
+import http.client
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,16 @@ FLAGS = {
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    loaded = load(FLAGS)
+    yield from serve(FLAGS)
+
+
+@pytest.fixture
+def profiled_port() -> Iterator[int]:
+    yield from serve(FLAGS | {"profiling": "true"})
+
+
+def serve(flags: Mapping[str, Any]) -> Iterator[int]:
+    loaded = load(flags)
     server = MetricsServer(
         ("127.0.0.1", 0), Metrics(), lambda: "ipvs", page=lambda request: zpages.page(request, loaded)
     )
@@ -120,3 +131,39 @@ def test_other_formats_than_text_and_the_object_are_not_acceptable(
     answer = ask(port, path, Accept=accept.format(kind))
     assert answer.code == code
     assert answer.headers["Content-Type"].startswith("text/plain")
+
+
+@pytest.fixture
+def agents_logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("ebpfproxy")
+    level = logger.level
+    yield logger
+    logger.setLevel(level)
+
+
+def put(port: int, body: bytes) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("PUT", "/debug/flags/v", body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_put_of_debug_flags_v_sets_the_log_level(profiled_port: int, agents_logger: logging.Logger) -> None:
+    assert put(profiled_port, b"4") == (200, b"the log level is 4\n")
+    assert agents_logger.level == logging.DEBUG
+    for body in (b"", b"high", b"-1", b"\xff", b"4" * 64, b"4" * 65, b"4" * 1000):
+        code, text = put(profiled_port, body)
+        assert (code, text[:25]) == (400, b"cannot set the log level:")
+    assert ask(profiled_port, "/debug/flags/v").code == 406
+    assert agents_logger.level == logging.DEBUG
+    assert put(profiled_port, b"0")[0] == 200
+    assert agents_logger.level == logging.INFO
+
+
+def test_debug_flags_v_exists_only_with_profiling(port: int, agents_logger: logging.Logger) -> None:
+    level = agents_logger.level
+    assert put(port, b"4")[0] == 404
+    assert agents_logger.level == level
