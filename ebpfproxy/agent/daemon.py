@@ -122,6 +122,7 @@ class _Agent:
         self._announcer = Announcer(config.node_name, connect)
         if not config.ebpf_dsr_port:
             self._announcer.accept(0)
+        self._reported_mode: tuple[str, Mapping[str, str]] = ("", {})  # and the modes that `auto` prefers
         self._modes = ModeSwitcher(config, callbacks, self._metrics, self._fell_back)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
         self._verification = Verification()
@@ -140,7 +141,7 @@ class _Agent:
     def open(self) -> None:
         """Start the sources, and open the first mode. Raises EbpfProxyError."""
         log.info(STARTING, node=self._config.node_name, mode=self._modes.serving.name)
-        self._front.show(lambda: self._modes.serving)
+        self._front.show(lambda: self._modes.serving, self._sources.report_health_checks)
         self._sources.start()
         self._modes.open()  # meanwhile the sources read the first state
         self._update_intervals()
@@ -236,10 +237,10 @@ class _Agent:
 
     def _fell_back(self, unavailable: Mapping[str, str]) -> None:
         """Show the modes that `auto` could not select. An Event names them, too, at the start or now."""
-        is_new = unavailable != self._front.readiness.unavailable
         self._front.readiness.fell_back(unavailable)
-        if is_new and not self._is_first_sync:
-            self._sources.report_fallback(self._modes.serving.name, unavailable)
+        previous, self._reported_mode = self._reported_mode, (self._modes.serving.name, unavailable)
+        if self._reported_mode != previous and not self._is_first_sync:
+            self._sources.report_mode(*self._reported_mode)
 
     def _may_sync(self, now: float) -> bool:
         """Return whether everything is known that the first sync needs.

@@ -13,6 +13,7 @@ from ebpfproxy.http.readiness import Readiness
 from ebpfproxy.http.server import Listener, Request, Response
 from ebpfproxy.model.counters import ServiceTraffic, SyncCounts
 from ebpfproxy.model.device import DeviceSide
+from ebpfproxy.model.service import NamespacedName
 
 
 class Shown(Protocol):
@@ -43,8 +44,11 @@ class Front:
         self.metrics = Metrics(
             self._map_use, self._counters, self._traffic, self._bypassed, self._sync_counts
         )
-        self.service_health = ServiceHealthServer(lambda: self.health.at(time.monotonic()).healthy)
+        self.service_health = ServiceHealthServer(
+            lambda: self.health.at(time.monotonic()).healthy, self._not_served
+        )
         self._serving: Callable[[], Shown] | None = None
+        self._report_checks: Callable[[Mapping[NamespacedName, str]], object] | None = None
         self._listeners = tuple(self._make_listeners(config))
         self.servers: Mapping[str, ServiceHealthServer | Listener] = {
             "service-health": self.service_health,
@@ -62,9 +66,20 @@ class Front:
         """Why servers could not listen at their start, by name."""
         return {each.name: each.start_failure for each in self._listeners if each.start_failure}
 
-    def show(self, serving: Callable[[], Shown]) -> None:
-        """Show the mode that `serving` returns from now on."""
-        self._serving = serving
+    def show(
+        self,
+        serving: Callable[[], Shown],
+        report_checks: Callable[[Mapping[NamespacedName, str]], object],
+    ) -> None:
+        """Show the mode that `serving` returns from now on.
+
+        `report_checks` is called in any thread, with the reasons why healthCheckNodePorts are not served.
+        """
+        self._serving, self._report_checks = serving, report_checks
+
+    def _not_served(self, reasons: Mapping[NamespacedName, str]) -> None:
+        if self._report_checks:
+            self._report_checks(reasons)
 
     def _make_listeners(self, config: Config) -> Iterator[Listener]:
         hard = config.bind_address_hard_fail

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ebpfproxy.agent import node_events
+from ebpfproxy.agent import api_events
 from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
 from ebpfproxy.api.event import ADDRESSES, DEVICES, AddressesChanged, DevicesChanged, Event, Synced
 from ebpfproxy.api.tracker import Tracker
@@ -24,6 +24,7 @@ from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Network
 from ebpfproxy.model.device import Device
+from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.service_plan import Role
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ def tracker_for(config: Config) -> Tracker:
     """Return a tracker of what the sources report, which awaits what plans need."""
     has_node = config.role is not Role.EDGE
     return Tracker(time.time(), node=has_node, peers=needs_peers(config), host_ports=config.host_ports)
+
+
+def _about_mode(mode: str, unavailable: Mapping[str, str]) -> list[api_events.Report]:
+    return [*api_events.deprecation(mode), *api_events.fallback(mode, unavailable)]
 
 
 class Sources:
@@ -89,28 +94,30 @@ class Sources:
     ) -> None:
         """Create Events of the Node for the start of the agent, in the background.
 
-        `failures`: the reasons why HTTP servers did not start, by name. `unavailable`: as in
-        `report_fallback`.
+        `failures`: the reasons why HTTP servers did not start, by name. `mode` and `unavailable`: as in
+        `report_mode`.
         """
-        reports = [node_events.STARTING]
+        reports = [api_events.STARTING]
         reports += [
-            node_events.Report(node_events.FAILED_SERVERS[name], note) for name, note in failures.items()
+            api_events.Report(api_events.FAILED_SERVERS[name], note) for name, note in failures.items()
         ]
-        self._report([*reports, *node_events.fallback(mode, unavailable)])
+        self._report([*reports, *_about_mode(mode, unavailable)])
 
-    def report_fallback(self, mode: str, unavailable: Mapping[str, str]) -> None:
-        """Create an Event of the Node if `mode` serves although `auto` prefers others.
+    def report_mode(self, mode: str, unavailable: Mapping[str, str]) -> None:
+        """Create an Event of the Node if Kubernetes has deprecated `mode`, or if `auto` prefers others.
 
         `unavailable`: why these could not be selected, by name.
         """
-        self._report(node_events.fallback(mode, unavailable))
+        self._report(_about_mode(mode, unavailable))
 
-    def _report(self, reports: Sequence[node_events.Report]) -> None:
+    def report_health_checks(self, reasons: Mapping[NamespacedName, str]) -> None:
+        """Create an Event of each Service whose healthCheckNodePort is not served. Any thread may call it."""
+        self._report(api_events.health_checks(self._config.node_name, reasons))
+
+    def _report(self, reports: Sequence[api_events.Report]) -> None:
         if self._session and reports:
             arguments = (self._config.node_name, self._session, reports)
-            threading.Thread(
-                target=node_events.create, args=arguments, name="node-event", daemon=True
-            ).start()
+            threading.Thread(target=api_events.create, args=arguments, name="api-event", daemon=True).start()
 
     def connect(self) -> "Session":
         """Return a session with the API server, which the caller closes. Only after `start`, and without

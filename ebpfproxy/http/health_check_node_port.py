@@ -10,7 +10,7 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ebpfproxy import threads
 from ebpfproxy.http.connections import Connections
@@ -45,10 +45,19 @@ class ServiceHealthServer:
 
     Each family has separate sockets. A port that another process uses is logged once and retried every
     `retry_seconds`. A port that several Services claim is logged once. `healthy` is called at each request.
+
+    `not_served` is called with each line that is logged about ports of Services: the reasons by Service. Any
+    thread calls it.
     """
 
-    def __init__(self, healthy: Callable[[], bool], retry_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        healthy: Callable[[], bool],
+        not_served: Callable[[Mapping[NamespacedName, str]], object] = lambda reasons: None,
+        retry_seconds: float = 5.0,
+    ) -> None:
         self._healthy = healthy
+        self._not_served = not_served
         self._retry_seconds = retry_seconds
         self._checks: Mapping[int, HealthCheck] = {}  # by port; replaced as a unit, like _wanted
         self._wanted: frozenset[_ListenAddress] = frozenset()
@@ -84,13 +93,13 @@ class ServiceHealthServer:
         for check in sorted(checks):
             if by_port.setdefault(check.port, check) is not check:
                 lost.add((check.port, check.service))
+        reasons = {}
         for port, service in sorted(lost - self._lost):
-            log.warning(
-                CHECK_CONFLICT,
-                port=port,
-                served=str(by_port[port].service),
-                rejected=str(service),
-            )
+            served = by_port[port].service
+            log.warning(CHECK_CONFLICT, port=port, served=str(served), rejected=str(service))
+            reasons[service] = f"healthCheckNodePort {port} is that of Service {served}"
+        if reasons:
+            self._not_served(reasons)
         self._lost = frozenset(lost)
         self._checks = by_port
         wanted = frozenset((address, port) for address in addresses for port in by_port)
@@ -123,21 +132,29 @@ class ServiceHealthServer:
         self._reported = {each: reason for each, reason in self._reported.items() if each in wanted}
         new = sorted(wanted - self._servers.keys())
         room = max(descriptors.limit() // 2 - len(self._servers), 0)
-        self._report_beyond(len(new[room:]))
+        reasons = self._report_beyond(new[room:])
         for listen_address in new[:room]:
             try:
                 self._servers[listen_address] = self._listen(listen_address)
             except OSError as failure:
-                self._log_once(listen_address, failure.strerror or str(failure))
+                reasons |= self._log_once(listen_address, failure.strerror or str(failure))
             else:
                 self._reported.pop(listen_address, None)
                 selector.register(self._servers[listen_address], selectors.EVENT_READ)
+        if reasons:
+            self._not_served(reasons)
         return not self._reported
 
-    def _report_beyond(self, count: int) -> None:
-        if count and not self._beyond:
-            log.error(CHECKS_LIMITED, not_served=count, limit=descriptors.limit())
-        self._beyond = count
+    def _report_beyond(self, beyond: Sequence[_ListenAddress]) -> dict[NamespacedName, str]:
+        """Return the reasons of the Services if they are reported now."""
+        previous, self._beyond = self._beyond, len(beyond)
+        if previous or not beyond:
+            return {}
+        limit = descriptors.limit()
+        log.error(CHECKS_LIMITED, not_served=len(beyond), limit=limit)
+        reason = f"too many healthCheckNodePorts for a limit of {limit} open files"
+        checks = (self._checks.get(port) for _, port in beyond)
+        return {check.service: reason for check in checks if check}
 
     def _listen(self, listen_address: _ListenAddress) -> Server:
         """Raises OSError."""
@@ -168,16 +185,18 @@ class ServiceHealthServer:
         code = 200 if healthy and check.endpoints else 503
         return Response(code, json.dumps(body, indent="\t").encode(), headers)
 
-    def _log_once(self, listen_address: _ListenAddress, reason: str) -> None:
+    def _log_once(self, listen_address: _ListenAddress, reason: str) -> dict[NamespacedName, str]:
+        """Return the reason by its Service if it is reported now."""
         if self._reported.get(listen_address) == reason:
-            return
+            return {}
         self._reported[listen_address] = reason
         address, port = listen_address
-        check = self._checks.get(port)
+        check, place = self._checks.get(port), format_endpoint(address, port)
         log.error(
             CHECK_NOT_LISTENING,
             service=str(check.service) if check else "",
-            address=format_endpoint(address, port),
+            address=place,
             error=reason,
             after=f"{self._retry_seconds:g}s",
         )
+        return {check.service: f"cannot listen for health checks on {place}: {reason}"} if check else {}

@@ -15,17 +15,18 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.agent.api_events import FAILED_SERVERS, NOT_CREATED
 from ebpfproxy.agent.daemon import ENDING, RESTARTING
 from ebpfproxy.agent.ending import NOT_ENDED
 from ebpfproxy.agent.initialize import INITIALIZED
 from ebpfproxy.agent.mode_switch import SAME_MODE
-from ebpfproxy.agent.node_events import FAILED_SERVERS, NOT_CREATED
 from ebpfproxy.agent.process import START_FAILED
 from ebpfproxy.config.load import CONFIG_REJECTED
 from ebpfproxy.lab import Agent, manifests
 from ebpfproxy.linux.netns import netns
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import Cluster, eventually
+from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.kernel
@@ -258,6 +259,48 @@ def test_events_of_the_node_report_ports_that_are_in_use(
     assert {each["type"] for each in others} == {"Warning"}
     assert all(each["note"].endswith(": Address already in use") for each in others)
     assert len({each["metadata"]["name"] for each in server.events}) == 3
+
+
+def test_an_event_of_the_service_reports_a_health_check_port_in_use(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
+    balanced = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32119}
+    web = restartable.service(node_port=True, **balanced)
+    for entry in web.objects():
+        server.put(entry)
+    with contextlib.ExitStack() as taken:
+        with netns.entered(restartable.node.netns):
+            taken.enter_context(socket.create_server(("0.0.0.0", 32119)))
+        restartable.start(*flags)
+        eventually(lambda: len(server.events) == 2, "the Events")
+    (check,) = [each for each in server.events if each["reason"] == "FailedToStartServiceHealthcheck"]
+    assert (check["type"], check["action"]) == ("Warning", "Listen")
+    regarding = {"kind": "Service", "namespace": "default", "name": web.name, "uid": f"default/{web.name}"}
+    assert check["regarding"] == regarding
+    assert check["note"].endswith(" on 0.0.0.0:32119: Address already in use")
+
+
+def test_an_event_of_the_node_reports_the_deprecated_mode(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    """At each start with it, and at each switch to it."""
+    skip_without_ipvs("ipvs")
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    client = f"clientConnection: {{kubeconfig: {tmp_path / 'kubeconfig'}}}\n"
+    config = ConfigMap(tmp_path, client + "mode: ipvs\n")
+    restartable.start("--manifests=", f"--config={config.file}")
+
+    def deprecations() -> int:
+        return [each["reason"] for each in server.events].count("IPVSDeprecation")
+
+    eventually(lambda: deprecations() == 1, "the Event at the start")
+    config.update(client)
+    eventually(lambda: restartable.http_get("proxyMode") == "nftables", "mode nftables")
+    config.update(client + "mode: ipvs\n")
+    eventually(lambda: deprecations() == 2, "the Event at the switch")
+    assert {each["regarding"]["kind"] for each in server.events} == {"Node"}
 
 
 def test_a_rejected_event_is_one_warning(restartable: Cluster, server: ApiServer, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import dataclasses
 import http.server
 import itertools
 import pathlib
+import re
 import signal
 import socket
 import ssl
@@ -44,7 +45,7 @@ _RESOURCES = {
     "/api/v1/pods": ("Pod", "v1"),
 }
 _NODES = "/api/v1/nodes/"
-_EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+_EVENTS = re.compile(r"/apis/events\.k8s\.io/v1/namespaces/([^/]+)/events")
 _VERSIONS = dict(_RESOURCES.values())
 _REASONS = {
     400: "BadRequest",
@@ -446,8 +447,12 @@ class ApiServer:
             handler.send(failure.status, _status(failure.status, "injected failure"), failure.headers)
         elif self.token is not None and request.token != self.token:
             handler.send(401, _status(401, "Unauthorized"))
-        elif request.method == "POST" and request.path == _EVENTS:
-            self.events.append(handler.body())
+        elif request.method == "POST" and (found := _EVENTS.fullmatch(request.path)):
+            created = handler.body()
+            if created["metadata"]["namespace"] != found[1]:
+                handler.send(400, _status(400, "the namespace of the object does not match the URL"))
+                return
+            self.events.append(created)
             handler.send(201, b"{}")
         elif request.method == "PATCH" and request.path.startswith(_NODES):
             handler.send(*self._merge(handler, request.path.removeprefix(_NODES)))

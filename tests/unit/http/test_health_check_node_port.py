@@ -6,7 +6,7 @@ import logging
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -25,7 +25,8 @@ WEB, API = NamespacedName("default", "web"), NamespacedName("default", "api")
 class Server:
     def __init__(self) -> None:
         self.healthy = True
-        self.of = ServiceHealthServer(lambda: self.healthy, retry_seconds=0.01)
+        self.reasons: list[Mapping[NamespacedName, str]] = []
+        self.of = ServiceHealthServer(lambda: self.healthy, self.reasons.append, retry_seconds=0.01)
         self.of.start()
 
     def has(self, port: int, endpoints: int = 1, service: NamespacedName = WEB, *addresses: str) -> None:
@@ -166,6 +167,8 @@ def test_a_taken_port_is_logged_once_and_served_once_it_is_free(
     assert asked(port).headers["X-Load-Balancing-Endpoint-Weight"] == "3"
     (logged,) = values(caplog)
     assert (logged["service"], logged["address"]) == ("default/web", f"127.0.0.1:{port}")
+    reason = f"cannot listen for health checks on 127.0.0.1:{port}: Address already in use"
+    assert server.reasons == [{WEB: reason}]
 
 
 def test_a_taken_port_does_not_affect_other_ports(server: Server, port: int) -> None:
@@ -185,6 +188,7 @@ def test_of_two_services_with_the_same_port_the_first_by_name_is_served(
         assert b'"name": "api"' in asked(port).body
     (logged,) = values(caplog)
     assert (logged["served"], logged["rejected"]) == ("default/api", "default/web")
+    assert server.reasons == [{WEB: f"healthCheckNodePort {port} is that of Service default/api"}]
     server.of.update(both[:1], [LOOPBACK])
     assert b'"name": "web"' in asked(port).body
 

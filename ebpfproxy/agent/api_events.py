@@ -1,6 +1,7 @@
-"""Events of the Node, as kube-proxy creates them (birthCry and Run in cmd/kube-proxy/app/server.go).
+"""Events of the Node and of Services, as kube-proxy creates them.
 
-`kubectl describe node` shows them. An Event cannot be important: if it cannot be created, one line is logged.
+The sources are cmd/kube-proxy/app/server.go, server_linux.go and pkg/proxy/healthcheck/service_health.go.
+`kubectl describe` shows them. An Event cannot be important: if it cannot be created, one line is logged.
 """
 
 import json
@@ -12,14 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.log import Logger
+from ebpfproxy.model.service import NamespacedName
 
 log = Logger(__name__)
 
-NOT_CREATED = "Cannot create an Event of the Node, continuing without it"
+NOT_CREATED = "Cannot create an Event, continuing without it"
 """The ClusterRole in `deploy/base` has the permission. Nothing depends on Events."""
-
-PATH = "/apis/events.k8s.io/v1/namespaces/default/events"
-"""Events of objects without a namespace are in the namespace default."""
 
 _CONTROLLER = "ebpfproxy"
 _LONGEST_NOTE = 1000  # characters; the API server rejects a note of more than 1 kB
@@ -34,14 +33,29 @@ class Creator(Protocol):
 
 
 class Report(NamedTuple):
-    """What an Event of the Node says. `note` has details, "" if there are none."""
+    """What an Event says about the Service, or about the Node. `note` has details, "" if there are none."""
 
     reason: str
     note: str = ""
+    service: NamespacedName | None = None
 
     @property
     def type(self) -> str:
         return "Warning" if self.note else "Normal"
+
+    @property
+    def action(self) -> str:
+        return "Listen" if self.service else "StartKubeProxy"
+
+    @property
+    def path(self) -> str:
+        """Where to create the Event."""
+        return f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+
+    @property
+    def namespace(self) -> str:
+        """Events of objects without a namespace are in the namespace default."""
+        return self.service.namespace if self.service else "default"
 
 
 STARTING = Report("Starting")
@@ -61,23 +75,42 @@ def fallback(mode: str, unavailable: Mapping[str, str]) -> list[Report]:
     return [Report("ProxyModeFallback", note[:_LONGEST_NOTE])] if reasons else []
 
 
-def event(node_name: str, moment: float, report: Report) -> dict[str, Any]:
-    """Return the Event of the Node at the Unix time `moment`, in seconds.
+def deprecation(mode: str) -> list[Report]:
+    """Return a report if Kubernetes has deprecated the mode."""
+    note = "Kubernetes has deprecated mode ipvs, and removes it from kube-proxy 1.43 (KEP-5495); use nftables"
+    return [Report("IPVSDeprecation", note)] if mode == "ipvs" else []
 
-    As in kube-proxy, the UID of the Node is its name: `kubectl describe node` looks for both.
+
+def health_checks(node_name: str, reasons: Mapping[NamespacedName, str]) -> list[Report]:
+    """Return a report for each Service whose healthCheckNodePort is not served, with the reason."""
+    return [
+        Report("FailedToStartServiceHealthcheck", f"node {node_name}: {reason}"[:_LONGEST_NOTE], service)
+        for service, reason in reasons.items()
+    ]
+
+
+def event(node_name: str, moment: float, report: Report) -> dict[str, Any]:
+    """Return the Event at the Unix time `moment`, in seconds.
+
+    As in kube-proxy, the UID of the object is its name: `kubectl describe node` looks for both.
     """
+    name = report.service.name if report.service else node_name
+    regarding = {"kind": "Node", "name": name, "uid": name}
+    if report.service:
+        in_namespace = {"namespace": report.service.namespace, "uid": str(report.service)}
+        regarding |= {"kind": "Service"} | in_namespace
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": f"{node_name}.{round(moment * 1e9):x}", "namespace": "default"},
+        "metadata": {"name": f"{name}.{round(moment * 1e9):x}", "namespace": report.namespace},
         "eventTime": datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": _CONTROLLER,
         "reportingInstance": f"{_CONTROLLER}-{os.uname().nodename}",
         "type": report.type,
         "reason": report.reason,
-        "action": "StartKubeProxy",
+        "action": report.action,
         "note": report.note,
-        "regarding": {"kind": "Node", "name": node_name, "uid": node_name},
+        "regarding": regarding,
     }
 
 
@@ -87,7 +120,7 @@ def create(node_name: str, session: Callable[[], Creator], reports: Sequence[Rep
         creator = session()
         try:
             for report in reports:
-                creator.create(PATH, json.dumps(event(node_name, time.time(), report)).encode())
+                creator.create(report.path, json.dumps(event(node_name, time.time(), report)).encode())
         finally:
             creator.close()
     except EbpfProxyError as failure:
