@@ -8,6 +8,7 @@ from ebpfproxy.diagnose.explain import host
 from ebpfproxy.linux.netlink import links, pod_devices
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import parse_address
+from ebpfproxy.model.device import Device
 from tests.support.namespace import Namespace, namespace
 from tests.unit.diagnose.explain.scene import POD, situation
 
@@ -50,3 +51,23 @@ def test_a_pod_without_a_pair_belongs_to_the_node_of_the_parent_device() -> None
         if node.lacks(f"link add macvlan0 link uplink netns {a.name} type macvlan"):
             pytest.skip("this kernel has no macvlan")
         assert (is_pod_of(a, node), is_pod_of(a, twin)) == (True, False)
+
+
+def test_a_device_that_disappears_while_a_pod_is_read_has_no_counterpart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list of devices and the counterpart of each are separate reads."""
+    with namespace("node") as node, namespace("a") as a:
+        connect(node, a)
+        a.ip("link add other type veth", "link set other up", "address add 192.0.2.1/32 dev other")
+        read = links.read
+
+        def read_then_delete() -> tuple[Device, ...]:
+            found = read()
+            a.ip("link delete other")
+            return found
+
+        with a.entered():
+            assert pod_devices.by_address().keys() == {parse_address(POD), parse_address("192.0.2.1")}
+            monkeypatch.setattr(links, "read", read_then_delete)
+            assert pod_devices.by_address() == {parse_address(POD): pod_devices.PodDevice(9, 7)}

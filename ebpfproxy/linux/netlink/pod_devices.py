@@ -4,6 +4,7 @@ IFLA_LINK of one device is the ifindex of its peer, in the network namespace of 
 pairs (macvlan, ipvlan), IFLA_LINK is the ifindex of the parent. The parent does not refer back.
 """
 
+import contextlib
 import errno
 import socket
 import struct
@@ -31,11 +32,12 @@ def by_address() -> dict[Address, PodDevice]:
 
     Verify `outer` with `leads_to`. Raises KernelError.
     """
-    return {
-        address: PodDevice(device.ifindex, _counterpart(device.ifindex))
-        for device in links.read()
-        for address in device.addresses
-    }
+    found = {}
+    for device in links.read():
+        with contextlib.suppress(NotFound):  # it is gone since it was listed
+            for address in device.addresses:
+                found[address] = PodDevice(device.ifindex, _counterpart(device.ifindex))
+    return found
 
 
 def leads_to(pod: PodDevice) -> bool:

@@ -18,6 +18,7 @@ from ebpfproxy.errors import TableFull, Unsupported
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Map, Program
 from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.netlink import iproute, links
 from ebpfproxy.model.address import Family, unspecified
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
@@ -149,6 +150,32 @@ def test_a_deleted_entry_of_the_device_map_is_written_again(backend: EbpfBackend
         assert not in_step(backend, plan("net"))
         assert not bring(backend, plan("net"))
         assert in_step(backend, plan("net"))
+
+
+@pytest.mark.parametrize("moment", ["after the list", "between the sides"])
+def test_a_device_that_disappears_while_it_is_read_is_no_drift(
+    backend: EbpfBackend, node: Namespace, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The list of devices and the programs at each side are separate reads."""
+    desired, ifindex = plan("net", "pod"), socket.if_nametoindex("pod")
+    bring(backend, desired)
+    assert in_step(backend, desired)
+    if moment == "after the list":
+        module, name = links, "names"
+    else:
+        module, name = (tcx, "programs") if tcx.is_supported() else (tc, "filters")
+    read = getattr(module, name)
+
+    def read_then_delete(*arguments: int) -> object:
+        found = read(*arguments)
+        if arguments[:1] in ((), (ifindex,)) and iproute.exists(ifindex):
+            node.ip("link delete pod")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, read_then_delete)
+        assert in_step(backend, desired)
+    assert "pod" not in links.names().values()
 
 
 def devices_map(place: BpfPlace) -> Map:

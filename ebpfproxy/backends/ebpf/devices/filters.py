@@ -139,10 +139,7 @@ class DeviceTable:
         found: dict[DeviceKey, DeviceEntry] = {}
         for ifindex in sorted(written.keys() | further):
             entry = written.get(ifindex, _UNKNOWN)
-            if ifindex in present:
-                name, sides = present[ifindex], tuple(self._sides(ifindex, present[ifindex], entry.flags))
-            else:
-                name, sides = self._last.get(ifindex, (GONE, ()))
+            name, sides = self._name_and_sides(ifindex, present.get(ifindex), entry.flags)
             if sides or ifindex in written:
                 found[DeviceKey(ifindex, name)] = entry._replace(sides=sides)
                 self._last[ifindex] = name, sides
@@ -154,6 +151,14 @@ class DeviceTable:
         )
         self._in_use = frozenset(ifindex for ifindex, _, _ in self._attached)
         return found
+
+    def _name_and_sides(self, ifindex: int, name: str | None, flags: int) -> tuple[str, tuple[str, ...]]:
+        """Those at the last read if the device does not exist: `name` is None, or it is gone since then."""
+        if name is not None:
+            sides = tuple(self._sides(ifindex, name, flags))
+            if len(sides) == len(SIDES) or iproute.exists(ifindex):
+                return name, sides
+        return self._last.get(ifindex, (GONE, ()))
 
     def written(self) -> Iterator[tuple[int, DeviceEntry]]:
         """The entries of the map by ifindex, without sides."""
