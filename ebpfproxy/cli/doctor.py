@@ -2,6 +2,8 @@
 
 import functools
 import json
+import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ebpfproxy.cli.epilog import examples
-from ebpfproxy.cli.terminal import console, progress
+from ebpfproxy.cli.terminal import progress
 from ebpfproxy.config import Config, FlagsCommand, config_options
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from ebpfproxy.diagnose.doctor.report import Report
 
 _INCOMPLETE = 1
-_UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a row stays one line
 
 
 @click.command(
@@ -66,7 +67,8 @@ def command(config: Config, output: str, fix: bool, dry_run: bool, cni_config_di
     problem has a remedy and the page of the documentation. Changes nothing without --fix. Run it with the
     agent's flags, and in the agent's namespaces or pod.
 
-    STATE is `present`, `missing (required)` or `missing (optional)`. The exit code is 0 if the selected mode
+    STATE is `present`, `missing (required)` or `missing (optional)`; the lines below a row explain it. The
+    exit code is 0 if the selected mode
     has every feature that it can use and nothing is `missing (required)` for the node, 1 otherwise.
     """
     from ebpfproxy.diagnose.doctor import report as reports
@@ -130,28 +132,34 @@ def _as_object(report: "Report", outcomes: Sequence["Outcome"]) -> dict[str, obj
 
 
 def _show(report: "Report") -> None:
-    """Print the table, then the selected mode. Long cells wrap on a terminal, so that nothing is cut off."""
-    from rich.table import Table
+    """Print the rows, each with its explanation in the lines below it, for the width of the terminal."""
+    from ebpfproxy.diagnose.doctor.check import State
 
-    table = Table(box=None, pad_edge=False, show_edge=False)
-    for heading in ("SUBJECT", "FEATURE", "STATE", "DETAIL; REMEDY", "SEE"):
-        table.add_column(heading, overflow="fold")
-    output = console(piped_width=_UNLIMITED_WIDTH)
+    width = shutil.get_terminal_size().columns  # 80 if the output is no terminal, and COLUMNS is not set
+    subjects = max(len(each.subject) for each in report.checks)
+    states = max(map(len, State))
+    below = " " * (subjects + 6)
+    click.echo(f"{'SUBJECT':{subjects}}  {'STATE':{states}}  FEATURE")
     previous = ""
     for each in report.checks:
-        explanation = "; ".join(filter(None, (each.detail, each.remedy)))
         subject = each.subject if each.subject != previous else ""
-        see = each.link if each.remedy else ""
-        table.add_row(subject, each.feature, str(each.state), explanation, see)
+        _wrap(f"{subject:{subjects}}  {each.state:{states}}  ", each.feature, width)
+        _wrap(below, each.detail, width)
+        if each.remedy:
+            _wrap(below, f"remedy: {each.remedy}", width)
+            _wrap(below, f"see: {each.link}", width)
         previous = each.subject
-    if output.is_terminal:
-        output.print(table)
-    else:
-        with output.capture() as captured:
-            output.print(table)
-        for line in captured.get().splitlines():
-            click.echo(line.rstrip())
     selected = report.selected
     click.echo(
         f"mode: {selected} ({report.reason})" if selected else "mode: none, no mode works on this node"
     )
+
+
+def _wrap(before: str, text: str, width: int) -> None:
+    """Print `text` after `before`, in lines that begin at the same column. A longer word is not broken."""
+    following = " " * len(before)
+    for line in textwrap.wrap(
+        text, width, initial_indent=before, subsequent_indent=following, break_long_words=False,
+        break_on_hyphens=False,
+    ):  # fmt: skip
+        click.echo(line)

@@ -92,10 +92,10 @@ def test_doctor_finds_no_missing_permission(bare: Installed, tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1].startswith("mode: ebpf ")
-    subjects = [line.split()[0] for line in lines]
+    subjects = [line.split(" ")[0] for line in lines]
     of_mode = lines[subjects.index("ebpf") : subjects.index("nftables")]
     assert of_mode
-    assert not [line for line in of_mode if " present" not in line]
+    assert not [line for line in of_mode if " missing " in line]
     agent.stop()
 
 

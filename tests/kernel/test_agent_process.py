@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from ebpfproxy.agent.initialize import INITIALIZED
 from ebpfproxy.agent.mode_switch import SAME_MODE
 from ebpfproxy.agent.process import START_FAILED
 from ebpfproxy.config.load import CONFIG_REJECTED
+from ebpfproxy.diagnose.doctor.other_proxies import LEFT_OVER
 from ebpfproxy.lab import Agent, manifests
 from ebpfproxy.linux.netns import netns
 from tests.kernel.clients import TCP, outcome
@@ -301,6 +303,23 @@ def test_an_event_of_the_node_reports_the_deprecated_mode(
     config.update(client + "mode: ipvs\n")
     eventually(lambda: deprecations() == 2, "the Event at the switch")
     assert {each["regarding"]["kind"] for each in server.events} == {"Node"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "left"), [("ebpf", "link "), ("userspace", "local routes to addresses of Services: ")]
+)
+def test_doctor_reports_what_a_stopped_agent_has_left(restartable: Cluster, mode: str, left: str) -> None:
+    def details() -> list[str]:
+        found = restartable.ebpfproxy("doctor", f"--proxy-mode={mode}", "-o", "json", check=False)
+        return [each["detail"] for each in json.loads(found.stdout)["checks"] if each["feature"] == LEFT_OVER]
+
+    restartable.start(f"--proxy-mode={mode}")
+    restartable.service().to(restartable.a)
+    assert details() == []
+    assert restartable.agent.stop() == 0
+    (detail,) = details()
+    assert detail.startswith("nothing updates what a stopped proxy has left in force: ")
+    assert f"of mode {mode}: {left}" in detail
 
 
 def test_a_rejected_event_is_one_warning(restartable: Cluster, server: ApiServer, tmp_path: Path) -> None:

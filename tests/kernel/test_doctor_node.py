@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import http.server
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -18,13 +19,15 @@ from ebpfproxy.diagnose.doctor.check import Check, State
 from ebpfproxy.diagnose.doctor.other_proxies import LEFT_OVER, PROXY
 from ebpfproxy.diagnose.doctor.plugin_settings import LOCAL_TRAFFIC, MASQUERADE_BIT
 from ebpfproxy.linux import processes
-from ebpfproxy.linux.bpf import tcx
+from ebpfproxy.linux.bpf import tc, tcx
+from ebpfproxy.linux.bpf.tc import Side
+from ebpfproxy.linux.netlink import local_routes
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.model.address import parse_network
+from ebpfproxy.model.address import parse_address, parse_network
 from ebpfproxy.plan.service_plan import DetectLocal
 from tests.kernel import plugin_traces
 from tests.kernel.plugin_traces import Node
-from tests.support.bpf_place import BpfPlace, bpf_place
+from tests.support.bpf_place import BpfPlace, bpf_place, load_program
 from tests.support.kube_proxy import CAPTURED
 from tests.support.namespace import Namespace, namespace
 
@@ -32,6 +35,7 @@ pytestmark = pytest.mark.kernel
 
 CONFIG = Config(hostname_override="here")
 NETWORK_PLUGIN = "network plugin"
+SCHED_CLS = 3
 
 
 class Doctor:
@@ -45,7 +49,8 @@ class Doctor:
 
     def checks(self, mode: str = "nftables", **options: Any) -> dict[str, Check]:
         """The rows about the node, by feature. `options`: of the configuration."""
-        config = dataclasses.replace(CONFIG, **{"cgroup_root": self.place.cgroup, **options})
+        roots = {"cgroup_root": self.place.cgroup, "bpffs_root": self.place.bpffs}
+        config = dataclasses.replace(CONFIG, **{**roots, **options})
         found = traces.read(config, self.node.cni)
         return {each.feature: each for each in report.node_checks(found, config, mode)}
 
@@ -218,9 +223,17 @@ def test_a_plain_node_has_no_plugin_and_no_other_proxy(doctor: Doctor) -> None:
     doctor.node.iptables("*filter\n:MY-CHAIN - [0:0]\n-A FORWARD -j MY-CHAIN\nCOMMIT\n")
     doctor.node.socket_program("my_connect4")
     checks = doctor.checks(cluster_cidr=(parse_network("10.244.0.0/16"),))
-    missing = {name: each.state for name, each in checks.items() if each.state is not State.PRESENT}
-    assert missing == {NETWORK_PLUGIN: State.OPTIONAL}
+    assert {each.state for each in checks.values()} == {State.PRESENT}
+    path = doctor.node.cni / "10-bridge.conflist"
+    assert checks[NETWORK_PLUGIN].detail == f"not a known one: {path} has bridge, portmap"
     assert checks.keys() == {NETWORK_PLUGIN, LOCAL_TRAFFIC, PROXY, LEFT_OVER}
+
+
+def test_a_node_without_cni_configuration_is_reported(doctor: Doctor) -> None:
+    doctor.node.cni.mkdir()
+    check = doctor.checks()[NETWORK_PLUGIN]
+    assert check.state is State.OPTIONAL
+    assert check.detail == "there is no CNI configuration, and no trace of a known plugin"
 
 
 def test_a_folder_that_does_not_exist_is_reported(doctor: Doctor) -> None:
@@ -304,8 +317,11 @@ def test_a_proxy_in_a_process_of_another_name_is_reported(doctor: Doctor) -> Non
 
 def test_an_agent_that_cannot_be_seen_is_recognized_by_its_metrics(doctor: Doctor) -> None:
     """In a pod without hostPID."""
+    doctor.node.nft((CAPTURED / "nft.txt").read_text())
     with answering("nftables", 'ebpfproxy_info{mode="nftables"} 1\n'):
-        assert doctor.checks()[PROXY].state is State.PRESENT
+        checks = doctor.checks()
+    assert checks[PROXY].state is State.PRESENT
+    assert LEFT_OVER not in checks
 
 
 def iptables_rules(node: Node) -> None:
@@ -335,6 +351,24 @@ def test_rules_of_a_stopped_kube_proxy_are_reported(doctor: Doctor, build: Build
     assert checks[PROXY].state is State.PRESENT
     assert checks[LEFT_OVER].state is State.OPTIONAL
     assert shown in checks[LEFT_OVER].detail
+
+
+def test_programs_and_routes_of_a_stopped_agent_are_reported_also_beside_kube_proxy(doctor: Doctor) -> None:
+    doctor.node.device("eth1")
+    program = load_program(SCHED_CLS, 0)
+    try:
+        tc.attach(socket.if_nametoindex("eth1"), Side.INGRESS, program)
+    finally:
+        program.close()
+    local_routes.change([parse_address("10.96.0.1")])
+    expected = "of mode ebpf: filter at ingress of eth1; "
+    expected += "of mode userspace: local routes to addresses of Services: 1, such as 10.96.0.1"
+    assert doctor.checks()[LEFT_OVER].state is State.OPTIONAL
+    assert doctor.checks()[LEFT_OVER].detail.endswith(f" left in force: {expected}")
+    doctor.node.nft((CAPTURED / "nft.txt").read_text())
+    assert doctor.checks()[LEFT_OVER].detail.endswith(f"{expected}; table kube-proxy")
+    with running(doctor, "kube-proxy"):
+        assert doctor.checks()[LEFT_OVER].detail.endswith(f" left in force: {expected}")
 
 
 def test_the_proxy_of_kube_router_is_reported(doctor: Doctor) -> None:

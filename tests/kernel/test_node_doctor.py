@@ -1,6 +1,5 @@
 """The report of `ebpfproxy doctor` about a node with two uplinks."""
 
-import itertools
 import re
 
 import pytest
@@ -19,19 +18,20 @@ def doctor(uplinks: Uplinks) -> str:
 
 
 def state(text: str, feature: str) -> str:
-    """The state in the feature's row, which the table may have wrapped."""
-    first, *others = re.split(rf"^.*{feature} +", text, flags=re.MULTILINE)[1].splitlines()
-    further = itertools.takewhile(lambda line: line.startswith(" " * 30), others)
-    return " ".join(" ".join([first, *further]).split())
+    """The state in the feature's row, and the lines below it."""
+    lines = r"(?:\n {15}\S.*)*"
+    found = re.search(rf"^.*((?:present|missing) .*){feature}$({lines})", text, re.MULTILINE)
+    assert found
+    return " ".join(f"{found[1]} {found[2]}".split())
 
 
 def test_a_strict_reverse_path_filter_is_reported_with_a_remedy(uplinks: Uplinks) -> None:
     with uplinks.reverse_path_filter(uplinks.node, STRICT):
         report = doctor(uplinks)
     assert state(report, REQUESTS) == (
-        "missing (optional) the reverse path filter drops IPv4 clients whose replies leave by eth0; "
-        "route these clients by eth1, or sysctl -w net.ipv4.conf.eth1.rp_filter=2 "
-        f"{Page.UPLINKS.path}"
+        "missing (optional) the reverse path filter drops IPv4 clients whose replies leave by eth0 "
+        "remedy: route these clients by eth1, or sysctl -w net.ipv4.conf.eth1.rp_filter=2 "
+        f"see: {Page.UPLINKS.path}"
     )
     assert "requests by eth0" not in report
     assert "requests by veth" not in report
@@ -46,7 +46,7 @@ def test_a_strict_reverse_path_filter_accepts_equal_cost_routes(uplinks: Uplinks
     """The route to a client uses one uplink at a time. The report names the other one as accepted."""
     with uplinks.reverse_path_filter(uplinks.node, STRICT), uplinks.multipath():
         report = doctor(uplinks)
-    assert re.findall(r"requests by eth\d +(\w+)", report) == ["present"]
+    assert re.findall(r"(\w+) +requests by eth\d", report) == ["present"]
 
 
 def test_a_running_agent_is_not_another_proxy(uplinks: Uplinks) -> None:

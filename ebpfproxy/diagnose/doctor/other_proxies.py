@@ -13,7 +13,7 @@ from ebpfproxy.config import Config
 from ebpfproxy.diagnose import agent_pages
 from ebpfproxy.diagnose.doctor.check import NODE, Check, State
 from ebpfproxy.diagnose.doctor.links import Page
-from ebpfproxy.diagnose.doctor.plugins import Dataplane, Found, Plugin, translating_programs
+from ebpfproxy.diagnose.doctor.plugins import Dataplane, Found, Plugin, shown, translating_programs
 from ebpfproxy.diagnose.doctor.traces import Traces
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.linux.processes import Process
@@ -34,9 +34,10 @@ _ROUTER_DEVICE = "kube-dummy-if"
 def checks(found: Sequence[Found], traces: Traces, config: Config) -> Iterator[Check]:
     """At least one row with PROXY, then the others. `found`: the network plugins."""
     proxies, agents = kube_proxies(traces.processes), own_agents(traces.processes)
+    runs = bool(agents) or _is_ebpfproxy()
     others = [
         *_kube_proxy(proxies),
-        *(() if proxies or agents else _unknown_proxy()),
+        *(() if proxies or runs else _unknown_proxy()),
         *_plugins(found, traces),
     ]
     if others:
@@ -44,8 +45,9 @@ def checks(found: Sequence[Found], traces: Traces, config: Config) -> Iterator[C
     else:
         running = f"an ebpfproxy agent runs: {_pids(agents)}" if agents else ""
         yield Check(NODE, PROXY, State.PRESENT, running, "", Page.OTHER_PROXY)
-    if not (proxies or agents or others):
-        yield _left_over(traces)
+    if not runs and (traces.own or not others):
+        yield _left_over(traces, has_other=bool(others))
+    if not (runs or others):
         yield from _ports(traces, config)
 
 
@@ -96,7 +98,7 @@ def _kube_proxy(proxies: Sequence[Process]) -> Iterator[Check]:
 def _unknown_proxy() -> Iterator[Check]:
     """A proxy whose process is in another PID namespace, or has another name."""
     mode = proxy_mode()
-    if mode and mode != "ebpf" and not _is_ebpfproxy():
+    if mode:
         host, port = _METRICS
         yield _required(
             f"a proxy answers at {host}:{port}/proxyMode: mode {mode}",
@@ -125,19 +127,22 @@ def _plugins(found: Sequence[Found], traces: Traces) -> Iterator[Check]:
             )
 
 
-def _left_over(traces: Traces) -> Check:
-    remains = [
+def _left_over(traces: Traces, has_other: bool) -> Check:
+    """`has_other`: another proxy runs, whose rules have the names of kube-proxy's."""
+    rules = [
         *sorted(f"chain {name}" for name in _CHAINS & traces.chains.keys()),
         *(["table kube-proxy"] if "kube-proxy" in traces.tables else []),
         *([f"device {KUBE_IPVS0}"] if KUBE_IPVS0 in traces.devices else []),
     ]
+    own = [f"of mode {mode}: {', '.join(shown(found))}" for mode, found in traces.own.items()]
+    remains = "; ".join([*own, *([", ".join(rules)] if rules and not has_other else [])])
     if not remains:
         return Check(NODE, LEFT_OVER, State.PRESENT, "", "", Page.LEFT_OVER)
     return Check(
         NODE,
         LEFT_OVER,
         State.OPTIONAL,
-        f"no proxy runs, but rules that nothing updates are in force: {', '.join(remains)}",
+        f"nothing updates what a stopped proxy has left in force: {remains}",
         "start the agent, which takes them over; or run ebpfproxy cleanup",
         Page.LEFT_OVER,
     )

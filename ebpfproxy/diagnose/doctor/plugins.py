@@ -9,7 +9,7 @@ aojea/kindnet. kube-router: pkg/controllers of cloudnativelabs/kube-router.
 
 import enum
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.diagnose.doctor.traces import CGROUP, CGROUP_PROGRAMS, DEVICE_PROGRAMS, Traces
@@ -134,29 +134,29 @@ def _found(plugin: Plugin, traces: Traces, has_files: bool) -> Found | None:
     files = _files(plugin, traces)
     devices = _matching(signature.devices, traces.devices)
     chains = _matching(signature.chains, traces.chains)
-    shown = (
+    found = (
         *files,
-        *_shown("device", devices),
-        *_shown("chain", chains),
-        *_shown("table", _matching(signature.tables, traces.tables)),
-        *_shown("program", _matching(signature.programs, {each.name for each in traces.programs})),
+        *shown(devices, "device"),
+        *shown(chains, "chain"),
+        *shown(_matching(signature.tables, traces.tables), "table"),
+        *shown(_matching(signature.programs, {each.name for each in traces.programs}), "program"),
     )
-    if not shown:
+    if not found:
         return None
-    return Found(plugin, _dataplane(plugin, traces), shown, chains, bool(files if has_files else devices))
+    return Found(plugin, _dataplane(plugin, traces), found, chains, bool(files if has_files else devices))
 
 
 def _matching(pattern: str, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if pattern and re.fullmatch(pattern, name)))
 
 
-def _shown(kind: str, names: tuple[str, ...]) -> Iterator[str]:
-    """The first names, and how many there are beyond.
+def shown(names: Sequence[str], kind: str = "") -> Iterator[str]:
+    """The first names, each after its kind, and how many there are beyond.
 
-    >>> list(_shown("device", tuple("abcdefg")))
+    >>> list(shown("abcdefg", "device"))
     ['device a', 'device b', 'device c', 'device d', 'device e', '2 more']
     """
-    yield from (f"{kind} {name}" for name in names[:_MAX_SHOWN])
+    yield from (f"{kind} {name}".lstrip() for name in names[:_MAX_SHOWN])
     if len(names) > _MAX_SHOWN:
         yield f"{len(names) - _MAX_SHOWN} more"
 

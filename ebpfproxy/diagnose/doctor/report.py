@@ -10,6 +10,7 @@ from ebpfproxy.backends.selection import AUTO, MODES, best, examine
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.doctor import modes, other_proxies, plugin_settings, plugins, remedies, traces
 from ebpfproxy.diagnose.doctor.check import NODE, Check, State
+from ebpfproxy.diagnose.doctor.cni_files import CniFile
 from ebpfproxy.diagnose.doctor.links import Page
 from ebpfproxy.diagnose.doctor.plugins import Found
 from ebpfproxy.diagnose.doctor.remedies import Action, Outcome
@@ -71,7 +72,7 @@ def node_checks(read: Traces, config: Config, selected: str | None) -> Iterator[
     """Yield what follows from the traces: network plugins, their settings, other service proxies, and traces
     that could not be read."""
     found = plugins.find(read)
-    yield from _plugins(found, selected)
+    yield from _plugins(found, read.cni, selected)
     yield from plugin_settings.checks(found, read, config, selected)
     yield from other_proxies.checks(found, read, config)
     for subject, failure in read.unread.items():
@@ -79,17 +80,21 @@ def node_checks(read: Traces, config: Config, selected: str | None) -> Iterator[
         yield Check(NODE, f"reading {subject}", State.OPTIONAL, failure.message, remedy, Page.DOCTOR)
 
 
-def _plugins(found: Sequence[Found], selected: str | None) -> Iterator[Check]:
+def _plugins(found: Sequence[Found], files: Sequence[CniFile], selected: str | None) -> Iterator[Check]:
     for each in found:
         recognized = f"recognized by {', '.join(each.traces)}"
         settings = plugin_settings.advice(each, selected) if selected else ""
         yield Check(NODE, f"network plugin {each.title}", State.PRESENT, recognized, settings, Page.PLUGINS)
-    if not found:
+    if not found and files:
+        called = "; ".join(f"{each.path} has {', '.join(each.types) or 'none'}" for each in files)
+        remedy = "see the settings for other plugins"
+        yield Check(NODE, NO_PLUGIN, State.PRESENT, f"not a known one: {called}", remedy, Page.PLUGINS)
+    elif not found:
         yield Check(
             NODE,
             NO_PLUGIN,
             State.OPTIONAL,
-            "none of the known plugins was recognized",
+            "there is no CNI configuration, and no trace of a known plugin",
             "name the folder with --cni-config-dir if the node has one; see the settings for other plugins",
             Page.PLUGINS,
         )

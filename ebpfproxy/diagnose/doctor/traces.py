@@ -1,7 +1,7 @@
-"""What other programs have left on this node: read from the kernel, from files and from proc.
+"""What other programs and agents have left on this node: read from the kernel, from files and from proc.
 
-Pinned maps and programs are not read. They stay after a plugin is uninstalled; devices, rules and attached
-programs show what is in force.
+Pinned maps and programs of others are not read. They stay after a plugin is uninstalled; devices, rules and
+attached programs show what is in force.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from ebpfproxy.backends.selection import MODES
 from ebpfproxy.backends.xtables import saved, tool_backends
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.doctor import cni_files
@@ -31,6 +32,9 @@ CGROUP = "cgroup"
 CGROUP_PROGRAMS, DEVICE_PROGRAMS = "programs of the cgroup", "programs of network devices"
 """Keys of `Traces.unread`."""
 
+_WITHOUT_RULES = ("ebpf", "userspace")
+"""The modes that have objects of their own; the others share names with kube-proxy."""
+
 _CONNECT = (10, 11)  # BPF_CGROUP_INET4_CONNECT, BPF_CGROUP_INET6_CONNECT
 
 
@@ -49,6 +53,7 @@ class Traces(NamedTuple):
     - `tables`: names of tables of nftables.
     - `processes`: those in the network namespace of this process.
     - `ports`: those at which a TCP server listens, at any address.
+    - `own`: what agents have in the kernel in modes without rules, by mode, as `cleanup --dry-run` shows it.
     - `unread`: for each kind of trace that could not be read, the reason.
     """
 
@@ -59,6 +64,7 @@ class Traces(NamedTuple):
     programs: tuple[AttachedProgram, ...] = ()
     processes: tuple[Process, ...] = ()
     ports: frozenset[int] = frozenset()
+    own: Mapping[str, tuple[str, ...]] = {}
     unread: Mapping[str, EbpfProxyError] = {}
 
 
@@ -81,6 +87,7 @@ def read(config: Config, cni_folder: Path | None = None) -> Traces:
         (*at_cgroup, *at_devices),
         tuple(processes.in_own_netns(config.proc_root)),
         frozenset(_attempt(unread, "listening sockets", _ports)),
+        dict(_attempt(unread, "objects of ebpfproxy", lambda: _own(config))),
         unread,
     )
 
@@ -105,6 +112,12 @@ def _chains() -> Iterator[tuple[str, tuple[str, ...]]]:
 def _tables() -> Iterator[str]:
     with Session() as session:
         yield from session.table_names()
+
+
+def _own(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for mode in MODES:
+        if mode.name in _WITHOUT_RULES and (found := mode.remove(config, dry_run=True)):
+            yield mode.name, tuple(found)
 
 
 def _ports() -> Iterator[int]:
