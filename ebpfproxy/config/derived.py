@@ -29,6 +29,7 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         algorithm=config.lb_algorithm,
         slow_start=config.slow_start,
         host_ports=config.host_ports,
+        external_ips=config.allow_external_ips,
         sctp_unserved=sctp_unserved,
         role=config.role,
         vip_cidrs=config.edge_vip_cidrs,

@@ -66,11 +66,15 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def is_zero(node: yaml.Node) -> bool:
-    """Whether the value is Go's zero value. For a type that is not a pointer, Go treats it as not given."""
+    """Whether the value is Go's zero value. For a type that is not a pointer, Go treats it as not given.
+
+    A mapping counts as a struct of Go, which is zero if all of its fields are. A map of Go, such as
+    featureGates, and a list are zero only if they are empty.
+    """
     if isinstance(node, yaml.MappingNode):
         return all(is_zero(value) for _, value in node.value)
     if isinstance(node, yaml.SequenceNode):
-        return all(map(is_zero, node.value))
+        return not node.value
     text = str(node.value)
     return is_null(node) or text in ("", "0", "false", "False", "FALSE") or _is_zero_duration(text)
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ebpfproxy.config.document import is_null, is_zero, line, parse_document
-from ebpfproxy.config.flag_types import split_words
+from ebpfproxy.config.flag_types import FEATURE_GATES, split_words
 from ebpfproxy.config.load import Loaded, Remark
 from ebpfproxy.config.option import Option
 from ebpfproxy.config.settings import OPTIONS
@@ -103,7 +103,9 @@ def _reading(path: Path, nodes: dict[str, yaml.Node], remarks: list[Remark]) -> 
 
 def _is_set(option: Option, node: yaml.Node | None) -> bool:
     """Whether the field is present and neither null nor a zero that means not given."""
-    return node is not None and not is_null(node) and not (option.zero_is_unset and is_zero(node))
+    if node is None or is_null(node):
+        return False
+    return not (option.zero_is_unset and isinstance(node, yaml.ScalarNode) and is_zero(node))
 
 
 def _fields_in(option: Option, mode: str) -> tuple[str, ...]:
@@ -117,16 +119,43 @@ def _fields_in(option: Option, mode: str) -> tuple[str, ...]:
 
 def _text(option: Option, node: yaml.Node) -> Any:
     """Return the flag's text, or texts for a `many` kind. Raises ValueError for a wrong shape."""
+    if option.kind is FEATURE_GATES:
+        return _gates(node)
     if option.kind.many:
         if not isinstance(node, yaml.SequenceNode):
             raise ValueError("is not a list, such as [first, second]")
         return tuple(_scalar(each).value for each in node.value)
     scalar = _scalar(node)
     if scalar.style and (option.kind.boolean or option.kind.number):
-        raise ValueError(f'"{scalar.value}" is text: write it without quotes')
+        raise _quoted(scalar)
     if option.kind.boolean:
-        return _BOOLEANS.get(scalar.value.lower(), scalar.value)
+        return _boolean(scalar)
     return scalar.value or None
+
+
+def _gates(node: yaml.Node) -> tuple[str, ...]:
+    """Return the texts of a mapping of names to booleans, such as A=true. Raises ValueError."""
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError("is not a mapping, such as {Name: true}")
+    texts = []
+    for key, value in node.value:
+        name = _scalar(key).value
+        try:
+            if _scalar(value).style:
+                raise _quoted(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        texts.append(f"{name}={_boolean(value)}")
+    return tuple(texts)
+
+
+def _boolean(scalar: yaml.ScalarNode) -> str:
+    text = str(scalar.value)
+    return _BOOLEANS.get(text.lower(), text)
+
+
+def _quoted(scalar: yaml.ScalarNode) -> ValueError:
+    return ValueError(f'"{scalar.value}" is text: write it without quotes')
 
 
 def _scalar(node: yaml.Node) -> yaml.ScalarNode:
@@ -201,7 +230,7 @@ def as_tree(loaded: Loaded) -> dict[str, Any]:
 
 
 def _value(loaded: Loaded, name: str, option: Option) -> Any:
-    """Return the value for the field: a boolean, a number, a list of texts, or a text."""
+    """Return the value for the field: a boolean, a number, a mapping, a list of texts, or a text."""
     listen = {
         "healthz_bind_address": loaded.config.healthz_listen,
         "metrics_bind_address": loaded.config.metrics_listen,
@@ -210,6 +239,8 @@ def _value(loaded: Loaded, name: str, option: Option) -> Any:
         address = listen[name]
         return format_endpoint(parse_address(address[0]), address[1]) if address else ""
     text = loaded.texts.get(name)
+    if option.kind is FEATURE_GATES:
+        return dict(option.parse(text))
     if option.kind.many:
         return split_words(text or ())
     if option.kind.boolean or option.kind.number:

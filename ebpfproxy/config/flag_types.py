@@ -176,6 +176,24 @@ def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
     return tuple(parse_network(word) for word in split_words(texts))
 
 
+def parse_feature_gates(texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
+    """Parse feature gates, each with its value; the last value of a gate counts.
+
+    >>> parse_feature_gates(["A=true, B=false,", "A=0"])
+    (('A', False), ('B', False))
+    """
+    gates = {}
+    for word in split_words(texts):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not (name and equals):
+            raise ValueError(f'"{word}" is not a feature gate with its value, such as A=true')
+        try:
+            gates[name] = parse_boolean(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return tuple(gates.items())
+
+
 def parse_device_patterns(texts: Sequence[str]) -> tuple[str, ...]:
     """Parse device names or shell patterns for them. Only "none" means no device.
 
@@ -296,6 +314,7 @@ NODE_PORT_ADDRESSES = Kind(
     words=("primary", *_NAMED_NETWORKS),
 )
 NETWORKS = Kind("CIDR,...", parse_networks, many=True)
+FEATURE_GATES = Kind("NAME=true|false,...", parse_feature_gates, many=True)
 DEVICE_PATTERNS = Kind("PATTERN,...", parse_device_patterns, many=True)
 DEVICE_NAME = Kind("NAME", parse_device_name)
 CLUSTER_CIDRS = Kind("CIDR[,CIDR]", parse_cluster_cidrs)

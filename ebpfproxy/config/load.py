@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebpfproxy.config.handover import Handover
-from ebpfproxy.config.settings import OPTIONS, Config
+from ebpfproxy.config.settings import EXTERNAL_IPS_GATE, OPTIONS, Config
 from ebpfproxy.errors import ConfigError
 
 IGNORED_FLAGS = "Ignoring flags, the configuration file takes precedence"
 """`flags` have a field in the configuration file, which alone counts."""
+
+GATES_WITHOUT_EFFECT = "Ignoring feature gates that have no effect"
+"""ebpfproxy does not have `gates`."""
 
 CONFIG_REJECTED = "Cannot apply the changed configuration, keeping the current one"
 """`reason` names the flag or field."""
@@ -83,14 +86,15 @@ def load(flags: Mapping[str, Any], content: bytes | None = None) -> Loaded:
     """
     path = OPTIONS["config"].parse(flags.get("config"))
     if path is None:
-        return Loaded(Config.parse(flags), (), flags, flags, None)
+        config = Config.parse(flags)
+        return Loaded(config, _gates_without_effect(config), flags, flags, None)
     from ebpfproxy.config import document, file  # not at the top: YAML is needed only for a file
 
     content = document.read(path) if content is None else content
     reading = file.read_configuration(path, content)
     texts, labels, ignored = _combined(flags, reading.texts, reading.labels)
     config = Config.parse(texts, labels, reading.problems)
-    remarks = (*reading.remarks, *_remarks(path, ignored))
+    remarks = (*reading.remarks, *_remarks(path, ignored), *_gates_without_effect(config))
     return Loaded(config, remarks, flags, texts, content, seen=content)
 
 
@@ -116,3 +120,8 @@ def _remarks(path: Path, ignored: list[str]) -> tuple[Remark, ...]:
     if not ignored:
         return ()
     return (Remark(IGNORED_FLAGS, {"flags": ", ".join(ignored), "file": path}),)
+
+
+def _gates_without_effect(config: Config) -> tuple[Remark, ...]:
+    gates = sorted({name for name, _ in config.feature_gates} - {EXTERNAL_IPS_GATE})
+    return (Remark(GATES_WITHOUT_EFFECT, {"gates": ", ".join(gates)}),) if gates else ()

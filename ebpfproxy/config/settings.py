@@ -30,6 +30,9 @@ from ebpfproxy.model.balancing import Algorithm, EbpfForwarding
 from ebpfproxy.plan.devices import NO_DEVICES
 from ebpfproxy.plan.service_plan import Role
 
+EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
+"""The feature gate of KEP-5707, on by default in kube-proxy 1.36."""
+
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
 MODES = ("auto", "ebpf", "nftables", "iptables", "ipvs", "userspace")
@@ -120,6 +123,12 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
         "Serve hostPort of the pods on this node, for network plugins without the CNI plugin portmap "
         "(ebpfproxy only). The account needs list and watch for pods. A host port without hostIP is served "
         "at the addresses that accept NodePorts.",
+    )  # fmt: skip
+    feature_gates: tuple[tuple[str, bool], ...] = option(
+        "--feature-gates", flag_types.FEATURE_GATES, "", Group.TRAFFIC,
+        f"Feature gates of kube-proxy. {EXTERNAL_IPS_GATE}=false: do not serve external IPs. All others have "
+        "no effect, and a warning names them. May be repeated.",
+        fields="featureGates",
     )  # fmt: skip
     lb_algorithm: Algorithm | None = option(
         "--lb-algorithm", flag_types.LB_ALGORITHM, "", Group.TRAFFIC,
@@ -296,6 +305,11 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
                 "give the name of this node's Node object with --hostname-override",
             )
         return name
+
+    @property
+    def allow_external_ips(self) -> bool:
+        """Whether the external IPs of Services are served."""
+        return dict(self.feature_gates).get(EXTERNAL_IPS_GATE, True)
 
     @property
     def node_port_cidrs(self) -> tuple[Network, ...]:

@@ -8,7 +8,7 @@ _REMOVED = "leave it out: kube-proxy itself has removed this flag"
 
 _REMOVED_FLAGS = "cleanup-ipvs resource-container"
 _VALUE_FLAGS = (
-    "boot-id-file config-sync-period feature-gates kube-api-burst kube-api-content-type kube-api-qps "
+    "boot-id-file config-sync-period kube-api-burst kube-api-content-type kube-api-qps "
     "log-backtrace-at log-dir log-file log-file-max-size log-flush-frequency log-json-info-buffer-size "
     "log-text-info-buffer-size machine-id-file proxy-port-range show-hidden-metrics-for-version "
     "stderrthreshold vmodule"
@@ -19,7 +19,7 @@ _BOOLEAN_FLAGS = (
 )
 _FIELDS_WITHOUT_EFFECT = (
     "clientConnection.acceptContentTypes clientConnection.burst clientConnection.contentType "
-    "clientConnection.qps configSyncPeriod featureGates iptables.snatNodeInternalIP "
+    "clientConnection.qps configSyncPeriod iptables.snatNodeInternalIP "
     "logging.flushFrequency logging.options logging.vmodule portRange showHiddenMetricsForVersion "
     "windowsRunAsService "
     "winkernel.enableDSR winkernel.forwardHealthCheckVip winkernel.networkName "

@@ -238,7 +238,7 @@ def _expose(
     if not addresses:
         return None
     load_balancer_ips = _of_family(service.load_balancer_ips, ip_family)
-    for address in _of_family(service.external_ips, ip_family):
+    for address in _of_family(service.external_ips, ip_family) if context.external_ips else ():
         # Else an external IP would bypass the load balancer's source ranges (cilium #44718).
         is_both = address in load_balancer_ips
         addresses.setdefault(address, FrontendKind.LOAD_BALANCER if is_both else FrontendKind.EXTERNAL_IP)

@@ -226,6 +226,7 @@ class PlanContext:
     - `device_patterns`: shell patterns of device names. Empty means that devices are found by their
       properties.
     - `host_ports`: whether the host ports of pods are served.
+    - `external_ips`: whether the external IPs of Services are served.
     - `algorithm`: for Services without an annotation. None: the mode's default.
     - `slow_start`: in seconds, for Services without an annotation.
     - `dsr_port`: the UDP port of the tunnels of direct server return. 0: this node has none.
@@ -251,6 +252,7 @@ class PlanContext:
     algorithm: Algorithm | None = None
     slow_start: int = 0
     host_ports: bool = False
+    external_ips: bool = True
     sctp_unserved: str = ""
     role: Role = Role.NODE
     vip_cidrs: tuple[Network, ...] = ()

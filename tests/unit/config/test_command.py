@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ebpfproxy.config import Config, FlagsCommand, Loaded, config_options, loaded_options, options
 from ebpfproxy.config.command import FLAGS_WITHOUT_EFFECT
+from ebpfproxy.config.load import GATES_WITHOUT_EFFECT, Remark
 from ebpfproxy.config.settings import OPTIONS
 from ebpfproxy.errors import ConfigError
 
@@ -164,14 +165,40 @@ def test_all_flags_of_kube_proxy_together_are_accepted() -> None:
 
 def test_one_remark_names_the_flags_without_effect() -> None:
     given = loaded.main(
-        ["--feature-gates", "A=true", "--one-output", "-v=1", "--one-output=0"], standalone_mode=False
+        ["--proxy-port-range", "1-2", "--one-output", "-v=1", "--one-output=0"], standalone_mode=False
     )
     (remark,) = given.remarks
-    assert remark == (FLAGS_WITHOUT_EFFECT, {"flags": "--feature-gates, --one-output"})
+    assert remark == (FLAGS_WITHOUT_EFFECT, {"flags": "--proxy-port-range, --one-output"})
+
+
+def test_a_flag_of_feature_gates_may_be_repeated_and_the_last_value_of_a_gate_counts() -> None:
+    given = loaded.main(
+        [
+            "--feature-gates=A=true, AllowServiceExternalIPs=true,",
+            "--feature-gates=AllowServiceExternalIPs=0",
+        ],
+        standalone_mode=False,
+    )
+    assert not given.config.allow_external_ips
+    assert given.remarks == (Remark(GATES_WITHOUT_EFFECT, {"gates": "A"}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("A", '"A" is not a feature gate with its value, such as A=true'),
+        ("=true", '"=true" is not a feature gate with its value, such as A=true'),
+        ("A=maybe", 'A: "maybe" is neither true nor false'),
+    ],
+)
+def test_an_invalid_feature_gate_is_rejected(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(f"--feature-gates={text}")
+    assert caught.value.message == f"--feature-gates: {problem}"
 
 
 def test_flags_without_effect_are_not_in_the_help() -> None:
-    assert "feature-gates" not in whole.get_help(click.Context(whole))
+    assert "proxy-port-range" not in whole.get_help(click.Context(whole))
 
 
 @pytest.mark.parametrize("flag", ["--sync-period", "--iptables-sync-period", "--ipvs-sync-period"])

@@ -73,6 +73,7 @@ def test_further_flags_of_the_packet_path_reach_the_backend() -> None:
             "masquerade_all": "true",
             "nodeport_addresses": ("192.0.2.0/24",),
             "iptables_localhost_nodeports": "false",
+            "feature_gates": ("AllowServiceExternalIPs=false",),
             "hostname_override": "here",
         }
     )
@@ -81,6 +82,7 @@ def test_further_flags_of_the_packet_path_reach_the_backend() -> None:
         masquerade_all=True,
         localhost_node_ports=False,
         node_port_cidrs=networks(["192.0.2.0/24"]),
+        external_ips=False,
         socket_lb=SocketLb.HOST,
         redirect=True,
         device_patterns=("eth*", "bond0", "wg0"),

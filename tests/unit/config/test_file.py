@@ -255,15 +255,44 @@ def test_of_a_duplicate_field_only_the_last_one_counts_and_a_remark_names_it() -
 
 def test_fields_without_effect_are_named_in_one_remark() -> None:
     reading = read(
-        "winkernel: {enableDSR: true}\nfeatureGates: {A: true}\nconfigSyncPeriod: 5m\nportRange: ''\n"
+        "winkernel: {enableDSR: true}\nlogging: {vmodule: [{verbosity: 0}]}\n"
+        "configSyncPeriod: 5m\nportRange: ''\n"
     )
     assert reading.texts == {}
     assert reading.remarks == (
         Remark(
             FIELDS_WITHOUT_EFFECT,
-            {"file": PATH, "fields": "configSyncPeriod, featureGates, winkernel.enableDSR"},
+            {"file": PATH, "fields": "configSyncPeriod, logging.vmodule, winkernel.enableDSR"},
         ),
     )
+
+
+@pytest.mark.parametrize(("value", "allowed"), [("false", False), ("no", False), ("true", True)])
+def test_the_gate_of_external_ips_may_be_the_only_feature_gate(value: str, allowed: bool) -> None:
+    """A map is not unset because all of its values are false (KEP-5707)."""
+    config = config_of(f"featureGates: {{AllowServiceExternalIPs: {value}}}")
+    assert config.feature_gates == (("AllowServiceExternalIPs", allowed),)
+    assert config.allow_external_ips is allowed
+
+
+@pytest.mark.parametrize("text", ["", "featureGates:", "featureGates: {}", "featureGates: {AllAlpha: false}"])
+def test_without_its_gate_external_ips_are_allowed(text: str) -> None:
+    assert config_of(text).allow_external_ips
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("featureGates: A=true", "featureGates: is not a mapping, such as {Name: true}"),
+        ("featureGates: {A: 'true'}", 'featureGates: A: "true" is text: write it without quotes'),
+        ("featureGates: {A: maybe}", 'featureGates: A: "maybe" is neither true nor false'),
+        ("featureGates: {A: [true]}", "featureGates: A: is not a single value"),
+        ("iptables: {masqueradeAll: {a: false}}", "iptables.masqueradeAll: is not a single value"),
+        ("iptables: {syncPeriod: [0]}", "iptables.syncPeriod: is not a single value"),
+    ],
+)
+def test_a_value_of_the_wrong_shape_does_not_count_as_unset(text: str, problem: str) -> None:
+    assert rejection(text) == [f"config.conf:3: {problem}"]
 
 
 def test_documents_after_the_first_are_ignored_with_a_remark() -> None:

@@ -22,6 +22,7 @@ _TEXTS: dict[str, list[Any]] = {
     "masquerade_all": ["true", "0", "F"],
     "nodeport_addresses": [("10.0.0.0/8, fd00::/8", "192.0.2.0/24"), ("primary", "localhost")],
     "iptables_localhost_nodeports": ["false"],
+    "feature_gates": [("AllowServiceExternalIPs=false",), ("A=true,B=0", "B=1")],
     "cluster_cidr": ["10.244.0.0/16,fd00::/48"],
     "detect_local_mode": ["NodeCIDR", "BridgeInterface"],
     "pod_bridge_interface": ["cbr0", "null", "~"],
