@@ -298,14 +298,17 @@ def _unserved(decoded: fields.Service) -> Unserved | None:
         return Unserved.HEADLESS
     if not spec.cluster_ip:
         return Unserved.NO_CLUSTER_IP
-    return Unserved.OTHER_PROXY if _of_another_proxy(decoded.metadata) else None
+    labels = decoded.metadata.labels
+    return Unserved.OTHER_PROXY if labels and labels.proxy_name is not UNSET else None
 
 
 def _slice(decoded: fields.EndpointSlice) -> SliceChanged:
     head = decoded.metadata
     name, complaints = usable_name(head), Complaints()
-    service = head.labels.service if head.labels else None
-    if not service or decoded.address_type == "FQDN" or _of_another_proxy(head):
+    labels = head.labels
+    service = labels.service if labels else None
+    is_headless = labels is not None and labels.headless is not UNSET
+    if not service or decoded.address_type == "FQDN" or is_headless:
         return SliceChanged(name, None)
     if decoded.address_type not in FAMILIES:
         raise InvalidObject(f"addressType {shorten(repr(decoded.address_type))} is unknown")
@@ -377,9 +380,3 @@ def _invalid(kind: str, raw: bytes | Raw, error: Exception) -> Invalid:
     except JUNK:
         name = UNNAMED
     return Invalid(kind, name, shorten(fields.explain(error, f"a {kind}")) or type(error).__name__)
-
-
-def _of_another_proxy(head: fields.Metadata) -> bool:
-    """Whether a label excludes the object from this proxy (KEP-2447, well_known_labels.go)."""
-    labels = head.labels
-    return labels is not None and (labels.proxy_name is not UNSET or labels.headless is not UNSET)

@@ -35,13 +35,15 @@ WATCH_EXPIRED = "Watch expired, listing again"
 """The API server has compacted the resource version of the watch."""
 NOT_STREAMING = "API server sends no streaming list, listing in the usual way"
 """Streaming lists need Kubernetes 1.32 or the feature gate WatchList. An ordinary list takes more memory."""
+NOT_SELECTING = "API server rejects a selector, selecting in the agent"
+"""A list without headless Services needs Kubernetes 1.31. An older server sends them, too."""
 NOT_FOUND = "API server has no such object"
 """The object that the query selects does not exist; `hint` says what depends on it."""
 
 PAGE = 500
 """Objects in one page of a list."""
 
-GONE, GATEWAY_TIMEOUT = 410, 504
+BAD_REQUEST, GONE, GATEWAY_TIMEOUT = 400, 410, 504
 
 
 class WatchGarbled(SourceError):
@@ -100,6 +102,7 @@ class Reflector:
     ) -> None:
         self.resource = resource
         self.relists = self.watch_errors = self.events = 0
+        self._query = {**resource.query, **resource.narrowing}
         self._connect, self._put, self._stop = connect, put, stop
         self._timing, self._clock, self._uniform = timing, clock, uniform
         self._observer = observer
@@ -166,7 +169,8 @@ class Reflector:
     def _list(self, session: Connection) -> "_Stream | None":
         """Report all objects. Return the stream that continues as a watch, None after an ordinary list.
 
-        If the server does not have the last version (410, or "Too large resource version" of a server that
+        A server may reject the selector that only narrows the list: the list is then requested without it. If
+        the server does not have the last version (410, or "Too large resource version" of a server that
         lags behind), the most recent objects are listed at once, as in client-go.
         """
         while True:
@@ -180,6 +184,10 @@ class Reflector:
                 self._stream_failed = False
                 return None
             except StatusError as error:
+                if error.code == BAD_REQUEST and self._query != self.resource.query:
+                    log.debug(NOT_SELECTING, kind=self.resource.kind, reason=error.message)
+                    self._query = dict(self.resource.query)
+                    continue
                 if self._version_rejected or not self._version or not _lacks_version(error):
                     raise
                 self._version_rejected = True
@@ -194,7 +202,7 @@ class Reflector:
         except StatusError as error:
             # 410: a server that ignores the parameters watches from the version, which may have expired.
             # 500: a server of 1.36 on etcd 3.4, which has no RequestWatchProgress. client-go lists then, too.
-            if error.code in (400, GONE, 422, 500):
+            if error.code in (BAD_REQUEST, GONE, 422, 500):
                 raise _NotStreaming(error.message) from None
             raise
 
@@ -221,7 +229,7 @@ class Reflector:
         The first list may be of any age ("0"), a later one is not older than the last version. A server
         without a watch cache sends pages. `limit` is not sent with a version: it would bypass the cache.
         """
-        query = dict(self.resource.query)
+        query = dict(self._query)
         if not self._version_rejected:
             query["resourceVersion"] = self._version or "0"
         if self._version_rejected or not self._version:
@@ -234,7 +242,7 @@ class Reflector:
                 if error.code != GONE or "continue" not in query:
                     raise
                 seen.clear()
-                query = dict(self.resource.query)  # a list without pages cannot expire
+                query = dict(self._query)  # a list without pages cannot expire
                 continue
             if self._stop.is_set():
                 raise SourceError("stopped while listing")
@@ -294,7 +302,7 @@ class Reflector:
         """Open a watch: from the last version, or with the parameters `initial` of a streaming list."""
         timing = self._timing
         seconds = math.ceil(self._uniform(timing.watch_shortest, timing.watch_longest))
-        query = dict(self.resource.query) | {
+        query = self._query | {
             "watch": "1",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),

@@ -23,13 +23,17 @@ from ebpfproxy.api.event import (
 from ebpfproxy.api.parse import parse_node, parse_peer, parse_pod, parse_service, parse_slice
 from ebpfproxy.model.service import NamespacedName
 
-SELECTOR = "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
-"""Excludes objects of another proxy and headless Services; for Services and EndpointSlices."""
+_SERVICES = {"labelSelector": "!service.kubernetes.io/service-proxy-name"}
+_WITH_CLUSTER_IP = {"fieldSelector": "spec.clusterIP!=None"}
+_SLICES = {"labelSelector": "!service.kubernetes.io/headless"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resource:
     """A kind of object with its path, its selector and its parser.
+
+    `narrowing`: a further selector. A server that rejects it sends more objects, which `parse`
+    ignores.
 
     `absent` is reported if the first list is empty. Every empty list is logged with `hint` if there is an
     `absent`.
@@ -42,18 +46,25 @@ class Resource:
     deleted: Callable[[NamespacedName], Event]
     absent: Event | None = None
     hint: str = ""
+    narrowing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def services() -> Resource:
-    selector = {"labelSelector": SELECTOR}
+    """The Services of this proxy. Kubernetes before 1.31 also sends headless ones (kubernetes/kubernetes
+    #123905)."""
     return Resource(
-        SERVICE, "/api/v1/services", selector, parse_service, lambda name: ServiceChanged(name, None)
+        SERVICE,
+        "/api/v1/services",
+        _SERVICES,
+        parse_service,
+        lambda name: ServiceChanged(name, None),
+        narrowing=_WITH_CLUSTER_IP,
     )
 
 
 def endpoint_slices() -> Resource:
-    path, selector = "/apis/discovery.k8s.io/v1/endpointslices", {"labelSelector": SELECTOR}
-    return Resource(ENDPOINT_SLICE, path, selector, parse_slice, lambda name: SliceChanged(name, None))
+    path = "/apis/discovery.k8s.io/v1/endpointslices"
+    return Resource(ENDPOINT_SLICE, path, _SLICES, parse_slice, lambda name: SliceChanged(name, None))
 
 
 def pods_of(node: str) -> Resource:

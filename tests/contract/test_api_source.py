@@ -235,6 +235,39 @@ def test_objects_are_added_and_deleted_as_they_match_the_selector(server: ApiSer
         listener.until_exists(kind=ENDPOINT_SLICE)
 
 
+@pytest.mark.parametrize("streaming", ["served", "rejected"])
+@pytest.mark.parametrize("service_fields", [True, False], ids=["1.31", "1.30"])
+def test_headless_services_are_not_downloaded_if_the_server_can_select(
+    server: ApiServer, kubeconfig: str, service_fields: bool, streaming: str
+) -> None:
+    """Kubernetes 1.31 has the field selector spec.clusterIP for Services (kubernetes/kubernetes#123905)."""
+    server.service_fields, server.streaming_lists = service_fields, streaming
+    server.load([make_service("a"), make_service("headless", clusterIP="None")])
+    with following(kubeconfig) as listener:
+        settle(server, listener)
+        assert listener.exists[SERVICE] == {"a"}
+        names = {each.name.name for each in listener.events if isinstance(each, ServiceChanged)}
+        assert names == ({"a"} if service_fields else {"a", "headless"})
+        server.put(make_service("a", clusterIP="None"))
+        listener.until_exists()
+        server.put(make_service("b"))
+        listener.until_exists("b")
+    lists = [each for each in server.requests if each.path == "/api/v1/services" and not each.watch]
+    assert len(lists) <= 2, "the rejected selector was tried again"
+
+
+def test_a_slice_with_the_label_of_another_proxy_and_a_service_with_the_headless_label_exist(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    """The selectors of kube-proxy since 1.32: each label counts on one kind only."""
+    other, headless = "service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"
+    server.load([make_service("a", labels={headless: ""}), make_slice("s", "a", labels={other: "x"})])
+    with following(kubeconfig) as listener:
+        settle(server, listener)
+        assert listener.exists[SERVICE] == {"a"}
+        assert listener.exists[ENDPOINT_SLICE] == {"s"}
+
+
 def test_the_next_watch_starts_at_the_last_bookmark(server: ApiServer, kubeconfig: str) -> None:
     server.put(make_service("a"))
     with following(kubeconfig) as listener:

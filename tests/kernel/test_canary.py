@@ -171,7 +171,7 @@ def test_a_service_that_does_not_exist_is_named(cluster: Cluster) -> None:
         check=False,
     )
     assert done.returncode == 4
-    assert "no Service default/nothing exists" in done.stderr
+    assert "no Service default/nothing is known" in done.stderr
 
 
 # --- Paths that do not work ---

@@ -61,6 +61,7 @@ _REASONS = {
     503: "ServiceUnavailable",
     504: "Timeout",
 }
+_CLUSTER_IP = "spec.clusterIP!="
 _HISTORY = 100_000
 """The number of changes that are kept for starting watches. Older ones are compacted."""
 
@@ -88,11 +89,13 @@ class Request(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """`encoded` is the object without kind and apiVersion. `node`: that of a pod, else ""."""
+    """`encoded` is the object without kind and apiVersion. `node`: that of a pod; `cluster_ip`: that of a
+    Service; else ""."""
 
     key: Key
     labels: Mapping[str, str]
     node: str
+    cluster_ip: str
     encoded: bytes
 
 
@@ -161,7 +164,10 @@ def _requirement(term: str) -> Callable[[_Stored], bool]:
 
 
 def _field(term: str) -> Callable[[_Stored], bool]:
-    """``metadata.name=x``, ``metadata.namespace=x`` or ``spec.nodeName=x``; raises ValueError for others."""
+    """``metadata.name=x``, ``metadata.namespace=x``, ``spec.nodeName=x`` or ``spec.clusterIP!=x``; raises
+    ValueError for others."""
+    if term.startswith(_CLUSTER_IP):
+        return lambda stored: stored.cluster_ip != term.removeprefix(_CLUSTER_IP)
     place, _, value = term.replace("==", "=").partition("=")
     if place == "spec.nodeName":
         return lambda stored: stored.node == value
@@ -194,6 +200,7 @@ class ApiServer:
     `chunk` (the largest HTTP chunk of a watch in bytes, 0 for one per event), `before` (called with each
     request before it is answered; may block), `streaming_lists` ("served", "rejected" as without the feature
     gate WatchList, "ignored" as by a server that does not know the parameters, "failing" as with etcd 3.4),
+    `service_fields` (False: as before Kubernetes 1.31, Services have no field selector for spec.clusterIP),
     `watch_cache` (False: every list has pages), `close_connections` (after each answer, announced by
     `Connection: close`), `chunked` (False: the end of the connection ends a watch), `break_streams_after`
     (close the connection of a watch after this number of events).
@@ -208,6 +215,7 @@ class ApiServer:
         self.gone_as_status = False
         self.chunk = 0
         self.streaming_lists = "served"
+        self.service_fields = True
         self.watch_cache = True
         self.close_connections = False
         self.chunked = True
@@ -299,8 +307,9 @@ class ApiServer:
             for field, content in value.items()
             if field not in ("kind", "apiVersion", "metadata")
         }
-        labels, node = dict(metadata.get("labels") or {}), value.get("spec", {}).get("nodeName", "")
-        stored = _Stored(key, labels, node, msgspec.json.encode(body))
+        labels, spec = dict(metadata.get("labels") or {}), value.get("spec", {})
+        node, cluster_ip = spec.get("nodeName", ""), spec.get("clusterIP") or ""
+        stored = _Stored(key, labels, node, cluster_ip, msgspec.json.encode(body))
         old = self._objects[kind].get(key)
         self._objects[kind][key] = stored
         self._notify(_Change(self._version, kind, old, stored))
@@ -462,6 +471,8 @@ class ApiServer:
             handler.send(404, _status(404, "the server could not find the requested resource"))
         elif not request.query.get("resourceVersion", "0").isdecimal():
             handler.send(400, _status(400, "resourceVersion: Invalid value"))
+        elif not self.service_fields and _CLUSTER_IP in request.query.get("fieldSelector", ""):
+            handler.send(400, _status(400, '"spec.clusterIP" is not a known field selector'))
         elif request.watch:
             self._watch(handler, _RESOURCES[request.path][0], request.query)
         else:

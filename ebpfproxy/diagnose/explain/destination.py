@@ -26,6 +26,9 @@ ICMP = "icmp"
 _PROTOCOLS = {protocol.name.lower(): protocol for protocol in Protocol}
 _DNS = re.compile(r"(?P<name>[^.]+)\.(?P<namespace>[^.]+)(?:\.svc(?:\..*)?)?")
 _HINT = "write an address or a Service, such as 10.96.0.10:443/TCP, [fd00::1]:80, web, or prod/web:https"
+_UNKNOWN = (
+    "check the namespace and the name; the API server sends no headless Service and none of another proxy"
+)
 
 
 class Request(NamedTuple):
@@ -187,5 +190,5 @@ def _no_service(name: NamespacedName, situation: Situation) -> NotFound:
     similar = get_close_matches(str(name), known, n=3, cutoff=0.5)
     same_name = [text for text, each in known.items() if each.name == name.name]
     candidates = list(dict.fromkeys([*same_name, *similar]))[:3]
-    hint = f"did you mean {', '.join(candidates)}?" if candidates else "check the namespace and the name"
-    return NotFound(f"no Service {name} exists", hint)
+    hint = f"did you mean {', '.join(candidates)}?" if candidates else _UNKNOWN
+    return NotFound(f"no Service {name} is known", hint)

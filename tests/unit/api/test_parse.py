@@ -133,18 +133,19 @@ def test_a_service_without_a_cluster_ip_is_not_served(spec: dict[str, Any], unse
     assert changed_service(spec) == ServiceChanged(WEB, None, unserved=unserved)
 
 
-@pytest.mark.parametrize(
-    "label", ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"]
-)
 @pytest.mark.parametrize("value", ["", "x", None])
-def test_objects_of_another_proxy_are_not_served_for_any_value_of_the_label(
-    label: str, value: str | None
-) -> None:
-    expected = ServiceChanged(WEB, None, unserved=Unserved.OTHER_PROXY)
-    assert changed_service(labels={label: value}) == expected
-    raw = slice_object("web", [{"addresses": ["10.1.0.1"]}])
-    raw["metadata"]["labels"][label] = value
-    assert parse_slice(as_json(raw)) == SliceChanged(NamespacedName("default", "web-1"), None)
+def test_a_label_excludes_objects_of_its_kind_for_any_value(value: str | None) -> None:
+    """The selectors of kube-proxy since 1.32."""
+    other, headless = "service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"
+    unserved = ServiceChanged(WEB, None, unserved=Unserved.OTHER_PROXY)
+    assert changed_service(labels={other: value}) == unserved
+    assert changed_service(labels={headless: value}).service
+    for label, is_used in ((other, True), (headless, False)):
+        raw = slice_object("web", [{"addresses": ["10.1.0.1"]}])
+        raw["metadata"]["labels"][label] = value
+        event = parse_slice(as_json(raw))
+        assert isinstance(event, SliceChanged)
+        assert (event.slice is not None) is is_used
 
 
 def test_an_object_older_than_dual_stack_has_only_its_cluster_ip() -> None:

@@ -173,11 +173,25 @@ def test_objects_of_all_pages_are_reported_before_synced() -> None:
     script.run()
     assert script.reported == ["+a", "+b", "synced"]
     assert script.queries[0]["limit"] == "500"
-    assert script.queries[0]["labelSelector"] == (
-        "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
-    )
+    assert script.queries[0]["labelSelector"] == "!service.kubernetes.io/service-proxy-name"
+    assert script.queries[0]["fieldSelector"] == "spec.clusterIP!=None"
     assert script.queries[1]["continue"] == "t1"
     assert [query.get("resourceVersion") for query in script.queries] == ["0", None, "9"]
+
+
+def test_without_the_field_selector_that_the_server_rejects_objects_are_listed_at_once() -> None:
+    script = Script(StatusError(400, "not a known field selector"), page(9, item("a", 1)), [600])
+    script.run()
+    assert script.reported == ["+a", "synced"]
+    assert ["fieldSelector" in query for query in script.queries] == [True, False, False, False]
+    assert script.waits == []
+
+
+def test_a_request_that_the_server_also_rejects_without_the_selector_is_an_error() -> None:
+    script = Script(StatusError(400, "bad"), StatusError(400, "bad"), page(9))
+    script.run()
+    assert script.observed == ["Service failed", "Service relisted"]
+    assert len(script.waits) == 1
 
 
 def test_a_failure_between_pages_sends_no_synced_and_deletes_nothing() -> None:

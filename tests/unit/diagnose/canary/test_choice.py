@@ -45,5 +45,5 @@ def test_each_frontend_of_a_named_service_is_a_path() -> None:
 
 
 def test_an_unknown_service_is_an_error() -> None:
-    with pytest.raises(NotFound, match="no Service default/none exists"):
+    with pytest.raises(NotFound, match="no Service default/none is known"):
         chosen(THE_NODE, "none")
