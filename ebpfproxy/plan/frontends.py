@@ -275,19 +275,17 @@ def _of_family(addresses: tuple[Address, ...], ip_family: Family) -> list[Addres
 def _admission(service: Service, ip_family: Family, node: Node | None, context: PlanContext) -> _Admission:
     """Return which clients may connect to the load balancer's addresses in one family.
 
-    If all ranges are of the other family, nothing is restricted in this one (newBaseServiceInfo in
-    pkg/proxy/serviceport.go). The node is admitted if a range contains one of its addresses. The source
-    address of its packets is not enough: if the load balancer's address is local, the node's packets to it
-    have that same address as their source. A node without known addresses is admitted only by a range of all
-    addresses.
+    Nothing is restricted if all ranges are of the other family, or if one contains all addresses of this one
+    (newBaseServiceInfo in pkg/proxy/serviceport.go of Kubernetes 1.36). The node is admitted if a range
+    contains one of its addresses. The source address of its packets is not enough: if the load balancer's
+    address is local, the node's packets to it have that same address as their source. A node without known
+    addresses is not admitted.
     """
     ranges = tuple(net for net in service.source_ranges if network_family(net) is ip_family)
-    if not ranges:
+    prefix_bits = V4_BITS if ip_family is Family.IPV4 else 0
+    if not ranges or any(net.length == prefix_bits for net in ranges):
         return _UNRESTRICTED
     addresses = (*(node.addresses if node else ()), *host_ips(node, context))
     own = [address for address in addresses if family(address) is ip_family]
-    prefix_bits = V4_BITS if ip_family is Family.IPV4 else 0
-    node_admitted = any(
-        net.length == prefix_bits or any(contains(net, each) for each in own) for net in ranges
-    )
+    node_admitted = any(contains(net, each) for net in ranges for each in own)
     return _Admission(True, ranges, node_admitted)

@@ -172,9 +172,9 @@ def outcome(q: Question, kind: str, source: str) -> Outcome:
         local, masquerade = False, False
     else:
         local, masquerade = True, False
-    restricted = kind == "LoadBalancer" and any(
-        network_family(each) is q.of for each in q.service.source_ranges
-    )
+    lengths = {each.length for each in q.service.source_ranges if network_family(each) is q.of}
+    whole = 96 if q.of is Family.IPV4 else 0
+    restricted = kind == "LoadBalancer" and bool(lengths) and whole not in lengths
     usable = _local(q) if local else _cluster(q)
     if usable:
         return Outcome(usable, "", masquerade, restricted)
@@ -200,10 +200,7 @@ def node_admitted(q: Question) -> bool:
     """Whether the node itself may connect to load balancer addresses that have source ranges."""
     addresses = [each for each in (q.node.addresses if q.node else ()) if family(each) is q.of]
     ranges = [each for each in q.service.source_ranges if network_family(each) is q.of]
-    whole = 96 if q.of is Family.IPV4 else 0
-    return any(r.length == whole for r in ranges) or any(
-        network(address, r.length) == r for r, address in itertools.product(ranges, addresses)
-    )
+    return any(network(address, r.length) == r for r, address in itertools.product(ranges, addresses))
 
 
 def _external_local(service: Service) -> bool:

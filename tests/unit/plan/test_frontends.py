@@ -213,13 +213,26 @@ def test_source_ranges_only_of_the_other_family_restrict_nothing() -> None:
     assert (frontend.restricted, frontend.source_ranges, frontend.node_admitted) == (False, (), True)
 
 
+@pytest.mark.parametrize("ranges", [["0.0.0.0/0"], ["198.51.100.0/24", " 0.0.0.0/0", "fd00::/8"]])
+def test_a_source_range_of_all_addresses_of_a_family_restricts_nothing_in_it(ranges: list[str]) -> None:
+    """As kube-proxy 1.36: newBaseServiceInfo in pkg/proxy/serviceport.go."""
+    frontend = of_kind(
+        planned(build.service(balancer=["203.0.113.2"], ranges=ranges)), FrontendKind.LOAD_BALANCER
+    )
+    assert (frontend.restricted, frontend.source_ranges, frontend.node_admitted) == (False, (), True)
+
+
+def test_a_source_range_of_all_addresses_of_the_other_family_does_not_count() -> None:
+    service = build.service(balancer=["203.0.113.2"], ranges=["198.51.100.0/24", "::/0"])
+    assert of_kind(planned(service), FrontendKind.LOAD_BALANCER).restricted
+
+
 @pytest.mark.parametrize(
     ("ranges", "node", "admitted"),
     [
         (["192.0.2.0/24"], build.node(), True),
         (["198.51.100.0/24"], build.node(), False),
         (["192.0.2.0/24"], None, False),
-        (["0.0.0.0/0"], None, True),
         (["0.0.0.0/1"], None, False),
         (["192.0.2.0/24"], build.node(addresses=["2001:db8::10"]), False),
     ],

@@ -38,8 +38,9 @@ def test_source_ranges_need_packets_of_pods_with_and_without_endpoints() -> None
     assert needs(RANGED)
 
 
-def test_source_ranges_of_the_other_family_do_not_need_packets_of_pods() -> None:
-    four = dataclasses.replace(BALANCED, source_ranges=service(ranges=["fd00::/8"]).source_ranges)
+@pytest.mark.parametrize("ranges", [["fd00::/8"], ["198.51.100.0/24", "0.0.0.0/0"]])
+def test_source_ranges_that_restrict_nothing_do_not_need_packets_of_pods(ranges: list[str]) -> None:
+    four = dataclasses.replace(BALANCED, source_ranges=service(ranges=ranges).source_ranges)
     assert not needs(four, endpoint())
 
 
