@@ -24,7 +24,6 @@ from ebpfproxy.backends.xtables.entries import (
 from ebpfproxy.backends.xtables.rule_text import (
     comment,
     forwarding_rules,
-    is_everything,
     marking_rule,
     masquerading_rules,
 )
@@ -32,6 +31,8 @@ from ebpfproxy.model.address import Family, Network, contains, format_network, n
 from ebpfproxy.plan.node_ports import LOOPBACK
 from ebpfproxy.plan.service_plan import NodePlan
 
+_SINGLE = 128
+"""The length of a network of one address, in both families."""
 _LOOPBACK = {network_family(net): net for net in LOOPBACK}
 
 
@@ -127,10 +128,11 @@ def _forward(settings: IptablesSettings) -> Iterator[str]:
 
 
 def _node_ports(plan: NodePlan, family: Family) -> Iterator[str]:
-    """Yield the jumps to KUBE-NODEPORTS, for all local addresses or for some of them.
+    """Yield the jumps to KUBE-NODEPORTS, for all local addresses or one for each of some of them.
 
     NodePorts never work on ::1, since the kernel does not route packets from there off the node. On
-    127.0.0.0/8 they require route_localnet.
+    127.0.0.0/8 they require route_localnet. Networks in the local table, such as 127.0.0.0/8, are no address
+    of a device, so they have no rule (GetNodeIPs in pkg/proxy/util/nodeport_addresses.go).
     """
     own = sorted(net for net in plan.node_port_networks if network_family(net) is family)
     loopback = _LOOPBACK[family]
@@ -140,9 +142,8 @@ def _node_ports(plan: NodePlan, family: Family) -> Iterator[str]:
         yield f"{exclusion}{_NODE_PORTS_COMMENT} -m addrtype --dst-type LOCAL -j {names.NODE_PORTS}"
         return
     for net in own:
-        if family is Family.IPV4 or net != loopback:
-            destination = "" if is_everything(net) else f"-d {format_network(net)} "
-            yield f"{destination}{_NODE_PORTS_COMMENT} -j {names.NODE_PORTS}"
+        if net.length == _SINGLE and (family is Family.IPV4 or net != loopback):
+            yield f"-d {format_network(net)} {_NODE_PORTS_COMMENT} -j {names.NODE_PORTS}"
 
 
 def _overlap(one: Network, other: Network) -> bool:

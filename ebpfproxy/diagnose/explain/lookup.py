@@ -75,16 +75,19 @@ def _obstacle(situation: Situation, address: Address) -> Reason | None:
         is_v6 = family(address) is Family.IPV6
         if situation.mode in (NFTABLES, IPVS) or (situation.mode == IPTABLES and is_v6):
             return Reason.LOOPBACK_EXCLUDED
-    if situation.accepts_node_ports(address) and not _has_no_listener(situation, address):
+    if situation.accepts_node_ports(address) and not _needs_device(situation, address):
         return None
     if is_loopback(address):
         return Reason.LOOPBACK_EXCLUDED
     return Reason.ADDRESS_EXCLUDED if situation.is_local(address) else Reason.NOT_THIS_NODE
 
 
-def _has_no_listener(situation: Situation, address: Address) -> bool:
-    """Whether relays do not listen at the address, although it is local: no device has it alone."""
-    return situation.mode == USERSPACE and Network(address, _SINGLE) not in situation.node.node_port_networks
+def _needs_device(situation: Situation, address: Address) -> bool:
+    """Whether the mode has no listener or rule for the address, although it is local: no device has it."""
+    if situation.mode == IPTABLES and family(address) in situation.node.node_ports_everywhere:
+        return False
+    has_device = Network(address, _SINGLE) in situation.node.node_port_networks
+    return situation.mode in (USERSPACE, IPTABLES) and not has_device
 
 
 def _missing(

@@ -156,6 +156,8 @@ def test_addresses_can_be_restricted_for_one_family_only() -> None:
     assert last_rules(plan, V6) == ["! -d ::1/128 * -m addrtype --dst-type LOCAL"]
 
 
-def test_addresses_that_cover_a_family_have_no_match() -> None:
-    """AnyIP routes for CIDRs that only together cover everything. The tools print no "-d 0.0.0.0/0"."""
-    assert last_rules(node("0.0.0.0/0", everywhere=False), V4) == ["*"]
+@pytest.mark.parametrize("local", ["0.0.0.0/0", "127.0.0.0/8", "198.51.100.0/24"])
+def test_a_local_network_that_is_no_single_address_has_no_rule(local: str) -> None:
+    """kube-proxy reads the addresses of devices: GetNodeIPs in pkg/proxy/util/nodeport_addresses.go."""
+    plan = node("127.0.0.1/32", "192.0.2.10/32", local, everywhere=False)
+    assert last_rules(plan, V4) == ["-d 127.0.0.1/32 *", "-d 192.0.2.10/32 *"]

@@ -583,6 +583,21 @@ def test_in_mode_userspace_source_ranges_do_not_apply_without_endpoints() -> Non
     assert Reason.RANGES_WITHOUT_ENDPOINTS in reasons(found)
 
 
+@pytest.mark.parametrize(
+    ("mode", "cidrs", "reason"),
+    [
+        ("iptables", ["127.0.0.0/8"], Reason.LOOPBACK_EXCLUDED),
+        ("iptables", [], Reason.NODE_PORT),
+        ("ebpf", ["127.0.0.0/8"], Reason.NODE_PORT),
+    ],
+)
+def test_an_address_of_no_device_accepts_node_ports_by_mode(
+    mode: str, cidrs: list[str], reason: Reason
+) -> None:
+    of = situation(NODE_PORT_WEB, READY, mode=mode, node_port_cidrs=networks(cidrs))
+    assert reason in reasons(explained(of, to("127.0.0.2", 30080), THE_NODE))
+
+
 def test_every_reason_has_a_test() -> None:
     elsewhere = {reason for some in TESTED_ELSEWHERE.values() for reason in some}
     assert not elsewhere & CASES.keys()
