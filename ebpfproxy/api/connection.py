@@ -53,6 +53,8 @@ class Timing:
     answer: float = 65.0
     """For the head of an answer, and between two chunks of a page. The API server's own limit is 60."""
     warn_again: float = 600.0
+    lacking: float = 600.0
+    """How long to wait for an optional kind that the server does not have."""
 
 
 USUAL_TIMING = Timing()

@@ -17,6 +17,7 @@ from ebpfproxy.model.service import NamespacedName, Service
 SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
 PEER_NODE = "PeerNode"
 """Any Node, with what this machine needs of it; `NODE` is this node's."""
+SERVICE_CIDR = "ServiceCIDR"
 ADDRESSES, DEVICES = "addresses", "devices"
 
 
@@ -78,6 +79,15 @@ class PeerChanged(NamedTuple):
     peer: PeerNode | None
 
 
+class ServiceCidrChanged(NamedTuple):
+    """A ServiceCIDR was added, changed or deleted; then it has no `networks`. `complaints` are as in
+    ServiceChanged."""
+
+    name: str
+    networks: tuple[Network, ...]
+    complaints: tuple[str, ...] = ()
+
+
 class ChecksChanged(NamedTuple):
     """All checks of nodes that have failed often enough, for an edge."""
 
@@ -107,7 +117,8 @@ class PodsBypass(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """All existing objects of `kind` (a constant of this file) were reported. It may be sent repeatedly."""
+    """All existing objects of `kind` (a constant of this file) were reported, or an optional kind cannot be
+    listed now. It may be sent repeatedly."""
 
     kind: str
 
@@ -129,6 +140,7 @@ Event = (
     | PodChanged
     | NodeChanged
     | PeerChanged
+    | ServiceCidrChanged
     | ChecksChanged
     | AddressesChanged
     | DevicesChanged

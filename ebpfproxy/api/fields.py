@@ -224,6 +224,15 @@ class Pod(Api):
     status: PodStatus | None = None
 
 
+class ServiceCIDRSpec(Api):
+    cidrs: list[str | None] | None = None
+
+
+class ServiceCIDR(Api):
+    metadata: Metadata
+    spec: ServiceCIDRSpec | None = None
+
+
 class ListMetadata(Api):
     resource_version: str | None = None
     continue_token: str | None = field(name="continue", default=None)
@@ -271,6 +280,7 @@ class Manifest(Api):
 SERVICE_DECODER = msgspec.json.Decoder(Service)
 SLICE_DECODER = msgspec.json.Decoder(EndpointSlice)
 POD_DECODER = msgspec.json.Decoder(Pod)
+SERVICE_CIDR_DECODER = msgspec.json.Decoder(ServiceCIDR)
 NODE_DECODER = msgspec.json.Decoder(Node)
 LIST_DECODER = msgspec.json.Decoder(List)
 WATCH_EVENT_DECODER = msgspec.json.Decoder(WatchEvent)

@@ -22,12 +22,14 @@ from ebpfproxy.api.event import (
     PEER_NODE,
     POD,
     SERVICE,
+    SERVICE_CIDR,
     Event,
     Invalid,
     NodeChanged,
     PeerChanged,
     PodChanged,
     ServiceChanged,
+    ServiceCidrChanged,
     SliceChanged,
     Synced,
 )
@@ -247,7 +249,7 @@ class FileSource:
         for event in changes(self._reading or Reading(), reading):
             self._put(event)
         if self._reading is None:
-            for kind in SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD:
+            for kind in SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD, SERVICE_CIDR:
                 self._put(Synced(kind))
         self._reading = reading
 
@@ -341,6 +343,8 @@ def _key(event: Event) -> Key:
             return NODE, node.name if node else ""
         case PeerChanged(name):
             return PEER_NODE, name
+        case ServiceCidrChanged(name):
+            return SERVICE_CIDR, name
         case _:
             return "", ""
 
@@ -355,5 +359,7 @@ def _deleted(event: Event) -> Event:
             return PodChanged(name, None)
         case PeerChanged(name):
             return PeerChanged(name, None)
+        case ServiceCidrChanged(name):
+            return ServiceCidrChanged(name, ())
         case _:
             return NodeChanged(None)

@@ -18,12 +18,14 @@ from ebpfproxy.api.event import (
     NODE,
     POD,
     SERVICE,
+    SERVICE_CIDR,
     Event,
     Invalid,
     NodeChanged,
     PeerChanged,
     PodChanged,
     ServiceChanged,
+    ServiceCidrChanged,
     SliceChanged,
     Unserved,
 )
@@ -43,7 +45,13 @@ MANIFEST = "manifest"
 
 _MAX_LIST_DEPTH = 8
 _PORT_DIGITS, _MAX_PORT = 5, 65535
-_API_VERSIONS = {SERVICE: "v1", NODE: "v1", POD: "v1", ENDPOINT_SLICE: "discovery.k8s.io/v1"}
+_API_VERSIONS = {
+    SERVICE: "v1",
+    NODE: "v1",
+    POD: "v1",
+    ENDPOINT_SLICE: "discovery.k8s.io/v1",
+    SERVICE_CIDR: "networking.k8s.io/v1",
+}
 _LISTS = frozenset({"List", *(f"{kind}List" for kind in _API_VERSIONS)})
 _WATCH_TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"})
 
@@ -219,6 +227,14 @@ def parse_pod(raw: bytes | Raw) -> PodChanged | Invalid:
         return _invalid(POD, raw, error)
 
 
+def parse_service_cidr(raw: bytes | Raw) -> ServiceCidrChanged | Invalid:
+    """Parse a networking.k8s.io/v1 ServiceCIDR. Never raises."""
+    try:
+        return _service_cidr(fields.SERVICE_CIDR_DECODER.decode(raw))
+    except (*JUNK, InvalidObject) as error:
+        return _invalid(SERVICE_CIDR, raw, error)
+
+
 def parse_manifest_object(raw: bytes | Raw, node_name: str) -> list[Event]:
     """Parse an object of a manifest by its kind; a list yields the events of all its items. Never raises.
 
@@ -253,6 +269,8 @@ def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[E
         return [parse_slice(raw)]
     if kind == POD:
         return _pod_of_node(raw, node_name)
+    if kind == SERVICE_CIDR:
+        return [parse_service_cidr(raw)]
     peer = parse_peer(raw)
     is_own = isinstance(peer, PeerChanged) and peer.name == node_name
     return [parse_node(raw), peer] if is_own else [peer]
@@ -333,7 +351,7 @@ def _node(decoded: fields.Node) -> NodeChanged:
     spec, status = decoded.spec or fields.NodeSpec(), decoded.status or fields.NodeStatus()
     leaving = any(taint and taint.key == "ToBeDeletedByClusterAutoscaler" for taint in spec.taints or ())
     node = Node(
-        name=_node_name(head),
+        name=_cluster_name(head),
         zone=(head.labels.zone if head.labels else None) or "",
         eligible=head.deletion_timestamp is None and not leaving,
         addresses=_addresses(status, "InternalIP"),
@@ -346,10 +364,16 @@ def _node(decoded: fields.Node) -> NodeChanged:
 
 def _peer(decoded: fields.Node) -> PeerChanged:
     head, status = decoded.metadata, decoded.status or fields.NodeStatus()
-    return PeerChanged(_node_name(head), PeerNode(_addresses(status, "InternalIP"), _dsr_port(head)))
+    return PeerChanged(_cluster_name(head), PeerNode(_addresses(status, "InternalIP"), _dsr_port(head)))
 
 
-def _node_name(head: fields.Metadata) -> str:
+def _service_cidr(decoded: fields.ServiceCIDR) -> ServiceCidrChanged:
+    spec, complaints = decoded.spec or fields.ServiceCIDRSpec(), Complaints()
+    networks = parts.networks(spec.cidrs or (), "spec.cidrs", complaints)
+    return ServiceCidrChanged(_cluster_name(decoded.metadata), networks, complaints.reported())
+
+
+def _cluster_name(head: fields.Metadata) -> str:
     if not head.name or not NAME.fullmatch(head.name):
         raise InvalidObject(f"metadata.name is not a usable name: {shorten(repr(head.name))}")
     return head.name
@@ -370,11 +394,14 @@ def _addresses(status: fields.NodeStatus, of_type: str) -> tuple[Address, ...]:
 def _invalid(kind: str, raw: bytes | Raw, error: Exception) -> Invalid:
     """Return an Invalid with the object's name if it is readable, else UNNAMED.
 
-    A Node has no namespace. A manifest object of another kind may have none.
+    Some kinds have no namespace. A manifest object of another kind may have none.
     """
     try:
         head = fields.OBJECT_HEAD_DECODER.decode(raw).metadata or fields.HeadMetadata()
-        words = [head.namespace or ("" if kind in (NODE, MANIFEST) else "default"), head.name or ""]
+        words = [
+            head.namespace or ("" if kind in (NODE, SERVICE_CIDR, MANIFEST) else "default"),
+            head.name or "",
+        ]
         usable = all(NAME.fullmatch(word) for word in words if word) and words[1]
         name = "/".join(word for word in words if word) if usable else UNNAMED
     except JUNK:

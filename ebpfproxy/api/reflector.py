@@ -37,13 +37,15 @@ NOT_STREAMING = "API server sends no streaming list, listing in the usual way"
 """Streaming lists need Kubernetes 1.32 or the feature gate WatchList. An ordinary list takes more memory."""
 NOT_SELECTING = "API server rejects a selector, selecting in the agent"
 """A list without headless Services needs Kubernetes 1.31. An older server sends them, too."""
+NO_KIND = "API server does not serve an optional kind, asking again every 10 minutes"
+"""The kind does not exist, or the account may not list it; `hint` says what is lacking. Logged once."""
 NOT_FOUND = "API server has no such object"
 """The object that the query selects does not exist; `hint` says what depends on it."""
 
 PAGE = 500
 """Objects in one page of a list."""
 
-BAD_REQUEST, GONE, GATEWAY_TIMEOUT = 400, 410, 504
+BAD_REQUEST, FORBIDDEN, MISSING, GONE, GATEWAY_TIMEOUT = 400, 403, 404, 410, 504
 
 
 class WatchGarbled(SourceError):
@@ -112,7 +114,7 @@ class Reflector:
         self._known: dict[NamespacedName, str] = {}
         self._version = ""
         self._version_rejected = False
-        self._complete = False
+        self._complete = self._lacking = False
         self._stream_failed = False
         self._bookmarks = False
         self._stage = LIST
@@ -148,6 +150,12 @@ class Reflector:
 
     def _after(self, error: SourceError) -> float:
         """Record a failure; return the seconds to wait."""
+        if self.resource.optional and isinstance(error, StatusError) and error.code in (FORBIDDEN, MISSING):
+            if not self._lacking:
+                log.info(NO_KIND, kind=self.resource.kind, reason=error.message, hint=self.resource.hint)
+                self._put(Synced(self.resource.kind))  # the first sync need not wait
+            self._lacking = True
+            return self._timing.lacking
         self.watch_errors += 1
         self._observer.watch_failed(self.resource.kind)
         if isinstance(error, WatchGarbled):

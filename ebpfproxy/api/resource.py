@@ -13,14 +13,23 @@ from ebpfproxy.api.event import (
     PEER_NODE,
     POD,
     SERVICE,
+    SERVICE_CIDR,
     Event,
     NodeChanged,
     PeerChanged,
     PodChanged,
     ServiceChanged,
+    ServiceCidrChanged,
     SliceChanged,
 )
-from ebpfproxy.api.parse import parse_node, parse_peer, parse_pod, parse_service, parse_slice
+from ebpfproxy.api.parse import (
+    parse_node,
+    parse_peer,
+    parse_pod,
+    parse_service,
+    parse_service_cidr,
+    parse_slice,
+)
 from ebpfproxy.model.service import NamespacedName
 
 _SERVICES = {"labelSelector": "!service.kubernetes.io/service-proxy-name"}
@@ -35,6 +44,8 @@ class Resource:
     `narrowing`: a further selector. A server that rejects it sends more objects, which `parse`
     ignores.
 
+    `optional`: a server may not have the kind, or forbid it; `hint` says what is lacking then.
+
     `absent` is reported if the first list is empty. Every empty list is logged with `hint` if there is an
     `absent`.
     """
@@ -46,6 +57,7 @@ class Resource:
     deleted: Callable[[NamespacedName], Event]
     absent: Event | None = None
     hint: str = ""
+    optional: bool = False
     narrowing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -76,6 +88,24 @@ def pods_of(node: str) -> Resource:
 def peer_nodes() -> Resource:
     """All Nodes, for direct server return and edges."""
     return Resource(PEER_NODE, "/api/v1/nodes", {}, parse_peer, lambda name: PeerChanged(name.name, None))
+
+
+def service_cidrs() -> Resource:
+    """The networks of ClusterIPs (KEP-1880), since Kubernetes 1.33."""
+    hint = (
+        "in mode nftables, packets to addresses that no Service has are not dropped; this needs Kubernetes "
+        "1.33, and list and watch for servicecidrs in the ClusterRole"
+    )
+    path = "/apis/networking.k8s.io/v1/servicecidrs"
+    return Resource(
+        SERVICE_CIDR,
+        path,
+        {},
+        parse_service_cidr,
+        lambda name: ServiceCidrChanged(name.name, ()),
+        hint=hint,
+        optional=True,
+    )
 
 
 def own_node(name: str) -> Resource:

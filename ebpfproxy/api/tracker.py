@@ -9,6 +9,7 @@ As in kube-proxy (servicechangetracker.go, endpointslicecache.go):
 """
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Set
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from ebpfproxy.api.event import (
     PEER_NODE,
     POD,
     SERVICE,
+    SERVICE_CIDR,
     AddressesChanged,
     ChecksChanged,
     DevicesChanged,
@@ -32,11 +34,12 @@ from ebpfproxy.api.event import (
     PodChanged,
     PodsBypass,
     ServiceChanged,
+    ServiceCidrChanged,
     SliceChanged,
     Synced,
 )
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Family, Network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
@@ -53,7 +56,7 @@ REJECTED = "Rejected an object"
 REJECTED_PART = "Rejected a part of an object"
 """The rest of the object is served. Logged once for each reason."""
 
-AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, ADDRESSES, DEVICES})
+AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, SERVICE_CIDR, ADDRESSES, DEVICES})
 """The kinds that a node must know completely before the first sync; see `Tracker` for others."""
 
 _MAX_LOGGED_OBJECTS = 10_000
@@ -67,8 +70,8 @@ class Drained(NamedTuple):
     - `services`: the Services whose plan may have changed, and the names of pods (`host_ports.name_of`).
       Among them are those with endpoints on a node whose check changed;
     - `node_changed`: this node's Node changed, which may change every plan;
-    - `host_changed`: kernel state changed (local networks, devices, bypassing pods). The plan of the node
-      depends on it, the plans of Services do not;
+    - `host_changed`: kernel state changed (local networks, devices, bypassing pods), or the networks of
+      ClusterIPs. The plan of the node depends on it, the plans of Services do not;
     - `peers_changed`: `ClusterState.peers` changed, which may change the plans of Services with direct server
       return, that of the node, and what an edge checks;
     - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
@@ -92,7 +95,7 @@ class Tracker:
     `started` is a Unix time in seconds. Trigger times before it are not reported, because after a start
     every slice looks changed (kubernetes PR 81360).
 
-    - `node`: whether the Node of this machine is awaited;
+    - `node`: whether the Node of this machine is awaited, and ServiceCIDRs;
     - `peers`: whether all Nodes are awaited; if not, they are ignored;
     - `host_ports`: whether pods are awaited.
     """
@@ -101,8 +104,10 @@ class Tracker:
         self, started: float, *, node: bool = True, peers: bool = False, host_ports: bool = False
     ) -> None:
         self._started = started
-        further = {NODE: node, PEER_NODE: peers, POD: host_ports}
-        self._awaited = AWAITED - {NODE} | {kind for kind, is_awaited in further.items() if is_awaited}
+        further = {NODE: node, SERVICE_CIDR: node, PEER_NODE: peers, POD: host_ports}
+        self._awaited = AWAITED - {NODE, SERVICE_CIDR} | {
+            kind for kind, is_awaited in further.items() if is_awaited
+        }
         self._services: dict[NamespacedName, Service] = {}
         self._slices: dict[NamespacedName, EndpointSlice] = {}
         self._by_service: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
@@ -117,6 +122,7 @@ class Tracker:
         self._networks = self._drained.local_networks
         self._devices = self._drained.devices
         self._bypassing = self._drained.bypassing
+        self._service_cidrs: dict[str, tuple[Network, ...]] = {}
         self._seen_to_bypass: set[int] = set()  # including devices that are not reported yet
         self._synced: set[str] = set()
 
@@ -176,6 +182,9 @@ class Tracker:
                 self._fold_node(node)
             case PeerChanged(name, peer):
                 self._fold_peer(name, peer)
+            case ServiceCidrChanged(name, cidrs, complaints):
+                self._complain(SERVICE_CIDR, name, not cidrs, complaints)
+                self._service_cidrs[name] = cidrs
             case ChecksChanged(down):
                 self._rechecked |= {each.node for each in self._down ^ down}
                 self._down = down
@@ -231,7 +240,11 @@ class Tracker:
         previous = self._drained
         if self._networks is not previous.local_networks or self._devices is not previous.devices:
             return True
-        return self._bypassing != previous.bypassing
+        return self._bypassing != previous.bypassing or self._networks_of_services != previous.service_cidrs
+
+    @property
+    def _networks_of_services(self) -> frozenset[Network]:
+        return frozenset(itertools.chain.from_iterable(self._service_cidrs.values()))
 
     def _state(self) -> ClusterState:
         """Return the current state. Its mappings are not copied: that would cost the more, the larger the
@@ -245,6 +258,7 @@ class Tracker:
             self._pods_view,
             self._peers_view,
             self._down,
+            self._networks_of_services,
         )
 
     def _services_on(self, nodes: Set[str]) -> set[NamespacedName]:
@@ -363,7 +377,9 @@ class Tracker:
     def _ifindexes(self) -> frozenset[int]:
         return frozenset(each.ifindex for each in self._devices)
 
-    def _complain(self, kind: str, name: NamespacedName, deleted: bool, complaints: tuple[str, ...]) -> None:
+    def _complain(
+        self, kind: str, name: NamespacedName | str, deleted: bool, complaints: tuple[str, ...]
+    ) -> None:
         if deleted:
             self._logged.forget(kind, str(name))
         for complaint in complaints:

@@ -20,7 +20,7 @@ from ebpfproxy.api.event import Event
 from ebpfproxy.api.parse import parse_status_reason
 from ebpfproxy.api.reflector import UNOBSERVED, Observer, Reflector
 from ebpfproxy.api.requests import UNOBSERVED_REQUESTS, RequestObserver
-from ebpfproxy.api.resource import endpoint_slices, own_node, peer_nodes, pods_of, services
+from ebpfproxy.api.resource import endpoint_slices, own_node, peer_nodes, pods_of, service_cidrs, services
 from ebpfproxy.errors import ConfigError, SourceError
 from ebpfproxy.log import Logger
 
@@ -334,7 +334,7 @@ class ApiSource:
         self._error: BaseException | None = None
         resources = [services(), endpoint_slices()]
         if node_name:
-            resources.append(own_node(node_name))
+            resources += [own_node(node_name), service_cidrs()]
         if peers:
             resources.append(peer_nodes())
         if host_ports:

@@ -78,9 +78,9 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
     )  # fmt: skip
     manifests: Path | None = option(
         "--manifests", flag_types.DIRECTORY, "", Group.CLUSTER,
-        "Read Services, EndpointSlices and Nodes, and with --host-ports Pods, from the YAML and JSON files "
-        "in this directory instead of the API server, and watch it for changes (ebpfproxy only). Empty: use "
-        "the API server.",
+        "Read Services, EndpointSlices, ServiceCIDRs and Nodes, and with --host-ports Pods, from the YAML "
+        "and JSON files in this directory instead of the API server, and watch it for changes (ebpfproxy "
+        "only). Empty: use the API server.",
     )  # fmt: skip
     hostname_override: str = option(
         "--hostname-override", flag_types.NODE_NAME, "", Group.CLUSTER,

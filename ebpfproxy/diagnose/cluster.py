@@ -15,6 +15,7 @@ from ebpfproxy.api.event import (
     PEER_NODE,
     POD,
     SERVICE,
+    SERVICE_CIDR,
     Event,
     Invalid,
     PodChanged,
@@ -35,7 +36,7 @@ NODE_SECONDS = 3.0
 """How long a Node object is awaited after everything else is known. Without it, zone and pod CIDRs are
 unknown."""
 
-_NODES = frozenset({NODE, PEER_NODE})
+_DISPENSABLE = frozenset({NODE, PEER_NODE, SERVICE_CIDR})
 
 
 class Complaint(NamedTuple):
@@ -87,7 +88,7 @@ def _fold(inbox: Inbox, deadline: float, tracker: Tracker) -> Cluster:
     unserved: dict[NamespacedName, Unserved] = {}
     has_all_but_node = False
     while not tracker.synced:
-        if tracker.lacking <= _NODES and not has_all_but_node:
+        if tracker.lacking <= _DISPENSABLE and not has_all_but_node:
             has_all_but_node = True
             deadline = min(deadline, time.monotonic() + NODE_SECONDS)
         try:

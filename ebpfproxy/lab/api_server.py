@@ -1,4 +1,4 @@
-"""A small API server for labs: Services, EndpointSlices and Nodes, over HTTP without credentials.
+"""A small API server for labs: Services, EndpointSlices, ServiceCIDRs, Nodes; HTTP without credentials.
 
 It implements what an agent and kube-proxy need (KEP-3157, kubernetes.io, "Kubernetes API Concepts"): lists,
 streaming lists, which continue as watches, watches from a version, bookmarks, single objects without a
@@ -36,6 +36,7 @@ _HISTORY = 1000
 _KINDS = {
     "/api/v1/services": ("Service", "v1"),
     "/apis/discovery.k8s.io/v1/endpointslices": ("EndpointSlice", "discovery.k8s.io/v1"),
+    "/apis/networking.k8s.io/v1/servicecidrs": ("ServiceCIDR", "networking.k8s.io/v1"),
     "/api/v1/nodes": ("Node", "v1"),
 }
 _END_OF_LIST = {"k8s.io/initial-events-end": "true"}

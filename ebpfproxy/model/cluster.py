@@ -26,6 +26,7 @@ class ClusterState:
     - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
     - `peers`: all Nodes by name, this node's included. Empty unless direct server return is enabled, or
       this machine is an edge.
+    - `service_cidrs`: the networks of ClusterIPs. Empty if unknown, or for an edge.
     - `down`: the failed checks of nodes. Empty unless this machine is an edge.
     """
 
@@ -38,6 +39,7 @@ class ClusterState:
     pods: Mapping[NamespacedName, Pod] = dataclasses.field(default_factory=dict)
     peers: Mapping[str, PeerNode] = dataclasses.field(default_factory=dict)
     down: frozenset[NodeCheck] = frozenset()
+    service_cidrs: frozenset[Network] = frozenset()
 
     def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:
         """Return the EndpointSlices of `service`; empty if it has none."""

@@ -33,6 +33,7 @@ def plan_node(
         node_ports_everywhere(context),
         {each: traffic for each in Family if (traffic := local_traffic(context, each, state.node))},
         tunnel_sources(state, context),
+        state.service_cidrs,
     )
 
 

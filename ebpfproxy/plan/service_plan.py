@@ -170,6 +170,7 @@ class NodePlan:
     - `node_ports_everywhere`: the families in which no option restricts NodePorts to some addresses. Whether
       loopback accepts them makes no difference.
     - `local_traffic`: as in `ServicePortPlan`. A family in which it is None is missing.
+    - `service_cidrs`: the networks of ClusterIPs; empty if unknown.
     - `tunnel_sources`: the nodes and edges whose tunneled packets this node accepts (direct server return).
     """
 
@@ -179,6 +180,7 @@ class NodePlan:
     node_ports_everywhere: frozenset[Family] = frozenset(Family)
     local_traffic: Mapping[Family, LocalTraffic] = dataclasses.field(default_factory=dict)
     tunnel_sources: frozenset[Network] = frozenset()
+    service_cidrs: frozenset[Network] = frozenset()
 
 
 class SocketLb(enum.Enum):

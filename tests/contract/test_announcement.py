@@ -13,7 +13,7 @@ import pytest
 from ebpfproxy.agent.announcer import ANNOUNCED, NOT_ANNOUNCED, NOT_WITHDRAWN, WITHDRAWN, Announcer, withdraw
 from ebpfproxy.api import announcement
 from ebpfproxy.api.connection import Timing
-from ebpfproxy.api.event import PEER_NODE, Event, NodeChanged, PeerChanged, Synced
+from ebpfproxy.api.event import PEER_NODE, SERVICE_CIDR, Event, NodeChanged, PeerChanged, Synced
 from ebpfproxy.api.watch import Access, ApiSource, Session, load_configuration
 from ebpfproxy.config import Config
 from ebpfproxy.errors import SourceError
@@ -118,9 +118,9 @@ def test_all_nodes_are_reported_as_peers(server: ApiServer, watched: Callable[..
 @pytest.mark.parametrize(
     ("node", "options", "further"),
     [
-        (OWN, {}, ["Node"]),
-        (OWN, {"peers": True}, ["Node", PEER_NODE]),
-        (OWN, {"peers": True, "host_ports": True}, ["Node", PEER_NODE, "Pod"]),
+        (OWN, {}, ["Node", SERVICE_CIDR]),
+        (OWN, {"peers": True}, ["Node", SERVICE_CIDR, PEER_NODE]),
+        (OWN, {"peers": True, "host_ports": True}, ["Node", SERVICE_CIDR, PEER_NODE, "Pod"]),
         ("", {"peers": True}, [PEER_NODE]),
     ],
     ids=["node", "direct server return", "host ports", "edge"],

@@ -19,18 +19,21 @@ from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
     SERVICE,
+    SERVICE_CIDR,
     Event,
     Invalid,
     NodeChanged,
     ServiceChanged,
+    ServiceCidrChanged,
     SliceChanged,
     Synced,
 )
 from ebpfproxy.api.outage import UNREACHABLE, Outage
-from ebpfproxy.api.reflector import UNOBSERVED, Observer
+from ebpfproxy.api.reflector import NO_KIND, UNOBSERVED, Observer
 from ebpfproxy.api.watch import ApiSource, load_configuration
 from ebpfproxy.errors import SourceError
 from ebpfproxy.http.metrics import Metrics
+from ebpfproxy.model.address import parse_network
 from tests.support.apiserver import (
     ApiServer,
     Request,
@@ -40,6 +43,9 @@ from tests.support.apiserver import (
     make_service,
     make_slice,
 )
+
+KINDS = (SERVICE, ENDPOINT_SLICE, NODE, SERVICE_CIDR)
+"""What an agent watches."""
 
 SOON = 20.0
 """Seconds within which something must happen that should happen at once."""
@@ -125,7 +131,7 @@ def following(
 
 
 def watching(server: ApiServer) -> bool:
-    return all(server.watches(kind) == 1 for kind in (SERVICE, ENDPOINT_SLICE, NODE))
+    return all(server.watches(kind) == 1 for kind in KINDS)
 
 
 def watches_from(server: ApiServer, version: int) -> bool:
@@ -133,7 +139,7 @@ def watches_from(server: ApiServer, version: int) -> bool:
     bookmark, so that the next ones may."""
     last = {request.path: request.query for request in server.requests if request.watch}
     versions = [int(query.get("resourceVersion") or 0) for query in last.values()]
-    if watching(server) and len(versions) == 3 and min(versions) >= version:
+    if watching(server) and len(versions) == len(KINDS) and min(versions) >= version:
         return True
     server.bookmark()
     server.end_watches()
@@ -142,7 +148,7 @@ def watches_from(server: ApiServer, version: int) -> bool:
 
 def settle(server: ApiServer, listener: Listener) -> None:
     """Wait until all kinds are listed and watched."""
-    for kind in (SERVICE, ENDPOINT_SLICE, NODE):
+    for kind in KINDS:
         listener.until_synced(kind)
     eventually(lambda: watching(server))
 
@@ -152,7 +158,7 @@ def test_existing_objects_and_then_changes_are_reported(server: ApiServer, kubec
         [make_service("a"), make_slice("a-1", "a", [make_endpoint("10.128.0.1")]), make_node("node-1")]
     )
     with following(kubeconfig) as listener:
-        for kind in (SERVICE, ENDPOINT_SLICE, NODE):
+        for kind in KINDS:
             listener.until_synced(kind)
         assert listener.exists == {SERVICE: {"a"}, ENDPOINT_SLICE: {"a-1"}, NODE: {"node-1"}}
         server.put(make_service("b"))
@@ -268,6 +274,33 @@ def test_a_slice_with_the_label_of_another_proxy_and_a_service_with_the_headless
         assert listener.exists[ENDPOINT_SLICE] == {"s"}
 
 
+def service_cidr(*cidrs: str) -> dict[str, Any]:
+    return {"kind": "ServiceCIDR", "metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs}}
+
+
+@pytest.mark.parametrize("status", [404, 403])
+def test_a_server_without_service_cidrs_is_asked_again_later_and_logs_it_once(
+    server: ApiServer, kubeconfig: str, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    """Before Kubernetes 1.33, and with the ClusterRole of earlier versions."""
+    caplog.set_level(logging.INFO, "ebpfproxy")
+    server.load([make_service("a"), make_node("node-1"), service_cidr("10.96.0.0/16", "fd00::/112")])
+    server.fail(7, status, match=lambda request: request.path.endswith("/servicecidrs"))
+    with following(kubeconfig, timing=dataclasses.replace(QUICK, lacking=0.05)) as listener:
+        for kind in KINDS:
+            listener.until_synced(kind)
+        listener.until(lambda: any(isinstance(each, ServiceCidrChanged) for each in listener.events))
+        (cidr,) = (each for each in listener.events if isinstance(each, ServiceCidrChanged))
+        assert cidr == ServiceCidrChanged(
+            "kubernetes", (parse_network("10.96.0.0/16"), parse_network("fd00::/112"))
+        )
+        server.delete("ServiceCIDR", "", "kubernetes")
+        listener.until(lambda: ServiceCidrChanged("kubernetes", ()) in listener.events)
+    (line,) = [each for each in caplog.records if each.getMessage().startswith(NO_KIND)]
+    assert "servicecidrs in the ClusterRole" in str(line.__dict__["values"])
+    assert not [each for each in caplog.records if each.getMessage().startswith(UNREACHABLE)]
+
+
 def test_the_next_watch_starts_at_the_last_bookmark(server: ApiServer, kubeconfig: str) -> None:
     server.put(make_service("a"))
     with following(kubeconfig) as listener:
@@ -375,7 +408,7 @@ def test_a_server_that_fails_streaming_lists_is_not_unreachable(
     """With etcd 3.4, a server of 1.36 answers 500: RequestWatchProgress is disabled."""
     server.streaming_lists = "failing"
     with caplog.at_level(logging.WARNING), following(kubeconfig) as listener:
-        for kind in (SERVICE, ENDPOINT_SLICE, NODE):
+        for kind in KINDS:
             listener.until_synced(kind)
     assert UNREACHABLE not in caplog.messages
 
@@ -388,7 +421,7 @@ def test_objects_are_listed_whether_the_server_serves_streaming_lists_or_not(
 ) -> None:
     server.load([make_service("a"), make_service("b"), make_node("node-1")])
     with following(kubeconfig, timing=NEVER_LONG) as listener:
-        for kind in (SERVICE, ENDPOINT_SLICE, NODE):
+        for kind in KINDS:
             listener.until_synced(kind)
         settle(server, listener)
         server.put(make_service("c"))
@@ -570,8 +603,7 @@ def test_lists_and_failures_are_counted_in_metrics(server: ApiServer, kubeconfig
     server.fail(3, 503, match=lambda request: request.path == "/api/v1/services")
     with following(kubeconfig, observer=metrics) as listener:
         settle(server, listener)
-        kinds = (SERVICE, ENDPOINT_SLICE, NODE)
-        assert [count("relists", kind) for kind in kinds] == [1, 1, 1]
+        assert [count("relists", kind) for kind in KINDS] == [1] * len(KINDS)
         failures = count("watch_errors", SERVICE)
         assert failures is not None
         assert failures >= 3
@@ -581,7 +613,8 @@ def test_lists_and_failures_are_counted_in_metrics(server: ApiServer, kubeconfig
         listener.until_synced(SERVICE, 2)
         listener.until_synced(ENDPOINT_SLICE, 2)
         listener.until_synced(NODE, 2)
-        assert [count("relists", kind) for kind in kinds] == [2, 2, 2]
+        listener.until_synced(SERVICE_CIDR, 2)
+        assert [count("relists", kind) for kind in KINDS] == [2] * len(KINDS)
         assert (count("watch_errors", SERVICE) or 0) > failures, "a watch that is too old counts as an error"
 
 

@@ -367,6 +367,36 @@ def test_an_unused_port_of_a_cluster_ip_is_rejected(served: ServicePortPlan) -> 
         dial("10.96.0.10", 999)
 
 
+@pytest.mark.parametrize("of", Family)
+def test_packets_to_addresses_of_a_service_cidr_that_no_service_has_are_dropped(
+    node: Namespace, of: Family
+) -> None:
+    plan = port_plan(of, 0, endpoints=1)
+    cidr, free, beside = {
+        Family.IPV4: ("10.96.0.0/16", "10.96.3.3", "10.97.0.1"),
+        Family.IPV6: ("fd00:96::/112", "fd00:96::303", "fd00:97::1"),
+    }[of]
+    with node.entered():
+        for cidrs, dropped in (((), False), ((parse_network(cidr),), True)):
+            nft("flush", "ruleset")
+            load_into_kernel(render([plan], NodePlan(service_cidrs=frozenset(cidrs)), SETTINGS, [of]))
+            assert is_dropped(free) is dropped
+            assert not is_dropped(beside)
+            with pytest.raises(ConnectionRefusedError):
+                dial(format_address(plan.frontends[0].frontend.address), 999)
+
+
+def is_dropped(address: str) -> bool:
+    """Whether a rule of the hook output drops a packet to the address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sender:
+        try:
+            sender.sendto(b"x", (address, 9))
+        except PermissionError:
+            return True
+    return False
+
+
 def test_connections_to_a_service_without_endpoints_are_rejected(node: Namespace) -> None:
     plan = dataclasses.replace(
         port_plan(Family.IPV4, 0, endpoints=0), no_endpoint_action=NoEndpointAction.REJECT

@@ -1,4 +1,4 @@
-"""An API server for tests and benchmarks: Services, EndpointSlices and Nodes, over real TLS.
+"""An API server for tests and benchmarks: Services, EndpointSlices, ServiceCIDRs and Nodes, over TLS.
 
 It implements what a reflector needs (kubernetes.io, "Kubernetes API Concepts"): streaming lists (KEP-3157),
 lists from the watch cache, pages with continue tokens of one snapshot, selectors, chunked watches that report
@@ -41,6 +41,7 @@ Key = tuple[str, str]
 _RESOURCES = {
     "/api/v1/services": ("Service", "v1"),
     "/apis/discovery.k8s.io/v1/endpointslices": ("EndpointSlice", "discovery.k8s.io/v1"),
+    "/apis/networking.k8s.io/v1/servicecidrs": ("ServiceCIDR", "networking.k8s.io/v1"),
     "/api/v1/nodes": ("Node", "v1"),
     "/api/v1/pods": ("Pod", "v1"),
 }

@@ -1,7 +1,8 @@
 """The objects that all Services share: base chains, containers, and the chains that look them up.
 
 They follow kube-proxy's mode nftables since 1.34. Only source ranges of load balancers are checked before
-DNAT. Connections without an endpoint, and unused ports of ClusterIPs, are rejected after DNAT, at priority 0.
+DNAT. Connections without an endpoint, and unused ports of ClusterIPs, are rejected after DNAT, at priority 0;
+those to addresses of a ServiceCIDR that no Service has are dropped.
 A connection of a pod or the node that was translated in spite of policy Local no longer has the Service's
 address then, and passes (kubernetes/kubernetes#131765, #132456).
 
@@ -29,6 +30,7 @@ from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.linux.nft.statements import (
+    DROP,
     ChangeMark,
     Find,
     Marked,
@@ -123,7 +125,13 @@ def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[Rule, ...]]:
     frontend = (f"{ip} daddr", *node_port)
     matches = _node_port_matches(node, family)
     local = (Match("fib daddr type", "local"),) if family in node.node_ports_everywhere else ()
-    rejection = "Reject traffic to invalid ports of ClusterIPs"
+    cluster_ip = f"{ip} daddr"
+    rejection, dropping = (
+        "Reject traffic to invalid ports of ClusterIPs",
+        "Drop traffic to unallocated ClusterIPs",
+    )
+    own = sorted(net for net in node.service_cidrs if network_family(net) is family)
+    unallocated = (Match(cluster_ip, range_text(network_range(net))) for net in own)
     return {
         "services": (
             Rule(Find(frontend, SERVICE_IPS, verdicts=True)),
@@ -134,7 +142,10 @@ def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[Rule, ...]]:
             Rule(match, Find(node_port, NO_ENDPOINT_NODE_PORTS, verdicts=True)) for match in matches
         ),
         "firewall-check": (Rule(Find(frontend, FIREWALL_IPS, verdicts=True)),),
-        "cluster-ips-check": (Rule(Match(f"{ip} daddr", f"@{CLUSTER_IPS}"), Reject(ip), comment=rejection),),
+        "cluster-ips-check": (
+            Rule(Match(cluster_ip, f"@{CLUSTER_IPS}"), Reject(ip), comment=rejection),
+            *(Rule(match, DROP, comment=dropping) for match in unallocated),
+        ),
         REJECT_CHAIN: (Rule(Reject(ip)),),
     }
 

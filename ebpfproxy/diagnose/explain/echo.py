@@ -1,6 +1,6 @@
 """Echo requests (ping) to a frontend address. They have no port, so they reach no endpoint."""
 
-from ebpfproxy.diagnose.explain.lookup import IPVS, NFTABLES, USERSPACE
+from ebpfproxy.diagnose.explain.lookup import IPVS, NFTABLES, USERSPACE, drops_unallocated
 from ebpfproxy.diagnose.explain.origin import EBPF, Origin, classify
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
@@ -30,6 +30,8 @@ def _verdict(
     if situation.is_local(destination.address) or (situation.mode in (IPVS, USERSPACE) and of_address):
         return Verdict.ANSWERED, Reason.ECHO_ANSWERED
     if not of_address:
+        if drops_unallocated(situation, destination.address):
+            return Verdict.DROPPED, Reason.DROPPED_UNALLOCATED
         return Verdict.ROUTED, Reason.ROUTED
     if situation.mode == EBPF:
         is_inside = origin.kind is not ClientClass.OUTSIDE

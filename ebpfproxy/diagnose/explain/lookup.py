@@ -7,7 +7,16 @@ from ebpfproxy.diagnose.explain.origin import EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination
 from ebpfproxy.diagnose.situation import Served, Situation
-from ebpfproxy.model.address import Address, Family, Network, Protocol, family, is_loopback, unspecified
+from ebpfproxy.model.address import (
+    Address,
+    Family,
+    Network,
+    Protocol,
+    contains,
+    family,
+    is_loopback,
+    unspecified,
+)
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.health_check_node_port import needs_health_check
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, ServicePortPlan
@@ -108,9 +117,19 @@ def _missing(
     if destination.protocol is Protocol.TCP and situation.is_local(destination.address):
         for name in _checked_at(situation, destination.port):
             return Missing(Reason.HEALTH_CHECK_NODE_PORT, service=str(name))
+    if drops_unallocated(situation, destination.address):
+        return Missing(Reason.UNALLOCATED, tuple(_similar(situation, destination)))
     for plan in _with_endpoint(situation, destination):
         return Missing(Reason.ENDPOINT_ADDRESS, service=str(plan.name))
     return Missing(Reason.NO_FRONTEND, tuple(_similar(situation, destination)))
+
+
+def drops_unallocated(situation: Situation, address: Address) -> bool:
+    """Whether the mode drops packets to an address that no Service has: one of a ServiceCIDR, and not the
+    node's own."""
+    if situation.mode != NFTABLES or situation.is_local(address):
+        return False
+    return any(contains(net, address) for net in situation.node.service_cidrs)
 
 
 def _distance(served: Served, destination: Destination) -> tuple[bool, bool, int, int]:

@@ -169,6 +169,11 @@ class Reason(enum.Enum):
         Subject.FRONTEND,
         "modes ipvs and userspace: the node has the address, and rejects ports that no Service has",
     )
+    UNALLOCATED = (
+        "UnallocatedClusterIP",
+        Subject.FRONTEND,
+        "the address belongs to a ServiceCIDR, but no Service that this agent serves has it",
+    )
     ADDRESS_EXCLUDED = (
         "AddressExcluded",
         Subject.FRONTEND,
@@ -496,6 +501,11 @@ class Reason(enum.Enum):
         "RejectedUnusedPort",
         Subject.OUTCOME,
         "the connection is rejected: no Service has the port",
+    )
+    DROPPED_UNALLOCATED = (
+        "DroppedUnallocated",
+        Subject.OUTCOME,
+        "mode nftables drops packets to unallocated ClusterIPs, as kube-proxy does",
     )
     REJECTED_OR_DROPPED = (
         "RejectedOrDropped",

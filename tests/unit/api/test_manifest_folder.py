@@ -18,6 +18,7 @@ from ebpfproxy.api.event import (
     PEER_NODE,
     POD,
     SERVICE,
+    SERVICE_CIDR,
     Event,
     Invalid,
     NodeChanged,
@@ -274,7 +275,7 @@ class Followed:
 
     def until_synced(self) -> list[Event]:
         found: list[Event] = []
-        while Synced(POD) not in found:
+        while Synced(SERVICE_CIDR) not in found:
             found.append(self.next())
         return found
 
@@ -304,7 +305,7 @@ def write(path: Path, content: str) -> None:
 
 
 def test_all_objects_are_reported_before_synced_of_each_kind(followed: Followed) -> None:
-    synced = [Synced(kind) for kind in (SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD)]
+    synced = [Synced(kind) for kind in (SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD, SERVICE_CIDR)]
     assert followed.until_synced() == [changed("web"), *synced]
 
 

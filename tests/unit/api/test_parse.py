@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebpfproxy.api.event import Invalid, NodeChanged, PeerChanged, ServiceChanged, SliceChanged, Unserved
+from ebpfproxy.api.event import (
+    Invalid,
+    NodeChanged,
+    PeerChanged,
+    ServiceChanged,
+    ServiceCidrChanged,
+    SliceChanged,
+    Unserved,
+)
 from ebpfproxy.api.parse import (
     UNNAMED,
     object_head,
@@ -19,12 +27,13 @@ from ebpfproxy.api.parse import (
     parse_node,
     parse_peer,
     parse_service,
+    parse_service_cidr,
     parse_slice,
     parse_status_reason,
     parse_watch_event,
 )
 from ebpfproxy.errors import SourceError
-from ebpfproxy.model.address import Family, Protocol, parse_address
+from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServiceType, TrafficPolicy
@@ -146,6 +155,15 @@ def test_a_label_excludes_objects_of_its_kind_for_any_value(value: str | None) -
         event = parse_slice(as_json(raw))
         assert isinstance(event, SliceChanged)
         assert (event.slice is not None) is is_used
+
+
+def test_a_service_cidr_has_the_networks_of_both_families() -> None:
+    raw = {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16", "junk", "fd00::/112"]}}
+    (event,) = parse_manifest_object(as_json(raw | {"kind": "ServiceCIDR"}), "here")
+    networks = (parse_network("10.96.0.0/16"), parse_network("fd00::/112"))
+    assert event == ServiceCidrChanged("kubernetes", networks, ("spec.cidrs: 'junk' is not a CIDR",))
+    invalid = parse_service_cidr(as_json({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": "x"}}))
+    assert invalid == Invalid("ServiceCIDR", "kubernetes", "spec.cidrs must be a list, not a string")
 
 
 def test_an_object_older_than_dual_stack_has_only_its_cluster_ip() -> None:
@@ -701,7 +719,7 @@ def test_lists_nested_too_deep_are_invalid() -> None:
 
 # --- Junk ---
 
-PARSERS = (parse_service, parse_slice, parse_node, parse_peer)
+PARSERS = (parse_service, parse_slice, parse_node, parse_peer, parse_service_cidr)
 
 
 def assert_usable(raw: bytes) -> None:

@@ -22,6 +22,7 @@ from ebpfproxy.api.event import (
     PeerChanged,
     PodsBypass,
     ServiceChanged,
+    ServiceCidrChanged,
     SliceChanged,
     Synced,
 )
@@ -309,6 +310,19 @@ def test_a_new_local_address_changes_the_networks_and_not_the_node() -> None:
     drained = tracker.drain()
     assert (drained.node_changed, drained.host_changed) == (False, True)
     assert drained.state.local_networks == frozenset(networks(["192.0.2.1/32", "192.0.2.2/32"]))
+
+
+def test_a_changed_service_cidr_changes_the_host_and_not_the_node() -> None:
+    tracker = tracker_with(ServiceCidrChanged("a", networks(["10.96.0.0/16"])))
+    assert tracker.drain().state.service_cidrs == frozenset(networks(["10.96.0.0/16"]))
+    tracker.fold(ServiceCidrChanged("a", networks(["10.96.0.0/16"])))
+    assert not tracker.pending
+    tracker.fold(ServiceCidrChanged("b", networks(["fd00::/112"])))
+    drained = tracker.drain()
+    assert (drained.node_changed, drained.host_changed) == (False, True)
+    assert drained.state.service_cidrs == frozenset(networks(["10.96.0.0/16", "fd00::/112"]))
+    tracker.fold(ServiceCidrChanged("a", ()))
+    assert tracker.drain().state.service_cidrs == frozenset(networks(["fd00::/112"]))
 
 
 def test_an_added_deleted_or_changed_device_changes_the_host_and_not_the_node() -> None:

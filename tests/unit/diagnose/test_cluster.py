@@ -59,7 +59,7 @@ def test_without_a_node_object_the_state_has_none(tmp_path: Path, monkeypatch: p
 def test_lists_that_do_not_arrive_are_named() -> None:
     inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
     inbox.put(Received(0.0, Synced(SERVICE)))
-    with pytest.raises(Rejected, match="EndpointSlice, Node, addresses, devices"):
+    with pytest.raises(Rejected, match="EndpointSlice, Node, ServiceCIDR, addresses, devices"):
         cluster._fold(inbox, time.monotonic() + 0.01, Tracker(0.0))  # type: ignore[arg-type]
 
 

@@ -92,6 +92,22 @@ def test_the_table_has_the_chains_of_kube_proxy() -> None:
     assert found == {name: lines(text) for name, text in CHAINS.items()}
 
 
+def test_addresses_of_service_cidrs_that_no_service_has_are_dropped_after_unused_ports() -> None:
+    """cluster-ips-check of kube-proxy 1.36."""
+    cidrs = frozenset(map(parse_network, ("10.96.0.0/12", "10.1.0.0/24", "fd00::/112")))
+    comment = 'drop comment "Drop traffic to unallocated ClusterIPs"'
+    found = render((), NodePlan(service_cidrs=cidrs), SETTINGS)
+    for family, networks in (
+        (Family.IPV4, ["ip daddr 10.1.0.0/24", "ip daddr 10.96.0.0/12"]),
+        (Family.IPV6, ["ip6 daddr fd00::/112"]),
+    ):
+        entry = found[Chain(family, "cluster-ips-check")]
+        assert isinstance(entry, ChainEntry)
+        rejecting, *dropping = map(str, entry.rules)
+        assert "@cluster-ips reject" in rejecting
+        assert dropping == [f"{network} {comment}" for network in networks]
+
+
 def test_the_table_has_the_containers_of_kube_proxy() -> None:
     entries = render((), NodePlan(), SETTINGS, [Family.IPV4])
     found = {f"{key.kind} {key.name}": entry for key, entry in entries.items() if isinstance(key, Set | Map)}

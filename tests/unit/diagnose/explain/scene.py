@@ -52,6 +52,7 @@ def situation(
     routes: Any = route,
     devices: Sequence[Device] = DEVICES,
     peers: Mapping[str, PeerNode] | None = None,
+    service_cidrs: Sequence[str] = (),
     **options: Any,
 ) -> Situation:
     """The situation of the node `here` with these Services and EndpointSlices. `options`: of PlanContext."""
@@ -70,6 +71,7 @@ def situation(
         tuple(devices),
         pods=pods,
         peers=peers or {},
+        service_cidrs=frozenset(networks(service_cidrs)),
     )
     if mode != "ebpf":
         options.setdefault("detect_local", DetectLocal.CLUSTER_CIDR)

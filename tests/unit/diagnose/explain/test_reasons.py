@@ -80,6 +80,8 @@ CHECKED = service(
 SCTP = service("web", port(80, protocol=Protocol.SCTP))
 UDP = service("web", port(80, protocol=Protocol.UDP))
 
+CIDR = "10.96.0.0/16"
+
 CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     # Client
     Reason.IS_NODE: (CONNECTS, lambda: explained(situation(WEB, READY), origin=THE_NODE)),
@@ -214,6 +216,10 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.UNUSED_PORT_REJECTED: (
         REJECTED,
         lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
+    ),
+    Reason.UNALLOCATED: (
+        DROPPED,
+        lambda: explained(situation(WEB, READY, mode="nftables", service_cidrs=[CIDR]), to("10.96.9.9")),
     ),
     Reason.UNUSED_PORT_ON_NODE: (
         REJECTED,
@@ -480,6 +486,10 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         REJECTED,
         lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
     ),
+    Reason.DROPPED_UNALLOCATED: (
+        DROPPED,
+        lambda: explained(situation(WEB, READY, mode="nftables", service_cidrs=[CIDR]), ping("10.96.9.9")),
+    ),
     Reason.REJECTED_OR_DROPPED: (
         Verdict.REJECTED_OR_DROPPED,
         lambda: explained(
@@ -581,6 +591,14 @@ def test_in_mode_userspace_source_ranges_do_not_apply_without_endpoints() -> Non
     found = explained(situation(RANGED, mode="userspace"), to(BALANCER), A_POD)
     assert found.verdict is Verdict.REJECTED
     assert Reason.RANGES_WITHOUT_ENDPOINTS in reasons(found)
+
+
+@pytest.mark.parametrize(("mode", "address"), [("iptables", "10.96.9.9"), ("nftables", "10.97.0.1")])
+def test_only_mode_nftables_drops_packets_and_only_to_addresses_of_a_service_cidr(
+    mode: str, address: str
+) -> None:
+    found = explained(situation(WEB, READY, mode=mode, service_cidrs=[CIDR]), to(address))
+    assert found.verdict is ROUTED
 
 
 @pytest.mark.parametrize(
