@@ -1,9 +1,7 @@
-"""Only one agent runs on a node: locks, compiler processes left by a killed agent, and removed pins."""
+"""Only one agent runs on a node: compiler processes left by a killed agent, and removed pins."""
 
 import os
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +10,12 @@ import pytest
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.entries import Entry, HookKey, Key
-from ebpfproxy.errors import AlreadyExists
 from ebpfproxy.lab import Agent, Lab
-from ebpfproxy.linux.locks import FolderLock, NamespaceLock
 from ebpfproxy.model.address import Address, network
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import Cluster, eventually
 from tests.support import altered
 from tests.support.bpf_place import BpfPlace, bpf_place
-from tests.support.namespace import namespace
 
 pytestmark = pytest.mark.kernel
 
@@ -151,39 +146,3 @@ def test_local_networks_beyond_the_map_size_are_rejected(place: BpfPlace) -> Non
         assert hooks.items() <= backend.read().items()
     finally:
         backend.close()
-
-
-def test_each_network_namespace_has_its_own_lock() -> None:
-    with namespace("one") as one, namespace("other") as other:
-        with one.entered():
-            first = NamespaceLock()
-            with pytest.raises(AlreadyExists, match="this network namespace"):
-                NamespaceLock()
-        with other.entered():
-            NamespaceLock().release()
-        with one.entered():
-            first.release()
-            first.release()
-            NamespaceLock().release()
-
-
-def test_a_released_folder_lock_can_be_taken_again(tmp_path: Path) -> None:
-    first = FolderLock(tmp_path)
-    with pytest.raises(AlreadyExists, match=str(tmp_path)):
-        FolderLock(tmp_path)
-    first.release()
-    first.release()
-    FolderLock(tmp_path).release()
-
-
-def test_a_lock_inherited_by_a_child_process_is_awaited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Regression: a mode was not drained because a child process of the previous agent, which had ended,
-    still held its lock."""
-    first = FolderLock(tmp_path)
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(first.fd,)) as started:
-        first.release()
-        monkeypatch.setattr(time, "sleep", lambda _seconds: started.communicate())
-        FolderLock(tmp_path).release()
-        assert started.returncode == 0, "the lock was held until this process ended"

@@ -119,7 +119,10 @@ def _locked(digest: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
-            _await(stack.enter_context((FOLDER / f"{digest}{_LOCK_SUFFIX}").open("w")).fileno())
+            # Any user who may open the file may lock it.
+            file = os.open(FOLDER / f"{digest}{_LOCK_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, file)
+            _await(file)
         yield
 
 

@@ -3,10 +3,11 @@
 Sources: include/uapi/linux/netfilter_ipv4/ip_tables.h and its counterpart for IPv6; get_info() and
 get_entries() of net/ipv4/netfilter/ip_tables.c; xt_table_seq_show() of net/netfilter/x_tables.c.
 
-The lock is for versions of the tools that do not take it themselves. Before 1.4.20 the lock was an abstract
-address of unix(7). Before 1.6.2 iptables-restore took no lock. kube-proxy takes both locks before it runs
-such a tool (grabIptablesLocks() in pkg/util/iptables/iptables_linux.go). The tools of the nft backend need
-no lock.
+The lock is for versions of the tools that do not take it themselves: before 1.6.2 iptables-restore took none.
+kube-proxy also takes the lock of 1.4.20 and 1.4.21, an abstract address of unix(7) (grabIptablesLocks() in
+pkg/util/iptables/iptables_linux.go). The agent does not: any user could hold it, so iptables has replaced it
+(commit aa562a660d15), and these versions do not know `-w SECONDS`, which the agent needs. The tools of the
+nft backend need no lock.
 """
 
 import ctypes
@@ -49,7 +50,6 @@ _NO_COUNTERS = bytes(16)
 _INFO = struct.Struct("=32s13I")
 
 LOCK_FILE = Path("/run/xtables.lock")
-_LOCK_ADDRESS = b"\0xtables"
 _LOCK_POLL_SECONDS = 0.1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -126,7 +126,7 @@ def _rejected(table: str, number: int) -> Rejected:
 
 
 class XtablesLock:
-    """Holds both locks within the block. Entering raises Rejected if another process has one for `patience`
+    """Holds the lock within the block. Entering raises Rejected if another process has it for `patience`
     seconds."""
 
     def __init__(self, patience: float, file: Path | None = None) -> None:
@@ -134,16 +134,14 @@ class XtablesLock:
         self._file = file or LOCK_FILE
 
     def __enter__(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as failure:
-            self._socket.close()
             raise Rejected(f"cannot open {self._file}: {failure.strerror}", "run as root") from failure
         deadline = time.monotonic() + self._patience
         while not self._taken():
             if time.monotonic() >= deadline:
-                self._release()
+                os.close(self._fd)
                 raise Rejected(
                     f"cannot lock {self._file}: another process holds it",
                     "find the process with lslocks; the agent retries",
@@ -156,20 +154,13 @@ class XtablesLock:
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        self._release()
+        os.close(self._fd)
 
     def _taken(self) -> bool:
-        """Take both locks, the file first. If only the address is taken, the file stays locked."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._socket.getsockname():
-                self._socket.bind(_LOCK_ADDRESS)
         except OSError as failure:
-            if failure.errno in (errno.EWOULDBLOCK, errno.EADDRINUSE):
+            if failure.errno == errno.EWOULDBLOCK:
                 return False
             raise Rejected(f"cannot lock {self._file}: {failure.strerror}") from failure
         return True
-
-    def _release(self) -> None:
-        os.close(self._fd)
-        self._socket.close()
