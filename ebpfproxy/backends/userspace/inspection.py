@@ -131,11 +131,13 @@ def _relays() -> list[str]:
 
 
 def _ask_all(request: Request) -> list[Answer]:
-    """Ask each relay. A relay that ends meanwhile gives no answer."""
+    """Ask each relay of this process's user. A relay that ends meanwhile gives no answer."""
     answers = []
     for address in _relays():
         with contextlib.suppress(OSError, EOFError), socket.socket(socket.AF_UNIX) as relay:
-            relay.settimeout(_PATIENCE)
+            relay.setblocking(False)  # a socket of another user may have a full queue
             relay.connect(address)
-            answers.append(messages.ask(relay, request))
+            if messages.is_own(relay):
+                relay.settimeout(_PATIENCE)
+                answers.append(messages.ask(relay, request))
     return answers

@@ -4,8 +4,10 @@ A message is a length of four bytes and MessagePack. The entries of addresses ar
 itself sets addresses.
 """
 
+import os
 import socket
 import struct
+from asyncio.trsock import TransportSocket
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +18,8 @@ from ebpfproxy.model.address import Address
 LENGTH = struct.Struct("=I")
 READERS = "ebpfproxy-relay-"
 """Each relay answers requests that change nothing also at an abstract unix(7) address: this prefix
-and its process ID. Such addresses belong to a network namespace."""
+and a random part. Such addresses belong to a network namespace, and any user may bind one."""
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Held(NamedTuple):
@@ -134,6 +137,12 @@ Answer = Done | Content | Counters | Connections
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def is_own(peer: socket.socket | TransportSocket) -> bool:
+    """Whether this process's user has connected a Unix socket, or listened at its address."""
+    option = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(option)[1] == os.geteuid())
 
 
 def encode(message: Request | Answer) -> bytes:

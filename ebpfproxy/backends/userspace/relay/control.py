@@ -1,9 +1,7 @@
 """Answers requests: those of the agent, and those of other commands, which may only read."""
 
 import asyncio
-import os
 import socket
-import struct
 
 import msgspec
 
@@ -25,8 +23,6 @@ from ebpfproxy.backends.userspace.messages import (
 from ebpfproxy.backends.userspace.relay.held import Entries
 from ebpfproxy.backends.userspace.relay.workload import Workload
 
-_CREDENTIALS = struct.Struct("3i")
-
 
 class Control:
     """Holds the relay's state, which the agent's first request creates."""
@@ -42,9 +38,7 @@ class Control:
 
     async def serve_reader(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of another command of the same user."""
-        peer = writer.get_extra_info("socket")
-        option = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(option)[1] == os.geteuid():
+        if messages.is_own(writer.get_extra_info("socket")):
             await self._serve(reader, writer, may_change=False)
         writer.close()
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import socket
 from pathlib import Path
 
@@ -28,6 +29,6 @@ def run(descriptor: int) -> None:
 async def _run(control: socket.socket) -> None:
     """Relay until the agent ends."""
     relay = Control(asyncio.get_running_loop())
-    await asyncio.start_unix_server(relay.serve_reader, path=f"\0{READERS}{os.getpid()}")
+    await asyncio.start_unix_server(relay.serve_reader, path=f"\0{READERS}{secrets.token_hex(8)}")
     gc.freeze()
     await relay.follow(control)
