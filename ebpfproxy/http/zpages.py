@@ -23,7 +23,17 @@ _WARNING = "Warning: This page is for people who debug the agent. Its format may
 _TITLE = f"\n{_NAME} {{}}\n{_WARNING}\n"
 _GROUP, _VERSIONS = "config.k8s.io", ("v1beta1", "v1alpha1")
 _TEXT_TYPES = ("*/*", "text/*", "text/plain")
-_PATHS = ("/configz", "/flagz", "/healthz", "/metrics", "/proxyMode", "/statusz")
+_PATHS = (
+    "/configz",
+    "/flagz",
+    "/healthz",
+    "/healthz/ping",
+    "/metrics",
+    "/metrics/slis",
+    "/proxyMode",
+    "/readyz",
+    "/statusz",
+)
 
 _BEGAN = time.time()
 """When this module was imported: at the start of the process, also after a restart in its place."""

@@ -15,6 +15,7 @@ from ebpfproxy import __version__
 from ebpfproxy.config.load import load
 from ebpfproxy.http import zpages
 from ebpfproxy.http.metrics import Metrics, MetricsServer
+from ebpfproxy.http.server import plain
 from tests.unit.http.http_client import Answer, ask
 
 FLAGS = {
@@ -39,7 +40,11 @@ def profiled_port() -> Iterator[int]:
 def serve(flags: Mapping[str, Any]) -> Iterator[int]:
     loaded = load(flags)
     server = MetricsServer(
-        ("127.0.0.1", 0), Metrics(), lambda: "ipvs", page=lambda request: zpages.page(request, loaded)
+        ("127.0.0.1", 0),
+        Metrics(),
+        lambda: "ipvs",
+        page=lambda request: zpages.page(request, loaded),
+        ready=lambda request: plain(200, "ok"),
     )
     server.start()
     assert server.port
@@ -109,7 +114,8 @@ def test_flagz_and_statusz_are_objects_if_the_client_accepts_them(port: int, ver
     started = datetime.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%S%z")
     assert 0 <= (datetime.now(UTC) - started).total_seconds() - status["uptimeSeconds"] < 2
     assert status["binaryVersion"] == __version__
-    assert "/flagz" in status["paths"]
+    for path in status["paths"]:
+        assert ask(port, path).code != 404
 
 
 @pytest.mark.parametrize(("path", "kind"), [("/flagz", "Flagz"), ("/statusz", "Statusz")])
