@@ -44,6 +44,7 @@ class Front:
         self.metrics = Metrics(
             self._map_use, self._counters, self._traffic, self._bypassed, self._sync_counts
         )
+        self.metrics.external_ips(config.allow_external_ips)
         self.service_health = ServiceHealthServer(
             lambda: self.health.at(time.monotonic()).healthy, self._not_served
         )

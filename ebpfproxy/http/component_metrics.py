@@ -16,12 +16,15 @@ KUBERNETES = (1, 36, 2)
 _FEATURES = {"ComponentFlagz": "BETA", "ComponentStatusz": "BETA", "PreferSameTrafficDistribution": ""}
 """The stages in Kubernetes 1.36 of the feature gates whose features the agent has; "" for GA."""
 
+EXTERNAL_IPS = ("AllowServiceExternalIPs", "DEPRECATED")
+"""The gate that the configuration sets (KEP-5707), and its stage."""
+
 _PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64"}
 """Go's names of architectures, where they differ from those of the kernel."""
 
 
-def register(registry: CollectorRegistry) -> None:
-    """Add the metrics about version and feature gates.
+def register(registry: CollectorRegistry) -> Gauge:
+    """Add the metrics about version and feature gates; return the latter.
 
     `git_version` is that of kube-proxy, with the agent's as build metadata (decision 0067). The agent is not
     compiled, so the labels about a compiler are empty.
@@ -49,12 +52,13 @@ def register(registry: CollectorRegistry) -> None:
     build.labels(**labels).set(1)
     features = Gauge(
         "kubernetes_feature_enabled",
-        "1 for each feature gate of Kubernetes whose feature the agent has; `stage` is empty for GA",
+        "1 for each feature gate of Kubernetes whose feature the agent has, 0 if disabled; no `stage`: GA",
         ("name", "stage"),
         registry=registry,
     )
     for name, stage in _FEATURES.items():
         features.labels(name, stage).set(1)
+    return features
 
 
 class HealthCheckMetrics:

@@ -81,7 +81,7 @@ class Metrics:
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
         self.registry.register(Readings(maps, events, traffic, bypassed, syncs))
-        component_metrics.register(self.registry)
+        self._features = component_metrics.register(self.registry)
         self.rest_client = RestClientMetrics(self.registry)
         self._make_kube_proxy_metrics()
         self._make_own_metrics()
@@ -369,6 +369,10 @@ class Metrics:
     def map_grown(self, name: str) -> None:
         """Record that a BPF map was enlarged."""
         self._growths.labels(name).inc()
+
+    def external_ips(self, served: bool) -> None:
+        """Set the feature gate for external IPs."""
+        self._features.labels(*component_metrics.EXTERNAL_IPS).set(served)
 
     def nodes_down(self, count: int) -> None:
         """Set the number of nodes that are down, for an edge."""

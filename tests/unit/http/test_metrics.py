@@ -139,6 +139,12 @@ def test_metrics_of_every_kubernetes_component_are_present(server: MetricsServer
     assert ({"name": "ComponentFlagz", "stage": "BETA"}, 1) in features
 
 
+def test_the_gate_of_external_ips_is_that_of_the_configuration(metrics: Metrics) -> None:
+    metrics.external_ips(False)
+    gate = {"name": "AllowServiceExternalIPs", "stage": "DEPRECATED"}
+    assert metrics.registry.get_sample_value("kubernetes_feature_enabled", gate) == 0
+
+
 def test_requests_wait_for_no_rate_limiter(metrics: Metrics) -> None:
     metrics.rest_client.transport_created()
     metrics.rest_client.requested("GET", "a:1", 200)
