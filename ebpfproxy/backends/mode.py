@@ -251,7 +251,7 @@ class Mode(Protocol):
 
     def inspect(self, config: Config) -> Inspection: ...
 
-    def remove(self, config: Config, dry_run: bool = False) -> list[str]: ...
+    def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]: ...
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]: ...
 
@@ -282,8 +282,8 @@ class DeferredMode:
     def inspect(self, config: Config) -> Inspection:
         return self._mode().inspect(config)
 
-    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
-        return self._mode().remove(config, dry_run)
+    def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]:
+        return self._mode().remove(config, dry_run, beside_kube_proxy)
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
         return self._mode().drain(config, translates)

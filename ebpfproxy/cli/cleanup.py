@@ -16,11 +16,18 @@ from ebpfproxy.errors import AlreadyExists, EbpfProxyError, Rejected
     ebpfproxy cleanup --dry-run
     # Remove it.
     ebpfproxy cleanup
+    # After a roll-back: remove what kube-proxy, which serves again, does not use.
+    ebpfproxy cleanup --beside-kube-proxy
     """),
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@click.option(
+    "--beside-kube-proxy",
+    is_flag=True,
+    help="Remove only what kube-proxy does not use. Run it after a roll-back, when kube-proxy has synced.",
+)
 @config_options
-def command(config: Config, dry_run: bool) -> None:
+def command(config: Config, dry_run: bool, beside_kube_proxy: bool) -> None:
     """Remove everything that ebpfproxy or kube-proxy created in this node's kernel, in any mode.
 
     If the node has direct server return, this also removes the annotation of its Node object. That needs
@@ -31,10 +38,10 @@ def command(config: Config, dry_run: bool) -> None:
     Sockets that are connected to an endpoint stay connected. Connections that are translated packet by
     packet, such as those of outside clients, can end.
     """
-    cleanup(config, dry_run)
+    cleanup(config, dry_run, beside_kube_proxy)
 
 
-def cleanup(config: Config, dry_run: bool = False) -> None:
+def cleanup(config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> None:
     """Remove the objects of all modes, and the announcement of direct server return at the Node; print what
     was removed.
 
@@ -61,7 +68,7 @@ def cleanup(config: Config, dry_run: bool = False) -> None:
         with progress("searching the kernel for objects" if dry_run else "removing objects"):
             for mode in MODES:
                 try:
-                    removed += mode.remove(config, dry_run)
+                    removed += mode.remove(config, dry_run, beside_kube_proxy)
                 except EbpfProxyError as failure:
                     failures.append(failure)
     finally:
@@ -72,4 +79,5 @@ def cleanup(config: Config, dry_run: bool = False) -> None:
     if failures:
         raise failures[0]
     if not removed:
-        click.echo("nothing to remove: no objects of ebpfproxy or kube-proxy on this node")
+        of = "ebpfproxy that kube-proxy does not use" if beside_kube_proxy else "ebpfproxy or kube-proxy"
+        click.echo(f"nothing to remove: no objects of {of} on this node")

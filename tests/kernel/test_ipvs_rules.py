@@ -19,11 +19,13 @@ from ebpfproxy.backends.ipvs.sets import (
     LOAD_BALANCER_SOURCE_CIDR,
     LOAD_BALANCER_SOURCE_IP,
     NAMES,
+    OWN_SETS,
     set_name,
 )
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Chain, Entry, Key, Rule
 from ebpfproxy.backends.xtables.families import TwoFamilies
+from ebpfproxy.backends.xtables.saved import chains_of
 from ebpfproxy.lab import sockets
 from ebpfproxy.linux.ipset import ipset
 from ebpfproxy.linux.ipset.messages import IpSet
@@ -140,6 +142,33 @@ def test_source_ranges_apply_to_host_originated_connections(tool_backend: ToolBa
         put(LOAD_BALANCER_SOURCE_IP, f"{vip},tcp:80,{vip}")
         assert connects()
     families.close()
+
+
+@pytest.mark.usefixtures("_nowhere")
+@pytest.mark.parametrize("tool_backend", ToolBackend)
+def test_after_a_roll_back_nothing_is_left_that_kube_proxy_does_not_use(tool_backend: ToolBackend) -> None:
+    for of in Family:
+        create_all(of)
+    families = opened(tool_backend)
+    assert not families.apply(diff(families.read(), rules(NodePlan(), IpvsSettings())))
+    families.close()
+    tools = [iptables.find(of, tool_backend) for of in Family]
+    before = [chains_of(tool.save()) for tool in tools]
+    assert cleanup.remove_beside_kube_proxy(dry_run=True)
+    assert [chains_of(tool.save()) for tool in tools] == before
+    for tool in tools:  # kube-proxy writes its chains again, without rules that match the agent's sets
+        tool.restore("*filter\n:KUBE-IPVS-FILTER - [0:0]\nCOMMIT\n*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+    assert cleanup.remove_beside_kube_proxy()
+    assert cleanup.remove_beside_kube_proxy() == []
+    for tool in tools:
+        saved = tool.save()
+        assert "KUBE-IPVS-POSTROUTING" not in saved
+        assert "KUBE-IPVS-OUT-FILTER" not in saved
+        assert (
+            '-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING' in saved
+        )
+    own = {set_name(base, of) for base in OWN_SETS for of in Family}
+    assert set(ipset.sets()) == NAMES.keys() - own
 
 
 @pytest.mark.usefixtures("_nowhere")

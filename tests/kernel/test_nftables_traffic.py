@@ -1,6 +1,7 @@
 """Connections through the nftables backend, and how its removal affects them."""
 
 import contextlib
+import json
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -117,10 +118,15 @@ class Testbed:
             assert not plane.apply(diff(plane.read(), wanted))
             assert plane.read() == wanted
 
-    def nft(self, commands: str) -> str:
+    def nft(self, commands: str, *options: str) -> str:
         with self.on_node():
             done = subprocess.run(
-                ["nft", "-f", "-"], input=commands, capture_output=True, text=True, check=True, timeout=60
+                ["nft", *options, "-f", "-"],
+                input=commands,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
             )
         return done.stdout
 
@@ -356,3 +362,70 @@ def test_the_table_of_kube_proxy_is_removed_regardless_of_its_content(testbed: T
             False,
         )
     assert testbed.nft("list ruleset") == ""
+
+
+def test_after_a_roll_back_nothing_is_left_that_kube_proxy_does_not_use(testbed: Testbed, of: Family) -> None:
+    """kube-proxy kept our maps, sets and one chain in its table for ever."""
+    testbed.serve(testbed.a, affinity=600)
+    with testbed.on_node():
+        assert cleanup.remove_beside_kube_proxy() == [], "everything is in use"
+    assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
+    for ip in ("ip", "ip6"):
+        take_over_as_kube_proxy(testbed, ip)
+    kept = {ip: object_names(testbed, ip) for ip in ("ip", "ip6")}
+    with testbed.on_node():
+        reported = cleanup.remove_beside_kube_proxy(dry_run=True)
+        assert {ip: object_names(testbed, ip) for ip in kept} == kept
+        assert cleanup.remove_beside_kube_proxy() == reported
+        assert cleanup.remove_beside_kube_proxy() == []
+    for ip, names in kept.items():
+        own = {"affinity", "equal-bytes", "mark-for-masquerade"}
+        own |= {name for name in names if name.startswith("endpoints-")}
+        assert len(own) > 3
+        assert object_names(testbed, ip) == names - own
+        assert "hairpin-connections" in names
+    assert len(reported) == len(set(reported))
+
+
+def take_over_as_kube_proxy(testbed: Testbed, ip: str) -> None:
+    """Do to a table what the first sync of kube-proxy 1.36 does (syncProxyRules in
+    pkg/proxy/nftables/proxier.go): it flushes all chains and the elements of its maps, deletes chains of
+    Services, and writes its own objects."""
+    names = object_names(testbed, ip)
+    maps = [f"flush map {ip} {TABLE} {name}" for name in sorted(names & KUBE_PROXY_MAPS)]
+    testbed.nft(
+        "\n".join(
+            [
+                *(f"flush chain {ip} {TABLE} {name}" for name in chain_names(testbed, ip)),
+                *maps,
+                f"add set {ip} {TABLE} hairpin-connections "
+                f"{{ type {ip}v4_addr . {ip}v4_addr . inet_proto . inet_service; }}".replace("ip6v4", "ipv6"),
+            ]
+        )
+    )
+    testbed.nft(
+        "\n".join(f"delete chain {ip} {TABLE} {name}" for name in chain_names(testbed, ip) if "/" in name)
+    )
+
+
+KUBE_PROXY_MAPS = {
+    *("service-ips", "service-nodeports", "firewall-ips", "no-endpoint-services", "no-endpoint-nodeports")
+}
+
+
+def chain_names(testbed: Testbed, ip: str) -> list[str]:
+    return [each["chain"]["name"] for each in listed(testbed, ip) if "chain" in each]
+
+
+def object_names(testbed: Testbed, ip: str) -> set[str]:
+    """The names of chains, sets and maps."""
+    kinds = "chain", "set", "map"
+    return {each[kind]["name"] for each in listed(testbed, ip) for kind in kinds if kind in each}
+
+
+def listed(testbed: Testbed, ip: str) -> list[dict[str, Any]]:
+    with testbed.on_node():
+        command = ["nft", "-j", "list", "table", ip, TABLE]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    objects: list[dict[str, Any]] = json.loads(done.stdout)["nftables"]
+    return objects

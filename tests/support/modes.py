@@ -67,7 +67,7 @@ class FakeMode:
     def inspect(self, config: Config) -> BackendInspection:
         return BackendInspection(FakeBackend(self.kernel), CONTEXT)
 
-    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+    def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]:
         found = [str(key[0]) for key in self.kernel.ports]
         if not dry_run:
             self.kernel.ports.clear()

@@ -83,7 +83,7 @@ class EbpfMode:
         root = config.cgroup_root or mounts.cgroup_root_of_all()
         return EbpfInspection(ebpf_settings(config, root), plan_context(config, self.name))
 
-    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+    def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]:
         return cleanup.remove(config.bpffs_root, _cgroup_root(config), dry_run)
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:

@@ -47,8 +47,8 @@ class IptablesMode:
         backend.open_to_read()
         return BackendInspection(backend, plan_context(config, self.name, sctp_is_unserved()))
 
-    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
-        return cleanup.remove(dry_run)
+    def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]:
+        return [] if beside_kube_proxy else cleanup.remove(dry_run)
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
         return cleanup.drain(translates)

@@ -14,10 +14,10 @@ from ebpfproxy.backends.ipvs.entries import Key, Member, Set
 from ebpfproxy.backends.ipvs.ip_sets import IpSets
 from ebpfproxy.backends.ipvs.layout import OWN_CHAINS
 from ebpfproxy.backends.ipvs.ownership import ownership
-from ebpfproxy.backends.ipvs.sets import IPVS_IPS, NAMES, NO_LOCAL, NO_LOCAL_BUT_PODS
+from ebpfproxy.backends.ipvs.sets import IPVS_IPS, NAMES, NO_LOCAL, NO_LOCAL_BUT_PODS, OWN_SETS
 from ebpfproxy.backends.xtables import cleanup, names
 from ebpfproxy.backends.xtables.cleanup import COMMON_CHAINS, are_of_ipvs
-from ebpfproxy.backends.xtables.entries import FILTER, NAT
+from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.backends.xtables.layout import TableAndName
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.ipvs import ipvs, proc_table
@@ -39,6 +39,9 @@ NOT_ENDED = "Failed to end a flow of IPVS"
 
 _GUARDS = frozenset({(FILTER, names.IPVS_FILTER), (NAT, names.IPVS_POSTROUTING)})
 """The chains that addresses on kube-ipvs0 require, whichever mode is in force."""
+
+_NOT_KUBE_PROXYS = frozenset({(NAT, names.IPVS_POSTROUTING), (MANGLE, names.IPVS_OUT_FILTER)})
+"""The chains that kube-proxy does not have."""
 
 _CONNECTED = {
     Protocol.TCP: (
@@ -76,6 +79,36 @@ def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
         found_objects.remove()
         found_objects.end_flows()
     return lines
+
+
+def remove_beside_kube_proxy(dry_run: bool = False) -> list[str]:
+    """Remove what kube-proxy's mode ipvs does not use, and so would keep after it has taken over. Return one
+    line for each object. Raises KernelError.
+
+    These are two chains, the sets that kube-proxy's rules do not match, and what direct routing and tunnels
+    need. A set that a rule still matches stays.
+    """
+    lines = cleanup.remove(_not_kube_proxys, dry_run) if cleanup.any_chain_exists(_NOT_KUBE_PROXYS) else []
+    sets = IpSets()
+    try:
+        found = [key for key in sets.read(Family) if isinstance(key, Set) and NAMES[key.name][0] in OWN_SETS]
+    except Unsupported:
+        found = []
+    kept = {} if dry_run else sets.destroy(found)
+    lines += [f"ipset {key.name}" for key in found if key not in kept]
+    for path in endpoint_networks.leftovers():
+        lines.append(f"devices in network namespace {path}")
+        if not dry_run:
+            endpoint_networks.remove(path)
+    if return_path.read(()) is not None:
+        lines.append("sysctls accept_local and rp_filter: restored")
+        if not dry_run:
+            return_path.restore()
+    return lines
+
+
+def _not_kube_proxys(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
+    return set(_NOT_KUBE_PROXYS & chains.keys())
 
 
 def drain(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) -> tuple[list[str], bool]:

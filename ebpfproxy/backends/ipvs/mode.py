@@ -59,7 +59,9 @@ class IpvsMode:
             backend, context, further=lambda: prerequisites.differing_sysctls(settings.strict_arp)
         )
 
-    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+    def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]:
+        if beside_kube_proxy:
+            return cleanup.remove_beside_kube_proxy(dry_run)
         return cleanup.remove(config.ipvs_exclude_cidrs, dry_run)
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:

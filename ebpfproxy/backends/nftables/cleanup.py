@@ -3,7 +3,13 @@
 import functools
 from collections.abc import Callable, Sequence
 
-from ebpfproxy.backends.nftables.entries import TABLE
+from ebpfproxy.backends.nftables.entries import TABLE, endpoint_maps
+from ebpfproxy.backends.nftables.node_objects import (
+    AFFINITY,
+    EQUAL_BYTES,
+    MARK_FOR_MASQUERADE,
+    NODE_PORT_NETWORKS,
+)
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages, nft
 from ebpfproxy.linux.nft.messages import Operation, SetNames, Table
@@ -14,6 +20,10 @@ from ebpfproxy.linux.nft.statements import RETURN, Match
 from ebpfproxy.model.address import Family
 
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
+
+_OWN_SETS = frozenset({AFFINITY, EQUAL_BYTES, NODE_PORT_NETWORKS})
+"""The sets, besides the maps of endpoints, that kube-proxy does not have. `MARK_FOR_MASQUERADE` is a chain of
+kube-proxy before 1.34 only; it creates the chain again."""
 
 _CONNTRACK_RULE = Rule(Match("ct state", "new"), RETURN)
 """A rule without effect that requests connection tracking."""
@@ -30,6 +40,31 @@ def remove(dry_run: bool = False) -> list[str]:
             removed.append(_described(session, table, session.chains(table)))
             if not dry_run:
                 _commit(session, table, [messages.delete_table(table)])
+    return removed
+
+
+def remove_beside_kube_proxy(dry_run: bool = False) -> list[str]:
+    """Remove from the tables what kube-proxy does not use, and so would keep after it has taken them over.
+    Return one line for each object. Raises KernelError.
+
+    kube-proxy removes chains of Services and sets `affinity-`, and flushes its own chains (syncProxyRules in
+    pkg/proxy/nftables/proxier.go). The kernel rejects the removal of what a rule still uses, for example
+    because kube-proxy has not synced yet; this stays.
+    """
+    removed = []
+    with Session() as session:
+        change = session.attempt if dry_run else session.commit
+        for table in _found(session):
+            family = _FAMILIES[table.family]
+            own = _OWN_SETS | {each.name for each in endpoint_maps(family)}
+            sets = [each.name for each in session.sets(table) if each.name in own]
+            chains = [each.name for each in session.chains(table) if each.name == MARK_FOR_MASQUERADE]
+            for name, operation in (
+                *((f"set or map {name}", messages.delete_set(table, name)) for name in sets),
+                *((f"chain {name}", messages.delete_chain(table, name)) for name in chains),
+            ):
+                if not change([operation]):
+                    removed.append(f"nftables table {table}: {name}")
     return removed
 
 

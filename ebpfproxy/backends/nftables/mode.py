@@ -51,8 +51,8 @@ class NftablesMode:
         backend.open()
         return BackendInspection(backend, plan_context(config, self.name, sctp_is_unserved()), shown)
 
-    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
-        return cleanup.remove(dry_run)
+    def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]:
+        return (cleanup.remove_beside_kube_proxy if beside_kube_proxy else cleanup.remove)(dry_run)
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
         return cleanup.drain(translates)

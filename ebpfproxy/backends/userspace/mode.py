@@ -45,7 +45,7 @@ class UserspaceMode:
     def inspect(self, config: Config) -> Inspection:
         return UserspaceInspection(plan_context(config, self.name, _SCTP_UNSERVED))
 
-    def remove(self, config: Config, dry_run: bool = False) -> list[str]:
+    def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]:
         return cleanup.remove(dry_run)
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
