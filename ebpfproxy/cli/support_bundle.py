@@ -54,7 +54,8 @@ def command(file: str, anonymize: bool, logs: tuple[Path, ...], loaded: Loaded) 
     """Write a support bundle: a gzipped tar archive with the results of doctor, dump and verify, versions,
     the pages of the running agent, and its log. FILE must not exist; - is standard output.
 
-    Keys, tokens, passwords, Authorization headers and annotations are redacted. What cannot be collected is
+    Keys, tokens, passwords, Authorization headers and annotations are redacted, and so is each member of JSON
+    that is not known to be harmless. What cannot be collected is
     named in contents.json, and the bundle is written without it. Run it with the agent's flags, and in the
     agent's namespaces or pod. Prints what the bundle contains.
     """
@@ -77,15 +78,18 @@ def command(file: str, anonymize: bool, logs: tuple[Path, ...], loaded: Loaded) 
 
 
 def _parts(loaded: Loaded, logs: tuple[Path, ...]) -> "Iterator[Part]":
+    from ebpfproxy.backends.ebpf.inspect import saved
+    from ebpfproxy.cli.dump_sections import SECTIONS
     from ebpfproxy.diagnose.bundle import node
     from ebpfproxy.diagnose.bundle.archive import Content, Part
     from ebpfproxy.diagnose.bundle.logs import read_logs
 
-    flags = list(_flags(loaded))
-    yield Part("versions.json", "versions", node.versions)
-    yield Part("flags.txt", "flags of this command", lambda: Content("".join(f"{flag}\n" for flag in flags)))
+    flags, members = list(_flags(loaded)), saved.FIELDS | {"header", *SECTIONS}
+    shown = "".join(f"{flag}\n" for flag in flags)
+    yield Part("versions.json", "versions", node.versions, node.VERSIONS)
+    yield Part("flags.txt", "flags of this command", lambda: Content(shown), node.FLAGS)
     yield Part("doctor.txt", "ebpfproxy doctor", _output_of(["doctor", *flags]))
-    yield Part("dump.json", "ebpfproxy dump all -o json", _output_of(["dump", "all", "-o", "json", *flags]))
+    yield Part("dump.json", saved.SAVE, _output_of(["dump", "all", "-o", "json", *flags]), members)
     yield Part("verify.txt", "ebpfproxy verify", _output_of(["verify", *flags]))
     yield from node.pages(loaded.config)
     yield Part("agent.log", "log of the agent", lambda: read_logs(loaded.config.proc_root, logs))

@@ -60,6 +60,7 @@ def test_a_bundle_has_the_state_of_the_node_without_names(tmp_path: Path) -> Non
     assert re.search(r"FEATURE|mode:", files["doctor.txt"])
     text = "\n".join(files.values())
     assert not [each for each in ("shop", "cart", "node-7", "10.96.0.77", "me:pw") if each in text]
+    assert "REDACTED" not in files["dump.json"] + files["versions.json"]
     saved = tmp_path / "dump.json"
     saved.write_text(files["dump.json"])
     (row,) = SavedView(saved).services()

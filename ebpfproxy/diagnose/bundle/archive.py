@@ -9,12 +9,12 @@ import json
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ebpfproxy.diagnose.bundle.anonymize import Anonymizer
-from ebpfproxy.diagnose.bundle.redact import redact
+from ebpfproxy.diagnose.bundle.redact import redact, redact_json, redact_options
 from ebpfproxy.errors import ConfigError, EbpfProxyError
 
 CONTENTS = "contents.json"
@@ -29,11 +29,16 @@ class Content(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A file of the bundle. `collect` returns its text, or raises any exception."""
+    """A file of the bundle. `collect` returns its text, or raises any exception.
+
+    `harmless`: the members of a file .json, or the options of another file, whose values have no secrets.
+    Other values are replaced. Without it, another file is free text.
+    """
 
     file: str
     title: str
     collect: Callable[[], Content]
+    harmless: Set[str] = frozenset()
 
 
 class Entry(NamedTuple):
@@ -68,10 +73,17 @@ def collect(parts: Iterable[Part], anonymizer: Anonymizer | None = None) -> Iter
 def _collected(part: Part) -> tuple[Entry, str]:
     try:
         content = part.collect()
+        text = _redacted(part, content.text)
     except Exception as error:  # whatever is broken on this node is why the bundle is made
         reason = error.message if isinstance(error, EbpfProxyError) else f"{type(error).__name__}: {error}"
         return Entry(part.file, part.title, 0, error=redact(" ".join(reason.split()))), ""
-    return Entry(part.file, part.title, 0, redact(content.note)), redact(content.text)
+    return Entry(part.file, part.title, 0, redact(content.note)), text
+
+
+def _redacted(part: Part, text: str) -> str:
+    if part.file.endswith(".json"):
+        return redact_json(text, part.harmless)
+    return redact_options(text, part.harmless) if part.harmless else redact(text)
 
 
 def _learn(anonymizer: Anonymizer, file: str, text: str) -> None:

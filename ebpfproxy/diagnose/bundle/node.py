@@ -10,10 +10,32 @@ from collections.abc import Callable, Iterator
 
 from ebpfproxy import __version__
 from ebpfproxy.config import Config
+from ebpfproxy.config.settings import OPTIONS
 from ebpfproxy.diagnose import agent_pages
 from ebpfproxy.diagnose.bundle.archive import Content, Part
 from ebpfproxy.errors import NotFound
 
+
+def _wanted() -> set[str]:
+    """The names of libraries."""
+    requirements = importlib.metadata.requires("ebpfproxy") or []
+    return {each.split(">")[0].split("=")[0].split(";")[0].strip() for each in requirements}
+
+
+def _fields() -> Iterator[str]:
+    for option in OPTIONS.values():
+        for field in option.fields:
+            yield from field.split(".")
+
+
+VERSIONS = frozenset(
+    {"ebpfproxy", "kernel", "architecture", "cpus", "python", "distribution", "libraries", "collected"}
+) | frozenset(_wanted())
+"""The members of `versions`. None has a secret."""
+FLAGS = frozenset(option.flag.lstrip("-") for option in OPTIONS.values())
+"""The options of the agent. None has a secret, other than in a URL."""
+FIELDS = frozenset({"kubeproxy.config.k8s.io", "apiVersion", "kind", *_fields()})
+"""The fields of /configz, those of a KubeProxyConfiguration. None has a secret."""
 _METRICS_PAGES = {
     "/metrics": "agent/metrics.txt",
     "/statusz": "agent/statusz.txt",
@@ -21,6 +43,7 @@ _METRICS_PAGES = {
     "/configz": "agent/configz.json",
     "/proxyMode": "agent/proxymode.txt",
 }
+_HARMLESS = {"/configz": FIELDS, "/flagz": FLAGS}
 _HEALTH_PAGES = {"/healthz": "agent/healthz.txt", "/readyz": "agent/readyz.txt"}
 
 
@@ -48,8 +71,7 @@ def _distribution() -> str:
 
 
 def _libraries() -> Iterator[tuple[str, str]]:
-    wanted = importlib.metadata.requires("ebpfproxy") or []
-    for name in {each.split(">")[0].split("=")[0].split(";")[0].strip() for each in wanted}:
+    for name in _wanted():
         try:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -60,7 +82,8 @@ def pages(config: Config) -> Iterator[Part]:
     """The pages of the running agent, a part for each. They need its --metrics-bind-address and ports."""
     for listen, found in ((config.metrics_listen, _METRICS_PAGES), (config.healthz_listen, _HEALTH_PAGES)):
         for page, file in found.items():
-            yield Part(file, f"{page} of the running agent", _reader(listen, page))
+            title = f"{page} of the running agent"
+            yield Part(file, title, _reader(listen, page), _HARMLESS.get(page, frozenset()))
 
 
 def _reader(listen: tuple[str, int] | None, page: str) -> Callable[[], Content]:

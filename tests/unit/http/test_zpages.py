@@ -13,6 +13,8 @@ import pytest
 
 from ebpfproxy import __version__
 from ebpfproxy.config.load import load
+from ebpfproxy.diagnose.bundle.node import FIELDS
+from ebpfproxy.diagnose.bundle.redact import redact_json
 from ebpfproxy.http import zpages
 from ebpfproxy.http.metrics import Metrics, MetricsServer
 from ebpfproxy.http.server import plain
@@ -61,6 +63,7 @@ def text(port: int, path: str) -> list[str]:
 def test_configz_is_a_configuration_file_that_the_agent_reads_again(port: int, tmp_path: Path) -> None:
     answer = ask(port, "/configz")
     assert (answer.code, answer.headers["Content-Type"]) == (200, "application/json")
+    assert json.loads(redact_json(answer.body.decode(), FIELDS)) == json.loads(answer.body)
     config = json.loads(answer.body)["kubeproxy.config.k8s.io"]
     assert config["apiVersion"] == "kubeproxy.config.k8s.io/v1alpha1"
     assert config["kind"] == "KubeProxyConfiguration"

@@ -63,6 +63,14 @@ def new_header(node: str, mode: str, filters: Sequence[str] = ()) -> Header:
     return Header(FORMAT, __version__, now, node, mode, os.uname().release, list(filters))
 
 
+_ROWS: tuple[Any, ...] = (
+    *(ServiceRow, EndpointRow, RangeRow, AffinityRow, SocketRow, FlowRow, TranslationRow, DeviceRow),
+    *(NetworkRow, SettingRow, CounterRow, ServiceTraffic, MapRow),
+)
+FIELDS = frozenset(field for row in (Header, *_ROWS) for field in row._fields)
+"""The members of the header and of all rows."""
+
+
 class SavedView:
     """The rows of a saved dump, as a `DumpView`.
 

@@ -25,7 +25,13 @@ _PARTS = (
     Part("a.txt", "first", lambda: Content("password: x\nservice=shop/cart\n", "exit code 1")),
     Part("b.txt", "second", _fail),
     Part("c.txt", "third", _break),
-    Part("d/e.json", "fourth", lambda: Content('{"service": "shop/cart", "address": "10.1.2.3"}')),
+    Part(
+        "d/e.json",
+        "fourth",
+        lambda: Content('{"service": "shop/cart", "address": "10.1.2.3", "other": ["abc"]}'),
+        frozenset({"service", "address"}),
+    ),
+    Part("f.txt", "fifth", lambda: Content("--mode=ebpf\n--other=abc\n"), frozenset({"mode"})),
 )
 
 
@@ -39,14 +45,17 @@ def test_parts_that_fail_are_named_and_the_others_are_written(tmp_path: Path) ->
     path = tmp_path / "node1.tar.gz"
     entries = archive.write(path, archive.collect(_PARTS), io.BytesIO())
     files = _read(path)
-    assert files.keys() == {"a.txt", "d/e.json", "contents.json"}
+    assert files.keys() == {"a.txt", "d/e.json", "f.txt", "contents.json"}
     assert files["a.txt"] == "password: REDACTED\nservice=shop/cart\n"
     assert [(each.file, each.error) for each in entries] == [
         ("a.txt", ""),
         ("b.txt", "no maps, token: REDACTED"),
         ("c.txt", "ZeroDivisionError: by zero"),
         ("d/e.json", ""),
+        ("f.txt", ""),
     ]
+    assert json.loads(files["d/e.json"])["other"] == "REDACTED"
+    assert files["f.txt"] == "--mode=ebpf\n--other=REDACTED\n"
     assert json.loads(files["contents.json"]) == [each._asdict() for each in entries]
     assert (entries[0].size, entries[0].note) == (len(files["a.txt"]), "exit code 1")
     assert path.stat().st_mode & 0o777 == 0o600
