@@ -4,7 +4,7 @@
 - `front.py`, `signals.py`, `ending.py`, `restart.py`: the HTTP servers; the thread that receives signals; the
   limited time to end; the replacement of the process.
 - `daemon.py`: the control thread and its loop. `inbox.py`: the items that it receives.
-- `initialize.py`: `--init-only`. `api_events.py`: Events in the API server.
+- `initialize.py`: `--init-only`. `api_events.py`, `service_events.py`: Events in the API server.
 - `sources.py`: the threads that put events into the inbox of the control thread.
 - `announcer.py`: announces direct server return with an annotation of the Node.
 - `pacing.py`: when to sync, and when to check for changes by other programs.

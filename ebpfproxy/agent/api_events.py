@@ -4,13 +4,16 @@ The sources are cmd/kube-proxy/app/server.go, server_linux.go and pkg/proxy/heal
 `kubectl describe` shows them. An Event cannot be important: if it cannot be created, one line is logged.
 """
 
+import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
+from ebpfproxy.api.connection import StatusError
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.log import Logger
 from ebpfproxy.model.service import NamespacedName
@@ -33,19 +36,22 @@ class Creator(Protocol):
 
 
 class Report(NamedTuple):
-    """What an Event says about the Service, or about the Node. `note` has details, "" if there are none."""
+    """What an Event says about the Service, or about the Node. `note` has details, "" if there are none.
+
+    `uid`: that of the Service, for an Event that does not depend on the node. The name of the Event depends
+    only on the Service and the report then: the first node creates it, and the API server rejects those of
+    others.
+    """
 
     reason: str
     note: str = ""
     service: NamespacedName | None = None
+    action: str = "StartKubeProxy"
+    uid: str = ""
 
     @property
     def type(self) -> str:
         return "Warning" if self.note else "Normal"
-
-    @property
-    def action(self) -> str:
-        return "Listen" if self.service else "StartKubeProxy"
 
     @property
     def path(self) -> str:
@@ -84,7 +90,12 @@ def deprecation(mode: str) -> list[Report]:
 def health_checks(node_name: str, reasons: Mapping[NamespacedName, str]) -> list[Report]:
     """Return a report for each Service whose healthCheckNodePort is not served, with the reason."""
     return [
-        Report("FailedToStartServiceHealthcheck", f"node {node_name}: {reason}"[:_LONGEST_NOTE], service)
+        Report(
+            "FailedToStartServiceHealthcheck",
+            f"node {node_name}: {reason}"[:_LONGEST_NOTE],
+            service,
+            action="Listen",
+        )
         for service, reason in reasons.items()
     ]
 
@@ -92,17 +103,19 @@ def health_checks(node_name: str, reasons: Mapping[NamespacedName, str]) -> list
 def event(node_name: str, moment: float, report: Report) -> dict[str, Any]:
     """Return the Event at the Unix time `moment`, in seconds.
 
-    As in kube-proxy, the UID of the object is its name: `kubectl describe node` looks for both.
+    As in kube-proxy, the UID of the object is its name if it is not known: `kubectl describe node` looks for
+    both.
     """
     name = report.service.name if report.service else node_name
     regarding = {"kind": "Node", "name": name, "uid": name}
     if report.service:
-        in_namespace = {"namespace": report.service.namespace, "uid": str(report.service)}
+        uid = report.uid or str(report.service)
+        in_namespace = {"namespace": report.service.namespace, "uid": uid}
         regarding |= {"kind": "Service"} | in_namespace
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": f"{name}.{round(moment * 1e9):x}", "namespace": report.namespace},
+        "metadata": {"name": f"{name}.{_suffix(moment, report)}", "namespace": report.namespace},
         "eventTime": datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": _CONTROLLER,
         "reportingInstance": f"{_CONTROLLER}-{os.uname().nodename}",
@@ -114,14 +127,29 @@ def event(node_name: str, moment: float, report: Report) -> dict[str, Any]:
     }
 
 
+def _suffix(moment: float, report: Report) -> str:
+    if not report.uid:
+        return f"{round(moment * 1e9):x}"
+    return hashlib.sha256("\0".join((report.uid, report.reason, report.note)).encode()).hexdigest()[:16]
+
+
 def create(node_name: str, session: Callable[[], Creator], reports: Sequence[Report]) -> None:
     """Create an Event for each report, at this moment. Log a failure, and omit the rest."""
     try:
-        creator = session()
-        try:
-            for report in reports:
-                creator.create(report.path, json.dumps(event(node_name, time.time(), report)).encode())
-        finally:
-            creator.close()
+        send(node_name, session, reports)
     except EbpfProxyError as failure:
         log.warning(NOT_CREATED, reason=failure.message)
+
+
+def send(node_name: str, session: Callable[[], Creator], reports: Sequence[Report]) -> None:
+    """Create an Event for each report, at this moment. Raises EbpfProxyError, and omits the rest."""
+    creator = session()
+    try:
+        for report in reports:
+            try:
+                creator.create(report.path, json.dumps(event(node_name, time.time(), report)).encode())
+            except StatusError as rejected:
+                if rejected.code != HTTPStatus.CONFLICT or not report.uid:  # another node has created it
+                    raise
+    finally:
+        creator.close()

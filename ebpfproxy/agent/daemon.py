@@ -32,6 +32,7 @@ from ebpfproxy.api.event import (
     Invalid,
     NodeChanged,
     PodsBypass,
+    ServiceChanged,
     Synced,
 )
 from ebpfproxy.backends.mode import Callbacks
@@ -302,6 +303,8 @@ class _Agent:
                 self._announcer.seen(node)
             case ChecksChanged(down):
                 self._metrics.nodes_down(len({each.node for each in down}))
+            case ServiceChanged():
+                self._sources.report_excess(event)
             case Invalid(kind):
                 self._metrics.invalid(kind)
             case _:

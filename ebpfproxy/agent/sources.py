@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 
 from ebpfproxy.agent import api_events
 from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
-from ebpfproxy.api.event import ADDRESSES, DEVICES, AddressesChanged, DevicesChanged, Event, Synced
+from ebpfproxy.agent.service_events import ServiceEvents
+from ebpfproxy.api.event import (
+    ADDRESSES,
+    DEVICES,
+    AddressesChanged,
+    DevicesChanged,
+    Event,
+    ServiceChanged,
+    Synced,
+)
 from ebpfproxy.api.tracker import Tracker
 from ebpfproxy.config import Config
 from ebpfproxy.config.follow import follow
@@ -75,6 +84,7 @@ class Sources:
         self._is_edge = config.role is Role.EDGE
         self._node_name = "" if self._is_edge else config.node_name
         self._session: Callable[[], Session] | None = None  # to the API server
+        self._service_events: ServiceEvents | None = None
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -114,6 +124,11 @@ class Sources:
         """Create an Event of each Service whose healthCheckNodePort is not served. Any thread may call it."""
         self._report(api_events.health_checks(self._config.node_name, reasons))
 
+    def report_excess(self, changed: ServiceChanged) -> None:
+        """Create an Event of a Service with an annotation beyond a bound, in the background."""
+        if self._service_events:
+            self._service_events.seen(changed)
+
     def _report(self, reports: Sequence[api_events.Report]) -> None:
         if self._session and reports:
             arguments = (self._config.node_name, self._session, reports)
@@ -150,6 +165,8 @@ class Sources:
                 log.warning(NOT_VERIFIED, server=configuration.server, hint=hint)
             if not self._is_edge:  # Events are about the Node
                 self._session = configuration.session
+                self._service_events = ServiceEvents(self._node_name, configuration.session)
+                yield "service-events", self._service_events.run
             yield "api", self._api(configuration).run
 
     def _api(self, access: "Access") -> "ApiSource":

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ebpfproxy.api import fields
+from ebpfproxy.api.event import Excess
 from ebpfproxy.api.parts import Complaints, shorten
 from ebpfproxy.config.flag_types import parse_timeout
 from ebpfproxy.model.balancing import (
@@ -12,6 +13,7 @@ from ebpfproxy.model.balancing import (
     Balancing,
     EbpfForwarding,
     Forwarding,
+    TooManyRules,
     parse_algorithm,
     parse_weights,
 )
@@ -32,7 +34,10 @@ def balancing(annotations: fields.Annotations | None, complaints: Complaints) ->
         try:
             return parse(text.strip())
         except ValueError as error:
-            complaints.append(f"annotation ebpfproxy/{name.replace('_', '-')}: {shorten(str(error))}")
+            annotation = f"ebpfproxy/{name.replace('_', '-')}"
+            complaints.append(f"annotation {annotation}: {shorten(str(error))}")
+            if isinstance(error, TooManyRules):
+                complaints.excess = Excess(annotation, str(error))
             return missing
 
     found = Balancing(

@@ -30,17 +30,27 @@ class Unserved(enum.Enum):
     OTHER_PROXY = "another proxy"
 
 
+class Excess(NamedTuple):
+    """An annotation that is ignored because it exceeds a bound, and which one."""
+
+    annotation: str
+    reason: str
+
+
 class ServiceChanged(NamedTuple):
     """A Service was added, changed or deleted.
 
     `service` is None if the Service was deleted or if no proxy serves it; then `unserved` is the reason.
     `complaints` describe the parts of the object that were left out, one line each; the rest is served.
+    `excess` is also one of them, and `uid` the UID of the object then.
     """
 
     name: NamespacedName
     service: Service | None
     complaints: tuple[str, ...] = ()
     unserved: Unserved | None = None
+    excess: Excess | None = None
+    uid: str = ""
 
 
 class SliceChanged(NamedTuple):

@@ -71,6 +71,7 @@ class Annotations(Api):
 class Metadata(Api):
     name: str | None = None
     namespace: str | None = None
+    uid: str | None = None
     labels: Labels | None = None
     annotations: Annotations | None = None
     deletion_timestamp: str | None = None

@@ -305,7 +305,8 @@ def _service(decoded: fields.Service) -> ServiceChanged:
         ),
         balancing=balancing(decoded.metadata.annotations, complaints),
     )
-    return ServiceChanged(name, service, complaints.reported())
+    uid = (decoded.metadata.uid or "") if complaints.excess else ""
+    return ServiceChanged(name, service, complaints.reported(), excess=complaints.excess, uid=uid)
 
 
 def _unserved(decoded: fields.Service) -> Unserved | None:

@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from ebpfproxy.api import fields
+from ebpfproxy.api.event import Excess
 from ebpfproxy.errors import InvalidObject
 from ebpfproxy.model.address import (
     V4_PREFIX,
@@ -51,7 +52,9 @@ names become part of rules and comments that other programs parse."""
 
 
 class Complaints(list[str]):
-    """The complaints about one object, in order."""
+    """The complaints about one object, in order. `excess` is the one about a bound."""
+
+    excess: Excess | None = None
 
     def reported(self) -> tuple[str, ...]:
         """Return all complaints, or the first `_MAX_COMPLAINTS` and the number of the others."""

@@ -98,6 +98,10 @@ DEFAULT_BALANCING = Balancing()
 """A Service without annotations. One object for all of them."""
 
 
+class TooManyRules(ValueError):
+    """A Service has more than MAX_RULES rules."""
+
+
 def parse_algorithm(text: str) -> Algorithm:
     """Parse the name of an algorithm or of an IPVS scheduler. Raises ValueError.
 
@@ -113,14 +117,15 @@ def parse_algorithm(text: str) -> Algorithm:
 
 
 def parse_weights(text: str) -> tuple[WeightRule, ...]:
-    """Parse rules such as ``node:worker-1=3, 10.244.1.7=2, 10.244.0.0/16=0``, in order. Raises ValueError.
+    """Parse rules such as ``node:worker-1=3, 10.244.1.7=2, 10.244.0.0/16=0``, in order. Raises ValueError,
+    which is TooManyRules beyond MAX_RULES.
 
     >>> [(rule.node, rule.weight) for rule in parse_weights("node:a=3, 10.0.0.0/8=0")]
     [('a', 3), ('', 0)]
     """
     words = [word.strip() for word in text.split(",", MAX_RULES + 1)]
     if len(words) > MAX_RULES + 1 or len([word for word in words if word]) > MAX_RULES:
-        raise ValueError(f"there are more than {MAX_RULES} rules")
+        raise TooManyRules(f"there are more than {MAX_RULES} rules")
     return tuple(_weight_rule(word) for word in words if word)
 
 

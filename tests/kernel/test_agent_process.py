@@ -22,14 +22,16 @@ from ebpfproxy.agent.ending import NOT_ENDED
 from ebpfproxy.agent.initialize import INITIALIZED
 from ebpfproxy.agent.mode_switch import SAME_MODE
 from ebpfproxy.agent.process import START_FAILED
+from ebpfproxy.agent.service_events import REASON
 from ebpfproxy.config.load import CONFIG_REJECTED
 from ebpfproxy.diagnose.doctor.other_proxies import LEFT_OVER
 from ebpfproxy.lab import Agent, manifests
 from ebpfproxy.linux.netns import netns
+from ebpfproxy.model.balancing import MAX_RULES
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import Cluster, eventually
 from tests.kernel.ipvs_here import skip_without_ipvs
-from tests.support.apiserver import ApiServer
+from tests.support.apiserver import ApiServer, make_service
 
 pytestmark = pytest.mark.kernel
 
@@ -320,6 +322,22 @@ def test_doctor_reports_what_a_stopped_agent_has_left(restartable: Cluster, mode
     (detail,) = details()
     assert detail.startswith("nothing updates what a stopped proxy has left in force: ")
     assert f"of mode {mode}: {left}" in detail
+
+
+def test_weights_beyond_the_bound_are_an_event_of_the_service(
+    restartable: Cluster, server: ApiServer, tmp_path: Path
+) -> None:
+    """Bug: they were only a line in the log of each agent, which the Service's owner cannot read."""
+    web = make_service("web", "shop")
+    text = "node:a=1," * (MAX_RULES + 1)
+    web["metadata"] |= {"uid": "u-1", "annotations": {"ebpfproxy/endpoint-weights": text}}
+    server.put(web)
+    server.write_kubeconfig(tmp_path / "kubeconfig")
+    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
+    restartable.start(*flags)
+    eventually(lambda: REASON in {each["reason"] for each in server.events}, "the Event")
+    (event,) = (each for each in server.events if each["reason"] == REASON)
+    assert event["regarding"]["uid"] == "u-1"
 
 
 def test_a_rejected_event_is_one_warning(restartable: Cluster, server: ApiServer, tmp_path: Path) -> None:

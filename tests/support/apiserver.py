@@ -462,6 +462,9 @@ class ApiServer:
             if created["metadata"]["namespace"] != found[1]:
                 handler.send(400, _status(400, "the namespace of the object does not match the URL"))
                 return
+            if any(each["metadata"] == created["metadata"] for each in self.events):
+                handler.send(409, _status(409, "the Event already exists"))
+                return
             self.events.append(created)
             handler.send(201, b"{}")
         elif request.method == "PATCH" and request.path.startswith(_NODES):
