@@ -175,8 +175,9 @@ screenshots: $(STAMP)  ## charts and screenshots of the report in docs/images, f
 	@$(PYTHON) docs/images/screenshots.py
 
 .PHONY: fuzz
-fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; ten million random packets, and as many through devices; 10 000 changes of a random tenant
+fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; 100 000 malformed HTTP requests; ten million random packets, and as many through devices; 10 000 changes of a random tenant
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/api/test_junk.py tests/unit/plan/test_junk_plans.py
+	$(PYTHON) -m pytest -q --timeout=0 --requests=100000 tests/unit/http/test_hostile_requests.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_random.py tests/kernel/packet_path/test_packet_xdp.py
 	$(PYTHON) -m pytest -q --timeout=0 --packets=10000000 tests/kernel/packet_path/test_packet_devices.py
 	$(PYTHON) -m pytest -q -s --tenant=10000 tests/kernel/test_random_tenant.py

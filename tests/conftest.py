@@ -57,6 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="number of changes of a random tenant (make fuzz: 10000)",
     )
     parser.addoption(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="number of malformed HTTP requests (make fuzz: 100000)",
+    )
+    parser.addoption(
         "--packets",
         type=int,
         metavar="N",
@@ -181,6 +187,7 @@ _AMOUNTS = {
     "junk": (1_000, 2_000),
     "kills": (1, 3),
     "packets": (100_000, 1_000_000),
+    "requests": (2_000, 10_000),
     "tenant": (40, 400),
 }
 """By option: the default with `--sample`, and without."""
