@@ -2,6 +2,7 @@
 
 - nft.py: sends transactions and reads tables; messages.py and replies.py: the message formats
 - rule.py, statements.py: rules, and the statements of which they consist, with their text in nft(8)
+- rewriting.py: statements that exchange ports
 - sets.py, types.py: sets and data types as values
 - expressions.py: what the kernel runs for a statement; encoding.py: expressions as netlink attributes
 - notifications.py: notifications, and whether another program changes a table

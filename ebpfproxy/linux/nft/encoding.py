@@ -32,6 +32,7 @@ from ebpfproxy.linux.nft.expressions import (
     Payload,
     Reject,
     SetMeta,
+    SetPayload,
     Verdict,
 )
 
@@ -43,6 +44,7 @@ _FOLLOWING_NAT_FLAGS = 0x3  # NF_NAT_RANGE_MAP_IPS and NF_NAT_RANGE_PROTO_SPECIF
 _INVERTED = 1  # NFT_LOOKUP_F_INV
 _JENKINS = 0  # NFT_HASH_JENKINS
 _HTON = 1  # NFT_BYTEORDER_HTON
+_INTERNET = 1  # NFT_PAYLOAD_CSUM_INET
 _WORD = 4  # bytes
 
 
@@ -131,6 +133,11 @@ def _nat(each: Nat) -> tuple[bytes, ...]:
     )
 
 
+def _set_payload(each: SetPayload) -> tuple[bytes, ...]:
+    where = u32(2, each.base), u32(3, each.offset), u32(4, each.length), _register(5, each.slot)
+    return where if each.checksum is None else (*where, u32(6, _INTERNET), u32(7, each.checksum))
+
+
 def _load(each: Load) -> tuple[bytes, ...]:
     return _register(1, each.slot), _data(2, each.value)
 
@@ -150,6 +157,7 @@ _ENCODE: dict[type, tuple[str, Callable[[Any], Iterable[bytes]]]] = {
         "payload",
         lambda each: (_register(1, each.slot), u32(2, each.base), u32(3, each.offset), u32(4, each.length)),
     ),
+    SetPayload: ("payload", _set_payload),
     Meta: ("meta", lambda each: (_register(1, each.slot), u32(2, each.key))),
     SetMeta: ("meta", lambda each: (u32(2, each.key), _register(3, each.slot))),
     Ct: ("ct", lambda each: (_register(1, each.slot), u32(2, each.key))),

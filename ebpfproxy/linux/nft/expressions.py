@@ -56,6 +56,19 @@ class Payload(NamedTuple):
     length: int
 
 
+class SetPayload(NamedTuple):
+    """Write `length` bytes of the slot to the packet, from `offset` on.
+
+    `checksum`: the offset of the checksum to update, from the same header on; None to update none.
+    """
+
+    slot: int
+    base: int
+    offset: int
+    length: int
+    checksum: int | None
+
+
 class Meta(NamedTuple):
     """Load metadata of the packet: NFT_META_*."""
 
@@ -207,6 +220,7 @@ class Dynset(NamedTuple):
 
 Expression = (
     Payload
+    | SetPayload
     | Meta
     | SetMeta
     | Ct

@@ -39,6 +39,7 @@ from ebpfproxy.linux.nft.expressions import (
 from ebpfproxy.linux.nft.expressions import Masquerade as MasqueradeExpression
 from ebpfproxy.linux.nft.expressions import Reject as RejectExpression
 from ebpfproxy.linux.nft.expressions import Verdict as VerdictExpression
+from ebpfproxy.linux.nft.rewriting import ExchangePort, HasPort, IcmpError, WithoutUdpChecksum
 from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag, interval_elements
 from ebpfproxy.linux.nft.types import Datatype
 
@@ -55,6 +56,7 @@ _DESTINATION = 1  # NFT_NAT_DNAT
 _UPDATE = 1  # NFT_DYNSET_OP_UPDATE
 _FAMILIES = {"ip": int(socket.AF_INET), "ip6": int(socket.AF_INET6)}
 _REJECT = {"ip": RejectExpression(0, 3), "ip6": RejectExpression(0, 4)}  # ICMP port unreachable
+_RESET = RejectExpression(1, 0)  # NFT_REJECT_TCP_RST
 
 
 class Field(NamedTuple):
@@ -316,15 +318,16 @@ class Masquerade(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Reject the packet with ICMP port unreachable."""
+    """Reject the packet with ICMP port unreachable; with `reset`, with a TCP reset."""
 
     family: str
+    reset: bool = False
 
     def __str__(self) -> str:
-        return "reject"
+        return "reject with tcp reset" if self.reset else "reject"
 
     def expressions(self) -> Expressions:
-        return (_REJECT[self.family],)
+        return (_RESET if self.reset else _REJECT[self.family],)
 
 
 class Verdict(NamedTuple):
@@ -366,6 +369,10 @@ Statement = (
     | Masquerade
     | Reject
     | Verdict
+    | HasPort
+    | ExchangePort
+    | WithoutUdpChecksum
+    | IcmpError
 )
 
 _IDENTITY = struct.Struct("=II")

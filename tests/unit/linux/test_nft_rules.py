@@ -10,6 +10,7 @@ from ebpfproxy.linux.nft import messages, replies
 from ebpfproxy.linux.nft.draws import Draw
 from ebpfproxy.linux.nft.encoding import encode_all, name, nested
 from ebpfproxy.linux.nft.messages import Kind, Operation, SetNames, Table
+from ebpfproxy.linux.nft.rewriting import ExchangePort, HasPort, IcmpError, end, source_in_icmp_error
 from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.linux.nft.sets import SetElement
 from ebpfproxy.linux.nft.statements import (
@@ -50,6 +51,18 @@ RULES = [
         "ip daddr . meta l4proto . th dport vmap @service-ips",
     ),
     (Rule(SameByte(15, 19, "equal-bytes"), DROP), "@nh,120,8 . @nh,152,8 @equal-bytes drop"),
+    (
+        Rule(HasPort(end("ip", "daddr"), "relayed"), ExchangePort(end("ip", "daddr"), 16)),
+        "meta l4proto . ip daddr . th dport @relayed @th,16,16 set @th,16,16 ^ 0x8000 checksum at 16",
+    ),
+    (
+        Rule(HasPort(end("ip6", "saddr"), "relayed", other=True), Reject("ip6", reset=True)),
+        "meta l4proto . ip6 saddr . th sport ^ 0x8000 @relayed reject with tcp reset",
+    ),
+    (
+        Rule(IcmpError("ip"), HasPort(source_in_icmp_error("ip"), "relayed"), DROP),
+        "icmp type destination-unreachable source in icmp error @relayed drop",
+    ),
     (Rule(Share("ip", 3), Dnat(ADDRESS, 80)), "numgen random mod 3 0 dnat to 10.0.0.1:80"),
     (Rule(Share("ip", 4, 3), DROP), "numgen random mod 4 < 3 drop"),
     (Rule(Share("ip6", 4, 1, Draw.IN_TURN), DROP), "numgen inc mod 4 0 drop"),
