@@ -43,7 +43,7 @@ def _addresses(entries: Mapping[Key, Entry]) -> Iterator[str]:
 def _listeners(entries: Mapping[Key, Entry]) -> Iterator[str]:
     for key, entry in entries.items():
         if isinstance(key, Listen) and isinstance(entry, Listening):
-            locals_ = zip(("pod", "node", "outside"), entry[1:4], strict=True)
+            locals_ = zip(("pod", "node", "outside"), entry[2:5], strict=True)
             words = [f"{name} {'local' if is_local else 'cluster'}" for name, is_local in locals_]
             if entry.pods:
                 words.append(f"pods {entry.pods.network or entry.pods.interface}")

@@ -13,6 +13,7 @@ from ebpfproxy.agent.mode_cleanup import ALONE, NOT_REMOVED
 from ebpfproxy.agent.mode_switch import UNAVAILABLE
 from ebpfproxy.backends.ebpf import mode as ebpf_mode
 from ebpfproxy.backends.nftables.coexistence import SKIP
+from ebpfproxy.backends.userspace.backend import NO_REDIRECTS
 from ebpfproxy.lab import Lab
 from ebpfproxy.lab.agent import AgentFailed, LogLine
 from ebpfproxy.linux.bpf import bpf
@@ -284,6 +285,14 @@ def test_without_bpf_nftables_and_iptables_the_agent_falls_back_to_userspace(
     assert next(iter(why)) == "ebpf"
     assert set(why) == {"ebpf", "nftables", "iptables", "ipvs"}
     assert f"cannot load BPF program {altered.REJECTED}: " in why["ebpf"].values["reason"]
+    (warning,) = (line for line in agent.lines if NO_REDIRECTS in line.text)
+    assert "nf_tables" in warning.values["reason"]
+    (row,) = (
+        line
+        for line in node.doctor(Restriction(nothing, "", "")).splitlines()
+        if "redirects to relays" in line
+    )
+    assert "missing (optional)" in row
 
 
 def test_if_programs_cannot_be_attached_the_agent_falls_back_to_nftables(node: Node) -> None:

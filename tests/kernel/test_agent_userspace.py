@@ -1,5 +1,6 @@
 """The agent in mode userspace: mode switches, its end, cleanup, and what commands show."""
 
+import contextlib
 import json
 import os
 import signal
@@ -124,6 +125,39 @@ def test_while_relays_are_killed_under_load_no_connection_is_refused(
     assert set(report["errors"]) <= {"ECONNRESET", "ENODATA"}
     assert report["failed"] <= max(6, report["attempts"] / 10)
     assert set(answers(restartable.p, TCP, web.v4, 80)) == {"a", "b"}
+
+
+@pytest.mark.parametrize("first", ["process", "agent"])
+def test_host_processes_listen_at_all_addresses_at_the_ports_of_services(
+    restartable: Cluster, first: str
+) -> None:
+    """Issue 33, C1: an ingress controller at *:443 and a DNS server at *:53 did not start, or the agent did
+    not serve these ports.
+    """
+    restartable.mode = "userspace"
+    node = restartable.node
+    with contextlib.ExitStack() as servers:
+
+        def serve() -> None:
+            for protocol, port in ((TCP, 80), (UDP, 53)):
+                servers.callback(node.serve(protocol, port, "the host").kill)
+
+        if first == "process":
+            serve()
+        restartable.start()
+        web = restartable.service(node_port=True).to(restartable.a)
+        if first == "agent":
+            serve()
+        for client in (restartable.p, node):
+            for own, frontend in ((node.v4, web.v4), (node.v6, web.v6)):
+                for protocol, port in ((TCP, 80), (UDP, 53)):
+                    assert outcome(client, protocol, frontend, port) == "a"
+                    if protocol is TCP or client is node:  # else the server replies from another address
+                        assert outcome(client, protocol, own, port) == "the host"
+                    assert outcome(client, protocol, own, web.node_port) == "a"
+        web.to()
+        assert outcome(restartable.p, TCP, web.v4, 80) == REFUSED
+        assert outcome(restartable.p, UDP, web.v6, 53) == REFUSED
 
 
 def test_commands_show_what_the_relays_hold(restartable: Cluster) -> None:

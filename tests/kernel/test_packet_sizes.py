@@ -92,6 +92,19 @@ def test_path_mtu_discovery_works_from_an_endpoint_to_an_external_client(
 
 
 @both_families
+def test_path_mtu_discovery_works_from_an_external_ip_to_an_external_client(
+    two_nodes: TwoNodes, family: str
+) -> None:
+    """In mode userspace, the error quotes the port of the frontend, at which the relay does not listen."""
+    web = two_nodes.everywhere().to(two_nodes.a)
+    address = web.external_ips[family == "v6"]
+    route = f"{address} via {getattr(two_nodes.node, family)}"  # for the router's errors
+    two_nodes.lab.ip(two_nodes.lab.router, f"route add {route}")
+    with two_nodes.narrow_to_outside():
+        assert streamed(two_nodes.x, address, PORTS[TCP], STREAM) == STREAM
+
+
+@both_families
 def test_a_datagram_above_the_path_mtu_is_lost_once_and_then_fragmented(
     two_nodes: TwoNodes, family: str
 ) -> None:

@@ -26,6 +26,7 @@ from tests.support.documented import PLUGIN, ROOT, Command, shell_blocks, simple
 from tests.support.kustomize import KUBECTL, render
 
 RUN: Sequence[tuple[str, str]] = (
+    (r"nft list table ip ebpfproxy", "userspace"),
     (r"nft list .*", "nftables"),
     (r"(?:ip6?tables|iptables-save)\b.*", "iptables"),
     (r"conntrack -L .*", "iptables"),

@@ -8,8 +8,9 @@ from collections.abc import Set as AbstractSet
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.userspace import addresses
-from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Local
+from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Local, NoEndpoint
 from ebpfproxy.backends.userspace.messages import Failure
+from ebpfproxy.backends.userspace.redirects import Redirects, State, in_force, state_of
 from ebpfproxy.backends.userspace.relays import Relays
 from ebpfproxy.backends.userspace.rendering import render
 from ebpfproxy.backends.userspace.settings import UserspaceSettings
@@ -17,13 +18,17 @@ from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux import capabilities
 from ebpfproxy.linux.netlink import local_routes
 from ebpfproxy.log import Logger
-from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+from ebpfproxy.plan.service_plan import Frontend, NodePlan, ServicePortPlan
 
 log = Logger(__name__)
 
 NO_ADDRESSES = "Cannot add addresses, serving only those that this node has"
 """The agent has no CAP_NET_ADMIN. NodePorts work, and external IPs that are addresses of this node. Other
 addresses of Services do not, unless another program makes them local."""
+NO_REDIRECTS = "Cannot redirect to relays, they occupy the ports of Services"
+"""nftables is missing. A program of the node, such as an ingress controller with `hostNetwork`, cannot listen
+at all addresses at a port that a Service has, and a relay cannot listen at a port at which such a program
+does."""
 
 _HINTS = {
     errno.EADDRINUSE: "another program listens at this port, perhaps at all addresses: restrict it to the "
@@ -48,6 +53,7 @@ class UserspaceBackend:
         """`changed` is called after a relay was replaced."""
         self._settings = settings or UserspaceSettings()
         self.relays = Relays(self._settings, changed)
+        self._redirects = Redirects()
         self._generation = Generation(local_routes.read)
         self._sets_addresses = True
         # Listeners that the last change could not open at each of their addresses. The caller puts them again
@@ -60,17 +66,26 @@ class UserspaceBackend:
         self._sets_addresses = capabilities.NET_ADMIN in capabilities.capabilities()
         if not self._sets_addresses:
             log.warning(NO_ADDRESSES, hint="run as root, or with CAP_NET_ADMIN")
-        self.relays.open()
+        else:
+            reason = self._redirects.open()
+            if reason:
+                log.warning(NO_REDIRECTS, reason=reason.message, hint=reason.hint)
+        try:
+            self.relays.open()
+        except BaseException:
+            self._redirects.close()
+            raise
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
-        entries = render(plans, node)
+        entries = render(plans, node, self._redirects.families)
         if self._sets_addresses:
             return entries
         return {key: entry for key, entry in entries.items() if not isinstance(key, Local)}
 
     def read(self) -> dict[Key, Entry]:
         self._generation.reading()
-        entries = self.relays.read()
+        redirects = self._redirects.read()
+        entries = in_force(self.relays.read(), redirects, self._redirects.families, self._rejected)
         entries.update(addresses.read())
         return entries
 
@@ -79,31 +94,51 @@ class UserspaceBackend:
         return iter(())
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        """Change the relays, then the addresses. Addresses are removed before listeners.
+        """Change the relays, then the redirects, then the addresses. They are removed in the opposite order.
 
         So a packet to an address of a Service that is new or removed meets no other listener.
         """
         puts = [key for key in delta.puts if isinstance(key, Local)]
         drops = [key for key in delta.drops if isinstance(key, Local)]
         of_relays: dict[Key, Entry] = {
-            key: entry for key, entry in delta.puts.items() if not isinstance(key, Local)
+            key: entry for key, entry in delta.puts.items() if not isinstance(key, Local | NoEndpoint)
         }
         rejected: dict[Key, KernelError] = {}
         with self._generation.own_change():
             rejected.update(addresses.change((), drops))
             dropped: list[Key] = [key for key in delta.drops if not isinstance(key, Local)]
             dropped += self._rejected - delta.puts.keys()
+            self._redirects.change(_without_listener(delta.puts, dropped))
             if of_relays or dropped:
                 failures = self.relays.apply(of_relays, dropped)
                 rejected |= {key: _error(failure) for key, failure in failures.items()}
                 self._rejected = failures.keys() & delta.puts.keys()
+                self._redirects.change(self._with_listener(delta.puts, failures))
             rejected.update(addresses.change(puts, ()))
         return rejected
+
+    def _with_listener(
+        self, puts: Mapping[Key, Entry], failures: Mapping[Listen, Failure]
+    ) -> dict[Frontend, State | None]:
+        """Return the states of frontends that are put. If a listener could not be changed, its frontend keeps
+        its state, unless another program has the port.
+        """
+        states: dict[Frontend, State | None] = {}
+        for key, entry in puts.items():
+            if not isinstance(key, Listen):
+                continue
+            state, failure = state_of(key, entry), failures.get(key)
+            if failure and state is State.RELAYED:
+                former = self._redirects.state(key.frontend)
+                state = State.REJECTED if failure.number == errno.EADDRINUSE else former or State.REJECTED
+            states[key.frontend] = state
+        return states
 
     def generation(self) -> Hashable:
         """Also return another value each time while a port is in use by others: it may be free now."""
         self._attempts += bool(self._rejected)
-        return self.relays.replaced, self._attempts, self._generation.value()
+        redirects = self._redirects.generation()
+        return self.relays.replaced, self._attempts, redirects, self._generation.value()
 
     def usage(self) -> Mapping[str, tuple[int, int]]:
         """Return the open UDP flows and their largest number. Any thread may call it."""
@@ -118,8 +153,19 @@ class UserspaceBackend:
         return {**counted.events, "relays_replaced": self.relays.replaced}
 
     def close(self) -> None:
-        """End the relays, and so all relayed connections."""
+        """End the relays, and so all relayed connections. New ones are rejected."""
+        self._redirects.close()
         self.relays.close()
+
+
+def _without_listener(puts: Mapping[Key, Entry], drops: Iterable[Key]) -> dict[Frontend, State | None]:
+    """Return the states of frontends that are dropped, or have no endpoints."""
+    states: dict[Frontend, State | None] = {
+        key.frontend: None for key in drops if isinstance(key, NoEndpoint | Listen)
+    }
+    states |= {key.frontend: State.REJECTED for key in puts if isinstance(key, NoEndpoint)}
+    put = {key.frontend for key in puts if isinstance(key, Listen)}
+    return {frontend: state for frontend, state in states.items() if frontend not in put}
 
 
 def _error(failure: Failure) -> KernelError:

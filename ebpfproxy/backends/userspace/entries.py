@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from ebpfproxy.linux.nft.rewriting import PORT_BIT
 from ebpfproxy.model.address import Address, Family, Network, Protocol, format_address
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import Frontend
@@ -44,6 +45,19 @@ class Listen(NamedTuple):
         return f"listener {self.frontend}"
 
 
+class NoEndpoint(NamedTuple):
+    """The key of a frontend without endpoints. The entry is True: its packets are rejected.
+
+    False is the entry of a frontend that a previous run left redirected, without a listener. It has no field
+    for the family, so that it does not equal a `Listen`.
+    """
+
+    frontend: Frontend
+
+    def __str__(self) -> str:
+        return f"rejection of {self.frontend}"
+
+
 class NodePorts(NamedTuple):
     """The key of the addresses at which NodePorts are reachable. The entry is a sorted tuple of them."""
 
@@ -81,12 +95,14 @@ class Pods(NamedTuple):
 class Listening(NamedTuple):
     """Which endpoints the clients of a frontend may use: those of scope Local, or those of scope Cluster.
 
+    - `port`: at which relays listen. If it is not the port of the frontend, packets are redirected to it.
     - `pod_local`, `node_local`, `outside_local`: for the three classes of clients in `FrontendPlan`.
     - `pods`: None if pods are not distinguished from clients outside.
     - `ranges`: if not None, only clients in these networks are admitted, and the node if `node_admitted`.
     """
 
     service: Balanced
+    port: int
     pod_local: bool
     node_local: bool
     outside_local: bool
@@ -95,5 +111,16 @@ class Listening(NamedTuple):
     node_admitted: bool = True
 
 
-Key = Local | Balanced | Listen | NodePorts
+Key = Local | Balanced | Listen | NoEndpoint | NodePorts
 Entry = bool | Balancing | Listening | tuple[Address, ...]
+
+
+def other_port(port: int) -> int:
+    """Return the port at which relays listen for a frontend with this port, if packets are redirected.
+
+    No other port has the same one. 32768 has none, and is returned.
+
+    >>> other_port(443), other_port(33211), other_port(32768)
+    (33211, 443, 32768)
+    """
+    return port ^ PORT_BIT or port

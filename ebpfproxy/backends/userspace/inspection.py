@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ebpfproxy.backends.difference import Difference
-from ebpfproxy.backends.userspace import addresses, messages
-from ebpfproxy.backends.userspace.entries import Balancing, Entry, Key
+from ebpfproxy.backends.userspace import addresses, messages, redirects
+from ebpfproxy.backends.userspace.entries import Balancing, Entry, Key, Listen
 from ebpfproxy.backends.userspace.messages import (
     READERS,
     Answer,
@@ -21,11 +21,12 @@ from ebpfproxy.backends.userspace.messages import (
     Read,
     Request,
 )
+from ebpfproxy.backends.userspace.redirects import State
 from ebpfproxy.backends.userspace.relays import common_entries, entries_of
 from ebpfproxy.backends.userspace.rendering import render
 from ebpfproxy.errors import NotFound
 from ebpfproxy.model import connection as model
-from ebpfproxy.model.address import format_address, format_endpoint, parse_address
+from ebpfproxy.model.address import Family, family, format_address, format_endpoint, parse_address
 from ebpfproxy.model.connection import Translation
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
@@ -41,17 +42,28 @@ class UserspaceInspection:
     def __init__(self, context: PlanContext) -> None:
         """Raises NotFound if no relay runs and no address is left."""
         self.context = context
+        self._redirected: frozenset[Family] = frozenset()
         if not _relays() and not addresses.read():
             raise NotFound("mode userspace does not serve on this node: no relay process runs")
+        self.read()
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> Mapping[Key, Entry]:
-        return render(plans, node)
+        return render(plans, node, self._redirected)
 
     def read(self) -> dict[Key, Entry]:
-        """Return the entries that all relays hold, and the addresses. Raises KernelError."""
+        """Return the entries that are in force. Raises KernelError.
+
+        A listener at another port than that of its frontend shows that the agent redirects its family.
+        """
         found = [entries_of(each.held) for each in _ask_all(Read()) if isinstance(each, Content)]
         keys = {key for each in found for key in each}
         entries = common_entries(found, keys)
+        listening = ((key, each) for key, each in entries.items() if isinstance(key, Listen))
+        moved = {key.family for key, each in listening if redirects.state_of(key, each) is State.RELAYED}
+        states = redirects.read_all()
+        self._redirected = frozenset(moved | {family(each.address) for each in states or ()})
+        if states is not None:
+            entries = redirects.in_force(entries, states, self._redirected)
         entries.update(addresses.read())
         return entries
 

@@ -3,6 +3,7 @@
 import errno
 
 from ebpfproxy.backends.findings import Finding
+from ebpfproxy.backends.userspace import redirects
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import capabilities
 from ebpfproxy.linux.netlink import local_routes
@@ -21,7 +22,7 @@ def probe() -> tuple[Finding, ...]:
         remedy = "run as root, or with CAP_NET_ADMIN"
         missing = "the capability is missing; the mode would serve only addresses that this node has"
         return (Finding(capabilities.NET_ADMIN, errno.EPERM, missing, remedy),)
-    return (_routes(), _low_ports(found))
+    return (_routes(), _low_ports(found), _redirects())
 
 
 def _routes() -> Finding:
@@ -40,6 +41,24 @@ def _tried(feature: str) -> Finding:
         number = getattr(failure.__cause__, "errno", None) or errno.EOPNOTSUPP
         return Finding(feature, number, failure.message, failure.hint)
     return Finding(feature)
+
+
+def _redirects() -> Finding:
+    feature = "redirects to relays"
+    try:
+        lacking = redirects.probe()
+    except KernelError as failure:
+        lacking = failure
+    if lacking is None:
+        return Finding(feature)
+    return Finding(
+        feature,
+        getattr(lacking.__cause__, "errno", None) or errno.EOPNOTSUPP,
+        f"host processes cannot listen at all addresses at the port of a Service ({lacking.message})",
+        f"modprobe -a {' '.join(redirects.MODULES)}",
+        needed=False,
+        modules=redirects.MODULES,
+    )
 
 
 def _low_ports(found: frozenset[str]) -> Finding:

@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.userspace.backend import UserspaceBackend
 from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.model.address import Family, Protocol, parse_address
+from ebpfproxy.model.address import Protocol, family, is_unspecified, parse_address
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.balancing import PlannedBalancing
 from ebpfproxy.plan.service_plan import (
@@ -38,17 +38,26 @@ def plan(
     protocol: Protocol = Protocol.TCP,
     affinity: int = 0,
     balancing: PlannedBalancing = PlannedBalancing(),  # noqa: B008 -- it is immutable
+    at: Sequence[tuple[str, int]] = ((ADDRESS, PORT),),
+    name: str = "web",
 ) -> ServicePortPlan:
-    """A Service at ADDRESS and PORT with these endpoints."""
-    frontend = Frontend(parse_address(ADDRESS), PORT, protocol)
+    """A Service at these addresses and ports with these endpoints. An unspecified address is a NodePort."""
+    frontends = [Frontend(parse_address(address), port, protocol) for address, port in at]
+    kinds = [
+        FrontendKind.NODE_PORT if is_unspecified(each.address) else FrontendKind.CLUSTER_IP
+        for each in frontends
+    ]
     return ServicePortPlan(
-        ServicePortName("default", "web", "", protocol),
-        Family.IPV4,
-        (FrontendPlan(frontend, FrontendKind.CLUSTER_IP, _CLUSTER, _CLUSTER, _CLUSTER),),
+        ServicePortName("default", name, "", protocol),
+        family(frontends[0].address),
+        tuple(
+            FrontendPlan(each, kind, _CLUSTER, _CLUSTER, _CLUSTER)
+            for each, kind in zip(frontends, kinds, strict=True)
+        ),
         PlannedEndpoints(
             PlannedEndpoint(parse_address(ip), port, True, True, True) for ip, port in endpoints
         ),
-        NoEndpointAction.DROP,
+        NoEndpointAction.DROP if endpoints else NoEndpointAction.REJECT,
         affinity,
         balancing=balancing,
     )
@@ -62,15 +71,15 @@ class Place:
         self._stack = stack
         self._entries: dict[Any, Any] = {}
 
-    def serve(self, *plans: ServicePortPlan) -> None:
+    def serve(self, *plans: ServicePortPlan, node: NodePlan = NodePlan()) -> None:  # noqa: B008
         """Bring these plans into force."""
-        desired = self.backend.render(plans, NodePlan())
+        desired = self.backend.render(plans, node)
         assert not self.backend.apply(diff(self.backend.read(), desired))
         assert self.backend.read() == desired
 
     def listen(self, address: str = "127.0.0.1", backlog: int = 128) -> socket.socket:
         """A TCP server socket of the test, with a port of the kernel's choice."""
-        server = socket.socket()
+        server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         server.settimeout(10.0)
         server.bind((address, 0))
         server.listen(backlog)
@@ -98,7 +107,7 @@ class Place:
 
     def udp(self, address: str = "127.0.0.1") -> socket.socket:
         """A UDP server socket of the test."""
-        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
         server.settimeout(10.0)
         server.bind((address, 0))
         return self._stack.enter_context(server)

@@ -45,7 +45,7 @@ def test_a_client_with_an_address_of_the_node_is_the_node(balancer: Balancer, no
     """Also if programs may bind every address, as keepalived needs it."""
     for family in ("ipv4", "ipv6"):
         Path(f"/proc/sys/net/{family}/ip_nonlocal_bind").write_text(nonlocal_bind)
-    subject = Admission(Listening(SERVICE, False, True, False), balancer)
+    subject = Admission(Listening(SERVICE, 80, False, True, False), balancer)
     eventually(
         lambda: subject.scope(Client("fd00::1", ELSEWHERE)) is True, "the kernel has added the address"
     )
@@ -59,7 +59,7 @@ def test_ranges_whose_filter_takes_too_much_memory_are_checked_after_accept(bala
     if not OPTMEM.exists():
         pytest.skip("the kernel has no limit for each network namespace (Linux 6.8)")
     ranges = tuple(parse_network(f"10.{number}.0.0/16") for number in range(200))
-    entry = Listening(SERVICE, False, False, False, ranges=ranges, node_admitted=False)
+    entry = Listening(SERVICE, 80, False, False, False, ranges=ranges, node_admitted=False)
     subject = Admission(entry, balancer)
     assert subject.program != PASS
     OPTMEM.write_text("4096")

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.backends.interface import Delta
-from ebpfproxy.backends.userspace.entries import Entry, Key, Listen
+from ebpfproxy.backends.userspace.entries import Listen
 from ebpfproxy.backends.userspace.relay.counts import Event
 from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.model.balancing import Algorithm
@@ -209,7 +208,8 @@ def test_session_affinity_holds_over_all_relays_until_its_timeout(place: Place) 
 
 
 def test_a_killed_relay_is_replaced_and_the_others_serve_meanwhile(place: Place) -> None:
-    place.serve(plan(place.echo()))
+    wanted = plan(place.echo())
+    place.serve(wanted)
     before = place.backend.generation()
     pid, other = place.backend.relays.pids()
     os.kill(pid, signal.SIGSTOP)  # so that it accepts nothing that its end would reset
@@ -225,7 +225,7 @@ def test_a_killed_relay_is_replaced_and_the_others_serve_meanwhile(place: Place)
     assert pid not in now
     counted = place.backend.relays.counters()
     assert counted.events[Event.CONNECTED] == 30
-    desired = place.backend.render([plan()], None)
+    desired = place.backend.render([wanted], None)
     assert desired.keys() <= place.backend.read().keys()
 
 
@@ -249,19 +249,3 @@ def test_a_destroyed_listener_is_missing_until_it_is_put_again(place: Place) -> 
     assert key not in place.backend.read()
     place.serve(wanted)
     place.connect().close()
-
-
-@pytest.mark.parametrize("settings", [UserspaceSettings(relays=1)])
-def test_a_port_of_another_program_is_rejected_with_its_address(place: Place) -> None:
-    with socket.create_server(("0.0.0.0", PORT)):
-        desired = place.backend.render([plan(("127.0.0.1", 9))], None)
-        rejected = place.backend.apply(_puts(desired))
-        assert [failure.message for failure in rejected.values()] == [
-            f"cannot listen at {ADDRESS}:{PORT}: Address already in use"
-        ]
-    assert not place.backend.apply(_puts(desired))
-    assert place.backend.read().keys() >= desired.keys()
-
-
-def _puts(desired: dict[Key, Entry]) -> Delta[Key, Entry]:
-    return Delta(desired, frozenset())

@@ -170,13 +170,20 @@ class Direction:
         connection.direction_ended()
 
 
+class Ends(NamedTuple):
+    """The client of a connection, and the frontend to which it connected."""
+
+    client: Target
+    frontend: Target
+
+
 class Info(NamedTuple):
-    """What a connection belongs to: the ServicePort, the client as text, the endpoint, and the balancer
+    """What a connection belongs to: the ServicePort, its ends for the client, the endpoint, and the balancer
     that counts it.
     """
 
     service: str
-    client: str
+    ends: Ends
     target: Target
     balancer: Balancer
 
@@ -215,10 +222,6 @@ class Connection:
     def is_half_closed(self) -> bool:
         """Whether one side has sent everything."""
         return self._to_server.has_ended or self._to_client.has_ended
-
-    def frontend(self) -> str:
-        """Return the address and port to which the client connected."""
-        return str(Target(self._client.family, *self._client.getsockname()[:2]))
 
     def direction_ended(self) -> None:
         if self._to_server.has_ended and self._to_client.has_ended:

@@ -6,7 +6,7 @@ from asyncio import TimerHandle
 
 from ebpfproxy.backends.userspace.relay import proxy_protocol
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
-from ebpfproxy.backends.userspace.relay.connection import Connection, Info, reset
+from ebpfproxy.backends.userspace.relay.connection import Connection, Ends, Info, reset
 from ebpfproxy.backends.userspace.relay.counts import Event
 from ebpfproxy.backends.userspace.relay.target import Target
 from ebpfproxy.backends.userspace.relay.workload import Workload
@@ -23,8 +23,8 @@ class Dialing:
         "_attempt",
         "_balancer",
         "_client",
+        "_ends",
         "_local",
-        "_peer",
         "_server",
         "_service",
         "_target",
@@ -33,11 +33,10 @@ class Dialing:
     )
 
     def __init__(
-        self, work: Workload, client: socket.socket, peer: Target, service: str, balancer: Balancer
+        self, work: Workload, client: socket.socket, ends: Ends, service: str, balancer: Balancer
     ) -> None:
-        """`peer`: the client's address."""
         self._work = work
-        self._client, self._peer = client, peer
+        self._client, self._ends = client, ends
         self._service, self._balancer = service, balancer
         self._attempt = 0
         self._target: Target | None = None  # of the last attempt
@@ -45,7 +44,7 @@ class Dialing:
     def start(self, local: bool) -> None:
         """Begin with an endpoint of scope Local or Cluster."""
         self._local = local
-        self._work.dialing.add(self._client)
+        self._work.dialing[self._client] = self._ends
         for each in range(len(TIMEOUTS)):
             self._attempt = each
             if self._dial():
@@ -55,7 +54,7 @@ class Dialing:
     def _dial(self) -> bool:
         """Begin to connect to the next endpoint; return whether the attempt is in progress or done."""
         work = self._work
-        chosen = self._balancer.choose(self._peer.address, self._local, work.loop.time(), self._target)
+        chosen = self._balancer.choose(self._ends.client.address, self._local, work.loop.time(), self._target)
         if chosen is None:
             return False
         work.counts[Event.RETRIED] += self._target is not None
@@ -107,7 +106,7 @@ class Dialing:
     def _fail(self) -> None:
         self._work.counts[Event.FAILED] += 1
         reset(self._client)
-        self._work.dialing.discard(self._client)
+        self._work.dialing.pop(self._client, None)
 
     def _connected(self) -> None:
         client, server, work = self._client, self._server, self._work
@@ -117,15 +116,15 @@ class Dialing:
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._balancer.entry.proxy_protocol:
-                first = proxy_protocol.header(self._peer[1:], client.getsockname()[:2])
+                first = proxy_protocol.header(*(each[1:] for each in self._ends))
         except OSError:  # the client has reset the connection meanwhile
             self._abandon()
             self._fail()
             return
         work.counts[Event.CONNECTED] += 1
         assert self._target
-        info = Info(self._service, str(self._peer), self._target, self._balancer)
+        info = Info(self._service, self._ends, self._target, self._balancer)
         connection = Connection(work.loop, client, server, info, work.ended)
         work.add(connection)
-        work.dialing.discard(client)
+        work.dialing.pop(client, None)
         connection.start(first)

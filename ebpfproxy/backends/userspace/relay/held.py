@@ -7,10 +7,9 @@ client of a ServicePort reaches the same relay at each of its frontends.
 
 import errno
 import zlib
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping
 
-from ebpfproxy.backends.userspace.entries import Balanced, Listen, Listening, NodePorts
+from ebpfproxy.backends.userspace.entries import Balanced, Listen, Listening, NodePorts, other_port
 from ebpfproxy.backends.userspace.messages import Change, Failure, Held
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
 from ebpfproxy.backends.userspace.relay.target import Target, target
@@ -20,7 +19,7 @@ from ebpfproxy.backends.userspace.relay.workload import Workload
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Address, Protocol, is_unspecified, unspecified
 
-_KINDS: dict[Protocol, Callable[[Workload, Target], TcpListener | UdpListener]] = {
+_KINDS: dict[Protocol, Callable[[Workload, Target, Target], TcpListener | UdpListener]] = {
     Protocol.TCP: TcpListener,
     Protocol.UDP: UdpListener,
 }
@@ -43,13 +42,13 @@ class _Frontend:
         for address in self._sockets.keys() - set(wanted):
             self._sockets.pop(address).close()
         for address in wanted:
-            place = target(address, frontend.port)
+            place, shown = target(address, entry.port), target(address, frontend.port)
             kind = _KINDS.get(frontend.protocol)
             if kind is None:
                 self._failed = True
                 yield Failure(self._key, errno.EPROTONOSUPPORT, str(place))
                 return
-            listener = self._sockets.setdefault(address, kind(self._work, place))
+            listener = self._sockets.setdefault(address, kind(self._work, place, shown))
             try:
                 listener.open(entry, service)
             except (OSError, KernelError) as failure:
@@ -75,7 +74,7 @@ class Entries:
         self._services: dict[Balanced, Balancer] = {}
         self._frontends: dict[Listen, _Frontend] = {}
         self._of_service: dict[Balanced, set[Listen]] = {}
-        self._present: AbstractSet[Listen] = frozenset()  # after the current change
+        self._present: Mapping[Listen, Listening] = {}  # after the current change
 
     def apply(self, change: Change) -> list[Failure]:
         """Put and drop entries; return where a relay does not listen."""
@@ -97,12 +96,13 @@ class Entries:
         for key in change.drop_listeners:
             self._drop(key)
         for key in (*touched, *change.drop_listeners):  # see `_addresses`
-            node_port = _node_port_of(key)
-            if node_port in self._frontends:
-                touched.setdefault(node_port, self._frontends[node_port].entry)
+            for port in {key.frontend.port, other_port(key.frontend.port)}:
+                node_port = _at(key, unspecified(key.family), port)
+                if node_port in self._frontends:
+                    touched.setdefault(node_port, self._frontends[node_port].entry)
         for key in change.drop_listeners:
             touched.pop(key, None)
-        self._present = self._frontends.keys() | touched.keys()
+        self._present = {key: each.entry for key, each in self._frontends.items()} | touched
         failures = [failure for key, entry in touched.items() for failure in self._open(key, entry)]
         for service in change.drop_services:
             for key in self._of_service.pop(service, set()).copy():
@@ -132,12 +132,17 @@ class Entries:
 
     def _addresses(self, key: Listen) -> tuple[Address, ...]:
         """Return where a frontend listens. A NodePort does not listen at the address and port of another
-        frontend, which comes first.
+        frontend, nor where that listens: it comes first.
         """
         if not _is_node_port(key):
             return (key.frontend.address,)
         addresses = self._node_ports.get(NodePorts(key.family), ())
-        return tuple(each for each in addresses if _at(key, each) not in self._present)
+        return tuple(each for each in addresses if not self._is_taken(key, each))
+
+    def _is_taken(self, key: Listen, address: Address) -> bool:
+        port = key.frontend.port
+        other = self._present.get(_at(key, address, other_port(port)))
+        return _at(key, address, port) in self._present or (other is not None and other.port == port)
 
     def _drop(self, key: Listen) -> None:
         frontend = self._frontends.pop(key, None)
@@ -150,10 +155,5 @@ def _is_node_port(key: Listen) -> bool:
     return is_unspecified(key.frontend.address)
 
 
-def _node_port_of(key: Listen) -> Listen:
-    """Return the key of the NodePort with the same port."""
-    return _at(key, unspecified(key.family))
-
-
-def _at(key: Listen, address: Address) -> Listen:
-    return Listen(key.family, key.frontend._replace(address=address))
+def _at(key: Listen, address: Address, port: int) -> Listen:
+    return Listen(key.family, key.frontend._replace(address=address, port=port))

@@ -7,6 +7,7 @@ from ebpfproxy.backends.userspace.entries import Listening
 from ebpfproxy.backends.userspace.relay import connection, listening
 from ebpfproxy.backends.userspace.relay.admission import Admission, Client, interface_of
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
+from ebpfproxy.backends.userspace.relay.connection import Ends
 from ebpfproxy.backends.userspace.relay.counts import Event
 from ebpfproxy.backends.userspace.relay.dialing import Dialing
 from ebpfproxy.backends.userspace.relay.target import Target
@@ -21,9 +22,10 @@ _PAUSE = 1.0  # seconds until connections are accepted again after an error
 class TcpListener:
     """Accepts connections until `close`."""
 
-    def __init__(self, work: Workload, address: Target) -> None:
+    def __init__(self, work: Workload, address: Target, frontend: Target) -> None:
+        """`address`: where to listen. `frontend`: to which clients connect."""
         self._work = work
-        self._address = address
+        self._address, self._frontend = address, frontend
         self._sock: socket.socket | None = None
 
     def open(self, entry: Listening, service: Balancer) -> None:
@@ -84,7 +86,8 @@ class TcpListener:
             connection.reset(client)
             return
         source = Target(self._address.number, peer[0], peer[1])
-        Dialing(self._work, client, source, self._entry.service.service, self._service).start(local)
+        ends = Ends(source, self._frontend)
+        Dialing(self._work, client, ends, self._entry.service.service, self._service).start(local)
 
     def _pause(self) -> None:
         """No file descriptors are left, for example: connections wait in the kernel. Or the socket was

@@ -23,9 +23,10 @@ _ATTEMPTS = 2  # endpoints for one datagram
 class UdpListener:
     """Receives datagrams until `close`."""
 
-    def __init__(self, work: Workload, address: Target) -> None:
+    def __init__(self, work: Workload, address: Target, frontend: Target) -> None:
+        """As in `TcpListener`."""
         self._work = work
-        self._address = address
+        self._address, self._frontend = address, frontend
         self._sock: socket.socket | None = None
         self._flows: dict[tuple[str, int], Flow] = {}
 
@@ -116,7 +117,7 @@ class UdpListener:
         if chosen is None:
             return None
         client = Target(self._address.number, peer[0], peer[1])
-        info = (self._entry.service.service, str(client), str(self._address))
+        info = (self._entry.service.service, str(client), str(self._frontend))
         try:
             flow = Flow(chosen, info, partial(self._reply, peer), partial(self._flows.pop, peer, None))
         except OSError:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from ebpfproxy.backends.userspace import messages
 from ebpfproxy.backends.userspace.messages import Find, Start
 from ebpfproxy.backends.userspace.relay.affinity import Affinity
-from ebpfproxy.backends.userspace.relay.connection import Connection
+from ebpfproxy.backends.userspace.relay.connection import Connection, Ends
 from ebpfproxy.backends.userspace.relay.counts import Counts, Event
 from ebpfproxy.backends.userspace.relay.flows import Flows
-from ebpfproxy.backends.userspace.relay.target import Target
 
 _SWEEP = 30.0  # seconds between two searches for idle connections
 
@@ -25,7 +24,7 @@ class Workload:
         self.counts: Counts = Counter()
         self.affinity = Affinity(start.affinity_clients)
         self.flows = Flows(loop, start, self.counts)
-        self.dialing: set[socket.socket] = set()
+        self.dialing: dict[socket.socket, Ends] = {}
         """The sockets of clients for which no endpoint has accepted a connection yet."""
         self._connections: set[Connection] = set()
         loop.call_later(_SWEEP, self._sweep)
@@ -55,10 +54,10 @@ class Workload:
         if wanted.protocol == "UDP":
             flows = self.flows.listed(len(self.flows))
             return messages.Connections([each for each in flows if (each.client, each.frontend) == ends])
-        of_client = (each for each in self._connections if each.info.client == wanted.client)
+        shown = (each for each in self._connections if tuple(map(str, each.info.ends)) == ends)
         return messages.Connections(
-            [self._shown(each) for each in of_client if each.frontend() == wanted.frontend],
-            dialing=any(_ends(each) == ends for each in self.dialing),
+            list(map(self._shown, shown)),
+            dialing=any(tuple(map(str, each)) == ends for each in self.dialing.values()),
         )
 
     def _listed_connections(self, most: int) -> Iterator[messages.Connection]:
@@ -67,8 +66,8 @@ class Workload:
 
     def _shown(self, connection: Connection) -> messages.Connection:
         info, idle = connection.info, round(self.loop.time() - connection.used, 1)
-        frontend = connection.frontend()
-        return messages.Connection(info.service, "TCP", info.client, frontend, str(info.target), idle)
+        client, frontend = map(str, info.ends)
+        return messages.Connection(info.service, "TCP", client, frontend, str(info.target), idle)
 
     def _sweep(self) -> None:
         """End connections on which nothing arrived for too long."""
@@ -81,13 +80,3 @@ class Workload:
 
     def _timeout(self, connection: Connection) -> float:
         return self.start.tcp_closing_timeout if connection.is_half_closed else self.start.tcp_timeout
-
-
-def _ends(client: socket.socket) -> tuple[str, str] | None:
-    """Return the client and the frontend of an accepted connection; None if the client has reset it."""
-    try:
-        ends = client.getpeername(), client.getsockname()
-    except OSError:
-        return None
-    peer, own = (str(Target(client.family, *each[:2])) for each in ends)
-    return peer, own

@@ -14,7 +14,13 @@ from ebpfproxy.plan.service_plan import Frontend
 SERVICE = Balanced(Family.IPV6, "default/web:http", Protocol.UDP)
 KEY = Listen(Family.IPV6, Frontend(parse_address("fd00::1"), 53, Protocol.UDP))
 LISTENING = Listening(
-    SERVICE, False, True, True, Pods(parse_network("fd00::/16"), "", False), (parse_network("10.0.0.0/8"),)
+    SERVICE,
+    32821,
+    False,
+    True,
+    True,
+    Pods(parse_network("fd00::/16"), "", False),
+    (parse_network("10.0.0.0/8"),),
 )
 
 
