@@ -14,7 +14,6 @@ from ebpfproxy.errors import KernelError
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.http.node_checker import NodeChecker
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Address, format_address
 from ebpfproxy.model.cluster import ClusterState
 
 log = Logger(__name__)
@@ -24,9 +23,6 @@ DRAINING = "Draining, all addresses are withdrawn"
 once."""
 NOT_WITHDRAWN = "Cannot withdraw the addresses"
 """The routing daemon may continue to announce them. The edge drains nevertheless."""
-NODE_ADDRESS = "Not announcing the address of a Node"
-"""A Service has the address of a Node as external or load balancer IP. If it were local, the edge could not
-reach the Node."""
 
 
 class Edge:
@@ -38,18 +34,13 @@ class Edge:
         self._drain_seconds = config.edge_drain_seconds
         self._metrics = metrics
         self._device = VipDevice()
-        self._of_nodes: frozenset[Address] = frozenset()
-        self._reported: set[Address] = set()
         self._checked: object = None  # the view and version of the checks that `checker` has
         self._applied: object = None  # the addresses and the state of the machine at the last `announce`
         self._drain_ends: float | None = None
 
     def planned(self, view: EdgeView, state: ClusterState, *, peers_changed: bool) -> None:
         """Have the nodes checked that the current plans use. A Node without an address is not checked."""
-        if peers_changed:
-            nodes = state.peers.values()
-            self._of_nodes = frozenset(address for each in nodes for address in each.addresses)
-        elif self._checked == (view, view.version):
+        if not peers_changed and self._checked == (view, view.version):
             return
         self._checked = view, view.version
         targets = {}
@@ -61,13 +52,12 @@ class Edge:
 
     def announce(self, view: EdgeView, state: ClusterState) -> None:
         """Announce the addresses of the plans in force, none while draining. Raises KernelError."""
-        wanted = view.vips - self._of_nodes if self._drain_ends is None else frozenset()
+        wanted = frozenset(view.vips) if self._drain_ends is None else frozenset()
         # Another program may have changed the device, which the state of the machine shows.
         current = wanted, state.local_networks, state.devices
         if self._applied == current:
             return
         self._applied = None
-        self._report_addresses_of_nodes(view)
         self._device.apply(wanted)
         self._applied = current
         self._metrics.announced(len(wanted))
@@ -88,9 +78,3 @@ class Edge:
     def drain_wait(self, now: float) -> float | None:
         """Return the seconds until the end of the drain, 0 if it is over; None while not draining."""
         return None if self._drain_ends is None else max(0.0, self._drain_ends - now)
-
-    def _report_addresses_of_nodes(self, view: EdgeView) -> None:
-        conflicts = view.vips & self._of_nodes
-        for address in sorted(conflicts - self._reported):
-            log.warning(NODE_ADDRESS, address=format_address(address))
-        self._reported = set(conflicts)

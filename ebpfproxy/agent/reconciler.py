@@ -6,6 +6,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ebpfproxy.agent.edge_view import EdgeView
 from ebpfproxy.agent.foreign_host_ips import ForeignHostIps
 from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
+from ebpfproxy.agent.protected_claims import ProtectedClaims
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
 from ebpfproxy.errors import KernelError
@@ -70,6 +71,7 @@ class Reconciler(Generic[K, E]):
         self._context = context
         self._ignored_balancing = IgnoredBalancing(balancing, context)
         self._foreign_host_ips = ForeignHostIps(context)
+        self._protected_claims = ProtectedClaims(context)
         self._claims = Claims()
         self._size = ClusterSize()
         self._keys: dict[PlanKey | None, tuple[K, ...]] = {}  # None: the entries of the node
@@ -139,14 +141,17 @@ class Reconciler(Generic[K, E]):
         """Plan and render what changed.
 
         `services` have changed. `node_changed`: the Node has changed, so all Services are planned again.
-        `host_changed`: local addresses or devices have changed, so the node and host ports with hostIP are
-        planned again.
+        `host_changed`: local addresses, devices or listening sockets have changed, so the node and host ports
+        with hostIP are planned again.
         `peers_changed`: other Nodes have changed, so the Services with direct server return and the node are
         planned again.
         """
         names: Collection[NamespacedName] = services | self._direct if peers_changed else services
         if host_changed:
             names = {*names, *(name for name, pod in state.pods.items() if has_host_address(pod))}
+        outdated = self._protected_claims.outdated(state)
+        if outdated:
+            names = {*names, *outdated}
         if node_changed:  # in the order of their objects in memory, which is faster than that of a set
             names = dict.fromkeys((*state.services, *state.pods, *services))
         for name in names:
@@ -182,7 +187,8 @@ class Reconciler(Generic[K, E]):
     def _plan_service(self, name: NamespacedName, state: ClusterState, large: Collection[Family]) -> None:
         service = state.services.get(name)
         self._foreign_host_ips.update(name, state)
-        plans = self._served(name, plan_name(name, state, self._context, large))
+        planned = plan_name(name, state, self._context, large)
+        plans = self._served(name, self._protected_claims.without_protected(name, planned, state))
         check = None
         if self.edge:
             self.edge.update(name, service if plans else None, state.slices_of(name))

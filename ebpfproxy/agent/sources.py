@@ -13,15 +13,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ebpfproxy.agent import api_events
+from ebpfproxy.agent import api_events, listening_sockets
 from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
 from ebpfproxy.agent.service_events import ServiceEvents
 from ebpfproxy.api.event import (
     ADDRESSES,
     DEVICES,
+    LISTENING,
     AddressesChanged,
+    ApiServerReached,
     DevicesChanged,
     Event,
+    ListeningChanged,
     ServiceChanged,
     Synced,
 )
@@ -31,10 +34,11 @@ from ebpfproxy.config.follow import follow
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Network
+from ebpfproxy.model.address import Address, Network
+from ebpfproxy.model.cluster import Listening
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.service_plan import Role
+from ebpfproxy.plan.service_plan import Protection, Role
 
 if TYPE_CHECKING:
     from ebpfproxy.api.watch import Access, ApiSource, Session
@@ -50,13 +54,19 @@ Run = Callable[[threading.Event], object]
 
 def needs_peers(config: Config) -> bool:
     """Return whether all Nodes are watched."""
-    return config.role is Role.EDGE or config.ebpf_dsr_port > 0
+    is_protection = config.protected_addresses is Protection.NODES
+    return config.role is Role.EDGE or config.ebpf_dsr_port > 0 or is_protection
 
 
 def tracker_for(config: Config) -> Tracker:
     """Return a tracker of what the sources report, which awaits what plans need."""
-    has_node = config.role is not Role.EDGE
-    return Tracker(time.time(), node=has_node, peers=needs_peers(config), host_ports=config.host_ports)
+    return Tracker(
+        time.time(),
+        node=config.role is not Role.EDGE,
+        peers=needs_peers(config),
+        host_ports=config.host_ports,
+        listening=config.protected_addresses is not Protection.NONE,
+    )
 
 
 def _about_mode(mode: str, unavailable: Mapping[str, str]) -> list[api_events.Report]:
@@ -147,6 +157,8 @@ class Sources:
     def _sources(self) -> Iterator[tuple[str, Run]]:
         yield "local-addresses", self._watch_addresses
         yield "devices", self._watch_devices
+        if self._config.protected_addresses is not Protection.NONE:
+            yield "listening", self._watch_listening
         yield from self._further.items()
         if self._config.config is not None:
             yield "configuration", functools.partial(self._watch_file, self._config.config)
@@ -160,6 +172,7 @@ class Sources:
             kubeconfig = str(self._config.kubeconfig or "")
             requests = self._metrics.rest_client
             configuration = load_configuration(kubeconfig, self._config.master, observer=requests)
+            configuration.reached = self._api_server_reached
             if not configuration.verifies:
                 hint = "set certificate-authority in the kubeconfig"
                 log.warning(NOT_VERIFIED, server=configuration.server, hint=hint)
@@ -174,6 +187,9 @@ class Sources:
 
         host_ports, peers = self._config.host_ports, needs_peers(self._config)
         return ApiSource(access, self._node_name, self.put, self._metrics, host_ports=host_ports, peers=peers)
+
+    def _api_server_reached(self, address: Address, port: int) -> None:
+        self.put(ApiServerReached(address, port))
 
     def _supervise(self, name: str, run: Run) -> None:
         # Shown by top -H, and read by `ebpfproxy bench churn`: the kernel keeps 15 characters.
@@ -200,6 +216,13 @@ class Sources:
             self.put(Synced(DEVICES))
 
         links.watch(changed, stop)
+
+    def _watch_listening(self, stop: threading.Event) -> None:
+        def changed(listening: Listening) -> None:
+            self.put(ListeningChanged(listening))
+            self.put(Synced(LISTENING))
+
+        listening_sockets.watch(changed, stop)
 
     def _watch_file(self, path: Path, stop: threading.Event) -> None:
         follow(path, stop, lambda: self._inbox.put(Reload(f"{path} has changed")), self._content)

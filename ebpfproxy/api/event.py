@@ -6,7 +6,8 @@ Each event carries the complete new state of its object, because objects arrive 
 import enum
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Network
+from ebpfproxy.model.address import Address, Network
+from ebpfproxy.model.cluster import Listening
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
@@ -18,7 +19,7 @@ SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
 PEER_NODE = "PeerNode"
 """Any Node, with what this machine needs of it; `NODE` is this node's."""
 SERVICE_CIDR = "ServiceCIDR"
-ADDRESSES, DEVICES = "addresses", "devices"
+ADDRESSES, DEVICES, LISTENING = "addresses", "devices", "listening sockets"
 
 
 class Unserved(enum.Enum):
@@ -110,6 +111,19 @@ class AddressesChanged(NamedTuple):
     networks: frozenset[Network]
 
 
+class ListeningChanged(NamedTuple):
+    """All addresses and ports at which programs of this node listen."""
+
+    listening: Listening
+
+
+class ApiServerReached(NamedTuple):
+    """The agent has connected to the API server at this address and TCP port."""
+
+    address: Address
+    port: int
+
+
 class DevicesChanged(NamedTuple):
     """All network devices of this node, in any order."""
 
@@ -153,6 +167,8 @@ Event = (
     | ServiceCidrChanged
     | ChecksChanged
     | AddressesChanged
+    | ListeningChanged
+    | ApiServerReached
     | DevicesChanged
     | PodsBypass
     | Synced

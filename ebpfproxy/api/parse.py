@@ -365,7 +365,10 @@ def _node(decoded: fields.Node) -> NodeChanged:
 
 def _peer(decoded: fields.Node) -> PeerChanged:
     head, status = decoded.metadata, decoded.status or fields.NodeStatus()
-    return PeerChanged(_cluster_name(head), PeerNode(_addresses(status, "InternalIP"), _dsr_port(head)))
+    internal = _addresses(status, "InternalIP")
+    others = {each.type for each in status.addresses or () if each and each.type} - {"InternalIP"}
+    further = tuple(address for of_type in sorted(others) for address in _addresses(status, of_type))
+    return PeerChanged(_cluster_name(head), PeerNode(internal, _dsr_port(head), further))
 
 
 def _service_cidr(decoded: fields.ServiceCIDR) -> ServiceCidrChanged:

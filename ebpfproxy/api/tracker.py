@@ -19,16 +19,19 @@ from ebpfproxy.api.event import (
     ADDRESSES,
     DEVICES,
     ENDPOINT_SLICE,
+    LISTENING,
     NODE,
     PEER_NODE,
     POD,
     SERVICE,
     SERVICE_CIDR,
     AddressesChanged,
+    ApiServerReached,
     ChecksChanged,
     DevicesChanged,
     Event,
     Invalid,
+    ListeningChanged,
     NodeChanged,
     PeerChanged,
     PodChanged,
@@ -39,7 +42,7 @@ from ebpfproxy.api.event import (
     Synced,
 )
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Family, Network
+from ebpfproxy.model.address import Address, Family, Network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
@@ -70,8 +73,9 @@ class Drained(NamedTuple):
     - `services`: the Services whose plan may have changed, and the names of pods (`host_ports.name_of`).
       Among them are those with endpoints on a node whose check changed;
     - `node_changed`: this node's Node changed, which may change every plan;
-    - `host_changed`: kernel state changed (local networks, devices, bypassing pods), or the networks of
-      ClusterIPs. The plan of the node depends on it, the plans of Services do not;
+    - `host_changed`: kernel state changed (local networks, devices, bypassing pods, listening sockets), or
+      the networks of ClusterIPs, or the API server was reached at another address. The plan of the node
+      depends on it, and which frontends are protected; the rest of the plans of Services does not;
     - `peers_changed`: `ClusterState.peers` changed, which may change the plans of Services with direct server
       return, that of the node, and what an edge checks;
     - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
@@ -97,14 +101,27 @@ class Tracker:
 
     - `node`: whether the Node of this machine is awaited, and ServiceCIDRs;
     - `peers`: whether all Nodes are awaited; if not, they are ignored;
-    - `host_ports`: whether pods are awaited.
+    - `host_ports`: whether pods are awaited;
+    - `listening`: whether the listening sockets of this node are awaited.
     """
 
     def __init__(
-        self, started: float, *, node: bool = True, peers: bool = False, host_ports: bool = False
+        self,
+        started: float,
+        *,
+        node: bool = True,
+        peers: bool = False,
+        host_ports: bool = False,
+        listening: bool = False,
     ) -> None:
         self._started = started
-        further = {NODE: node, SERVICE_CIDR: node, PEER_NODE: peers, POD: host_ports}
+        further = {
+            NODE: node,
+            SERVICE_CIDR: node,
+            PEER_NODE: peers,
+            POD: host_ports,
+            LISTENING: listening,
+        }
         self._awaited = AWAITED - {NODE, SERVICE_CIDR} | {
             kind for kind, is_awaited in further.items() if is_awaited
         }
@@ -123,6 +140,8 @@ class Tracker:
         self._devices = self._drained.devices
         self._bypassing = self._drained.bypassing
         self._service_cidrs: dict[str, tuple[Network, ...]] = {}
+        self._listening = self._drained.listening
+        self._api_servers = self._drained.api_servers
         self._seen_to_bypass: set[int] = set()  # including devices that are not reported yet
         self._synced: set[str] = set()
 
@@ -194,6 +213,12 @@ class Tracker:
                 self._networks = previous if networks == previous else networks
             case DevicesChanged(devices):
                 self._fold_devices(devices)
+            case ListeningChanged(listening):
+                previous_listening = self._drained.listening
+                self._listening = previous_listening if listening == previous_listening else listening
+            case ApiServerReached(address, port):
+                if (address, port) not in self._api_servers:
+                    self._api_servers |= {(address, port)}
             case PodsBypass(ifindexes):
                 self._seen_to_bypass |= ifindexes
                 self._bypassing = self._ifindexes & self._seen_to_bypass
@@ -240,6 +265,8 @@ class Tracker:
         previous = self._drained
         if self._networks is not previous.local_networks or self._devices is not previous.devices:
             return True
+        if self._listening is not previous.listening or self._api_servers is not previous.api_servers:
+            return True
         return self._bypassing != previous.bypassing or self._networks_of_services != previous.service_cidrs
 
     @property
@@ -259,7 +286,16 @@ class Tracker:
             self._peers_view,
             self._down,
             self._networks_of_services,
+            self._addresses_of_nodes(),
+            self._listening,
+            self._api_servers,
         )
+
+    def _addresses_of_nodes(self) -> frozenset[Address]:
+        if not self._previous_peers:
+            return self._drained.node_addresses
+        nodes = self._peers.values()
+        return frozenset(address for each in nodes for address in (*each.addresses, *each.other_addresses))
 
     def _services_on(self, nodes: Set[str]) -> set[NamespacedName]:
         """Return the Services with endpoints on these nodes."""

@@ -23,6 +23,7 @@ from ebpfproxy.api.requests import UNOBSERVED_REQUESTS, RequestObserver
 from ebpfproxy.api.resource import endpoint_slices, own_node, peer_nodes, pods_of, service_cidrs, services
 from ebpfproxy.errors import ConfigError, SourceError
 from ebpfproxy.log import Logger
+from ebpfproxy.model.address import Address, parse_address
 
 log = Logger(__name__)
 
@@ -71,6 +72,8 @@ class Access:
         self._read_at = time.monotonic()
         self.server: str = master or self._configuration.host
         _check_server(self.server, "--master: " if master else "")
+        self.reached: Callable[[Address, int], object] = lambda _address, _port: None
+        """Called with address and port of each new connection to the API server, in any thread."""
 
     @property
     def verifies(self) -> bool:
@@ -87,7 +90,12 @@ class Access:
                 except ConfigError as error:
                     log.warning(CREDENTIALS, reason=error.message)
                 self._read_at = time.monotonic()
-            return Session(self._configuration, self.server, self.timing, self._observer)
+            return Session(self._configuration, self.server, self.timing, self._observer, self._connected)
+
+    def _connected(self, connected: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError):  # ended already, or a link-local address
+            host, port = connected.getpeername()[:2]
+            self.reached(parse_address(host), port)
 
 
 def _check_server(server: str, label: str) -> None:
@@ -134,11 +142,19 @@ class Session:
     Each session has its own connection pool, so that a new session uses changed certificates.
     """
 
-    def __init__(self, configuration: Any, server: str, timing: Timing, observer: RequestObserver) -> None:
+    def __init__(
+        self,
+        configuration: Any,
+        server: str,
+        timing: Timing,
+        observer: RequestObserver,
+        reached: Callable[[socket.socket], object],
+    ) -> None:
         import urllib3.exceptions
 
         self._configuration, self._server, self._timing = configuration, server.rstrip("/"), timing
         self._observer, self._host = observer, urllib.parse.urlsplit(server).netloc
+        self._reached = reached
         try:
             self._pool = client_modules.load().RESTClientObject(configuration).pool_manager
         except (OSError, ValueError) as error:  # an invalid proxy URL, a missing certificate file
@@ -153,6 +169,7 @@ class Session:
 
     def _connected(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._reached(connected)
 
     def fetch(self, path: str, query: Mapping[str, str]) -> bytes:
         """Return the body of an answer. Raises SourceError; StatusError for an error answer."""

@@ -36,6 +36,7 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         dsr_port=config.ebpf_dsr_port if mode == EBPF else 0,
         direct_return=config.ebpf_forwarding is EbpfForwarding.DSR,
         tunnel_sources=config.ebpf_dsr_sources,
+        protection=config.protected_addresses,
     )
 
 

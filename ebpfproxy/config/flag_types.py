@@ -19,7 +19,7 @@ from ebpfproxy.model.address import (
     parse_network,
 )
 from ebpfproxy.model.balancing import ALGORITHM_NAMES, Algorithm, EbpfForwarding, parse_algorithm
-from ebpfproxy.plan.service_plan import DetectLocal, Role, SocketLb
+from ebpfproxy.plan.service_plan import DetectLocal, Protection, Role, SocketLb
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -243,6 +243,10 @@ def parse_role(text: str) -> Role:
     return Role(_ROLE.parse(text))
 
 
+def parse_protection(text: str) -> Protection:
+    return Protection(_PROTECTION.parse(text))
+
+
 def parse_ebpf_forwarding(text: str) -> EbpfForwarding:
     return EbpfForwarding(_EBPF_FORWARDING.parse(text))
 
@@ -295,6 +299,7 @@ def parse_lb_algorithm(text: str) -> Algorithm | None:
 
 _SOCKET_LB = one_of("on", "host", "off")
 _ROLE = one_of("node", "edge")
+_PROTECTION = one_of(*(each.value for each in Protection))
 _EBPF_FORWARDING = one_of(*(each.value for each in EbpfForwarding))
 _DETECT_LOCAL = one_of("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
@@ -320,6 +325,7 @@ DEVICE_NAME = Kind("NAME", parse_device_name)
 CLUSTER_CIDRS = Kind("CIDR[,CIDR]", parse_cluster_cidrs)
 DETECT_LOCAL = dataclasses.replace(_DETECT_LOCAL, parse=parse_detect_local)
 EBPF_FORWARDING = dataclasses.replace(_EBPF_FORWARDING, parse=parse_ebpf_forwarding)
+PROTECTION = dataclasses.replace(_PROTECTION, parse=parse_protection)
 SOCKET_LB = dataclasses.replace(_SOCKET_LB, parse=parse_socket_lb)
 ROLE = dataclasses.replace(_ROLE, parse=parse_role)
 LB_ALGORITHM = Kind("NAME", parse_lb_algorithm, words=ALGORITHM_NAMES)

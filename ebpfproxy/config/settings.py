@@ -28,7 +28,7 @@ from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import Address, Family, Network, family, format_address, unspecified
 from ebpfproxy.model.balancing import Algorithm, EbpfForwarding
 from ebpfproxy.plan.devices import NO_DEVICES
-from ebpfproxy.plan.service_plan import Role
+from ebpfproxy.plan.service_plan import Protection, Role
 
 EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
 """The feature gate of KEP-5707, on by default in kube-proxy 1.36."""
@@ -129,6 +129,13 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
         f"Feature gates of kube-proxy. {EXTERNAL_IPS_GATE}=false: do not serve external IPs. All others have "
         "no effect, and a warning names them. May be repeated.",
         fields="featureGates",
+    )  # fmt: skip
+    protected_addresses: Protection = option(
+        "--protected-addresses", flag_types.PROTECTION, "node", Group.TRAFFIC,
+        "Whose addresses external and load balancer IPs of Services cannot take over (ebpfproxy only). node: "
+        "those of this node, for ports at which one of its programs listens, and those of the API server. "
+        "nodes: also those of other Nodes; every agent then watches all Nodes. none: no check, as in "
+        "kube-proxy. An edge never serves the address of a Node.",
     )  # fmt: skip
     lb_algorithm: Algorithm | None = option(
         "--lb-algorithm", flag_types.LB_ALGORITHM, "", Group.TRAFFIC,

@@ -21,6 +21,7 @@ from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import NodeLocation
 from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.node_plan import plan_node
+from ebpfproxy.plan.protected_addresses import Protected, protected, without_protected
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
     Frontend,
@@ -93,6 +94,15 @@ class Situation:
     def claims_of(self, frontend: Frontend) -> list[ServicePortName]:
         """The names of all ServicePorts that claim a frontend, sorted."""
         return sorted(self._claims.get(frontend, ()))
+
+    def protection_of(self, frontend: Frontend) -> tuple[ServicePortName, Protected] | None:
+        """A ServicePort that claims a frontend which must not be served, and why."""
+        for plan in (plan for plans in self.requested.values() for plan in plans):
+            if any(each.frontend == frontend for each in plan.frontends):
+                why = protected(plan, self.state, self.context).get(frontend)
+                if why:
+                    return plan.name, why
+        return None
 
     @cached_property
     def _claims(self) -> Mapping[Frontend, list[ServicePortName]]:
@@ -169,7 +179,8 @@ def plan_situation(
     for name in (*state.services, *state.pods):
         plans = plan_name(name, state, context, size.large)
         requested[name] = plans
-        claims.update(name, tuple(each for each in plans if not is_unserved(each, context)))
+        served = (each for each in plans if not is_unserved(each, context))
+        claims.update(name, tuple(without_protected(each, state, context) for each in served))
     pods = any(map(needs_packets_of_pods, claims.plans.values()))
     of_node = any(map(needs_packets_of_node, claims.plans.values())) or any(
         each.link_type == LOOPBACK and each.ifindex in served_devices for each in state.devices

@@ -3,13 +3,16 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ebpfproxy.model.address import Network
+from ebpfproxy.model.address import Address, Network, Protocol
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
+
+Listening = Mapping[tuple[Protocol, int], frozenset[Address]]
+"""See `ClusterState.listening`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,6 +31,10 @@ class ClusterState:
       this machine is an edge.
     - `service_cidrs`: the networks of ClusterIPs. Empty if unknown, or for an edge.
     - `down`: the failed checks of nodes. Empty unless this machine is an edge.
+    - `node_addresses`: all addresses of `peers`.
+    - `listening`: where programs in the network namespace of this node listen or receive datagrams: by
+      protocol and port, the addresses. The unspecified address of a family means all addresses of it.
+    - `api_servers`: addresses and TCP ports at which the agent has reached the API server.
     """
 
     services: Mapping[NamespacedName, Service]
@@ -40,6 +47,9 @@ class ClusterState:
     peers: Mapping[str, PeerNode] = dataclasses.field(default_factory=dict)
     down: frozenset[NodeCheck] = frozenset()
     service_cidrs: frozenset[Network] = frozenset()
+    node_addresses: frozenset[Address] = frozenset()
+    listening: Listening = dataclasses.field(default_factory=dict)
+    api_servers: frozenset[tuple[Address, int]] = frozenset()
 
     def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:
         """Return the EndpointSlices of `service`; empty if it has none."""

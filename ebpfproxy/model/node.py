@@ -32,12 +32,14 @@ class Node:
 
 
 class PeerNode(NamedTuple):
-    """What direct server return and edges need of any Node.
+    """What this machine needs of any Node.
 
     - `addresses`: status.addresses of type InternalIP, in the API's order.
     - `dsr_port`: the UDP port at which the node accepts tunneled packets, by its own announcement. 0 if it
       accepts none.
+    - `other_addresses`: all other IP addresses of status.addresses, in the API's order.
     """
 
     addresses: tuple[Address, ...] = ()
     dsr_port: int = 0
+    other_addresses: tuple[Address, ...] = ()

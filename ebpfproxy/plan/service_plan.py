@@ -214,6 +214,16 @@ class Role(enum.Enum):
     __hash__ = object.__hash__
 
 
+class Protection(enum.Enum):
+    """Whose addresses external and load balancer IPs must not take over (`protected_addresses`)."""
+
+    NODE = "node"  # those of this node and of the API server
+    NODES = "nodes"  # also those of all other Nodes
+    NONE = "none"
+
+    __hash__ = object.__hash__
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanContext:
     """The options on which plans depend.
@@ -237,6 +247,7 @@ class PlanContext:
     - `sctp_unserved`: why the kernel cannot translate SCTP in this mode, "" if it can.
     - `role`: an edge has no Node, no pods and no NodePorts. It serves external and load balancer IPs only.
     - `vip_cidrs`: the networks of the addresses that an edge serves. Empty means all.
+    - `protection`: whose addresses Services must not take over.
     """
 
     node_name: str
@@ -261,3 +272,4 @@ class PlanContext:
     dsr_port: int = 0
     direct_return: bool = False
     tunnel_sources: tuple[Network, ...] = ()
+    protection: Protection = Protection.NODE

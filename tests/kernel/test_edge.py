@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from ebpfproxy.agent.daemon import ENDING, RESTARTING
-from ebpfproxy.agent.edge import DRAINING, NODE_ADDRESS
+from ebpfproxy.agent.edge import DRAINING
+from ebpfproxy.agent.protected_claims import NOT_SERVED
 from ebpfproxy.agent.vip_device import ANNOUNCED, WITHDRAWN
 from ebpfproxy.http.node_checker import NODE_DOWN, NODE_UP
 from ebpfproxy.lab import Agent, Call, Lab, Pod, PodNetwork, manifests
@@ -376,7 +377,9 @@ def test_an_address_or_device_that_another_program_removes_is_restored(cloud: Cl
 def test_the_address_of_a_node_is_not_announced(cloud: Cloud) -> None:
     address, since = cloud.lab.nodes[1].host.v4, len(cloud.running.lines)
     web = cloud.service("a", externalIPs=[address])
-    cloud.running.await_line(lambda line: NODE_ADDRESS in line.text and address in line.text, since)
+    cloud.running.await_line(
+        lambda line: NOT_SERVED in line.text and line.values["address"] == address, since
+    )
     eventually(lambda: web.v4 in cloud.announced(), "the other address is announced")
     assert address not in cloud.announced()
     web.delete()

@@ -1,10 +1,20 @@
 """A tenant who writes Services and pods must not disturb other pods, the node or other nodes."""
 
+import contextlib
+import time
+from collections.abc import Iterator
+
 import pytest
 
+from ebpfproxy.agent.listening_sockets import INTERVAL
+from ebpfproxy.agent.protected_claims import NOT_SERVED
+from ebpfproxy.diagnose.explain.reasons import Reason
+from ebpfproxy.lab import manifests
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, TCP, UDP, outcome
-from tests.kernel.cluster import Cluster, Exposed
+from tests.kernel.cluster import Cluster, Exposed, eventually
+from tests.kernel.conftest import MODES
+from tests.kernel.ipvs_here import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
 
@@ -39,3 +49,121 @@ def test_a_load_balancer_address_of_loopback_serves_the_node(
 ) -> None:
     at_loopback(cluster)
     assert outcome(cluster.node, protocol, LOOPBACK[family], PORTS[protocol]).split()[0] == "a"
+
+
+SERVED = {TCP: 80, UDP: 53}
+LOCAL_PODS = "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"
+"""The flags of the agent in a lab."""
+
+
+@contextlib.contextmanager
+def program_of_the_node(cluster: Cluster) -> Iterator[None]:
+    """Within the block, a program of the node listens at the ports of Services, for TCP at all addresses."""
+    running = [cluster.node.serve(TCP, SERVED[TCP])]
+    running += [cluster.node.serve(UDP, SERVED[UDP], address=at) for at in (cluster.node.v4, cluster.node.v6)]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.kill()
+
+
+def answers(cluster: Cluster, family: str, protocol: Protocol) -> set[str]:
+    """Who answers clients of each class at the node's address."""
+    address, port = getattr(cluster.node, family), SERVED[protocol]
+    clients = cluster.lab.outside, cluster.p, cluster.node
+    return {outcome(client, protocol, address, port).split()[0] for client in clients}
+
+
+def test_an_external_ip_takes_over_no_program_of_the_node(cluster: Cluster) -> None:
+    """As long as a program listens, it has the address and port. Without one, the Service has them."""
+    node = cluster.node
+    since = len(cluster.agent.lines)
+    cluster.service(externalIPs=[node.v4, node.v6]).to(cluster.a)
+    cases = [(family, protocol) for family in ("v4", "v6") for protocol in (TCP, UDP)]
+    for case in cases:
+        assert answers(cluster, *case) == {"a"}, case
+    if cluster.mode == "userspace":  # relays listen at the port: they do not count, and no program can
+        time.sleep(2 * INTERVAL)
+        assert answers(cluster, *cases[0]) == {"a"}
+        return
+    with program_of_the_node(cluster):
+        for case in cases:
+            eventually(lambda: answers(cluster, *case) == {node.name}, f"{case}: the program answers")  # noqa: B023
+        cluster.agent.await_line(
+            lambda line: NOT_SERVED in line.text and line.values["address"] == node.v4, since
+        )
+        cluster.service(externalIPs=[node.v4, node.v6]).to(cluster.a)
+        for case in cases:
+            assert answers(cluster, *case) == {node.name}, case
+    for case in cases:
+        eventually(lambda: answers(cluster, *case) == {"a"}, f"{case}: the Service answers again")  # noqa: B023
+
+
+def test_a_program_that_listens_first_keeps_its_port(cluster: Cluster) -> None:
+    node = cluster.node
+    with program_of_the_node(cluster):
+        time.sleep(INTERVAL + 1)  # the agent reads the sockets in this interval
+        cluster.service(type="LoadBalancer", externalIPs=[node.v4]).to(cluster.a)
+        balanced = cluster.service(type="LoadBalancer")
+        balanced.status = {"loadBalancer": {"ingress": [{"ip": node.v6}]}}
+        balanced.to(cluster.b)
+        for family in "v4", "v6":
+            for protocol in TCP, UDP:
+                assert answers(cluster, family, protocol) == {node.name}, (family, protocol)
+
+
+def test_an_external_ip_does_not_take_over_the_api_server(cluster: Cluster) -> None:
+    server = cluster.lab.outside
+    running = [server.serve(TCP, port) for port in (SERVED[TCP], SERVED[TCP] + 1)]
+    try:
+        addresses = {"IPv4": server.v4, "IPv6": server.v6}
+        of_api = [
+            manifests.endpoint_slice(
+                f"kubernetes-{family}", "kubernetes", [address], [manifests.port(SERVED[TCP])], family=family
+            )
+            for family, address in addresses.items()
+        ]
+        cluster.write("api", *of_api)
+        cluster.service(externalIPs=[*addresses.values()]).to(cluster.a)
+        for address in addresses.values():
+            for client in cluster.p, cluster.node:
+                assert outcome(client, TCP, address, SERVED[TCP]) == server.name
+    finally:
+        for each in running:
+            each.kill()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_addresses_of_other_nodes_and_the_switch(restartable: Cluster, mode: str) -> None:
+    skip_without_ipvs(mode)
+    restartable.mode, flags = MODES[mode]
+    other = restartable.lab.outside
+    running = [
+        each.serve(TCP, SERVED[TCP], address=address)
+        for each, address in ((other, other.v4), (restartable.node, restartable.node.v6))
+    ]
+    try:
+        manifests.write(restartable.folder / "other.yaml", manifests.node("other", [other.v4, other.v6]))
+        restartable.service(externalIPs=[other.v4, restartable.node.v6]).to(restartable.a)
+        restartable.start("--protected-addresses=nodes", *flags)
+        for client in restartable.p, restartable.node:
+            for server, address in (other, other.v4), (restartable.node, restartable.node.v6):
+                eventually(
+                    lambda: outcome(client, TCP, address, SERVED[TCP]) == server.name,  # noqa: B023
+                    f"{client.name} reaches {server.name}, also after the previous mode was cleaned up",
+                )
+        source = f"--manifests={restartable.folder}", f"--hostname-override={restartable.lab.node_name}"
+        for address, why in (other.v4, Reason.OF_OTHER_NODE), (restartable.node.v6, Reason.OF_HOST_PROCESS):
+            target = f"[{address}]:{SERVED[TCP]}"
+            checked = *source, *LOCAL_PODS, "--protected-addresses=nodes", *flags
+            explained = restartable.ebpfproxy("explain", target, *checked, check=False)
+            assert why.meaning in explained.stdout, explained
+        assert not restartable.ebpfproxy("verify", *checked, check=False).returncode
+        if mode != "userspace":  # a relay cannot listen where a program does
+            restartable.start("--protected-addresses=none", *flags)
+            assert outcome(restartable.p, TCP, other.v4, SERVED[TCP]) == "a"
+            assert outcome(restartable.p, TCP, restartable.node.v6, SERVED[TCP]) == "a"
+    finally:
+        for each in running:
+            each.kill()

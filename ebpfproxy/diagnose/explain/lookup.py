@@ -103,6 +103,11 @@ def _missing(
     situation: Situation, destination: Destination, node_port: Served | None, obstacle: Reason | None
 ) -> Missing:
     of_address = situation.addresses.get(destination.address, ())
+    assert destination.protocol
+    frontend = Frontend(destination.address, destination.port, destination.protocol)
+    if protection := situation.protection_of(frontend):
+        claiming, owner = protection
+        return Missing(Reason[f"OF_{owner.name}"], service=str(claiming))
     if node_port and obstacle:
         return Missing(obstacle, (node_port,), str(node_port.plan.name))
     if of_address:

@@ -215,6 +215,21 @@ class Reason(enum.Enum):
     NO_CLUSTER_IP = "NoClusterIP", Subject.FRONTEND, "the Service has no ClusterIP yet"
     OTHER_PROXY = "OtherProxy", Subject.FRONTEND, "a label assigns the Service to another proxy"
     NO_PORT = "NoPort", Subject.FRONTEND, "the Service has no such port, or no ClusterIP of a family"
+    OF_API_SERVER = (
+        "OfApiServer",
+        Subject.FRONTEND,
+        "the address is that of the API server, and no Service gets it (--protected-addresses)",
+    )
+    OF_HOST_PROCESS = (
+        "OfHostProcess",
+        Subject.FRONTEND,
+        "a program of this node listens there, and no Service gets it (--protected-addresses)",
+    )
+    OF_OTHER_NODE = (
+        "OfOtherNode",
+        Subject.FRONTEND,
+        "the address is that of another Node, which serves it or not (--protected-addresses)",
+    )
     LOST_CLAIM = "LostClaim", Subject.FRONTEND, "another Service has this frontend"
     ECHO_REQUEST = (
         "EchoRequest",

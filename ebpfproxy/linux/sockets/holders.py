@@ -51,16 +51,24 @@ def _processes(proc_root: str, near: Collection[namespaces.Identity]) -> Iterato
     yield from others
 
 
+def sockets_of(pid: int) -> list[int]:
+    """Return the inodes of all sockets of a process; empty if it has ended or may not be accessed."""
+    return [inode for _, inode in _sockets(f"/proc/{pid}/fd")]
+
+
 def _held(folder: str, pid: int, wanted: Collection[int]) -> list[Holder]:
-    found: list[Holder] = []
+    return [Holder(pid, fd, inode) for fd, inode in _sockets(folder) if inode in wanted]
+
+
+def _sockets(folder: str) -> Iterator[tuple[int, int]]:
+    """Yield descriptors and inodes of sockets."""
     for name in _entries(folder):
         try:
             link = os.readlink(f"{folder}/{name}")  # noqa: PTH115  (takes a third of the time of Path.readlink)
         except OSError:
             continue  # closed meanwhile
-        if link.startswith(_SOCKET) and (inode := int(link[len(_SOCKET) : -1])) in wanted:
-            found.append(Holder(pid, int(name), inode))
-    return found
+        if link.startswith(_SOCKET):
+            yield int(name), int(link[len(_SOCKET) : -1])
 
 
 def _entries(folder: str) -> list[str]:

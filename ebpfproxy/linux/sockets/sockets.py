@@ -57,7 +57,8 @@ class DiagSocket(NamedTuple):
 
     `family` is AF_INET or AF_INET6. An AF_INET6 socket may have v4-mapped addresses. Ports are in host order.
     `cookie` is the value of SO_COOKIE and bpf_get_socket_cookie(). `interface` is the ifindex of the device
-    that it is bound to, 0 for none. `inode` is its number in /proc/PID/fd.
+    that it is bound to, 0 for none. `inode` is its number in /proc/PID/fd. `v6_only`: IPV6_V6ONLY, which the
+    kernel reports in the states LISTEN and CLOSE.
     """
 
     family: int
@@ -70,6 +71,7 @@ class DiagSocket(NamedTuple):
     interface: int
     state: State = State.ESTABLISHED
     inode: int = 0
+    v6_only: bool = False
 
 
 def connected_udp(destinations: Destinations | None = None) -> Iterator[DiagSocket]:
@@ -124,6 +126,8 @@ _MESSAGE_HEAD = struct.Struct("=BBBB")  # struct inet_diag_msg: family, state, t
 
 _INODE = struct.Struct("=I")  # at the end of struct inet_diag_msg, after expires, queues and uid
 _INODE_AT = _MESSAGE_HEAD.size + _SOCKID.size + 16
+_ATTRIBUTES_AT = _INODE_AT + _INODE.size
+_V6_ONLY = 11  # INET_DIAG_SKV6ONLY
 
 # The position of the peer's port and address in struct inet_diag_msg.
 _PEER_PORT = slice(6, 8)
@@ -211,7 +215,14 @@ def _socket(payload: bytes, protocol: Protocol) -> DiagSocket:
         interface=interface,
         state=State(state),
         inode=_INODE.unpack_from(payload, _INODE_AT)[0],
+        v6_only=number == socket.AF_INET6 and _is_v6_only(payload, state),
     )
+
+
+def _is_v6_only(payload: bytes, state: int) -> bool:
+    if state not in (State.LISTEN, State.CLOSE):
+        return False
+    return any(kind == _V6_ONLY and any(value) for kind, value in netlink.attributes(payload, _ATTRIBUTES_AT))
 
 
 def _request_for(sock: DiagSocket) -> bytes:

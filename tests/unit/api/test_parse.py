@@ -663,6 +663,18 @@ def test_a_node_announces_direct_server_return_with_a_port(text: str, port: int)
     assert own.node.dsr_port == port
 
 
+def test_a_peer_has_its_addresses_of_all_types() -> None:
+    raw = node_object("there", addresses=["192.0.2.10"])
+    raw["status"]["addresses"] += [
+        {"type": "ExternalIP", "address": "203.0.113.10"},
+        {"type": "Hostname", "address": "there"},
+        {"type": "InternalDNS", "address": "fd00::10"},
+        {"address": "192.0.2.99"},
+    ]
+    internal, *others = map(parse_address, ("192.0.2.10", "203.0.113.10", "fd00::10"))
+    assert parse_peer(as_json(raw)) == PeerChanged("there", PeerNode((internal,), 0, tuple(others)))
+
+
 def test_a_peer_without_a_usable_name_is_an_invalid_node() -> None:
     assert parse_peer(as_json(node_object("a b"))) == parse_node(as_json(node_object("a b")))
     assert isinstance(parse_peer(b"[]"), Invalid)

@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
+    LISTENING,
     NODE,
     PEER_NODE,
     SERVICE,
     AddressesChanged,
+    ApiServerReached,
     ChecksChanged,
     DevicesChanged,
     Event,
     Invalid,
+    ListeningChanged,
     NodeChanged,
     PeerChanged,
     PodsBypass,
@@ -27,7 +30,7 @@ from ebpfproxy.api.event import (
     Synced,
 )
 from ebpfproxy.api.tracker import AWAITED, REJECTED, Tracker
-from ebpfproxy.model.address import Family, Network, parse_address
+from ebpfproxy.model.address import Family, Network, Protocol, parse_address
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import PeerNode
@@ -646,3 +649,41 @@ def test_a_drain_copies_no_mapping() -> None:
     assert after.services is before.services
     assert after.slices is before.slices
     assert (len(after.services), after.slices) == (2, {})
+
+
+# Protected addresses
+
+
+def test_all_addresses_of_nodes_are_known() -> None:
+    tracker = Tracker(STARTED, peers=True)
+    internal, other = parse_address("192.0.2.11"), parse_address("203.0.113.11")
+    tracker.fold(PeerChanged("there", PeerNode((internal,), 0, (other,))))
+    assert tracker.drain().state.node_addresses == {internal, other}
+    assert tracker.drain().state.node_addresses == {internal, other}
+    tracker.fold(PeerChanged("there", None))
+    assert tracker.drain().state.node_addresses == frozenset()
+
+
+def test_listening_programs_are_awaited_and_a_change_is_one_of_the_host() -> None:
+    tracker = Tracker(STARTED, listening=True)
+    assert tracker.lacking == AWAITED | {LISTENING}
+    listening = {(Protocol.TCP, 22): frozenset([parse_address("::")])}
+    tracker.fold(ListeningChanged(listening))
+    tracker.fold(Synced(LISTENING))
+    assert tracker.lacking == AWAITED
+    drained = tracker.drain()
+    assert drained.host_changed
+    assert drained.state.listening == listening
+    tracker.fold(ListeningChanged(dict(listening)))
+    assert not tracker.pending
+
+
+def test_each_address_of_the_api_server_is_kept() -> None:
+    tracker = Tracker(STARTED)
+    first, second = (parse_address(each) for each in ("192.0.2.1", "192.0.2.2"))
+    tracker.fold(ApiServerReached(first, 6443))
+    assert tracker.drain().state.api_servers == {(first, 6443)}
+    tracker.fold(ApiServerReached(first, 6443))
+    assert not tracker.pending
+    tracker.fold(ApiServerReached(second, 6443))
+    assert tracker.drain().state.api_servers == {(first, 6443), (second, 6443)}

@@ -12,7 +12,7 @@ from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanat
 from ebpfproxy.diagnose.situation import Situation, plan_situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Network, Protocol, parse_address
-from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.cluster import ClusterState, Listening
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointPort, EndpointSlice
 from ebpfproxy.model.node import PeerNode
@@ -53,6 +53,7 @@ def situation(
     devices: Sequence[Device] = DEVICES,
     peers: Mapping[str, PeerNode] | None = None,
     service_cidrs: Sequence[str] = (),
+    listening: Listening | None = None,
     **options: Any,
 ) -> Situation:
     """The situation of the node `here` with these Services and EndpointSlices. `options`: of PlanContext."""
@@ -72,6 +73,8 @@ def situation(
         pods=pods,
         peers=peers or {},
         service_cidrs=frozenset(networks(service_cidrs)),
+        node_addresses=frozenset(address for each in (peers or {}).values() for address in each.addresses),
+        listening=listening or {},
     )
     if mode != "ebpf":
         options.setdefault("detect_local", DetectLocal.CLUSTER_CIDR)

@@ -14,11 +14,12 @@ from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, EbpfForwarding, Forwarding, parse_weights
+from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoints import API_SERVER
-from ebpfproxy.plan.service_plan import DetectLocal, SocketLb
+from ebpfproxy.plan.service_plan import DetectLocal, Protection, SocketLb
 from tests.support.build import ELSEWHERE, HERE, draining, endpoint, name, networks, port, service, slice_of
 from tests.unit.diagnose.explain.scene import (
     A_CLIENT,
@@ -69,6 +70,8 @@ RANGED = service("web", balancer=[BALANCER], ranges=["198.51.100.0/24"], type_=S
 REMOTE = slice_of("web", endpoint(REMOTE_POD))
 DEAD = endpoint(REMOTE_POD, ready=False, serving=False)
 OWN_EXTERNAL = service("web", port(30080), external=[NODE], type_=ServiceType.LOAD_BALANCER)
+AT_30080 = {(Protocol.TCP, 30080): frozenset([parse_address("0.0.0.0")])}
+API_ENDPOINT = slice_of(str(API_SERVER), endpoint(OUTSIDE), ports=(EndpointPort("", Protocol.TCP, 6443),))
 OTHERS_NODE_PORT = service("zoo", port(80, node_port=30080), ips=["10.96.0.11"], type_=ServiceType.NODE_PORT)
 CHECKED = service(
     "web",
@@ -249,6 +252,26 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     ),
     Reason.ENDPOINT_ADDRESS: (ROUTED, lambda: explained(situation(WEB, READY), to(REMOTE_POD, 8080))),
     Reason.ECHO_REQUEST: (ANSWERED, lambda: explained(situation(WEB, READY), ping(CLUSTER_IP))),
+    Reason.OF_API_SERVER: (
+        ROUTED,
+        lambda: explained(
+            situation(OWN_EXTERNAL, API_ENDPOINT, service("zoo", external=[OUTSIDE])), to(OUTSIDE, 80), A_POD
+        ),
+    ),
+    Reason.OF_HOST_PROCESS: (
+        REACHES_NODE,
+        lambda: explained(
+            situation(OWN_EXTERNAL, READY, listening=AT_30080),
+            to(NODE, 30080),
+        ),
+    ),
+    Reason.OF_OTHER_NODE: (
+        ROUTED,
+        lambda: explained(
+            situation(service("zoo", external=["192.0.2.11"]), peers=PEERS, protection=Protection.NODES),
+            to("192.0.2.11"),
+        ),
+    ),
     Reason.NO_FRONTEND: (ROUTED, lambda: explained(situation(WEB, READY), to("10.97.0.1"))),
     # Source ranges
     Reason.UNRESTRICTED: (CONNECTS, lambda: explained(situation(WEB, READY))),

@@ -1,0 +1,77 @@
+"""Leaves out and reports the frontends of Services that belong to programs of nodes or to the API server."""
+
+from collections.abc import Iterable, Mapping
+
+from ebpfproxy.log import Logger
+from ebpfproxy.model.address import format_address
+from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.endpoints import API_SERVER
+from ebpfproxy.plan.protected_addresses import Protected, is_checked, protected, without_protected
+from ebpfproxy.plan.service_plan import Frontend, PlanContext, ServicePortPlan
+
+log = Logger(__name__)
+
+NOT_SERVED = "Service claims an address of a node or of the API server, not serving it"
+"""Connections to a program of the node or to the API server would reach the Service. Logged once for each
+frontend until the reason ends. `--protected-addresses=none` serves it."""
+
+_Protections = Mapping[Frontend, Protected]
+
+
+class ProtectedClaims:
+    """What is protected changes without the Service: programs start and end, and addresses are added."""
+
+    def __init__(self, context: PlanContext) -> None:
+        self._context = context
+        self._claiming: dict[NamespacedName, tuple[ServicePortPlan, ...]] = {}  # plans with such frontends
+        self._reported: dict[NamespacedName, _Protections] = {}
+        self._input: tuple[object, ...] = ()
+
+    def outdated(self, state: ClusterState) -> list[NamespacedName]:
+        """Return the Services of which other frontends are protected than at the last plan."""
+        current = (
+            *(state.listening, state.local_networks, state.node_addresses, state.api_servers),
+            state.slices_of(API_SERVER),
+        )
+        if list(map(id, current)) == list(map(id, self._input)):
+            return []
+        self._input = current
+        return [
+            name
+            for name, plans in self._claiming.items()
+            if self._protected(plans, state) != self._reported.get(name, {})
+        ]
+
+    def without_protected(
+        self, name: NamespacedName, plans: tuple[ServicePortPlan, ...], state: ClusterState
+    ) -> tuple[ServicePortPlan, ...]:
+        """Return the plans of one Service without protected frontends, and report these."""
+        claiming = tuple(each for each in plans if is_checked(each))
+        if not claiming:
+            self._claiming.pop(name, None)
+            self._reported.pop(name, None)
+            return plans
+        self._claiming[name] = claiming
+        self._report(name, self._protected(claiming, state))
+        return tuple(without_protected(each, state, self._context) for each in plans)
+
+    def _protected(self, plans: Iterable[ServicePortPlan], state: ClusterState) -> dict[Frontend, Protected]:
+        return {
+            frontend: why for plan in plans for frontend, why in protected(plan, state, self._context).items()
+        }
+
+    def _report(self, name: NamespacedName, found: _Protections) -> None:
+        previous = self._reported.pop(name, {})
+        if found:
+            self._reported[name] = found
+        for frontend, why in found.items():
+            if previous.get(frontend) is not why:
+                log.warning(
+                    NOT_SERVED,
+                    service=str(name),
+                    address=format_address(frontend.address),
+                    port=f"{frontend.port}/{frontend.protocol.name}",
+                    reason=why.value,
+                    hint="remove the address from the Service, or set --protected-addresses=none",
+                )

@@ -1,0 +1,52 @@
+"""Services are planned again when programs start to listen, and each reason is logged once."""
+
+import logging
+
+import pytest
+
+from ebpfproxy.agent.protected_claims import NOT_SERVED
+from ebpfproxy.api.event import ApiServerReached, ListeningChanged, NodeChanged
+from ebpfproxy.model.address import Address, Protocol, parse_address
+from ebpfproxy.plan.service_plan import Frontend
+from tests.support.build import node, service
+from tests.unit.agent.agent import LOCAL, Agent
+
+NODE, REMOTE = "192.0.2.10", "203.0.113.1"
+CLAIMING = service("web", ips=["10.96.0.1"], external=[NODE, REMOTE])
+
+
+def listening(*addresses: str) -> ListeningChanged:
+    found: frozenset[Address] = frozenset(map(parse_address, addresses))
+    return ListeningChanged({(Protocol.TCP, 80): found} if found else {})
+
+
+def served(agent: Agent) -> set[str]:
+    known = {each: Frontend(parse_address(each), 80, Protocol.TCP) for each in (NODE, REMOTE)}
+    return {text for text, frontend in known.items() if frontend in agent.kernel.frontends}
+
+
+def test_a_frontend_follows_the_programs_of_the_node(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
+        agent.sync(CLAIMING, NodeChanged(node(addresses=[NODE])), LOCAL)
+        assert served(agent) == {NODE, REMOTE}
+        agent.sync(listening("0.0.0.0"))
+        assert served(agent) == {REMOTE}
+        agent.sync(listening("0.0.0.0", NODE))
+        agent.sync(CLAIMING)
+        assert [each.getMessage() for each in caplog.records] == [NOT_SERVED]
+        agent.sync(listening())
+        assert served(agent) == {NODE, REMOTE}
+        agent.sync(listening("0.0.0.0"))
+    assert [each.getMessage() for each in caplog.records] == [NOT_SERVED] * 2
+
+
+def test_the_address_of_the_api_server_is_known_once_it_is_reached(agent: Agent) -> None:
+    agent.sync(CLAIMING, LOCAL)
+    agent.sync(ApiServerReached(parse_address(REMOTE), 6443))
+    assert served(agent) == {NODE}
+
+
+def test_a_change_that_concerns_no_claim_plans_no_service_again(agent: Agent) -> None:
+    agent.sync(CLAIMING, LOCAL)
+    agent.sync(listening("203.0.113.7"))
+    assert agent.kernel.writes == []
