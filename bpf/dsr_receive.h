@@ -10,7 +10,7 @@
 #include "ingress.h"
 
 /* Reads the sender of a tunneled packet, and its option into `scratch->option`. Returns false if
- * this node does not accept the packet.
+ * this node does not accept the packet: the device receives all virtual networks.
  */
 static __always_inline bool tunnel_accepts(struct __sk_buff *skb, struct scratch *scratch)
 {
@@ -24,7 +24,7 @@ static __always_inline bool tunnel_accepts(struct __sk_buff *skb, struct scratch
 		sender = key.remote.v6;
 	else
 		return false;
-	if (!is_tunnel_source(&sender))
+	if (key.network != TUNNEL_NETWORK || !is_tunnel_source(&sender))
 		return false;
 	return bpf_skb_get_tunnel_opt(skb, (void *)option, sizeof(*option)) == sizeof(*option) &&
 	       option->option_class == bpf_htons(TUNNEL_OPTION_CLASS) &&

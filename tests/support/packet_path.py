@@ -64,6 +64,7 @@ SIZES = MapSizes(
 )
 PROGRAMS = ("from_any", "from_any_l3", "to_any", "receive_tunneled", *TAIL_CALLS)
 XDP = "xdp_forward"
+TUNNEL_NETWORK = 1  # that of dsr.h
 NODE_V4, NODE_V6 = "192.0.2.10", "2001:db8::10"
 
 
@@ -305,10 +306,17 @@ class PacketPath:
         return self._programs.runs("to_any", device, came_in, mark)
 
     def receive(
-        self, packet: Packet | bytes, sender: str, endpoint: str, port: int, **option: int
+        self,
+        packet: Packet | bytes,
+        sender: str,
+        endpoint: str,
+        port: int,
+        network: int = TUNNEL_NETWORK,
+        **option: int,
     ) -> Outcome:
-        """A packet comes in by the Geneve device, with the option of direct server return. `option`: fields
-        of abi.h's tunnel_option that differ from the usual ones."""
+        """A packet comes in by the Geneve device, with the option of direct server return. `network`: the
+        virtual network identifier; `option`: fields of abi.h's tunnel_option that differ from the usual
+        ones."""
         fields = {
             name: abi.CONSTANTS[f"TUNNEL_OPTION_{name.upper()}"] for name in ("type", "length", "version")
         }
@@ -319,7 +327,7 @@ class PacketPath:
             *(fields["version"], 0),
         )
         runs = self._programs.runs("receive_tunneled", "tunnel", "tunnel", 0)
-        return self._run(runs, bytes(packet) + packed + parse_address(sender))
+        return self._run(runs, bytes(packet) + packed + parse_address(sender) + _U32.pack(network))
 
     @staticmethod
     def _run(runs: TestRuns, packet: Packet | bytes) -> Outcome:

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * from_tunnel() of bpf/tc.c for test runs. Their packets have no sender and no Geneve option, so
- * this program takes both from the end of the packet. It is compiled after tc.c, as one text.
+ * from_tunnel() of bpf/tc.c for test runs. Their packets have no sender, network and Geneve option,
+ * so this program takes all of them from the end of the packet. It is compiled after tc.c, as one
+ * text.
  */
 
 /* struct bpf_tunnel_key as Linux 6.0 has it. A receiver finds the local address of a key that was
@@ -18,6 +19,7 @@ struct sender_key {
 struct tunnel_trailer {
 	struct tunnel_option option;
 	struct address sender;
+	u32 network;
 };
 
 int receive_tunneled(struct __sk_buff *skb)
@@ -31,6 +33,7 @@ int receive_tunneled(struct __sk_buff *skb)
 
 	if (!scratch || bpf_skb_load_bytes(skb, end, &trailer, sizeof(trailer)))
 		return DROP;
+	key.key.network = trailer.network;
 	if (address_is_v4(&trailer.sender)) {
 		key.local.v4 = bpf_ntohl(trailer.sender.word[3]);
 	} else {

@@ -23,7 +23,15 @@ from tests.kernel.packet_path.served import (
     protocols,
     serve,
 )
-from tests.support.packet_path import MARK_RECEIVED, REDIRECT, SHOT, UNSPEC, Outcome, PacketPath
+from tests.support.packet_path import (
+    MARK_RECEIVED,
+    REDIRECT,
+    SHOT,
+    TUNNEL_NETWORK,
+    UNSPEC,
+    Outcome,
+    PacketPath,
+)
 from tests.support.packets import V4, V6, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
@@ -161,6 +169,15 @@ def test_packets_of_unknown_senders_are_dropped(path: PacketPath, at: Places) ->
     for sender in (FAR, "2001:db8::99", "198.51.100.7"):
         assert receive(path, at, request(at), sender=sender).verdict == SHOT
     assert path.counted() == {"tunnel_refused": 3}
+    assert (path.flows(), path.replies()) == ({}, {})
+
+
+@families
+def test_packets_of_another_virtual_network_are_dropped(path: PacketPath, at: Places) -> None:
+    serve_here(path, at)
+    for network in 0, TUNNEL_NETWORK + 1, TUNNEL_NETWORK << 16, 0xFFFFFF:
+        assert receive(path, at, request(at), network=network).verdict == SHOT, network
+    assert path.counted() == {"tunnel_refused": 4}
     assert (path.flows(), path.replies()) == ({}, {})
 
 
