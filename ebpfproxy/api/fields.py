@@ -147,6 +147,11 @@ class Hints(Api):
     for_nodes: list[Hint | None] | None = None
 
 
+class TargetRef(Api):
+    kind: str | None = None
+    namespace: str | None = None
+
+
 class Endpoint(Api):
     """An endpoint of a slice.
 
@@ -157,6 +162,7 @@ class Endpoint(Api):
     conditions: Conditions | None = None
     hints: Raw = Raw(b"")
     node_name: str | None = None
+    target_ref: TargetRef | None = None
 
 
 class EndpointSlice(Api):

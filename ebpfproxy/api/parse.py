@@ -341,7 +341,7 @@ def _slice(decoded: fields.EndpointSlice) -> SliceChanged:
         service=NamespacedName(name.namespace, service),
         family=family,
         ports=parts.slice_ports(decoded.ports or (), complaints),
-        endpoints=parts.endpoints(decoded.endpoints or (), family, complaints),
+        endpoints=parts.endpoints(decoded.endpoints or (), family, name.namespace, complaints),
         trigger_time=parts.moment(trigger) if trigger else None,
     )
     return SliceChanged(name, result, complaints.reported())

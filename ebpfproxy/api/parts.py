@@ -262,9 +262,9 @@ def _shared_slice_ports(*keys: tuple[str, Protocol, int]) -> tuple[EndpointPort,
 
 
 def endpoints(
-    decoded: Iterable[fields.Endpoint | None], slice_family: Family, complaints: Complaints
+    decoded: Iterable[fields.Endpoint | None], slice_family: Family, namespace: str, complaints: Complaints
 ) -> Endpoints:
-    """Return the valid endpoints, in order.
+    """Return the valid endpoints, in order. `namespace`: that of the slice.
 
     Only the first address of an endpoint is used: discovery/v1 gives the others no meaning.
     """
@@ -284,7 +284,7 @@ def endpoints(
         if address.startswith(V4_PREFIX) is not is_ipv4 or address in _UNSPECIFIED:
             complaints.append(f"endpoints: {text} is not an {slice_family.value} address that can be served")
             continue
-        conditions = endpoint.conditions or _ALL_NIL
+        conditions, target = endpoint.conditions or _ALL_NIL, endpoint.target_ref
         valid.append(address)
         states.append(
             _state(
@@ -293,6 +293,7 @@ def endpoints(
                 conditions.terminating is True,
                 endpoint.node_name or "",
                 bytes(endpoint.hints),
+                target is not None and (target.kind, target.namespace) == ("Pod", namespace),
             )
         )
     return Endpoints.packed(b"".join(valid), _shared_states(*states))
@@ -305,11 +306,13 @@ def _shared_states(*states: EndpointState) -> tuple[EndpointState, ...]:
 
 
 @functools.lru_cache(maxsize=16384)
-def _state(ready: bool, serving: bool, terminating: bool, node: str, hints: bytes) -> EndpointState:
+def _state(
+    ready: bool, serving: bool, terminating: bool, node: str, hints: bytes, own_pod: bool
+) -> EndpointState:
     """Cached: hints are decoded once, and endpoints of the same node share one object in memory."""
     decoded = (fields.HINTS_DECODER.decode(hints) if hints else None) or _NO_HINTS
     zones, nodes = _names(decoded.for_zones), _names(decoded.for_nodes)
-    return EndpointState(ready, serving, terminating, sys.intern(node), zones, nodes)
+    return EndpointState(ready, serving, terminating, sys.intern(node), zones, nodes, own_pod)
 
 
 def _names(hints: list[fields.Hint | None] | None) -> frozenset[str]:

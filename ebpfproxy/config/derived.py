@@ -2,7 +2,7 @@
 
 from ebpfproxy.config.settings import Config
 from ebpfproxy.model.address import is_unspecified
-from ebpfproxy.model.balancing import EbpfForwarding
+from ebpfproxy.model.balancing import EbpfForwarding, Forwarding
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, Role
 
 EBPF, IPVS, USERSPACE = "ebpf", "ipvs", "userspace"
@@ -37,6 +37,8 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         direct_return=config.ebpf_forwarding is EbpfForwarding.DSR,
         tunnel_sources=config.ebpf_dsr_sources,
         protection=config.protected_addresses,
+        forwarding=Forwarding(config.ipvs_forwarding) if mode == IPVS else Forwarding.NAT,
+        service_forwarding=config.ipvs_service_forwarding,
     )
 
 

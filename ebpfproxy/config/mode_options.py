@@ -108,8 +108,13 @@ class IpvsOptions:
         "--ipvs-forwarding", flag_types.one_of(*(each.value for each in Forwarding)), "nat", _IPVS,
         "How packets to external and load balancer IPs reach endpoints (ebpfproxy only). nat: translated. "
         "direct-routing: with the destination unchanged, to the endpoint's MAC address. tunnel: in an IP "
-        "tunnel. With the last two, the endpoint replies to the client directly. The annotation "
-        "ebpfproxy/ipvs-forwarding of a Service takes precedence.",
+        "tunnel. With the last two, the endpoint replies to the client directly.",
+    )  # fmt: skip
+    ipvs_service_forwarding: bool = option(
+        "--ipvs-service-forwarding", flag_types.BOOLEAN, "false", _IPVS,
+        "Let the annotation ebpfproxy/ipvs-forwarding of a Service take precedence over --ipvs-forwarding "
+        "(ebpfproxy only). Methods other than nat change sysctls of all nodes with endpoints "
+        "(accept_local, rp_filter) and devices of their pods, so users who write Services change them then.",
     )  # fmt: skip
     ipvs_exclude_cidrs: tuple[Network, ...] = option(
         "--ipvs-exclude-cidrs", flag_types.NETWORKS, "", _IPVS,

@@ -12,7 +12,8 @@ class Endpoint(NamedTuple):
     """One element of `endpoints`: its first address, its conditions and its hints.
 
     Conditions that are missing have the API's defaults. `node` is "" if nodeName is missing. `zones` and
-    `nodes` are hints.forZones and hints.forNodes, empty without a hint.
+    `nodes` are hints.forZones and hints.forNodes, empty without a hint. `own_pod`: targetRef is a Pod in the
+    namespace of the EndpointSlice.
 
     Do not derive `ready` from `serving` and `terminating`: with publishNotReadyAddresses an endpoint can be
     both ready and terminating.
@@ -25,6 +26,7 @@ class Endpoint(NamedTuple):
     node: str = ""
     zones: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
+    own_pod: bool = False
 
 
 class EndpointState(NamedTuple):
@@ -36,6 +38,7 @@ class EndpointState(NamedTuple):
     node: str = ""
     zones: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
+    own_pod: bool = False
 
 
 class Endpoints(Sequence[Endpoint]):

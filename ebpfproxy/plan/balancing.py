@@ -7,7 +7,7 @@ mode honors is a property of the mode (`Support` and `unsupported`).
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Address
+from ebpfproxy.model.address import Address, format_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, Forwarding, WeightRule
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
@@ -28,6 +28,8 @@ class PlannedBalancing(NamedTuple):
       node at which that node accepts tunneled packets. None for an endpoint on this node, and on a node that
       does not announce direct server return. If all are None, this node only accepts tunneled packets.
     - `dsr`: direct server return is requested, and the ServicePort has frontends for which it matters.
+    - `forwarding_limit`: why packets are translated although another method is requested, "" if they need
+      not be.
     """
 
     algorithm: Algorithm | None = None
@@ -37,6 +39,7 @@ class PlannedBalancing(NamedTuple):
     proxy_protocol: bool = False
     tunnels: tuple[Address | None, ...] = ()
     dsr: bool = False
+    forwarding_limit: str = ""
 
 
 DEFAULT = PlannedBalancing()
@@ -137,10 +140,12 @@ def plan_balancing(
     algorithm: Algorithm | None,
     slow_start: int,
     dsr: bool = False,
+    forwarding_limit: str = "",
 ) -> PlannedBalancing:
     """Return how one of `endpoints` is selected, without tunnels.
 
-    `algorithm` and `slow_start` are the defaults of this node. `dsr`: as in `PlannedBalancing`.
+    `algorithm` and `slow_start` are the defaults of this node. `dsr` and `forwarding_limit`: as in
+    `PlannedBalancing`.
     """
     in_order = tuple(weights.get(each[:2], 1) for each in endpoints) if weights else ()
     planned = PlannedBalancing(
@@ -150,8 +155,32 @@ def plan_balancing(
         requested.forwarding,
         requested.proxy_protocol,
         dsr=dsr,
+        forwarding_limit=forwarding_limit,
     )
     return planned if planned != DEFAULT else DEFAULT
+
+
+def forwarding_limit(
+    requested: Forwarding | None,
+    endpoints: Mapping[tuple[Address, int], EndpointState],
+    of_node: Forwarding,
+    of_services: bool,
+) -> str:
+    """Return why IPVS must translate the packets of a Service, "" if it need not.
+
+    The other methods change the node and the network namespaces of endpoints. So only an operator may request
+    them, or users if the operator permits that (`of_services`), and only for pods of their own namespace:
+    users may write endpoints with any address into an EndpointSlice.
+
+    `endpoints` is the result of `merge_slices`.
+    """
+    if (requested or of_node) is Forwarding.NAT:
+        return ""
+    if requested not in (None, of_node) and not of_services:
+        return "the annotation needs --ipvs-service-forwarding"
+    foreign = (address for (address, _), state in endpoints.items() if not state.own_pod)
+    first = next(foreign, None)
+    return f"endpoint {format_address(first)} is no pod of the Service's namespace" if first else ""
 
 
 def with_endpoints_of(planned: PlannedBalancing, other: PlannedBalancing) -> PlannedBalancing:

@@ -26,6 +26,7 @@ from ebpfproxy.plan.balancing import (
     WeightIndex,
     default_algorithm,
     endpoint_weights,
+    forwarding_limit,
     plan_balancing,
     weight_index,
     without_weightless,
@@ -178,7 +179,8 @@ def _plan_port(
     may_tunnel = is_external and (is_edge or not external_policy_local(service))
     dsr = may_tunnel and requests_direct_return(requested, context)
     algorithm = default_algorithm(context.algorithm, dsr and context.dsr_port > 0)
-    balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr)
+    limit = forwarding_limit(requested.forwarding, merged, context.forwarding, context.service_forwarding)
+    balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr, limit)
     if is_external and context.dsr_port:
         balancing = with_tunnels(balancing, requested, endpoints, usable, tunnel)
     return ServicePortPlan(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Family, Network, Protocol, format_endpoint
-from ebpfproxy.model.balancing import Algorithm
+from ebpfproxy.model.balancing import Algorithm, Forwarding
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.balancing import DEFAULT, PlannedBalancing
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoint as PlannedEndpoint
@@ -247,6 +247,8 @@ class PlanContext:
     - `sctp_unserved`: why the kernel cannot translate SCTP in this mode, "" if it can.
     - `role`: an edge has no Node, no pods and no NodePorts. It serves external and load balancer IPs only.
     - `vip_cidrs`: the networks of the addresses that an edge serves. Empty means all.
+    - `forwarding`: of IPVS, for Services without an annotation. `service_forwarding`: whether annotations
+      may request another one.
     - `protection`: whose addresses Services must not take over.
     """
 
@@ -273,3 +275,5 @@ class PlanContext:
     direct_return: bool = False
     tunnel_sources: tuple[Network, ...] = ()
     protection: Protection = Protection.NODE
+    forwarding: Forwarding = Forwarding.NAT
+    service_forwarding: bool = False

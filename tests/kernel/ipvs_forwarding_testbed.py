@@ -27,7 +27,11 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
 PORTS = {TCP: 8080, UDP: 5353}
 SERVICES = ("203.0.113.0/24", "2001:db8:113::/64")
 FAMILIES = ("v4", "v6")
+OWN_POD = {"kind": "Pod", "namespace": "default"}
 DIRECT, TUNNEL = "direct-routing", "tunnel"
+
+
+HONORED = "--ipvs-service-forwarding"
 
 
 class Forwarded:
@@ -56,7 +60,7 @@ class Forwarded:
     def start(self, *flags: str, node: Node | None = None) -> Agent:
         """Start the agent of a node, by default the first one, and wait for its first sync."""
         agent = (node or self.first).agent(
-            self.folder, "--proxy-mode=ipvs", "--sync-period=2s", *flags, wait=START_PATIENCE
+            self.folder, "--proxy-mode=ipvs", "--sync-period=2s", HONORED, *flags, wait=START_PATIENCE
         )
         self.agents.append(agent)
         return agent
@@ -91,7 +95,7 @@ class Forwarded:
                 f"{name}-{family}",
                 name,
                 [
-                    manifests.endpoint(getattr(pod, family), node=node.name)
+                    manifests.endpoint(getattr(pod, family), node=node.name) | {"targetRef": OWN_POD}
                     for pod in pods
                     for node in self.lab.nodes
                     if pod is node.host or pod in node.pods.values()

@@ -71,6 +71,8 @@ def choose(
     wanted = requested(plan, default)
     if wanted is Forwarding.NAT or frontend.kind not in _EXTERNAL:
         return _NAT
+    if plan.balancing.forwarding_limit:
+        return _NAT._replace(limit=plan.balancing.forwarding_limit)
     address, port, _ = frontend.frontend
     for endpoint in plan.endpoints:
         if endpoint.port != port:

@@ -800,3 +800,23 @@ def test_a_damaged_valid_object_does_not_make_a_parser_raise(seed: int, often: i
 )
 def test_hostile_bytes_do_not_make_a_parser_raise(raw: bytes) -> None:
     assert_usable(raw)
+
+
+@pytest.mark.parametrize(
+    ("target", "own"),
+    [
+        ({"kind": "Pod", "namespace": "default", "name": "web-0"}, True),
+        ({"kind": "Pod", "namespace": "other", "name": "web-0"}, False),
+        ({"kind": "VirtualMachine", "namespace": "default"}, False),
+        ({"kind": "Pod"}, False),
+        (None, False),
+    ],
+)
+def test_an_endpoint_is_a_pod_of_the_namespace_by_its_target(
+    target: dict[str, str] | None, own: bool
+) -> None:
+    endpoints = [{"addresses": ["10.1.0.1"], "targetRef": target}]
+    parsed = parse_slice(as_json(slice_object("web", endpoints)))
+    assert isinstance(parsed, SliceChanged)
+    assert parsed.slice
+    assert [each.own_pod for each in parsed.slice.endpoints] == [own]

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,3 +141,44 @@ def test_slow_start_may_depend_on_the_algorithm() -> None:
         assert list(unsupported(PlannedBalancing(algorithm, slow_start=30), support)) == []
     by_hash = PlannedBalancing(Algorithm.MAGLEV, slow_start=30)
     assert list(unsupported(by_hash, support)) == ["slow-start 30s (not with maglev)"]
+
+
+# Forwarding in mode ipvs
+
+PODS = tuple(each._replace(own_pod=True) for each in THREE)
+HONORING = dataclasses.replace(CONTEXT, service_forwarding=True)
+NEEDS_FLAG = "the annotation needs --ipvs-service-forwarding"
+
+
+@pytest.mark.parametrize("method", [Forwarding.DIRECT_ROUTING, Forwarding.TUNNEL])
+def test_an_annotation_changes_nodes_only_if_the_operator_permits_it(method: Forwarding) -> None:
+    requested = Balancing(forwarding=method)
+    assert planned(requested, *PODS).balancing.forwarding_limit == NEEDS_FLAG
+    assert planned(requested, *PODS, context=HONORING).balancing.forwarding_limit == ""
+    same = dataclasses.replace(CONTEXT, forwarding=method)
+    assert planned(requested, *PODS, context=same).balancing.forwarding_limit == ""
+
+
+def test_an_annotation_may_always_request_translation() -> None:
+    context = dataclasses.replace(CONTEXT, forwarding=Forwarding.TUNNEL)
+    assert planned(Balancing(forwarding=Forwarding.NAT), context=context).balancing.forwarding_limit == ""
+
+
+@pytest.mark.parametrize(
+    ("requested", "context"),
+    [
+        (Forwarding.TUNNEL, HONORING),
+        (None, dataclasses.replace(CONTEXT, forwarding=Forwarding.DIRECT_ROUTING)),
+    ],
+)
+def test_only_pods_of_the_namespace_get_untranslated_packets(
+    requested: Forwarding | None, context: PlanContext
+) -> None:
+    foreign = (*PODS[:2], PODS[2]._replace(own_pod=False))
+    limit = planned(Balancing(forwarding=requested), *foreign, context=context).balancing.forwarding_limit
+    assert limit == "endpoint 10.1.0.3 is no pod of the Service's namespace"
+    assert planned(Balancing(forwarding=requested), *PODS, context=context).balancing.forwarding_limit == ""
+
+
+def test_without_a_method_endpoints_may_be_of_any_kind() -> None:
+    assert planned(Balancing()).balancing is DEFAULT

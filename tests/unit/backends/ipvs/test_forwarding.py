@@ -231,3 +231,14 @@ def test_keys_of_different_kinds_are_never_equal() -> None:
         Server(Family.IPV4, Frontend(address, 80, Protocol.TCP)),
     }
     assert len(keys) == 5
+
+
+@pytest.mark.parametrize("method", [DIRECT, TUNNEL])
+def test_a_limit_of_the_plan_leaves_nodes_and_endpoints_unchanged(method: Forwarding) -> None:
+    plan = planned(None, balancing=PlannedBalancing(forwarding=method, forwarding_limit="no flag"))
+    entries = service_entries(plan, IpvsSettings())
+    assert not any(isinstance(key, ReturnPath | PodAddress | Tunnel) for key in entries)
+    assert {each.method for e in entries.values() if isinstance(e, ServerEntry) for each in e.reals} == {
+        METHODS[NAT]
+    }
+    assert limits(plan, IpvsSettings(), PLAIN) == {"forwarding nat: no flag"}

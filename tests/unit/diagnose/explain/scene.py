@@ -1,5 +1,6 @@
 """Situations for tests, planned without a machine."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Network, Protocol, parse_address
 from ebpfproxy.model.cluster import ClusterState, Listening
 from ebpfproxy.model.device import ETHERNET, Device
-from ebpfproxy.model.endpoint import EndpointPort, EndpointSlice
+from ebpfproxy.model.endpoint import EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import Pod as KubernetesPod
 from ebpfproxy.model.service import NamespacedName, Service
@@ -61,7 +62,9 @@ def situation(
     slices: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
     for each in objects:
         if isinstance(each, EndpointSlice):
-            slices[each.service] = (*slices.get(each.service, ()), each)
+            pods_ = Endpoints(endpoint._replace(own_pod=True) for endpoint in each.endpoints)
+            of_pods = dataclasses.replace(each, endpoints=pods_)
+            slices[each.service] = (*slices.get(each.service, ()), of_pods)
     local = networks(["127.0.0.0/8", "::1/128", f"{NODE}/32", f"{NODE_V6}/128", "10.1.0.1/32"])
     pods = {name_of(each.name): each for each in objects if isinstance(each, KubernetesPod)}
     state = ClusterState(
@@ -79,6 +82,7 @@ def situation(
     if mode != "ebpf":
         options.setdefault("detect_local", DetectLocal.CLUSTER_CIDR)
         options.setdefault("cluster_cidrs", networks(["10.1.0.0/16", "fd01::/64"]))
+    options.setdefault("service_forwarding", True)
     context = PlanContext(HERE, **options)
     return plan_situation(Cluster(state, (), unserved or {}), context, mode, routes=routes)
 

@@ -609,6 +609,12 @@ def test_a_connection_has_the_reason_and_the_verdict(reason: Reason) -> None:
     assert found.steps[-1].subject is Subject.OUTCOME
 
 
+def test_a_method_that_only_a_user_requests_is_limited() -> None:
+    limited = situation(ROUTED_WEB, READY, mode="ipvs", service_forwarding=False)
+    steps = {step.reason: step.text for step in explained(limited, FORWARDED, A_CLIENT).steps}
+    assert "--ipvs-service-forwarding" in steps[Reason.FORWARDING_LIMITED]
+
+
 def test_in_mode_userspace_source_ranges_do_not_apply_without_endpoints() -> None:
     """Nothing listens. It was explained as dropped."""
     found = explained(situation(RANGED, mode="userspace"), to(BALANCER), A_POD)
