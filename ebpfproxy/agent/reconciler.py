@@ -1,7 +1,7 @@
 """The reconciler of one backend: it plans, renders, compares with the kernel, and applies the difference."""
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ebpfproxy.agent.edge_view import EdgeView
 from ebpfproxy.agent.foreign_host_ips import ForeignHostIps
@@ -42,7 +42,8 @@ REPAIRED = "Repaired drift"
 UNSERVED = "Kernel cannot serve the protocol of a ServicePort in this mode"
 """Its traffic is not translated. Logged once for each ServicePort, and counted as a rejected entry."""
 NOT_SERVED = "Kernel rejected an entry, its ServicePort is not up to date"
-"""Usually a map is full. `hint` names the flag that sets its size."""
+"""Usually a map is full, or the share of a namespace is used up. `reason` names the ServicePort, `hint` the
+flag that sets the size of the map. What the ServicePort no longer has is removed in any case."""
 
 
 class SyncResult(NamedTuple):
@@ -384,14 +385,14 @@ class Reconciler(Generic[K, E]):
         retried = {key: self._desired[key] for key in self._reported if key in self._desired}
         return Delta({**delta.puts, **retried}, delta.drops)
 
-    @staticmethod
-    def _drifted(expected: Mapping[K, E], actual: Mapping[K, E]) -> int:
-        """Log and count the entries that another program has changed."""
+    def _drifted(self, expected: Mapping[K, E], actual: Mapping[K, E]) -> int:
+        """Log and count the entries that another program has changed. Of a rejected entry, the kernel may
+        have a part."""
         difference = diff(actual, expected)
-        if difference:
-            keys: Any = sorted({str(key) for key in (*difference.puts, *difference.drops)})
-            log.warning(REPAIRED, entries=len(keys), first=keys[0])
-        return len(difference.puts) + len(difference.drops)
+        changed = {*difference.puts, *difference.drops} - self._reported.keys()
+        if changed:
+            log.warning(REPAIRED, entries=len(changed), first=min(map(str, changed)))
+        return len(changed)
 
     def _report(self, rejected: Mapping[K, KernelError]) -> None:
         """Log each rejection once until it ends or the kind of its reason changes."""

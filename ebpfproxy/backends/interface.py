@@ -40,8 +40,8 @@ class Backend(Protocol[K, E]):
     - `reread_seconds`: after this time, everything must be read although `check` found no difference. 0:
       instead of each check.
     - `apply` writes a delta to the kernel. Puts take effect before drops. It returns what the kernel
-      rejected, by key; everything else is in force. If it raises an error instead, the state is unknown and
-      the caller must read the kernel back.
+      rejected, by key; everything else is in force. Of a rejected put, a part may be in force. If it raises
+      an error instead, the state is unknown and the caller must read the kernel back.
     - `generation` returns a value that changes when any program, including this one, changes the backend's
       objects in the kernel. A change by another program since the last `read` also shows after an `apply`, as
       yet another value. It takes a few milliseconds at any size, so it is called every 2 s. If it changed

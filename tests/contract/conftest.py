@@ -14,6 +14,7 @@ import pytest
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.services import shares
 from ebpfproxy.backends.interface import Backend
 from ebpfproxy.backends.iptables.backend import IptablesBackend
 from ebpfproxy.backends.iptables.settings import IptablesSettings
@@ -37,7 +38,7 @@ from tests.support.fake_backend import FakeBackend, FakeKernel
 _LINK_GET_FD_BY_ID = 30  # BPF_LINK_GET_FD_BY_ID
 
 ROOM = 8
-"""The number of frontends that fit in the backends of these tests."""
+"""The number of frontends of one namespace that fit in the backends of these tests."""
 
 
 class Devices(Protocol):
@@ -193,7 +194,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         place: BpfPlace = request.getfixturevalue("_ebpf_place")
         request.getfixturevalue("_namespace")
         devices = RealDevices()
-        sizes = MapSizes(ROOM, 64, 64, 16, 16, flows=16, source_ranges=16)
+        sizes = MapSizes(ROOM + ROOM // shares.FACTOR, 64, 64, 16, 16, flows=16, source_ranges=16)
         settings = EbpfSettings(place.cgroup, place.bpffs, sizes=sizes)
         make = lambda clock: EbpfBackend(settings, clock=clock)  # noqa: E731
     created = Subject(make, devices)

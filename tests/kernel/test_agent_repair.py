@@ -196,9 +196,9 @@ def served(restartable: Cluster, count: int) -> int:
 @pytest.mark.parametrize(
     ("flag", "map_", "fits"),
     [
-        ("--ebpf-services-max=4", "services", 4),
-        ("--ebpf-slots-max=4", "slots", 4),
-        ("--ebpf-endpoints-max=5", "endpoints", 4),
+        ("--ebpf-services-max=5", "services", 4),
+        ("--ebpf-slots-max=5", "slots", 4),
+        ("--ebpf-endpoints-max=6", "endpoints", 4),
     ],
 )
 def test_entries_beyond_a_maps_size_are_reported_and_the_rest_is_served(
@@ -232,7 +232,7 @@ def served_one(restartable: Cluster, count: int) -> tuple[int, str]:
 def test_a_rejected_entry_does_not_delay_other_changes(restartable: Cluster) -> None:
     restartable.ebpfproxy("cleanup")
     manifests.write(restartable.folder / "singles.yaml", *singles(restartable, 5))
-    agent = restartable.start("--ebpf-services-max=4", "-v=4")
+    agent = restartable.start("--ebpf-services-max=5", "-v=4")
     agent.await_line(lambda line: NOT_SERVED in line.text)
     at, name = served_one(restartable, 5)
     objects = singles(restartable, 5)
@@ -254,7 +254,7 @@ def test_a_rejected_entry_is_retried_once_there_is_room(
     """Freed slots are not reused for 3 s, and no verification runs in this test."""
     restartable.ebpfproxy("cleanup")
     manifests.write(restartable.folder / "singles.yaml", *singles(restartable, 5))
-    agent = restartable.start("--ebpf-slots-max=4", "--sync-period=1h")
+    agent = restartable.start("--ebpf-slots-max=5", "--sync-period=1h")
     agent.await_line(lambda line: NOT_SERVED in line.text)
     at, _ = served_one(restartable, 5)
     objects = singles(restartable, 5)

@@ -174,7 +174,7 @@ def test_a_failed_growth_changes_nothing_and_is_retried_after_a_minute(
 
     clock = Clock()
     with bpf_place() as place:
-        start = {"services": 4, "slots": 16, "endpoints": 16, "flows": 16}
+        start = {"services": 5, "slots": 16, "endpoints": 16, "flows": 16}
         settings = EbpfSettings(place.cgroup, place.bpffs, start=start, devices=False)
         backend = EbpfBackend(settings, clock=clock)
         backend.open()
@@ -208,7 +208,7 @@ def test_after_an_error_in_the_middle_of_a_growth_everything_is_opened_again(
         raise Rejected("cannot access map services: Cannot allocate memory")
 
     with bpf_place() as place:
-        start = {"services": 4, "slots": 16, "endpoints": 16, "flows": 16}
+        start = {"services": 5, "slots": 16, "endpoints": 16, "flows": 16}
         backend = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, start=start, devices=False))
         backend.open()
         with contextlib.closing(backend):

@@ -8,11 +8,12 @@ import pytest
 
 from ebpfproxy.agent.listening_sockets import INTERVAL
 from ebpfproxy.agent.protected_claims import NOT_SERVED
+from ebpfproxy.agent.reconciler import NOT_SERVED as REJECTED
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.lab import manifests
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, TCP, UDP, outcome
-from tests.kernel.cluster import Cluster, Exposed, eventually
+from tests.kernel.cluster import EACH_SYNC, TCP_TARGET, Cluster, Exposed, eventually
 from tests.kernel.conftest import MODES
 from tests.kernel.ipvs_here import skip_without_ipvs
 
@@ -167,3 +168,38 @@ def test_addresses_of_other_nodes_and_the_switch(restartable: Cluster, mode: str
     finally:
         for each in running:
             each.kill()
+
+
+# Maps
+
+
+def crowd(namespace: str, number: int, address: str) -> manifests.Object:
+    """A Service with a maglev table: 2,048 slots."""
+    annotations = {"ebpfproxy/lb-algorithm": "maglev"}
+    return manifests.service(
+        f"web-{number}", [address], [manifests.port(80)], namespace=namespace, annotations=annotations
+    )
+
+
+def test_a_tenant_with_large_services_leaves_room_for_others(restartable: Cluster) -> None:
+    """Two tables filled the map. Another tenant's Services kept removed endpoints, and new ones failed."""
+    agent = restartable.start("--ebpf-slots-max=4096", EACH_SYNC)
+    web = restartable.service().to(restartable.a, restartable.b)
+    pods = [restartable.a.v4, restartable.b.v4]
+    objects = []
+    for number in range(8):
+        objects.append(crowd("large", number, f"10.98.0.{number}"))
+        targets = [manifests.port(TCP_TARGET)]
+        slice_ = manifests.endpoint_slice(f"web-{number}", f"web-{number}", pods, targets, namespace="large")
+        objects.append(slice_)
+    restartable.write("large", *objects)
+    line = agent.await_line(lambda line: REJECTED in line.text)
+    assert "large/web-" in line.text
+    assert "slots" in line.text
+    assert restartable.metric("ebpfproxy_rejected_entries") > 0
+    web.to(restartable.b)
+    assert {outcome(restartable.p, TCP, web.v4, 80) for _ in range(20)} == {"b"}
+    added = restartable.service().to(restartable.a)
+    assert outcome(restartable.p, TCP, added.v4, 80) == "a"
+    for number in range(8):  # without a table, they are served as well
+        assert outcome(restartable.p, TCP, f"10.98.0.{number}", 80) in ("a", "b")

@@ -11,6 +11,7 @@ from pathlib import Path
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry
 from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.ebpf.services import shares
 from ebpfproxy.backends.ebpf.services.slot_lists import places_needed
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ranges
 from ebpfproxy.errors import NotFound
@@ -21,7 +22,7 @@ START = {"services": 16384, "slots": 262144, "endpoints": 131072, "flows": 32768
 take memory only for entries in use, or evict entries."""
 
 _HEADROOM = 4 / 3
-"""A map grows to the next power of two that leaves a quarter free."""
+"""A map grows to the next power of two that leaves a quarter free, before a namespace alone has its share."""
 _CROWDED = 0.5
 """`flows` grows when a larger part is in use, since it continues to fill until the programs are replaced."""
 _FLOWS_FACTOR = 4
@@ -91,13 +92,13 @@ def enlarged(sizes: MapSizes, limits: MapSizes, needed: Mapping[str, int]) -> Ma
     """The sizes with room for `needed` entries, by field of MapSizes, as far as `limits` permit.
 
     >>> small, limits = MapSizes(services=64), MapSizes(services=1000)
-    >>> [enlarged(small, limits, {"services": n}).services for n in (64, 65, 100, 600, 5000)]
+    >>> [enlarged(small, limits, {"services": n}).services for n in (51, 52, 100, 600, 5000)]
     [64, 128, 256, 1000, 1000]
     """
     larger = {}
     for name, entries in needed.items():
         present, limit = getattr(sizes, name), getattr(limits, name)
-        if entries > present:
+        if not shares.is_within(0, entries, present):
             larger[name] = max(present, min(limit, 1 << (int(entries * _HEADROOM) - 1).bit_length()))
     return dataclasses.replace(sizes, **larger)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.services import shares
 from tests.kernel.service_table.samples import (
     wipe,
 )
@@ -38,6 +39,8 @@ def roomy(roomy_maps: Maps) -> Maps:
 
 
 @pytest.fixture
-def tiny(tiny_maps: Maps) -> Maps:
+def tiny(tiny_maps: Maps, monkeypatch: pytest.MonkeyPatch) -> Maps:
+    """Maps that one namespace may fill completely."""
+    monkeypatch.setattr(shares, "is_within", lambda *_: True)
     wipe(tiny_maps)
     return tiny_maps

@@ -25,6 +25,8 @@ on, there are fewer entries for each.
 """
 
 _WEIGHTED = 1 << WEIGHT_SHIFT
+WEIGHT_BITS = 8
+"""The bits of a weight."""
 
 
 class SlotList(NamedTuple):
@@ -76,6 +78,11 @@ def places_needed(entry: ServicePortEntry, flag: int) -> int:
         weights = _weights(flags, flag)
         count = TABLE_SIZES.of(count) if entry.algorithm in HASHING else sum(reduced(weights))
     return places(count, entry.algorithm)
+
+
+def most_places(count: int, algorithm: int) -> int:
+    """No fewer slots than both lists of `count` endpoints can occupy, whatever their weights."""
+    return 4 * (TABLE_SIZES.of(count) if algorithm in HASHING else count << WEIGHT_BITS) if count else 0
 
 
 def digest(ids: Sequence[int]) -> int:

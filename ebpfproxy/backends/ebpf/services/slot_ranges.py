@@ -109,6 +109,11 @@ class Ranges:
         self.used -= 1 << order
         self.resting += 1 << order
 
+    def shrink(self, first: int, count: int, kept: int, now: float) -> None:
+        """Release what a range of `count` places has beyond its first `kept` ones, at least 1."""
+        for order in range(self.order_of(kept), self.order_of(count)):
+            self.release(first + (1 << order), 1 << order, now)
+
     def undo(self, first: int, count: int) -> None:
         """Release a range that no reader can have found. It can be allocated again at once."""
         self._put_back(first, self.order_of(count))

@@ -1,16 +1,21 @@
 """Stages a change of services: writes endpoints and lists that no entry refers to yet.
 
-Room in every map is checked first, so that a ServicePort without room keeps its current state.
+Room in every map is checked first, so that a ServicePort without room keeps its current state. What its new
+state no longer has ends nevertheless (`smaller`): that needs no room.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Container
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from random import getrandbits
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
+from ebpfproxy.backends.ebpf.services import shares
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
+from ebpfproxy.backends.ebpf.services.check import Written
 from ebpfproxy.backends.ebpf.services.record import (
     NOTHING,
     Range,
@@ -18,8 +23,9 @@ from ebpfproxy.backends.ebpf.services.record import (
     service_key,
     service_value,
 )
-from ebpfproxy.backends.ebpf.services.slot_lists import HASHING, places
+from ebpfproxy.backends.ebpf.services.slot_lists import HASHING, most_places, places, places_needed
 from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE, Ids, Ranges
+from ebpfproxy.backends.ebpf.services.smaller import common, plain
 from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Network
 from ebpfproxy.plan.planned_endpoints import ROW
@@ -48,13 +54,13 @@ class Room:
 
 
 class Staging:
-    """The changes of one delta, in `changes`. `owned`: the keys that `services` contains already."""
+    """The changes of one delta, in `changes`. `written`: what the maps contain already."""
 
     def __init__(
         self,
         arrays: Arrays,
         service_ids: Ids,
-        owned: Container[bytes],
+        written: Written,
         services: Room,
         sources: Room,
         now: float,
@@ -62,22 +68,101 @@ class Staging:
         self.changes: dict[ServicePortKey, Change] = {}
         self._arrays = arrays
         self._service_ids = service_ids
-        self._owned = owned
+        self._written = written
         self._services = services
         self._sources = sources
         self._now = now
+        self._use: defaultdict[str, Counter[str]] | None = None  # None: not needed so far
 
-    def add(self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry) -> None:
-        """Write entries that no reader can find yet. Raises TableFull after undoing all of it."""
-        fresh = sum(service_key(frontend) not in self._owned for frontend in entry.frontends)
+    def add(self, key: ServicePortKey, entry: ServicePortEntry) -> TableFull | None:
+        """Write entries that no reader can find yet.
+
+        Without room, write those of an entry that needs less, if there is one, and return the error.
+        """
+        old = self._written.records.get(key)
+        try:
+            self._add(key, old, entry)
+        except TableFull as failure:
+            self._add_smaller(key, old, entry)
+            return failure
+        return None
+
+    def _add_smaller(self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry) -> None:
+        fallback = plain(entry)
+        if old and fallback == old.entry:
+            return
+        if fallback != entry:
+            with contextlib.suppress(TableFull):
+                self._add(key, old, fallback)
+                return
+        if old and (part := common(entry, old.entry)) != old.entry:
+            with contextlib.suppress(TableFull):  # only if the maps did not contain what the entry says
+                self._add(key, old, part, within=True)
+
+    def _add(
+        self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry, *, within: bool = False
+    ) -> None:
+        """Raises TableFull after undoing everything. `within`: a list without room replaces the old one in
+        its place, if it is not longer."""
+        fresh = sum(service_key(frontend) not in self._written.owner for frontend in entry.frontends)
         self._services.check(key, fresh)
         sources = len(sources_beyond(entry, old.entry if old else None))
         self._sources.check(key, sources)
-        self.changes[key] = Change(old, self._stage(key, old, entry))
+        self._check_share(key, old, entry, fresh)
+        self.changes[key] = change = Change(old, self._stage(key, old, entry, within=within))
         self._services.used += fresh
         self._sources.used += sources
+        if self._use is not None:
+            self._count(key, change)
 
-    def _stage(self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry) -> Record:
+    def _check_share(
+        self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry, frontends: int
+    ) -> None:
+        """Raises TableFull if the namespace would use too much of a map (`shares`)."""
+        for map_, used, capacity, fresh in self._growth(old, entry, frontends):
+            # What all namespaces use is more than what this one uses.
+            if fresh <= 0 or shares.is_within(used, fresh, capacity - used):
+                continue
+            namespace = shares.namespace_of(key)
+            own = self._uses()[namespace][map_]
+            if not shares.is_within(own, fresh, capacity - used):
+                raise _share_is_used_up(map_, key, namespace, own, fresh, used, capacity)
+
+    def _growth(
+        self, old: Record | None, entry: ServicePortEntry, frontends: int
+    ) -> Iterator[tuple[str, int, int, int]]:
+        """Yield for each map the entries in use, its capacity, and how many more it has after the change.
+        `slots` are left out if that is certainly not too much."""
+        before = shares.use_of(old) if old else Counter[str]()
+        count, usage = len(entry.endpoints), self._arrays.usage()
+        yield "services", self._services.used, self._services.capacity, frontends
+        fresh = len(entry.source_ranges) - before["source_ranges"]
+        yield "source_ranges", self._sources.used, self._sources.capacity, fresh
+        yield "endpoints", *usage["endpoints"], count - before["endpoints"]
+        used, capacity = usage["slots"]
+        if not shares.is_within(used, most_places(count, entry.algorithm), capacity - used):
+            needed = (places_needed(entry, flag) for flag in (abi.ENDPOINT_CLUSTER, abi.ENDPOINT_LOCAL))
+            after = sum(1 << Ranges.order_of(each) for each in needed if each)
+            yield "slots", used, capacity, after - before["slots"]
+
+    def _uses(self) -> defaultdict[str, Counter[str]]:
+        """The entries in use by namespace and map, with the changes so far."""
+        if self._use is None:
+            self._use = shares.by_namespace(self._written.records)
+            for key, change in self.changes.items():
+                self._count(key, change)
+        return self._use
+
+    def _count(self, key: ServicePortKey, change: Change) -> None:
+        assert self._use is not None
+        of = self._use[shares.namespace_of(key)]
+        of.update(shares.use_of(change.new))
+        if change.old:
+            of.subtract(shares.use_of(change.old))
+
+    def _stage(
+        self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry, *, within: bool
+    ) -> Record:
         id_ = old.id if old else self._service_ids.allocate(self._now)
         if id_ is None:
             raise _ids_are_used_up("service_names", key, 1, self._service_ids)
@@ -86,8 +171,8 @@ class Staging:
         ranges: list[Range] = []
         try:
             self._stage_endpoints(key, old, new, taken)
-            new.cluster = self._stage_list(key, old, new, abi.ENDPOINT_CLUSTER, ranges)
-            new.local = self._stage_list(key, old, new, abi.ENDPOINT_LOCAL, ranges)
+            new.cluster = self._stage_list(key, old, new, abi.ENDPOINT_CLUSTER, ranges, within=within)
+            new.local = self._stage_list(key, old, new, abi.ENDPOINT_LOCAL, ranges, within=within)
         except TableFull:
             for endpoint in taken:
                 self._arrays.set_flags(endpoint, 0)
@@ -117,22 +202,37 @@ class Staging:
             new.ids.append(id_)
 
     def _stage_list(
-        self, key: ServicePortKey, old: Record | None, new: Record, bit: int, ranges: list[Range]
+        self,
+        key: ServicePortKey,
+        old: Record | None,
+        new: Record,
+        bit: int,
+        ranges: list[Range],
+        *,
+        within: bool,
     ) -> Range:
-        """The range with the endpoints that have this flag. It is the old one if the list is unchanged."""
+        """The range with the endpoints that have this flag. It is the old one if the list is unchanged.
+
+        `within`: without room, it is the beginning of the old one. Programs that still have the old range
+        find endpoints of both lists there, and no others.
+        """
         previous = NOTHING
         if old and old.entry.algorithm == new.entry.algorithm:
             previous = old.cluster if bit == abi.ENDPOINT_CLUSTER else old.local
             if previous != NOTHING and self._has_same_table(old, new):
                 return previous
         ids, digest = new.slots(bit)
-        if not ids:
+        if not ids or (within and previous == NOTHING):  # no frontend refers to the list
             return NOTHING
         if previous[1] == len(ids) and self._arrays.read_slots(previous) == ids:
             self._arrays.note_expanded(previous[0], digest)
             return previous
         count = places(len(ids), new.entry.algorithm)
         first = self._arrays.ranges.allocate(count, self._now)
+        if first is None and within and len(ids) <= previous[1]:
+            self._write(previous[0], ids, new, previous)
+            self._arrays.note_expanded(previous[0], digest)
+            return previous[0], len(ids)
         if first is None:
             room, staged = self._arrays.ranges, sum(1 << Ranges.order_of(count) for _, count in ranges)
             needed = f"{1 << Ranges.order_of(count):,} more in one range"
@@ -161,6 +261,20 @@ class Staging:
 def sources_beyond(entry: ServicePortEntry, other: ServicePortEntry | None) -> set[Network]:
     """The source ranges of `entry` that `other` does not have."""
     return set(entry.source_ranges).difference(other.source_ranges if other else ())
+
+
+def _share_is_used_up(
+    map_: str, key: ServicePortKey, namespace: str, own: int, fresh: int, used: int, capacity: int
+) -> TableFull:
+    """The error for a ServicePort that is too large for the share of its namespace."""
+    failure = TableFull(
+        f"{key.name}: map {map_} is full for namespace {namespace}: it has {own:,} of {used:,} entries in "
+        f"use, {fresh:,} more needed, {capacity - used:,} of {capacity:,} left for other namespaces",
+        f"make the Service smaller, or raise --ebpf-{map_.replace('_', '-')}-max",
+        kind=f"share of map {map_} is used up",
+    )
+    failure.table = map_
+    return failure
 
 
 def _ids_are_used_up(map_: str, key: ServicePortKey, needed: int, ids: Ids, staged: int = 0) -> TableFull:

@@ -32,7 +32,7 @@ from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
 from ebpfproxy.backends.ebpf.services.tunnels import Tunnels
-from ebpfproxy.errors import KernelError, TableFull
+from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf.bpf import possible_cpus
 from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
 
@@ -141,7 +141,8 @@ class ServiceTable:
     def apply(
         self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]
     ) -> dict[ServicePortKey, KernelError]:
-        """Apply a change. Return the ServicePorts without room, which keep their current state."""
+        """Apply a change. Return the ServicePorts without room. They keep their current state, or get one
+        that needs less; what they no longer have is removed in any case."""
         self._written.version += 1
         changes, rejected = self._stage(puts)
         dropped = {key: self._records[key] for key in drops if key in self._records}
@@ -164,12 +165,10 @@ class ServiceTable:
         self, puts: Mapping[ServicePortKey, ServicePortEntry]
     ) -> tuple[dict[ServicePortKey, Change], dict[ServicePortKey, KernelError]]:
         services, sources = (Room(name, *self.usage()[name]) for name in ("services", "source_ranges"))
-        staging = Staging(self._arrays, self._service_ids, self._owner, services, sources, self._clock())
+        staging = Staging(self._arrays, self._service_ids, self._written, services, sources, self._clock())
         rejected: dict[ServicePortKey, KernelError] = {}
         for key, entry in puts.items():
-            try:
-                staging.add(key, self._records.get(key), entry)
-            except TableFull as failure:
+            if failure := staging.add(key, entry):
                 rejected[key] = failure
         return staging.changes, rejected
 
@@ -251,7 +250,11 @@ class ServiceTable:
             self._arrays.set_flags(id_, 0)
             self._arrays.endpoint_ids.release(id_, now)
         for range_, kept in ((old.cluster, new and new.cluster), (old.local, new and new.local)):
-            if range_ != NOTHING and range_ != kept:
+            if range_ in (NOTHING, kept):
+                continue
+            if new and kept and kept[1] and kept[0] == range_[0]:
+                self._arrays.ranges.shrink(range_[0], old.places(range_), new.places(kept), now)
+            else:
                 self._arrays.ranges.release(range_[0], old.places(range_), now)
         self._sources.remove(old.id, sources_beyond(old.entry, new.entry if new else None))
         self._tunnels.remove(old, new)
