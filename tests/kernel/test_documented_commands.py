@@ -40,7 +40,7 @@ MODES = {
 
 def is_cleanup(command: Command) -> bool:
     """Whether it removes what other commands show."""
-    return command.text in ("ebpfproxy cleanup", "ebpfproxy cleanup --role=edge")
+    return command.text.startswith("ebpfproxy cleanup") and "--dry-run" not in command.text
 
 
 def different(mode: str) -> list[Command]:
