@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.http.scrape import MapUse
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import IptablesCounts, NftablesCounts, ServiceTraffic
+from ebpfproxy.model.counters import IptablesCounts, NftablesCounts, PacketCounts, ServiceTraffic
 from ebpfproxy.model.device import DeviceSide
 
 _HEADER = """# Metrics reference
@@ -34,6 +34,7 @@ _MODES = {
     "ebpfproxy_sockets_reconnected": "ebpf",
     "ebpfproxy_sockets_stale": "ebpf",
     "ebpfproxy_sockets_translated": "ebpf",
+    "kubeproxy_iptables_": "iptables",
     "kubeproxy_conntrack_reconciler_": "nftables, iptables, ipvs",
     "kubeproxy_sync_proxy_rules_iptables_restore_failures": "iptables, ipvs",
     "kubeproxy_sync_proxy_rules_iptables_": "iptables",
@@ -65,6 +66,7 @@ def rows() -> list[Row]:
         syncs=lambda: [
             IptablesCounts(Family.IPV4, rules={"nat": 1}, rules_last={"nat": 1}),
             NftablesCounts(Family.IPV4),
+            PacketCounts(0, 0),
         ],
     )
     labels = dict(_declared_labels(metrics))

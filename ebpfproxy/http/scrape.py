@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from ebpfproxy import log
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import IptablesCounts, NftablesCounts, ServiceTraffic, SyncCounts
+from ebpfproxy.model.counters import IptablesCounts, NftablesCounts, PacketCounts, ServiceTraffic, SyncCounts
 from ebpfproxy.model.device import DeviceSide
 
 SCRAPE_FAILED = "Cannot read the maps for a scrape"
@@ -162,6 +162,26 @@ def _syncs(counts: Collection[SyncCounts]) -> Iterator[Metric]:
         "Cumulative proxy nftables cleanup failures",
         {each.family: each.cleanup_failures for each in nftables},
     )
+    for each in counts:
+        if isinstance(each, PacketCounts):
+            yield from _packets(each)
+
+
+def _packets(counts: PacketCounts) -> Iterator[Metric]:
+    for name, text, count in (
+        (
+            "ct_state_invalid_dropped_packets",
+            "packets dropped by iptables to work around conntrack problems",
+            counts.invalid_dropped,
+        ),
+        (
+            "localhost_nodeports_accepted_packets",
+            "Number of packets accepted on nodeports of loopback interface",
+            counts.localhost_node_ports,
+        ),
+    ):
+        if count is not None:
+            yield CounterMetricFamily(f"kubeproxy_iptables_{name}", text, count)
 
 
 def _failures(name: str, text: str, counts: Mapping[Family, int]) -> Iterator[Metric]:

@@ -73,4 +73,17 @@ class NftablesCounts(NamedTuple):
     cleanup_failures: int = 0
 
 
-SyncCounts = IptablesCounts | NftablesCounts
+class PacketCounts(NamedTuple):
+    """Packets that rules of mode iptables count, in both families, also of earlier runs of the agent. None:
+    there is no such counter.
+
+    - `invalid_dropped`: dropped because conntrack marks them INVALID.
+    - `localhost_node_ports`: first packets of connections to NodePorts on 127.0.0.0/8.
+    """
+
+    invalid_dropped: int | None
+    localhost_node_ports: int | None
+
+
+SyncCounts = IptablesCounts | NftablesCounts | PacketCounts
+"""What the current mode reports in the names of kube-proxy's metrics."""

@@ -11,16 +11,15 @@ from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, R
 from ebpfproxy.model.address import Family
 from tests.golden.situation import Situation, with_pods_detected_by_cidr
 
-SETTINGS = IptablesSettings()
-
 
 def entries_of(situation: Situation, family: Family) -> dict[Key, Entry]:
     """All entries of one family; Services are in the order of their names."""
     situation = with_pods_detected_by_cidr(situation)
-    entries = node_entries(situation.node_plan, family, SETTINGS)
+    settings = IptablesSettings(counts_packets=situation.counts_packets)
+    entries = node_entries(situation.node_plan, family, settings)
     for plan in situation.plans:
         if plan.family is family:
-            entries.update(service_entries(plan))
+            entries.update(service_entries(plan, settings.counts_localhost))
     return entries
 
 
@@ -30,10 +29,10 @@ def iptables_text(situation: Situation) -> str:
     Entries that are the same in every case are omitted: the jumps from built-in chains, and chains that
     depend on the node alone.
     """
-    omitted = _keys_of_the_node(situation)
+    omitted = _entries_of_the_node(situation)
     blocks = []
     for family in Family:
-        entries = {k: e for k, e in entries_of(situation, family).items() if k not in omitted}
+        entries = {k: e for k, e in entries_of(situation, family).items() if (k, e) not in omitted}
         for table in (FILTER, NAT):
             lines = [*_shared(entries, table), *_own(entries, table)]
             if lines:
@@ -41,10 +40,10 @@ def iptables_text(situation: Situation) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _keys_of_the_node(situation: Situation) -> set[Key]:
-    """The keys of entries that depend on the node alone, except the rules that jump to NodePorts."""
-    node = (node_entries(situation.node_plan, family, SETTINGS) for family in Family)
-    return {key for entries in node for key, entry in entries.items() if entry is not RulePosition.LAST}
+def _entries_of_the_node(situation: Situation) -> set[tuple[Key, Entry]]:
+    """The entries that depend on the node alone, without counters, except rules that jump to NodePorts."""
+    node = (node_entries(situation.node_plan, family, IptablesSettings()) for family in Family)
+    return {each for entries in node for each in entries.items() if each[1] is not RulePosition.LAST}
 
 
 def _shared(entries: Mapping[Key, Entry], table: str) -> Iterator[str]:

@@ -53,6 +53,7 @@ class Situation:
     node_plan: NodePlan
     lost: tuple[LostClaim, ...]
     rejected: tuple[str, ...]
+    counts_packets: bool = False
 
 
 def situations() -> list[str]:
@@ -85,6 +86,7 @@ def load(name: str) -> Situation:
     - ``devices``: fields of Device. The first has index 1. A device is up and Ethernet by default. ``master``
       is the name of an earlier device.
     - ``bypassing``: names of devices.
+    - ``counts_packets``: whether kernel and iptables have nfacct; default false.
     """
     file = parse_case(case_text(name))
     node = yaml.safe_load(section_text(file, "node.yaml")) or {}
@@ -93,7 +95,8 @@ def load(name: str) -> Situation:
     tracker = Tracker(started=0.0)
     for event in events:
         tracker.fold(event)
-    return _planned(name, tracker.drain().state, context, tuple(_rejected(events)))
+    planned = _planned(name, tracker.drain().state, context, tuple(_rejected(events)))
+    return dataclasses.replace(planned, counts_packets=node.get("counts_packets", False))
 
 
 def with_pods_detected_by_cidr(situation: Situation) -> Situation:
@@ -106,7 +109,8 @@ def with_pods_detected_by_cidr(situation: Situation) -> Situation:
         return situation
     cidrs = tuple(map(parse_network, POD_CIDRS))
     context = dataclasses.replace(context, detect_local=DetectLocal.CLUSTER_CIDR, cluster_cidrs=cidrs)
-    return _planned(situation.name, situation.state, context, situation.rejected)
+    planned = _planned(situation.name, situation.state, context, situation.rejected)
+    return dataclasses.replace(planned, counts_packets=situation.counts_packets)
 
 
 def _planned(name: str, state: ClusterState, context: PlanContext, rejected: tuple[str, ...]) -> Situation:

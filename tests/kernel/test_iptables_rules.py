@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from ebpfproxy.backends.iptables import packet_counters
 from ebpfproxy.backends.iptables.layout import LAYOUT
 from ebpfproxy.backends.iptables.node_rules import node_entries
 from ebpfproxy.backends.iptables.settings import IptablesSettings
@@ -30,6 +31,7 @@ from ebpfproxy.plan.service_plan import NodePlan
 from tests.golden.iptables_text import entries_of
 from tests.golden.situation import load, situations
 from tests.support.iptables_walk import ruleset
+from tests.support.missing import skip_or_fail
 from tests.support.namespace import namespace
 
 pytestmark = pytest.mark.kernel
@@ -49,6 +51,7 @@ _SAVED = re.compile(r"\*(?P<table>\S+)|:(?P<chain>\S+) .*|-A (?P<of>\S+) ?(?P<te
 def tool_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The calling thread is in a new namespace, so that each backend starts without rules."""
     with namespace("rules") as made, made.entered():
+        packet_counters.prepare(V4)
         yield str(request.param)
 
 
@@ -121,6 +124,8 @@ def round_trip(tool_backend: str, family: Family, entries: Mapping[Key, Entry]) 
 @pytest.mark.parametrize("case", situations())
 def test_the_tools_print_the_rendered_rules(case: str, tool_backend: str) -> None:
     situation = load(case)
+    if situation.counts_packets and not packet_counters.exist():
+        skip_or_fail("the kernel has no nfacct")
     for family in Family:
         entries = entries_of(situation, family)
         chains, rules = round_trip(tool_backend, family, entries)

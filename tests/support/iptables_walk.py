@@ -184,6 +184,7 @@ def _match(option: str, value: str, packet: Packet, marked: bool) -> bool | None
             | "--name"
             | "--mask"
             | "--rsource"
+            | "--nfacct-name"
         ):
             return True
     raise AssertionError(f"unknown match: {option} {value}")

@@ -5,6 +5,7 @@ iptables-nft.
 - `backend`: the `Backend`, which uses `xtables.families`.
 - `layout`: names of chains, and which chains and rules belong to the mode.
 - `node_rules`, `service_rules`: convert plans into entries. Pure.
+- `packet_counters`: the counters that rules increase.
 - `cleanup`: removes what the mode or kube-proxy left.
 
 `backends.selection` imports `mode`. No other package of a mode may import this one. It imports

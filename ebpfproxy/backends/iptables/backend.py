@@ -5,18 +5,18 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from ebpfproxy.backends.interface import HOUR, Delta
-from ebpfproxy.backends.iptables import cleanup
+from ebpfproxy.backends.iptables import cleanup, packet_counters, probes
 from ebpfproxy.backends.iptables.layout import LAYOUT
 from ebpfproxy.backends.iptables.node_rules import node_entries
 from ebpfproxy.backends.iptables.service_rules import service_entries
 from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.xtables import tool_backends
+from ebpfproxy.backends.xtables import probing, tool_backends
 from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Entry, Key
 from ebpfproxy.backends.xtables.families import TwoFamilies
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.xtables.iptables import Iptables
-from ebpfproxy.model.counters import IptablesCounts
+from ebpfproxy.model.counters import IptablesCounts, SyncCounts
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 
 _TCP_BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
@@ -35,7 +35,9 @@ class IptablesBackend:
         """`tool_backend`: see `tool_backends.choose`."""
         self._settings = settings
         self._wanted = tool_backend
-        self._families = TwoFamilies(LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers)
+        self._families = TwoFamilies(
+            LAYOUT, (FILTER, NAT, MANGLE), cleanup.leftovers, packet_counters.prepare
+        )
 
     def open(self) -> None:
         """See `TwoFamilies.open`."""
@@ -53,7 +55,16 @@ class IptablesBackend:
             self._settings,
             random_fully=self._settings.random_fully and all(tool.has_random_fully() for tool in tools),
             tcp_be_liberal=liberal,
+            counts_packets=self._counts_packets(tools),
         )
+
+    def _counts_packets(self, tools: Sequence[Iptables]) -> bool:
+        """Return whether rules count packets. To read is to ask whether the agent's rules do: if it could not
+        try them, for lack of CAP_SYS_ADMIN, it did not create the counters either.
+        """
+        if self._families.is_for_reading and not packet_counters.exist():
+            return False
+        return all(probing.accepts(tool, probes.PACKET_COUNTERS, packet_counters.prepare) for tool in tools)
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         served = self._families.served
@@ -63,7 +74,7 @@ class IptablesBackend:
                 entries.update(node_entries(node, family, self._effective_settings))
         for plan in plans:
             if plan.family in served:
-                entries.update(service_entries(plan))
+                entries.update(service_entries(plan, self._effective_settings.counts_localhost))
         return entries
 
     def read(self) -> dict[Key, Entry]:
@@ -74,7 +85,9 @@ class IptablesBackend:
         return iter(())
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        """See `TwoFamilies.apply`."""
+        """See `TwoFamilies.apply`. The counters exist before the rules that count with them."""
+        if self._effective_settings.counts_packets and delta.puts:
+            packet_counters.create()
         return self._families.apply(delta)
 
     def generation(self) -> Hashable:
@@ -84,6 +97,13 @@ class IptablesBackend:
     def counts(self) -> tuple[IptablesCounts, ...]:
         """Return the counts of each family. Any thread may call it."""
         return self._families.counts()
+
+    def all_counts(self) -> tuple[SyncCounts, ...]:
+        """Return also the counts of packets, if rules count them. Any thread in the network namespace may
+        call it. Raises KernelError.
+        """
+        packets = (packet_counters.read(),) if self._effective_settings.counts_packets else ()
+        return (*self.counts(), *packets)
 
     def close(self) -> None:
         self._families.close()

@@ -9,6 +9,7 @@ Besides the objects that `xtables.cleanup` keeps, these stay on purpose:
 
 from collections.abc import Callable, Mapping
 
+from ebpfproxy.backends.iptables import packet_counters
 from ebpfproxy.backends.iptables.layout import LAYOUT
 from ebpfproxy.backends.xtables import cleanup, names
 from ebpfproxy.backends.xtables.cleanup import COMMON_CHAINS, are_of_ipvs
@@ -39,10 +40,12 @@ def leftovers(chains: Mapping[TableAndName, list[str]]) -> set[TableAndName]:
 
 
 def remove(dry_run: bool = False) -> list[str]:
-    """See `xtables.cleanup.remove`."""
-    return cleanup.remove(leftovers, dry_run)
+    """See `xtables.cleanup.remove`. The packet counters are removed last."""
+    lines = cleanup.remove(leftovers, dry_run)
+    return [*lines, *packet_counters.remove(bool(lines), dry_run)]
 
 
 def drain(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
-    """See `xtables.cleanup.drain`."""
-    return cleanup.drain(leftovers, translates)
+    """See `xtables.cleanup.drain`. The packet counters are removed last."""
+    lines, needs_next_call = cleanup.drain(leftovers, translates)
+    return [*lines, *packet_counters.remove(bool(lines))], needs_next_call

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.backends.xtables.layout import Layout
+from ebpfproxy.backends.xtables.saved import target_chain
 from ebpfproxy.model.service import ServicePortName
 
 SHARED_CHAINS = (
@@ -55,12 +56,32 @@ reach sockets that listen only on 127.0.0.1 (CVE-2020-8558).
 even if the sysctl is not set.
 """
 
+INVALID_DROPPED = "ct_state_invalid_dropped_pkts"
+"""The nfacct counter of packets that conntrack marks INVALID and KUBE-FORWARD drops."""
+LOCALHOST_NODE_PORTS = "localhost_nps_accepted_pkts"
+"""The nfacct counter of new connections to NodePorts on 127.0.0.0/8."""
+_COUNTING = "-m nfacct --nfacct-name "
+
+
+def counting(counter: str) -> str:
+    """Return the match that counts a packet with an nfacct counter. It is true for every packet."""
+    return _COUNTING + counter
+
+
+def _jumps_to_node_ports(text: str) -> bool:
+    return target_chain(text) == names.NODE_PORTS
+
+
+def _counts_nothing(text: str) -> bool:
+    return _COUNTING not in text
+
+
 LAYOUT = Layout(
     shared=frozenset(SHARED_CHAINS),
     exclusive=frozenset(NODE_CHAINS),
     service_prefixes=names.SERVICE_PREFIXES,
     jump_targets=JUMP_TARGETS,
-    last={(NAT, names.SERVICES): names.NODE_PORTS},
+    last={(NAT, names.SERVICES): _jumps_to_node_ports, (NAT, names.NODE_PORTS): _counts_nothing},
     partly_owned={(FILTER, names.FIREWALL): frozenset({LOCALNET_GUARD})},
 )
 

@@ -11,6 +11,7 @@ from ebpfproxy.backends.iptables.settings import IptablesSettings
 from ebpfproxy.backends.mode import BackendInspection, Callbacks, Inspection, Parts
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sync_hooks import NetfilterHooks, netfilter_settings
+from ebpfproxy.backends.netfilter.sysctls import answers_on_loopback
 from ebpfproxy.backends.netfilter.tracked_protocols import sctp_is_unserved
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.entries import Key, Rule
@@ -40,7 +41,7 @@ class IptablesMode:
         settings = netfilter_settings(config, self.name)
         sync_hooks = NetfilterHooks(settings, callbacks, frontends, LOOPBACK_GUARD)
         context = plan_context(config, self.name, sctp_is_unserved())
-        return Parts(backend, context, sync_counts=backend.counts, sync_hooks=sync_hooks)
+        return Parts(backend, context, sync_counts=backend.all_counts, sync_hooks=sync_hooks)
 
     def inspect(self, config: Config) -> Inspection:
         backend = IptablesBackend(iptables_settings(config), config.iptables_backend)
@@ -57,12 +58,13 @@ class IptablesMode:
 def iptables_settings(config: Config) -> IptablesSettings:
     """Return the settings in the configuration.
 
-    The backend detects whether iptables supports random source ports, and whether nf_conntrack_tcp_be_liberal
-    is on.
+    The backend detects whether iptables supports random source ports, whether nf_conntrack_tcp_be_liberal is
+    on, and whether packets can be counted. Raises ConfigError if the node has no name.
     """
     return IptablesSettings(
         masquerade_bit=config.iptables_masquerade_bit,
         tcp_be_liberal=config.conntrack_tcp_be_liberal,
+        localhost_node_ports=answers_on_loopback(plan_context(config, IptablesMode.name)),
     )
 
 

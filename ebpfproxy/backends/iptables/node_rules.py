@@ -7,7 +7,7 @@ kubernetes).
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ebpfproxy.backends.iptables.layout import LOCALNET_GUARD, SHARED_CHAINS
+from ebpfproxy.backends.iptables.layout import INVALID_DROPPED, LOCALNET_GUARD, SHARED_CHAINS, counting
 from ebpfproxy.backends.iptables.settings import IptablesSettings
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.entries import (
@@ -123,7 +123,8 @@ def _forward(settings: IptablesSettings) -> Iterator[str]:
     TCP reset (kubernetes issue 74839).
     """
     if not settings.tcp_be_liberal:
-        yield "-m conntrack --ctstate INVALID -j DROP"
+        count = f"{counting(INVALID_DROPPED)} " if settings.counts_packets else ""
+        yield f"-m conntrack --ctstate INVALID {count}-j DROP"
     yield from forwarding_rules(settings.masquerade_mark)
 
 

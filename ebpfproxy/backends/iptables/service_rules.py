@@ -13,7 +13,7 @@ still has the frontend address in the table filter, which rejects or drops it.
 
 from collections.abc import Iterator
 
-from ebpfproxy.backends.iptables.layout import endpoint_chain, service_chains
+from ebpfproxy.backends.iptables.layout import LOCALHOST_NODE_PORTS, counting, endpoint_chain, service_chains
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.backends.xtables.rule_text import (
@@ -37,6 +37,7 @@ from ebpfproxy.plan.service_plan import (
 
 _MARK = f"-j {names.MARK_MASQ}"
 _FROM_NODE = "-m addrtype --src-type LOCAL"
+_LOCALHOST = "127.0.0.0/8"
 _TO_NODE = "-m addrtype --dst-type LOCAL"
 
 _FRONTEND_LABELS = {
@@ -50,7 +51,7 @@ _RECENT_MASK = {
 }
 
 
-def service_entries(plan: ServicePortPlan) -> dict[Key, Entry]:
+def service_entries(plan: ServicePortPlan, counts_localhost: bool = False) -> dict[Key, Entry]:
     """Return the entries of one ServicePort in its family. Only chains that are jumped to are included.
 
     - Without a usable endpoint in the cluster, there is nothing in the table nat.
@@ -58,9 +59,14 @@ def service_entries(plan: ServicePortPlan) -> dict[Key, Entry]:
       masqueraded all or not at all.
     - `plan.terse`: rules of endpoints have no comments, which otherwise are two fifths of the table
       (appendServiceCommentLocked() of kube-proxy).
+    - `counts_localhost`: packets to a NodePort on 127.0.0.0/8 have a rule of their own, which counts them.
+      The other rules of NodePorts are LAST: they would match these packets first.
     """
     port = _PortRules(plan)
     entries: dict[Key, Entry] = dict.fromkeys(port.shared_rules(), RulePosition.ANYWHERE)
+    entries |= dict.fromkeys(port.node_port_rules(), RulePosition.LAST)
+    if counts_localhost and plan.family is Family.IPV4:
+        entries |= dict.fromkeys(port.node_port_rules(counted=True), RulePosition.ANYWHERE)
     for name, rules in port.chains():
         entries[Chain(plan.family, NAT, name)] = tuple(rules)
     return entries
@@ -115,10 +121,9 @@ class _PortRules:
             else:
                 yield Rule(plan.family, FILTER, names.SERVICES, self._without_endpoints(each))
         for each in self.external:
-            if self.has_any:
-                node_port = each.kind is FrontendKind.NODE_PORT
+            if self.has_any and each.kind is not FrontendKind.NODE_PORT:
                 target = self.names.firewall if each.restricted else self.names.external
-                yield self._dispatch_rule(each, names.NODE_PORTS if node_port else names.SERVICES, target)
+                yield self._dispatch_rule(each, names.SERVICES, target)
                 if each.restricted:
                     note = comment(f"{self.name} traffic not accepted by {self.names.firewall}")
                     drop = self._frontend_rule(each, note, "DROP")
@@ -130,9 +135,20 @@ class _PortRules:
             match = f"-m tcp --dport {plan.health_check_node_port}"
             yield Rule(plan.family, FILTER, names.NODE_PORTS, f"-p tcp {note} {match} -j ACCEPT")
 
+    def node_port_rules(self, counted: bool = False) -> Iterator[Rule]:
+        """Yield the rules that translate NodePorts; with `counted`, those that count connections to
+        127.0.0.0/8.
+        """
+        for each in self.external:
+            if self.has_any and each.kind is FrontendKind.NODE_PORT:
+                text = self._frontend_rule(each, comment(self.name), self.names.external)
+                if counted:
+                    match, _, target = text.rpartition(" -j ")
+                    text = f"-d {_LOCALHOST} {match} {counting(LOCALHOST_NODE_PORTS)} -j {target}"
+                yield Rule(self.plan.family, NAT, names.NODE_PORTS, text)
+
     def _dispatch_rule(self, frontend: FrontendPlan, chain: str, target: str) -> Rule:
-        kind = _FRONTEND_LABELS.get(frontend.kind)
-        note = comment(f"{self.name} {kind}" if kind else self.name)
+        note = comment(f"{self.name} {_FRONTEND_LABELS[frontend.kind]}")
         return Rule(self.plan.family, NAT, chain, self._frontend_rule(frontend, note, target))
 
     def _without_endpoints(self, frontend: FrontendPlan) -> str:

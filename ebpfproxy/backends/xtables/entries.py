@@ -67,7 +67,7 @@ class RulePosition(enum.IntEnum):
 
     - FIRST: for jumps. Missing ones are prepended in the order of `prepend_order`, as kube-proxy does, so the
       one with the highest order ends up first.
-    - LAST: after all other rules of the chain.
+    - LAST: after all rules of the chain with another position.
     """
 
     FIRST = 0

@@ -1,7 +1,7 @@
 """Defines which chains and rules of iptables belong to a mode. Pure."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ebpfproxy.backends.xtables.entries import NAT, Chain, Rule, SharedChain
 from ebpfproxy.model.address import Family
@@ -17,7 +17,8 @@ class Layout:
     - `service_prefixes`: how the names of other exclusive chains in the table nat begin.
     - `jump_targets`: the chains that built-in chains jump to, by table, in the order in which the jumps are
       prepended.
-    - `last`: for a shared chain, the target of the rules that must be its last ones.
+    - `last`: for a shared chain, returns whether a rule, given as text, must come after all for which it
+      returns False.
     - `partly_owned`: shared chains that other programs also write to, with the mode's own rules in them.
     """
 
@@ -25,7 +26,7 @@ class Layout:
     exclusive: frozenset[TableAndName]
     jump_targets: Mapping[str, tuple[str, ...]]
     service_prefixes: tuple[str, ...] = ()
-    last: Mapping[TableAndName, str] = dataclasses.field(default_factory=dict)
+    last: Mapping[TableAndName, Callable[[str], bool]] = dataclasses.field(default_factory=dict)
     partly_owned: Mapping[TableAndName, frozenset[str]] = dataclasses.field(default_factory=dict)
 
     def chain_key(self, family: Family, table: str, name: str) -> Chain | SharedChain | None:

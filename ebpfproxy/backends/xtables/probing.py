@@ -22,7 +22,9 @@ from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected, ToolBacken
 from ebpfproxy.model.address import Family
 
 _CHAIN = "EBPFPROXY-TRIED"
-_MODULE = re.compile(r"\b(?:nft|xt|ipt|ip6t|iptable|ip6table)_\w+")
+_NO_NAMESPACE = frozenset({errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.ENOSPC})
+"""Errors of unshare(2): not permitted, not in the kernel, or more than /proc/sys/user/max_net_namespaces."""
+_MODULE = re.compile(r"\b(?:nft|nfnetlink|xt|ipt|ip6t|iptable|ip6table)_\w+")
 
 
 class RuleKind(NamedTuple):
@@ -98,6 +100,23 @@ def probe(
     return tuple(
         sorted((each for family in Family for each in found[family]), key=lambda each: not each.needed)
     )
+
+
+def accepts(tool: Iptables, kind: RuleKind, prepare: Callable[[Family], None] = prepare_nothing) -> bool:
+    """Return whether the tool and the kernel accept a kind of rule; False if a temporary network namespace
+    is not permitted.
+
+    `prepare`: see `probe`. Raises KernelError if it fails for a reason that may pass, such as missing memory.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(netns.throw_away())
+        except KernelError as failure:
+            if getattr(failure.__cause__, "errno", 0) in _NO_NAMESPACE:
+                return False
+            raise
+        prepare(tool.family)
+        return _restore(tool, (kind,)) is None
 
 
 def _probe(

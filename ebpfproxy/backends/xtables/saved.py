@@ -4,7 +4,7 @@ A table of 10 000 Services with 10 endpoints each has 430 000 lines. So each lin
 lines in shared and built-in chains a second time.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.backends.xtables.entries import Chain, Entry, Key, Rule, RulePosition, SharedChain, canonical
@@ -85,13 +85,10 @@ def chains_of(printed: str) -> dict[TableAndName, list[str]]:
     return chains
 
 
-def _positions(rules: list[str], target: str | None) -> Iterable[RulePosition]:
-    """Return LAST for rules that must be last and are, ANYWHERE for all others.
-
-    `target`: the chain that the rules which must be last jump to.
-    """
+def _positions(rules: list[str], must_be_last: Callable[[str], bool] | None) -> Iterable[RulePosition]:
+    """Return LAST for rules that must be last and are, ANYWHERE for all others; see `Layout.last`."""
     last = len(rules)
-    while target and last and target_chain(rules[last - 1]) == target:
+    while must_be_last and last and must_be_last(rules[last - 1]):
         last -= 1
     return [RulePosition.ANYWHERE] * last + [RulePosition.LAST] * (len(rules) - last)
 

@@ -6,6 +6,7 @@
 - dummy.py, reinjection.py, geneve.py: create devices; the former also changes addresses
 - local_routes.py: adds addresses that no device has
 - conntrack.py: reads, adds and deletes conntrack entries
+- nfacct.py: creates, reads and deletes packet counters
 
 It may import linux, model, log and errors. config and the layers above it may import it. See
 [tool.importlinter] in pyproject.toml. Read netlink.py first, then rtnetlink.py.

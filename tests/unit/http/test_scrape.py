@@ -9,7 +9,14 @@ from ebpfproxy.errors import NotFound
 from ebpfproxy.http.metrics import MapUse, Metrics
 from ebpfproxy.http.scrape import SCRAPE_FAILED
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import OTHER, IptablesCounts, NftablesCounts, ServiceTraffic, SyncCounts
+from ebpfproxy.model.counters import (
+    OTHER,
+    IptablesCounts,
+    NftablesCounts,
+    PacketCounts,
+    ServiceTraffic,
+    SyncCounts,
+)
 from ebpfproxy.model.device import DeviceSide
 
 WEB = ServiceTraffic("default/web:http", "TCP", "IPv4", 1, 2, 300, 4, 500)
@@ -123,3 +130,10 @@ def test_only_the_metrics_of_the_current_mode_exist() -> None:
         "nftables_cleanup_failures_total IPv6": 6,
     }
     assert series() == {}
+
+
+def test_packets_that_rules_count_have_the_names_of_kube_proxy() -> None:
+    metrics = Metrics(syncs=lambda: (PacketCounts(3, None),))
+    assert value(metrics, "kubeproxy_iptables_ct_state_invalid_dropped_packets_total") == 3
+    assert value(metrics, "kubeproxy_iptables_localhost_nodeports_accepted_packets_total") is None
+    assert value(Metrics(), "kubeproxy_iptables_ct_state_invalid_dropped_packets_total") is None

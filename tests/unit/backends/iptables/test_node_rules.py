@@ -77,6 +77,16 @@ def test_each_setting_changes_its_rules() -> None:
     assert "INVALID" not in str(changed[forward])
 
 
+def test_dropped_invalid_packets_are_counted() -> None:
+    forward = Chain(V4, FILTER, "KUBE-FORWARD")
+    counted = node_entries(node(), V4, IptablesSettings(counts_packets=True))[forward]
+    assert isinstance(counted, tuple)
+    assert counted[0] == (
+        "-m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP"
+    )
+    assert counted[1:] == node_entries(node(), V4, SETTINGS)[forward][1:]  # type: ignore[index]
+
+
 def test_jumps_have_the_order_of_kube_proxy() -> None:
     """The last entry of iptablesJumpChains in proxier.go is on top. Here, the top rule of each chain comes
     first.

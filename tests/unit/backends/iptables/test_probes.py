@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ebpfproxy.backends.iptables import probes
+from ebpfproxy.backends.iptables import packet_counters, probes
 from ebpfproxy.backends.iptables.probes import probe
 from ebpfproxy.errors import Rejected, Unsupported
 from ebpfproxy.linux.netns import netns
@@ -39,6 +39,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Lacking:
         monkeypatch.setattr(iptables, "find", find)
         monkeypatch.setattr(Iptables, "restore", restore)
         monkeypatch.setattr(netns, "throw_away", throw_away)
+        monkeypatch.setattr(packet_counters, "prepare", lambda family: None)
 
     return made
 
@@ -72,7 +73,7 @@ def test_only_the_rejected_kind_of_rule_is_missing(lacking: Lacking) -> None:
 
 
 def test_without_rarely_needed_features_the_mode_is_usable(lacking: Lacking) -> None:
-    lacking("sctp", "recent", "--random-fully")
+    lacking("sctp", "recent", "--random-fully", "nfacct")
     assert set(missing().values()) == {False}
     assert is_usable()
     limitations = [finding.missing for finding in probe() if finding.feature.startswith("SCTP")]

@@ -76,7 +76,8 @@ def chain(entries: dict[Key, Entry], name: str) -> list[str]:
 
 def shared(entries: dict[Key, Entry], table: str, name: str) -> list[str]:
     rules = [key for key in entries if isinstance(key, Rule) and (key.table, key.chain) == (table, name)]
-    assert all(entries[rule] is RulePosition.ANYWHERE and rule.family is Family.IPV4 for rule in rules)
+    position = RulePosition.LAST if (table, name) == (NAT, "KUBE-NODEPORTS") else RulePosition.ANYWHERE
+    assert all(entries[rule] is position and rule.family is Family.IPV4 for rule in rules)
     return [uncommented(rule.text) for rule in rules]
 
 
@@ -220,6 +221,24 @@ def test_source_ranges_are_about_the_load_balancer_alone() -> None:
     entries = rendered(plan(EXTERNAL_IP, restricted, NODE_PORT))
     assert shared(entries, NAT, "KUBE-SERVICES")[0].endswith(f"-j {EXT}")
     assert shared(entries, NAT, "KUBE-NODEPORTS") == [f"-p tcp -m tcp --dport 30080 -j {EXT}"]
+
+
+def test_connections_to_a_node_port_on_localhost_are_counted_before_the_usual_rule_matches() -> None:
+    usual, counted = service_entries(plan(NODE_PORT)), service_entries(plan(NODE_PORT), counts_localhost=True)
+    text = (
+        '-d 127.0.0.0/8 -p tcp -m comment --comment "default/web" -m tcp --dport 30080'
+        f" -m nfacct --nfacct-name localhost_nps_accepted_pkts -j {EXT}"
+    )
+    rule = Rule(Family.IPV4, NAT, "KUBE-NODEPORTS", text)
+    assert counted == usual | {rule: RulePosition.ANYWHERE}
+    assert list(usual.values()).count(RulePosition.LAST) == 1
+
+
+def test_without_an_endpoint_or_a_node_port_on_localhost_nothing_is_counted() -> None:
+    for each in (plan(NODE_PORT, endpoints=()), plan(CLUSTER_IP, EXTERNAL_IP, BALANCER)):
+        assert service_entries(each, counts_localhost=True) == service_entries(each)
+    v6 = dataclasses.replace(plan(NODE_PORT), family=Family.IPV6)
+    assert service_entries(v6, counts_localhost=True) == service_entries(v6)
 
 
 def test_an_endpoint_that_came_upon_itself_is_masqueraded() -> None:

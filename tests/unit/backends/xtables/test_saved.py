@@ -10,6 +10,7 @@ from ebpfproxy.model.address import Family
 V4 = Family.IPV4
 NODE_PORTS = "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"
 ONE, TWO = "-d 10.96.0.1/32 -j KUBE-SVC-ONE", "-d 10.96.0.2/32 -j KUBE-SVC-TWO"
+COUNTED = "-d 127.0.0.0/8 -p tcp -m tcp --dport 1 -m nfacct --nfacct-name x -j KUBE-EXT-ONE"
 
 
 def nat(*lines: str) -> str:
@@ -71,6 +72,16 @@ def test_a_rule_has_position_last_only_if_it_is_last(rules: tuple[str, ...], pos
     )
     assert entries[Rule(V4, NAT, "KUBE-SERVICES", NODE_PORTS)] is position
     assert entries.get(Rule(V4, NAT, "KUBE-SERVICES", ONE), RulePosition.ANYWHERE) is RulePosition.ANYWHERE
+
+
+@pytest.mark.parametrize("rules", [(COUNTED, TWO), (TWO, COUNTED)])
+def test_a_rule_before_one_that_counts_is_misplaced(rules: tuple[str, ...]) -> None:
+    """It would match first, so that nothing is counted."""
+    lines = (":KUBE-NODEPORTS - [0:0]", *(f"-A KUBE-NODEPORTS {rule}" for rule in rules))
+    entries, _ = parse(V4, nat(*lines), LAYOUT)
+    assert entries[Rule(V4, NAT, "KUBE-NODEPORTS", COUNTED)] is RulePosition.ANYWHERE
+    is_last = entries[Rule(V4, NAT, "KUBE-NODEPORTS", TWO)] is RulePosition.LAST
+    assert is_last is (rules[-1] == TWO)
 
 
 def test_a_duplicate_rule_differs_from_every_desired_entry() -> None:

@@ -96,7 +96,7 @@ NODE: dict[Key, Entry] = {
 }
 
 
-def serving(name: str, endpoints: frozenset[int], external: bool) -> dict[Key, Entry]:
+def serving(name: str, endpoints: frozenset[int], external: bool, counted: bool = False) -> dict[Key, Entry]:
     """Return the entries of a Service, in the shape of real ones."""
     svc, ext = f"KUBE-SVC-{name}", f"KUBE-EXT-{name}"
     if not endpoints:
@@ -109,7 +109,10 @@ def serving(name: str, endpoints: frozenset[int], external: bool) -> dict[Key, E
     for sep in seps:
         entries[Chain(V4, NAT, sep)] = ("-j KUBE-MARK-MASQ", f"-j DNAT --to-destination {sep}")
     if external:
-        entries[Rule(V4, NAT, "KUBE-NODEPORTS", f"-p {name} -j {ext}")] = RulePosition.ANYWHERE
+        entries[Rule(V4, NAT, "KUBE-NODEPORTS", f"-p {name} -j {ext}")] = RulePosition.LAST
+        if counted:
+            text = f"-d 127.0.0.0/8 -p {name} -m nfacct --nfacct-name x -j {ext}"
+            entries[Rule(V4, NAT, "KUBE-NODEPORTS", text)] = RulePosition.ANYWHERE
         entries[Chain(V4, NAT, ext)] = ("-j KUBE-MARK-MASQ", f"-j {svc}")
     return entries
 
@@ -119,7 +122,7 @@ def clusters(draw: st.DrawFn) -> dict[Key, Entry]:
     entries = dict(NODE)
     for name in draw(st.frozensets(st.sampled_from("ABCDE"))):
         endpoints = draw(st.frozensets(st.integers(0, 4)))
-        entries |= serving(name, endpoints, draw(st.booleans()))
+        entries |= serving(name, endpoints, draw(st.booleans()), draw(st.booleans()))
     return entries
 
 
@@ -135,6 +138,8 @@ def test_any_history_ends_in_its_last_state(history: list[dict[Key, Entry]], blo
     for wanted in history:
         bring(kernel, wanted, block)
         assert parse(V4, kernel.saved(), LAYOUT)[0] == wanted
+        counted = ["nfacct" in rule for rule in kernel.tables[NAT].get("KUBE-NODEPORTS", ())]
+        assert counted == sorted(counted, reverse=True), "a rule that counts nothing matches first"
 
 
 @given(clusters(), clusters(), st.sampled_from([None, 1, 2, 300]))
