@@ -100,12 +100,12 @@ def test_map_alerts_fire_when_a_map_is_full(healthy: Cluster, server: Server) ->
     healthy.end()
     healthy.ebpfproxy("cleanup")  # a larger map would be migrated
     objects = []
-    for number in range(1, 9):
+    for number in range(1, 21):
         name = f"single-{number}"
         objects.append(manifests.service(name, [f"10.96.230.{number}"], [manifests.port(80)]))
         objects.append(manifests.endpoint_slice(name, name, [healthy.a.v4], [manifests.port(8080)]))
     manifests.write(healthy.folder / "singles.yaml", *objects)
-    healthy.start(_OFTEN, "--ebpf-services-max=4")
+    healthy.start(_OFTEN, "--ebpf-services-max=20")
     fires(server, "EbpfproxyEntriesRejected")
     fires(server, "EbpfproxyMapNearlyFull")
 

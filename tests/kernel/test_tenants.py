@@ -76,6 +76,7 @@ def answers(cluster: Cluster, family: str, protocol: Protocol) -> set[str]:
     return {outcome(client, protocol, address, port).split()[0] for client in clients}
 
 
+@pytest.mark.backends("ebpf", "userspace")  # the plan decides; relays are processes that listen
 def test_an_external_ip_takes_over_no_program_of_the_node(cluster: Cluster) -> None:
     """As long as a program listens, it has the address and port. Without one, the Service has them."""
     node = cluster.node
@@ -100,6 +101,7 @@ def test_an_external_ip_takes_over_no_program_of_the_node(cluster: Cluster) -> N
         eventually(lambda: answers(cluster, *case) == {"a"}, f"{case}: the Service answers again")  # noqa: B023
 
 
+@pytest.mark.backends("ebpf", "userspace")  # the plan decides; relays are processes that listen
 def test_a_program_that_listens_first_keeps_its_port(cluster: Cluster) -> None:
     node = cluster.node
     with program_of_the_node(cluster):
