@@ -271,12 +271,15 @@ class _Client:
 
     def _round(self, dials: Sequence[Dial]) -> tuple[list[str], list["_Conversation"]]:
         """Dial again if something is silent that may have been rejected. Rejections must arrive before, since
-        the first packet follows at once, and afterwards: the repeated SYNs take seconds."""
+        the first packet follows at once, and afterwards: the repeated SYNs take seconds. They may be missing
+        just in between, so the same dials must be silent twice."""
+        silent: set[int] = set()
         while True:
             self._rejections.wait()
             opened = [self._open(each) for each in dials]
             outcomes = self._outcomes(opened)
-            if SILENT not in outcomes or self._rejections.arrive():
+            before, silent = silent, {n for n, each in enumerate(outcomes) if each == SILENT}
+            if not silent or (silent == before and self._rejections.arrive()):
                 return outcomes, opened
             for each in opened:
                 self._close(each.sock)
