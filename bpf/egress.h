@@ -110,9 +110,7 @@ static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
 {
 	struct flow *flow = flow_lookup(&scratch->flow_key, scratch);
 
-	if (!flow || !(flow->flags & FLOW_MASQUERADE) ||
-	    flow->reply_port != scratch->reply_key.destination_port ||
-	    !address_equal(&flow->endpoint, &scratch->reply_key.source))
+	if (!flow || !(flow->flags & FLOW_MASQUERADE) || !is_flow_of(flow, &scratch->reply_key))
 		return NULL;
 	scratch->flow = *flow;
 	return flow;

@@ -29,7 +29,7 @@ static __always_inline void client_sent(struct flow *flow, const struct packet *
 		if (needs_other_entry(flow, packet))
 			reply = replies.lookup(&scratch->reply_key);
 		kind = classify_segment(flow, packet, reply);
-		if (kind == SEGMENT_STRANGE)
+		if (kind == SEGMENT_INVALID)
 			return;
 		if (kind == SEGMENT_NEXT || kind == SEGMENT_FIN)
 			record_next(flow, packet);
@@ -57,7 +57,7 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 		if (needs_other_entry(reply, packet))
 			flow = flows.lookup(&scratch->flow_key);
 		kind = classify_segment(reply, packet, flow);
-		if (kind == SEGMENT_STRANGE)
+		if (kind == SEGMENT_INVALID)
 			return;
 		if (kind == SEGMENT_NEXT || kind == SEGMENT_FIN)
 			record_next(reply, packet);

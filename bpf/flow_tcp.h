@@ -88,28 +88,28 @@ static __always_inline bool follows_gap(const struct packet *packet, u32 sent, u
 
 /* What a segment of an established flow is for the flow. */
 enum segment {
-	SEGMENT_STRANGE, /* not part of the connection: it changes nothing */
-	SEGMENT_UNKNOWN, /* its numbers are not recorded; the receiver decides about it */
-	SEGMENT_NEXT,	 /* its numbers are recorded */
-	SEGMENT_FIN,	 /* as SEGMENT_NEXT, and its side has closed */
-	SEGMENT_RESET,	 /* it ends the connection */
+	SEGMENT_INVALID,       /* not part of the connection: it changes nothing */
+	SEGMENT_OUT_OF_WINDOW, /* its numbers are not recorded; the receiver decides about it */
+	SEGMENT_NEXT,	       /* its numbers are recorded */
+	SEGMENT_FIN,	       /* as SEGMENT_NEXT, and its side has closed */
+	SEGMENT_RESET,	       /* it ends the connection */
 };
 
 /* Classifies a segment by the entry of its sender. `other`: the entry of the other side, NULL if
- * there is none. A SYN, or a reset that the receiver does not accept, is strange: it is spoofed, or
+ * there is none. A SYN, or a reset that the receiver does not accept, is invalid: it is spoofed, or
  * its sender does not know the connection.
  */
 #define classify_segment(entry, packet, other)                                                     \
 	({                                                                                         \
 		u32 sent = (entry)->sequence_end, acknowledged = (entry)->acknowledged;            \
-		enum segment kind = SEGMENT_STRANGE;                                               \
+		enum segment kind = SEGMENT_INVALID;                                               \
                                                                                                    \
 		if ((packet)->tcp_flags & TCP_RST) {                                               \
 			if ((other) &&                                                             \
 			    reset_is_valid((packet)->sequence, sent, (other)->acknowledged))       \
 				kind = SEGMENT_RESET;                                              \
 		} else if (!((packet)->tcp_flags & TCP_SYN)) {                                     \
-			kind = SEGMENT_UNKNOWN;                                                    \
+			kind = SEGMENT_OUT_OF_WINDOW;                                              \
 			if (follows(packet, sent, acknowledged) ||                                 \
 			    ((other) &&                                                            \
 			     follows_gap(packet, sent, acknowledged, (other)->sequence_end)))      \

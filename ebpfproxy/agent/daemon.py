@@ -25,9 +25,9 @@ from ebpfproxy.agent.sources import Sources, tracker_for
 from ebpfproxy.agent.sync_log import SyncLog, SyncSummary
 from ebpfproxy.agent.verification import Verification
 from ebpfproxy.api.event import (
+    DISPENSABLE,
     NODE,
     PEER_NODE,
-    SERVICE_CIDR,
     ChecksChanged,
     Invalid,
     NodeChanged,
@@ -70,7 +70,6 @@ ENDING = "Ending after a signal"
 """The agent received SIGTERM or SIGINT. `forwarding=continues`: by the kernel, with the last state;
 `forwarding=ends`: the relays of mode userspace end with the agent."""
 
-_DISPENSABLE = frozenset({NODE, PEER_NODE, SERVICE_CIDR})
 _BUSY = 0.005  # seconds from which on BUSY is logged
 _BATCH = 10_000  # maximum number of items between two checks whether a sync is due
 _NODE_TIMEOUT = 65.0  # seconds that the first sync waits for the Node: longer than a reflector pauses
@@ -251,7 +250,7 @@ class _Agent:
         have no permission to read the Node.
         """
         missing = self._tracker.lacking
-        if not missing or missing - _DISPENSABLE:
+        if not missing or missing - DISPENSABLE:
             return not missing
         if self._node_deadline is None:
             self._node_deadline = now + _NODE_TIMEOUT

@@ -19,6 +19,8 @@ SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
 PEER_NODE = "PeerNode"
 """Any Node, with what this machine needs of it; `NODE` is this node's."""
 SERVICE_CIDR = "ServiceCIDR"
+DISPENSABLE = frozenset({NODE, PEER_NODE, SERVICE_CIDR})
+"""The kinds without which Services are served, if the server does not have them or does not permit them."""
 ADDRESSES, DEVICES, LISTENING = "addresses", "devices", "listening sockets"
 
 

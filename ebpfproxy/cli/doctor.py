@@ -68,8 +68,8 @@ def command(config: Config, output: str, fix: bool, dry_run: bool, cni_config_di
     agent's flags, and in the agent's namespaces or pod.
 
     STATE is `present`, `missing (required)` or `missing (optional)`; the lines below a row explain it. The
-    exit code is 0 if the selected mode
-    has every feature that it can use and nothing is `missing (required)` for the node, 1 otherwise.
+    exit code is 0 if the selected mode has every feature that it can use and nothing is `missing (required)`
+    for the node, 1 otherwise.
     """
     from ebpfproxy.diagnose.doctor import report as reports
 

@@ -55,9 +55,9 @@ def command(file: str, anonymize: bool, logs: tuple[Path, ...], loaded: Loaded) 
     the pages of the running agent, and its log. FILE must not exist; - is standard output.
 
     Keys, tokens, passwords, Authorization headers and annotations are redacted, and so is each member of JSON
-    that is not known to be harmless. What cannot be collected is
-    named in contents.json, and the bundle is written without it. Run it with the agent's flags, and in the
-    agent's namespaces or pod. Prints what the bundle contains.
+    that is not known to be harmless. What cannot be collected is named in contents.json, and the bundle is
+    written without it. Run it with the agent's flags, and in the agent's namespaces or pod. Prints what the
+    bundle contains.
     """
     from ebpfproxy.diagnose.bundle import archive
     from ebpfproxy.diagnose.bundle.anonymize import Anonymizer

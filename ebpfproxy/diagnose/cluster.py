@@ -10,12 +10,10 @@ from typing import NamedTuple
 from ebpfproxy.agent.inbox import Died, Inbox, Received
 from ebpfproxy.agent.sources import Sources, tracker_for
 from ebpfproxy.api.event import (
+    DISPENSABLE,
     ENDPOINT_SLICE,
-    NODE,
-    PEER_NODE,
     POD,
     SERVICE,
-    SERVICE_CIDR,
     Event,
     Invalid,
     PodChanged,
@@ -35,8 +33,6 @@ from ebpfproxy.plan.node_ports import LOOPBACK
 NODE_SECONDS = 3.0
 """How long a Node object is awaited after everything else is known. Without it, zone and pod CIDRs are
 unknown."""
-
-_DISPENSABLE = frozenset({NODE, PEER_NODE, SERVICE_CIDR})
 
 
 class Complaint(NamedTuple):
@@ -88,7 +84,7 @@ def _fold(inbox: Inbox, deadline: float, tracker: Tracker) -> Cluster:
     unserved: dict[NamespacedName, Unserved] = {}
     has_all_but_node = False
     while not tracker.synced:
-        if tracker.lacking <= _DISPENSABLE and not has_all_but_node:
+        if tracker.lacking <= DISPENSABLE and not has_all_but_node:
             has_all_but_node = True
             deadline = min(deadline, time.monotonic() + NODE_SECONDS)
         try:

@@ -67,7 +67,10 @@ class FolderLock:
                 "remove it, and let only root write to the folder above it; a bpffs has the option mode=0700",
             )
         if status.st_uid == os.geteuid() and status.st_mode & 0o077:
-            os.fchmod(self.fd, 0o700)
+            try:
+                os.fchmod(self.fd, 0o700)
+            except OSError as failure:
+                raise Rejected(f"cannot lock {folder}: {failure.strerror}") from failure
 
     def _taken(self) -> bool:
         try:
@@ -88,9 +91,8 @@ class NamespaceLock:
     `release`.
 
     Each holder has a UDP socket at an address of this lock, and the kernel shows its user (udp4_seq_show() of
-    net/ipv4/udp.c). Sockets of users other than root and this process's user do not
-    count. A process takes the lock by finding no other socket that counts, after it has bound its own. See
-    docs/decisions/0061.
+    net/ipv4/udp.c). Only sockets of root and of this process's user count. A process takes the lock by
+    finding no other socket that counts, after it has bound its own. See docs/decisions/0061.
     """
 
     def __init__(self, patience: float = EXEC_SECONDS) -> None:

@@ -17,6 +17,7 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -374,7 +375,10 @@ class PacketPath:
 
     def established(self) -> int:
         """How many flows the programs take to be established."""
-        return sum(_U32.unpack(number)[0] for _, number in self.maps["established_flows"].items())
+        return sum(
+            int.from_bytes(number, sys.byteorder, signed=True)
+            for _, number in self.maps["established_flows"].items()
+        )
 
     def age(self, seconds: float) -> None:
         """Entries have seen no packet for so much longer, to two seconds."""

@@ -26,7 +26,7 @@ _HEADROOM = 4 / 3
 _CROWDED = 0.5
 """`flows` grows when a larger part is in use, since it continues to fill until the programs are replaced."""
 _FLOWS_FACTOR = 4
-_U32 = struct.Struct("=I")
+_S32 = struct.Struct("=i")
 
 
 def first_sizes(limits: MapSizes, start: Mapping[str, int], in_force: Mapping[str, Path]) -> MapSizes:
@@ -104,8 +104,11 @@ def enlarged(sizes: MapSizes, limits: MapSizes, needed: Mapping[str, int]) -> Ma
 
 
 def with_room_for_flows(sizes: MapSizes, limits: MapSizes, established: Map) -> MapSizes:
-    """The sizes after the number of established flows was looked up. Raises KernelError."""
-    flows = sum(_U32.unpack(number)[0] for _, number in established.items())
+    """The sizes after the numbers of established flows were looked up. Raises KernelError.
+
+    A number is negative for a moment if flows end that the last walk did not count.
+    """
+    flows = sum(_S32.unpack(number)[0] for _, number in established.items())
     if flows <= _CROWDED * sizes.flows:
         return sizes
     return dataclasses.replace(sizes, flows=max(sizes.flows, min(limits.flows, _FLOWS_FACTOR * sizes.flows)))

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 from ebpfproxy.backends.selection import MODES
 from ebpfproxy.backends.xtables import saved, tool_backends
 from ebpfproxy.config import Config
+from ebpfproxy.config.derived import EBPF, USERSPACE
 from ebpfproxy.diagnose.doctor import cni_files
 from ebpfproxy.diagnose.doctor.cni_files import CniFile
 from ebpfproxy.errors import EbpfProxyError, NotFound
@@ -32,8 +33,8 @@ CGROUP = "cgroup"
 CGROUP_PROGRAMS, DEVICE_PROGRAMS = "programs of the cgroup", "programs of network devices"
 """Keys of `Traces.unread`."""
 
-_WITHOUT_RULES = ("ebpf", "userspace")
-"""The modes that have objects of their own; the others share names with kube-proxy."""
+_UNSHARED = (EBPF, USERSPACE)
+"""The modes whose objects have other names than those of kube-proxy."""
 
 _CONNECT = (10, 11)  # BPF_CGROUP_INET4_CONNECT, BPF_CGROUP_INET6_CONNECT
 
@@ -53,7 +54,8 @@ class Traces(NamedTuple):
     - `tables`: names of tables of nftables.
     - `processes`: those in the network namespace of this process.
     - `ports`: those at which a TCP server listens, at any address.
-    - `own`: what agents have in the kernel in modes without rules, by mode, as `cleanup --dry-run` shows it.
+    - `own`: what agents have in the kernel in modes ebpf and userspace, by mode, as `cleanup --dry-run`
+      shows it.
     - `unread`: for each kind of trace that could not be read, the reason.
     """
 
@@ -116,7 +118,7 @@ def _tables() -> Iterator[str]:
 
 def _own(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
     for mode in MODES:
-        if mode.name in _WITHOUT_RULES and (found := mode.remove(config, dry_run=True)):
+        if mode.name in _UNSHARED and (found := mode.remove(config, dry_run=True)):
             yield mode.name, tuple(found)
 
 

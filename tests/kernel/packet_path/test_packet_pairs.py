@@ -211,8 +211,7 @@ def test_the_port_of_a_closed_flow_is_not_used_while_one_side_sends(path: Packet
     assert second.seen.port != 40000
 
 
-def test_the_requested_flow_is_the_only_one(path: PacketPath) -> None:
-    """`request` and `_conversation` describe the same kind of flow."""
+def test_a_half_open_flow_is_not_counted_as_established(path: PacketPath) -> None:
     serve(path, V4, V4.there)
     path.forward(request(V4), "net", "tunnel")
     assert (len(path.flows()), len(path.replies()), path.established()) == (1, 1, 0)

@@ -1,12 +1,18 @@
 """The sizes of the maps: how they follow the demand of a change."""
 
 import dataclasses
+import struct
+from collections.abc import Iterator
 from socket import htons
+from typing import cast
+
+import pytest
 
 from ebpfproxy.backends.ebpf import abi, growth
 from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry
-from ebpfproxy.backends.ebpf.growth import Demand, enlarged, first_sizes
+from ebpfproxy.backends.ebpf.growth import Demand, enlarged, first_sizes, with_room_for_flows
 from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.plan.planned_endpoints import ROW, PlannedEndpoints
 
@@ -66,3 +72,24 @@ def test_the_first_sizes_are_within_the_limits() -> None:
         dataclasses.replace(LIMITS, slots=100, **{n: s for n, s in growth.START.items() if n != "slots"})
         == sizes
     )
+
+
+class Established:
+    """The map `established_flows`."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        for kind, number in enumerate(self._numbers):
+            yield struct.pack("=I", kind), struct.pack("=i", number)
+
+
+@pytest.mark.parametrize(
+    ("tcp", "others", "expected"), [(0, 0, 100), (30, 20, 100), (30, 21, 400), (-1, 0, 100), (0, -1, 100)]
+)
+def test_the_maps_of_flows_grow_beyond_half_of_their_size(tcp: int, others: int, expected: int) -> None:
+    """Bug: a number that was -1 for a moment counted as 4,294,967,295."""
+    established = cast(Map, Established(tcp, others))
+    sizes, limits = MapSizes(flows=100), MapSizes(flows=1000)
+    assert with_room_for_flows(sizes, limits, established).flows == expected
