@@ -1,7 +1,6 @@
 """The benchmark relays: memory of the relays of mode userspace, with many connections."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.backends.userspace.relay.process import NAME
@@ -11,6 +10,7 @@ from ebpfproxy.bench.samples import Result, Samples
 from ebpfproxy.bench.sides import Progress, side_by_side
 from ebpfproxy.lab import Agent, Lab
 from ebpfproxy.lab.agent import memory_mb
+from ebpfproxy.linux.processes import children
 
 MODE, PATH = "userspace", "clusterip"
 FAILURES = frozenset({"held_unopened", "held_silent"})
@@ -64,10 +64,7 @@ class _Testbed:
 
 def pids(agent: Agent) -> list[int]:
     """Return the process IDs of an agent's relays."""
-    found = []
-    for each in Path(f"/proc/{agent.process.pid}/task").glob("*/children"):
-        found += [int(word) for word in each.read_text().split()]
-    return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text().strip() == NAME]
+    return [each.pid for each in children(agent.process.pid) if each.name == NAME]
 
 
 def memory(agent: Agent) -> float:

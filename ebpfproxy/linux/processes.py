@@ -30,6 +30,24 @@ def in_own_netns(proc_root: Path = Path("/proc")) -> Iterator[Process]:
             yield found
 
 
+def children(pid: int) -> list[Process]:
+    """Return the processes that a process has started, by process ID, without those that end meanwhile.
+
+    Empty also if the process has ended. Reads the parent of each process, because the kernel's list of
+    children leaves some out while others end (proc_pid_task_children(5)).
+    """
+    folders = sorted(Path("/proc").glob("[0-9]*"), key=lambda each: int(each.name))
+    return [child for each in folders if _parent(each) == pid and (child := _read(each))]
+
+
+def _parent(folder: Path) -> int | None:
+    """Field ppid of proc_pid_stat(5)."""
+    try:
+        return int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def _read(folder: Path) -> Process | None:
     try:
         name = (folder / "comm").read_text(errors="replace").rstrip("\n")
