@@ -136,10 +136,13 @@ def watching(server: ApiServer) -> bool:
 
 def watches_from(server: ApiServer, version: int) -> bool:
     """Whether the watches of all kinds began at this version or later. Otherwise they are ended after a
-    bookmark, so that the next ones may."""
+    bookmark, so that the next ones may: once all run, because a watch that ends again and again before its
+    first bookmark is taken for a failure and repeated more and more slowly."""
+    if not watching(server):
+        return False
     last = {request.path: request.query for request in server.requests if request.watch}
     versions = [int(query.get("resourceVersion") or 0) for query in last.values()]
-    if watching(server) and len(versions) == len(KINDS) and min(versions) >= version:
+    if len(versions) == len(KINDS) and min(versions) >= version:
         return True
     server.bookmark()
     server.end_watches()
