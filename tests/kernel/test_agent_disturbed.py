@@ -121,7 +121,7 @@ def delete_a_table(cluster: Cluster, web: Exposed) -> None:
 
 
 def empty_a_chain(cluster: Cluster, web: Exposed) -> None:
-    run(cluster, "nft flush chain ip kube-proxy nat-prerouting")
+    run(cluster, "nft flush chain ip kube-proxy nat-prerouting-first")
 
 
 def delete_an_element(cluster: Cluster, web: Exposed) -> None:

@@ -225,14 +225,14 @@ def detach_uplink(cluster: Cluster) -> None:
 
 LOCAL: dict[str, Callable[[Cluster], None]] = {
     "ebpf": detach_hook,
-    "nftables": lambda cluster: nft(cluster, "flush chain ip kube-proxy nat-output"),
+    "nftables": lambda cluster: nft(cluster, "flush chain ip kube-proxy nat-output-first"),
     "iptables": lambda cluster: iptables(cluster, "-F", "OUTPUT"),
 }
 """By mode: breaks the IPv4 path of connections from the node."""
 
 ARRIVING: dict[str, Callable[[Cluster], None]] = {
     "ebpf": detach_uplink,
-    "nftables": lambda cluster: nft(cluster, "flush chain ip kube-proxy nat-prerouting"),
+    "nftables": lambda cluster: nft(cluster, "flush chain ip kube-proxy nat-prerouting-first"),
     "iptables": lambda cluster: iptables(cluster, "-F", "PREROUTING"),
 }
 """By mode: breaks the IPv4 path of clients outside."""

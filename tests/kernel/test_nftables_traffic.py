@@ -14,6 +14,7 @@ from ebpfproxy.backends.nftables import cleanup, table
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE, nft_family
 from ebpfproxy.backends.nftables.names import endpoint_name, port_name
+from ebpfproxy.backends.nftables.node_objects import NAT_CHAINS
 from ebpfproxy.lab import Lab, Pod
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.linux.netns import netns
@@ -163,6 +164,41 @@ def test_a_service_is_reachable_at_its_cluster_ip_and_its_node_port(testbed: Tes
     node = testbed.address(testbed.lab.node, of)
     assert outcome(testbed.p, TCP, node, NODE_PORT) == "a"
     assert outcome(testbed.lab.outside, TCP, node, NODE_PORT) == "a"
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["plugin first", "plugin later"])
+def test_nat_rules_of_a_network_plugin_do_not_see_connections_to_services(
+    testbed: Testbed, of: Family, is_first: bool
+) -> None:
+    """The Amazon VPC CNI marks what pods send to addresses outside its network, also to ClusterIPs, and
+    routes by the mark (aws/amazon-vpc-cni-k8s#3563). Its rules are in the table nat of iptables-nft, at the
+    priority of kube-proxy's chains. Of two such chains the newer one runs first."""
+    if is_first:
+        with marks_of_plugin(testbed, of):
+            testbed.serve(testbed.a)
+            assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
+    else:
+        testbed.serve(testbed.a)
+        with marks_of_plugin(testbed, of):
+            assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
+
+
+@contextlib.contextmanager
+def marks_of_plugin(testbed: Testbed, of: Family) -> Iterator[None]:
+    """Sources: pkg/networkutils/network.go of amazon-vpc-cni-k8s 1.22. The main interface is a blackhole."""
+    tool, version = ("iptables-nft", "-4") if of is Family.IPV4 else ("ip6tables-nft", "-6")
+    pods = getattr(testbed.lab.addresses.pods(0), "v4" if of is Family.IPV4 else "v6")
+    prerouting, run = [tool, "-w", "-t", "nat", "-A", "PREROUTING"], testbed.lab.node.run
+    run([*prerouting, *["-i", "veth+", "!", "-d"], pods, *["-j", "CONNMARK", "--set-xmark", "0x80/0x80"]])
+    run([*prerouting, *["-j", "CONNMARK", "--restore-mark", "--nfmask", "0x80", "--ctmask", "0x80"]])
+    rule = ["fwmark", "0x80/0x80", "lookup", "101", "priority", "1024"]
+    run(["ip", version, *["route", "add", "blackhole", "default", "table", "101"]])
+    run(["ip", version, "rule", "add", *rule])
+    try:
+        yield
+    finally:
+        run(["ip", version, "rule", "del", *rule])
+        run(["ip", version, *["route", "flush", "table", "101"]])
 
 
 @pytest.mark.parametrize("on_node", [True, False], ids=["here", "elsewhere"])
@@ -379,7 +415,7 @@ def test_after_a_roll_back_nothing_is_left_that_kube_proxy_does_not_use(testbed:
         assert cleanup.remove_beside_kube_proxy() == reported
         assert cleanup.remove_beside_kube_proxy() == []
     for ip, names in kept.items():
-        own = {"affinity", "equal-bytes", "mark-for-masquerade"}
+        own = {"affinity", "equal-bytes", "mark-for-masquerade", *NAT_CHAINS}
         own |= {name for name in names if name.startswith("endpoints-")}
         assert len(own) > 3
         assert object_names(testbed, ip) == names - own
@@ -398,6 +434,9 @@ def take_over_as_kube_proxy(testbed: Testbed, ip: str) -> None:
             [
                 *(f"flush chain {ip} {TABLE} {name}" for name in chain_names(testbed, ip)),
                 *maps,
+                f"add chain {ip} {TABLE} nat-prerouting {{ type nat hook prerouting priority dstnat; }}",
+                f"add chain {ip} {TABLE} nat-output {{ type nat hook output priority -100; }}",
+                f"add chain {ip} {TABLE} nat-postrouting {{ type nat hook postrouting priority srcnat; }}",
                 f"add set {ip} {TABLE} hairpin-connections "
                 f"{{ type {ip}v4_addr . {ip}v4_addr . inet_proto . inet_service; }}".replace("ip6v4", "ipv6"),
             ]

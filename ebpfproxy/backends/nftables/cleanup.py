@@ -8,6 +8,7 @@ from ebpfproxy.backends.nftables.node_objects import (
     AFFINITY,
     EQUAL_BYTES,
     MARK_FOR_MASQUERADE,
+    NAT_CHAINS,
     NODE_PORT_NETWORKS,
 )
 from ebpfproxy.errors import KernelError
@@ -22,8 +23,13 @@ from ebpfproxy.model.address import Family
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 
 _OWN_SETS = frozenset({AFFINITY, EQUAL_BYTES, NODE_PORT_NETWORKS})
-"""The sets, besides the maps of endpoints, that kube-proxy does not have. `MARK_FOR_MASQUERADE` is a chain of
-kube-proxy before 1.34 only; it creates the chain again."""
+"""The sets, besides the maps of endpoints, that kube-proxy does not have."""
+_OWN_CHAINS = frozenset({MARK_FOR_MASQUERADE, *NAT_CHAINS})
+"""The chains that kube-proxy does not have. `MARK_FOR_MASQUERADE` is one of kube-proxy before 1.34, which
+creates it again."""
+
+_OF_KUBE_PROXY = {name: name.removesuffix("-first") for name in NAT_CHAINS}
+"""The base chains of kube-proxy at the same hooks."""
 
 _CONNTRACK_RULE = Rule(Match("ct state", "new"), RETURN)
 """A rule without effect that requests connection tracking."""
@@ -49,7 +55,7 @@ def remove_beside_kube_proxy(dry_run: bool = False) -> list[str]:
 
     kube-proxy removes chains of Services and sets `affinity-`, and flushes its own chains (syncProxyRules in
     pkg/proxy/nftables/proxier.go). The kernel rejects the removal of what a rule still uses, for example
-    because kube-proxy has not synced yet; this stays.
+    because kube-proxy has not synced yet; this stays. So do base chains until kube-proxy has created its own.
     """
     removed = []
     with Session() as session:
@@ -58,7 +64,10 @@ def remove_beside_kube_proxy(dry_run: bool = False) -> list[str]:
             family = _FAMILIES[table.family]
             own = _OWN_SETS | {each.name for each in endpoint_maps(family)}
             sets = [each.name for each in session.sets(table) if each.name in own]
-            chains = [each.name for each in session.chains(table) if each.name == MARK_FOR_MASQUERADE]
+            existing = {each.name for each in session.chains(table)}
+            chains = [
+                each for each in sorted(existing & _OWN_CHAINS) if _OF_KUBE_PROXY.get(each, each) in existing
+            ]
             for name, operation in (
                 *((f"set or map {name}", messages.delete_set(table, name)) for name in sets),
                 *((f"chain {name}", messages.delete_chain(table, name)) for name in chains),

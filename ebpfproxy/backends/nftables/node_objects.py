@@ -63,6 +63,17 @@ place.
 _MOST_SINGLE_ADDRESSES = 64
 """The longest range of adjacent addresses that is in `nodeport-ips`."""
 
+NAT_PREROUTING, NAT_OUTPUT, NAT_POSTROUTING = NAT_CHAINS = (
+    "nat-prerouting-first",
+    "nat-output-first",
+    "nat-postrouting-first",
+)
+"""They run before the NAT chains of other programs, which have the priorities -100 and 100, as do the chains
+`nat-prerouting`, `nat-output` and `nat-postrouting` of kube-proxy. Of two chains with the same priority, the
+newer one runs first: see decision 0073. The names differ from those of kube-proxy, since it could not take
+over a chain of another priority: the kernel rejects the change.
+"""
+
 REJECT_CHAIN = "reject-chain"
 MARK_FOR_MASQUERADE = "mark-for-masquerade"
 
@@ -102,9 +113,9 @@ _BASE_CHAINS = {
         0,
         (Rule(_NEW, jump("service-endpoints-check")), Rule(_NEW, jump("cluster-ips-check"))),
     ),
-    "nat-prerouting": _BaseChain("nat", "prerouting", -100, (Rule(jump("services")),)),
-    "nat-output": _BaseChain("nat", "output", -100, (Rule(jump("services")),)),
-    "nat-postrouting": _BaseChain("nat", "postrouting", 100, (Rule(jump("masquerading")),)),
+    NAT_PREROUTING: _BaseChain("nat", "prerouting", -101, (Rule(jump("services")),)),
+    NAT_OUTPUT: _BaseChain("nat", "output", -101, (Rule(jump("services")),)),
+    NAT_POSTROUTING: _BaseChain("nat", "postrouting", 99, (Rule(jump("masquerading")),)),
 }
 
 

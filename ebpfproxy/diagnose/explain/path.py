@@ -1,5 +1,6 @@
 """The hook, program or chain that sees the connection first."""
 
+from ebpfproxy.backends.nftables.node_objects import NAT_OUTPUT, NAT_PREROUTING
 from ebpfproxy.diagnose.explain.lookup import IPVS, USERSPACE, is_ebpf
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -66,7 +67,7 @@ def _netfilter(situation: Situation, origin: Origin, destination: Destination) -
         return Path(Via.PACKET, Reason.VIRTUAL_SERVER, f"IPVS, at {place}")
     table = {Family.IPV4: "ip", Family.IPV6: "ip6"}[family(destination.address)]
     if situation.mode == "nftables":
-        chain = "nat-output" if is_node else "nat-prerouting"
+        chain = NAT_OUTPUT if is_node else NAT_PREROUTING
         place = f"table {table} kube-proxy, chain {chain}"
     else:
         tool = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}[family(destination.address)]

@@ -32,14 +32,14 @@ CHAINS = {
         type filter hook output priority 0; policy accept;
         ct state new jump service-endpoints-check
         ct state new jump cluster-ips-check""",
-    "nat-prerouting": """
-        type nat hook prerouting priority -100; policy accept;
+    "nat-prerouting-first": """
+        type nat hook prerouting priority -101; policy accept;
         jump services""",
-    "nat-output": """
-        type nat hook output priority -100; policy accept;
+    "nat-output-first": """
+        type nat hook output priority -101; policy accept;
         jump services""",
-    "nat-postrouting": """
-        type nat hook postrouting priority 100; policy accept;
+    "nat-postrouting-first": """
+        type nat hook postrouting priority 99; policy accept;
         jump masquerading""",
     "services": """
         ip daddr . meta l4proto . th dport vmap @service-ips
