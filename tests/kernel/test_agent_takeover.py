@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ebpfproxy.agent.mode_cleanup import ALONE
+from ebpfproxy.agent.mode_cleanup import ALONE, REMOVED
 from ebpfproxy.bench.load import Load
 from ebpfproxy.lab import Lab
 from ebpfproxy.linux import sysctl
@@ -197,3 +197,25 @@ def test_takeover_from_kube_proxy_fails_no_connection_and_removes_its_rules(
     assert node.chains() - {"KUBE-FIREWALL"} == kubelets
     assert not node.ruleset()
     assert outcome(node.cluster.p, TCP, WEB.v4, WEB.port, 0.3) not in ("a", "b")
+
+
+@pytest.mark.parametrize("tool_backend", ToolBackend)
+def test_open_connections_continue_although_the_policy_of_forward_is_drop(
+    node: Node, tool_backend: ToolBackend
+) -> None:
+    """KUBE-FORWARD accepted their packets. Docker and ufw set that policy."""
+    node.have_kube_proxy(tool_backend)
+    policies = [f"{stem}-{tool_backend} -P FORWARD {{}}" for stem in STEMS.values()]
+    try:
+        for policy in policies:
+            node.run(policy.format("DROP"))
+        for stem, pods in zip(STEMS.values(), node.cluster.lab.addresses.pods(0), strict=True):
+            node.run(f"{stem}-{tool_backend} -A FORWARD -s {pods} -j ACCEPT")
+        with downloads(node):
+            agent = node.cluster.launch("--proxy-mode=ebpf")
+            agent.await_line(lambda line: REMOVED in line.text, timeout=START_PATIENCE)
+        agent.await_line(lambda line: ALONE in line.text, timeout=CLEANED_UP_WITHIN)
+        assert "KUBE-FORWARD" not in node.rules()
+    finally:
+        for policy in policies:
+            node.run(policy.format("ACCEPT"))

@@ -114,7 +114,7 @@ def test_a_chain_with_a_foreign_jump_is_kept_with_the_chains_it_needs(testbed: T
     assert "KUBE-SERVICES" not in testbed.iptables("-t nat -S")
 
 
-def test_a_drain_keeps_one_conntrack_rule_until_the_last_connection_ends(testbed: Testbed) -> None:
+def test_a_drain_keeps_one_rule_of_forward_until_the_last_connection_ends(testbed: Testbed) -> None:
     serve(testbed, "one", "two")
     translated = True
     removed, left = cleanup.drain(lambda of: translated)
@@ -123,11 +123,13 @@ def test_a_drain_keeps_one_conntrack_rule_until_the_last_connection_ends(testbed
     saved = everything(testbed.tool_backend)
     assert set(re.findall("KUBE-[A-Z-]+", saved)) == {"KUBE-FIREWALL", "KUBE-FORWARD"}
     assert saved.count("-A KUBE-FORWARD") == 2, "one rule for each family"
+    assert len(re.findall("^-A FORWARD .*-j KUBE-FORWARD$", saved, re.MULTILINE)) == 2
     assert cleanup.drain(lambda of: translated) == ([], True)
     assert everything(testbed.tool_backend) == saved
     translated = False
     removed, left = cleanup.drain(lambda of: translated)
-    assert ([line.rpartition(" ")[2] for line in removed], left) == (["KUBE-FORWARD"] * 2, False)
+    lines_of_both = ["KUBE-FORWARD"] * 4  # the jump and the chain
+    assert ([line.rpartition(" ")[2] for line in removed], left) == (lines_of_both, False)
     assert "KUBE-FORWARD" not in everything()
     assert cleanup.drain(lambda of: translated) == ([], False)
 

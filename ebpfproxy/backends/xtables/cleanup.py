@@ -25,8 +25,13 @@ Leftovers = Callable[[Mapping[TableAndName, list[str]]], set[TableAndName]]
 """Selects the chains to remove from all chains of one iptables backend and family, given with their rules."""
 
 _CONNTRACK_CHAIN = (FILTER, names.FORWARD)
-_CONNTRACK_RULE = f"{comment('what open connections need')} -m conntrack --ctstate NEW -j RETURN"
-"""A rule without effect, in a chain that no rule jumps to. It requests connection tracking."""
+_CONNTRACK_RULE = (
+    f"{comment('what open connections need')} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+)
+"""It requests connection tracking, and accepts packets of open connections as KUBE-FORWARD did, if FORWARD
+drops others, for example with Docker or ufw."""
+_CONNTRACK_JUMP = "FORWARD"
+"""The built-in chain whose jump to the rule's chain stays as well."""
 
 COMMON_CHAINS = frozenset(
     {
@@ -86,9 +91,9 @@ def drain(leftovers: Leftovers, translates: Callable[[Family], bool]) -> tuple[l
 
     Without any rule that requests connection tracking, the kernel unregisters its hooks and discards all NAT
     state (nf_ct_netns_put()). For kube-proxy's IPv6 rules this is the case on every host without IPv6 rules
-    of its own. So one rule without effect stays in a family as long as `translates(family)` returns that
-    translated connections need it. `translates` is called each time. Once the rule is not needed, the next
-    call for any mode removes it, whichever program added it.
+    of its own. So one rule stays in a family as long as `translates(family)` returns that translated
+    connections need it. If FORWARD jumps to KUBE-FORWARD, this jump stays, too. `translates` is called each
+    time. Once the rule is not needed, the next call for any mode removes it, whichever program added it.
 
     Raises KernelError.
     """
@@ -136,6 +141,7 @@ def _remove_with(
         if name in BUILT_IN
         for text in rules
         if (table, target_chain(text)) in to_remove
+        and not (keep and (table, target_chain(text), name) == (*_CONNTRACK_CHAIN, _CONNTRACK_JUMP))
     ]
     removed = to_remove - {_CONNTRACK_CHAIN} if keep else to_remove
     puts: dict[Key, Entry] = {Chain(tool.family, *_CONNTRACK_CHAIN): (_CONNTRACK_RULE,)} if keep else {}
