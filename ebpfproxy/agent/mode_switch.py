@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 
+from ebpfproxy.agent import firewall_report
 from ebpfproxy.agent.active_mode import ActiveMode
 from ebpfproxy.agent.mode_cleanup import ModeCleanup
 from ebpfproxy.agent.reconciler import SyncResult
@@ -278,9 +279,12 @@ class ModeSwitcher:
         return ActiveMode(choice.mode, config, self._callbacks)
 
     def _drain_others(self) -> None:
-        """Start to remove the objects of other modes if this agent owns the network namespace."""
+        """If this agent owns the network namespace, start to remove the objects of other modes, and report
+        rules of other programs.
+        """
         if self._lock is None:
             return
         serving = self.serving.mode
+        firewall_report.report(self.config, serving.name)
         others = [mode for mode in MODES if mode.name != serving.name]
         self._mode_cleanup.drain(others, serving, self.config)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpfproxy.agent.firewall_report import FOUND
 from ebpfproxy.agent.mode_cleanup import ALONE, REMOVED
 from ebpfproxy.bench.load import Load
 from ebpfproxy.lab import Lab
@@ -15,7 +16,7 @@ from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import Family
-from tests.kernel.clients import TCP, outcome
+from tests.kernel.clients import SILENT, TCP, outcome
 from tests.kernel.cluster import START_PATIENCE, Cluster, eventually
 from tests.kernel.download import Download, offer
 from tests.kernel.ipvs_here import skip_without_ipvs
@@ -209,13 +210,19 @@ def test_open_connections_continue_although_the_policy_of_forward_is_drop(
     try:
         for policy in policies:
             node.run(policy.format("DROP"))
-        for stem, pods in zip(STEMS.values(), node.cluster.lab.addresses.pods(0), strict=True):
-            node.run(f"{stem}-{tool_backend} -A FORWARD -s {pods} -j ACCEPT")
+        for stem in STEMS.values():
+            node.run(f"{stem}-{tool_backend} -A FORWARD ! -i eth0 -j ACCEPT")
         with downloads(node):
             agent = node.cluster.launch("--proxy-mode=ebpf")
             agent.await_line(lambda line: REMOVED in line.text, timeout=START_PATIENCE)
+        found = agent.await_line(lambda line: FOUND in line.text, timeout=START_PATIENCE)
+        assert f"iptables-{tool_backend} and ip6tables-{tool_backend}: FORWARD drops" in found.text
         agent.await_line(lambda line: ALONE in line.text, timeout=CLEANED_UP_WITHIN)
         assert "KUBE-FORWARD" not in node.rules()
+        frontend = node.cluster.lab.outside, TCP, node.cluster.node.v4, WEB.node_port
+        assert outcome(*frontend) == SILENT
+        node.run(f"iptables-{tool_backend} -I FORWARD -d {node.cluster.lab.addresses.pods(0).v4} -j ACCEPT")
+        assert outcome(*frontend) in ("a", "b"), "the remedy"
     finally:
         for policy in policies:
             node.run(policy.format("ACCEPT"))

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from ebpfproxy.backends.firewall_checks import BEFORE_NAT, FORWARD
 from ebpfproxy.diagnose.doctor.links import Page
 from ebpfproxy.diagnose.doctor.other_proxies import LEFT_OVER, PROXY
 from tests.kernel.uplinks import LOOSE, STRICT, Uplinks
@@ -54,3 +55,23 @@ def test_a_running_agent_is_not_another_proxy(uplinks: Uplinks) -> None:
     assert re.fullmatch(r"present an ebpfproxy agent runs: process \d+", state(report, PROXY))
     assert LEFT_OVER not in report
     assert "free port" not in report
+
+
+def test_rules_of_others_that_differ_in_mode_ebpf_are_reported(uplinks: Uplinks) -> None:
+    node, closing = uplinks.node, "PREROUTING -p tcp -m tcp --dport 30080 -j DROP"
+    node.run(["iptables-nft", "-P", "FORWARD", "DROP"])
+    node.run(f"iptables-nft -t raw -A {closing}".split())
+    try:
+        report = uplinks.ebpfproxy("doctor", "--proxy-mode=ebpf", check=False).stdout
+    finally:
+        node.run(["iptables-nft", "-P", "FORWARD", "ACCEPT"])
+        node.run(f"iptables-nft -t raw -D {closing}".split())
+    assert state(report, FORWARD) == (
+        "missing (optional) iptables-nft: FORWARD drops connections from outside to endpoints "
+        "remedy: accept the pods' CIDR: iptables-nft -I FORWARD -d CIDR -j ACCEPT, also with -s; or use "
+        f"--proxy-mode=iptables see: {Page.FORWARD.path}"
+    )
+    found = state(report, BEFORE_NAT)
+    assert found.startswith("missing (optional) mode ebpf translates before these rules see the packets: ")
+    assert f"iptables-nft raw {closing.replace(' ', ': ', 1)} remedy: " in found
+    assert found.endswith(f"see: {Page.FIREWALLS.path}")

@@ -19,6 +19,8 @@ class Page(enum.StrEnum):
     IPVS = "operations.md#modules-of-mode-ipvs"
     USERSPACE = "dataplanes/userspace.md#requirements"
     UPLINKS = "other-programs.md#several-uplinks-and-routing-rules"
+    FIREWALLS = "firewalls.md#where-must-a-rule-be-in-each-mode"
+    FORWARD = "firewalls.md#forward-drops-packets"
     REDIRECT = "other-programs.md#when-must-i-not-use---ebpf-redirect"
     DIRECT_RETURN = "direct-server-return.md#enable-it"
     XDP = "xdp.md#why-does-a-device-work-without-xdp"

@@ -1,7 +1,8 @@
-"""The findings of the modes' probes, and of the checks of uplinks, as checks."""
+"""The findings of the modes' probes, and of the checks of the node, as checks."""
 
 from collections.abc import Iterable
 
+from ebpfproxy.backends import firewall_checks
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.diagnose.doctor.check import NODE, Check, State
 from ebpfproxy.diagnose.doctor.links import Page
@@ -22,10 +23,15 @@ _OF_EBPF = (
     (("bpf(2)", "cgroup v2", "bpffs", "compiled ", "bcc", "C headers", "probing"), Page.EBPF_START),
 )
 """Beginnings of features of mode ebpf, with their page."""
+_OF_NODE = {
+    firewall_checks.FORWARD: Page.FORWARD,
+    firewall_checks.BEFORE_NAT: Page.FIREWALLS,
+    firewall_checks.UNREAD: Page.FIREWALLS,
+}
 
 
 def checks(subject: str, findings: Iterable[Finding]) -> tuple[Check, ...]:
-    """`subject`: the name of the mode; NODE for checks of uplinks."""
+    """`subject`: the name of the mode; NODE for checks of the node."""
     return tuple(_check(subject, each) for each in findings)
 
 
@@ -40,4 +46,4 @@ def _check(subject: str, finding: Finding) -> Check:
 def _page(subject: str, feature: str) -> Page:
     if subject == "ebpf":
         return next((page for names, page in _OF_EBPF if feature.startswith(names)), Page.EBPF_FEATURES)
-    return _PAGES.get(subject, Page.EBPF_START)
+    return _OF_NODE.get(feature) or _PAGES.get(subject, Page.EBPF_START)

@@ -202,6 +202,10 @@ class Session:
         for each in self._dump(Kind.GET_ELEMENT, table.number, _named(table, set_name)):
             yield from replies.read_listed(each, address_bytes)
 
+    def dump(self, kind: Kind) -> list[bytes]:
+        """The payloads of all objects of this kind, of all families."""
+        return self._dump(kind, socket.AF_UNSPEC)
+
     def _dump(self, kind: Kind, family: int, body: bytes = b"") -> list[bytes]:
         for _ in range(netlink.DUMP_ATTEMPTS):
             with _converted("cannot read nftables"):
