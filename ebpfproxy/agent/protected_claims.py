@@ -3,11 +3,17 @@
 from collections.abc import Iterable, Mapping
 
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import format_address
+from ebpfproxy.model.address import Address, Protocol, format_address
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.endpoints import API_SERVER
-from ebpfproxy.plan.protected_addresses import Protected, is_checked, protected, without_protected
+from ebpfproxy.plan.protected_addresses import (
+    Protected,
+    is_checked,
+    local_servers,
+    protected,
+    without_protected,
+)
 from ebpfproxy.plan.service_plan import Frontend, PlanContext, ServicePortPlan
 
 log = Logger(__name__)
@@ -15,6 +21,10 @@ log = Logger(__name__)
 NOT_SERVED = "Service claims an address of a node or of the API server, not serving it"
 """Connections to a program of the node or to the API server would reach the Service. Logged once for each
 frontend until the reason ends. `--protected-addresses=none` serves it."""
+
+SERVED_BY_PROGRAM = "A program of this node serves a ClusterIP"
+"""For example NodeLocal DNSCache. Connections of this node and its pods to the ClusterIP and port reach the
+program, as with kube-proxy. Logged once for each frontend, until the program ends."""
 
 _Protections = Mapping[Frontend, Protected]
 
@@ -27,6 +37,7 @@ class ProtectedClaims:
         self._claiming: dict[NamespacedName, tuple[ServicePortPlan, ...]] = {}  # plans with such frontends
         self._reported: dict[NamespacedName, _Protections] = {}
         self._input: tuple[object, ...] = ()
+        self._local_servers: frozenset[tuple[Address, int, Protocol]] = frozenset()
 
     def outdated(self, state: ClusterState) -> list[NamespacedName]:
         """Return the Services of which other frontends are protected than at the last plan."""
@@ -37,23 +48,33 @@ class ProtectedClaims:
         if list(map(id, current)) == list(map(id, self._input)):
             return []
         self._input = current
-        return [
+        names = [
             name
             for name, plans in self._claiming.items()
             if self._protected(plans, state) != self._reported.get(name, {})
         ]
+        return names + [each for each in self._of_local_servers(state) if each not in names]
+
+    def _of_local_servers(self, state: ClusterState) -> list[NamespacedName]:
+        """Return the Services with a ClusterIP at which a program has begun or ceased to listen."""
+        previous, self._local_servers = self._local_servers, local_servers(state)
+        changed = {address for address, _, _ in previous ^ self._local_servers}
+        if not changed:
+            return []
+        return [name for name, each in state.services.items() if not changed.isdisjoint(each.cluster_ips)]
 
     def without_protected(
         self, name: NamespacedName, plans: tuple[ServicePortPlan, ...], state: ClusterState
     ) -> tuple[ServicePortPlan, ...]:
         """Return the plans of one Service without protected frontends, and report these."""
+        found = self._protected(plans, state)
         claiming = tuple(each for each in plans if is_checked(each))
-        if not claiming:
+        if not claiming and not found:
             self._claiming.pop(name, None)
             self._reported.pop(name, None)
             return plans
-        self._claiming[name] = claiming
-        self._report(name, self._protected(claiming, state))
+        self._claiming[name] = plans
+        self._report(name, found)
         return tuple(without_protected(each, state, self._context) for each in plans)
 
     def _protected(self, plans: Iterable[ServicePortPlan], state: ClusterState) -> dict[Frontend, Protected]:
@@ -66,12 +87,15 @@ class ProtectedClaims:
         if found:
             self._reported[name] = found
         for frontend, why in found.items():
-            if previous.get(frontend) is not why:
-                log.warning(
-                    NOT_SERVED,
-                    service=str(name),
-                    address=format_address(frontend.address),
-                    port=f"{frontend.port}/{frontend.protocol.name}",
-                    reason=why.value,
-                    hint="remove the address from the Service, or set --protected-addresses=none",
-                )
+            if previous.get(frontend) is why:
+                continue
+            values = {
+                "service": str(name),
+                "address": format_address(frontend.address),
+                "port": f"{frontend.port}/{frontend.protocol.name}",
+            }
+            if why is Protected.LOCAL_SERVER:
+                log.info(SERVED_BY_PROGRAM, **values)
+                continue
+            hint = "remove the address from the Service, or set --protected-addresses=none"
+            log.warning(NOT_SERVED, **values, reason=why.value, hint=hint)

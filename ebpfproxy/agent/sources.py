@@ -65,7 +65,7 @@ def tracker_for(config: Config) -> Tracker:
         node=config.role is not Role.EDGE,
         peers=needs_peers(config),
         host_ports=config.host_ports,
-        listening=config.protected_addresses is not Protection.NONE,
+        listening=True,
     )
 
 
@@ -157,8 +157,7 @@ class Sources:
     def _sources(self) -> Iterator[tuple[str, Run]]:
         yield "local-addresses", self._watch_addresses
         yield "devices", self._watch_devices
-        if self._config.protected_addresses is not Protection.NONE:
-            yield "listening", self._watch_listening
+        yield "listening", self._watch_listening
         yield from self._further.items()
         if self._config.config is not None:
             yield "configuration", functools.partial(self._watch_file, self._config.config)

@@ -1,4 +1,4 @@
-"""Frontends of users at which a program of a node or the API server already listens.
+"""Frontends at which a program of a node or the API server already listens.
 
 Every user who may write a Service may put any address into externalIPs, also that of a Node or of the API
 server. kube-proxy sends their connections to the Service then: those to sshd, the kubelet or the API server
@@ -6,6 +6,9 @@ server. kube-proxy sends their connections to the Service then: those to sshd, t
 
 A NodePort is allocated by the API server. A host port is arbitrated by the scheduler, and some container
 runtimes listen at the ports of their own pods. Neither is limited.
+
+A ClusterIP is allocated by the API server. But NodeLocal DNSCache adds that of the DNS Service to a device of
+the node and listens there. With kube-proxy it gets the connections of this node by NOTRACK rules.
 """
 
 import dataclasses
@@ -18,6 +21,7 @@ from ebpfproxy.model.address import (
     contains,
     family,
     is_loopback,
+    is_unspecified,
     unspecified,
 )
 from ebpfproxy.model.cluster import ClusterState
@@ -42,11 +46,12 @@ class Protected(enum.Enum):
 
     API_SERVER = "the address is that of the API server"
     HOST_PROCESS = "a program of this node listens at this address and port"
+    LOCAL_SERVER = "a program of this node listens at this ClusterIP"
     OTHER_NODE = "the address is that of a Node, which decides itself what it serves"
 
 
 def is_checked(plan: ServicePortPlan) -> bool:
-    """Return whether frontends of the plan may be protected ones: users have written their addresses."""
+    """Return whether users have written addresses of the plan, so that these may be protected ones."""
     if is_host_port(plan.name) or (plan.name.namespace, plan.name.name) == API_SERVER:
         return False
     return any(each.kind in _BY_USERS for each in plan.frontends)
@@ -54,10 +59,29 @@ def is_checked(plan: ServicePortPlan) -> bool:
 
 def protected(plan: ServicePortPlan, state: ClusterState, context: PlanContext) -> dict[Frontend, Protected]:
     """Return the frontends of a plan that must not be served, and why. Usually empty."""
-    if (context.protection is Protection.NONE and context.role is not Role.EDGE) or not is_checked(plan):
-        return {}
-    found = {each.frontend: _protection(each, state, context) for each in plan.frontends}
-    return {frontend: why for frontend, why in found.items() if why}
+    found = {
+        each.frontend: Protected.LOCAL_SERVER
+        for each in plan.frontends
+        if each.kind is FrontendKind.CLUSTER_IP and _has_local_server(each.frontend, state)
+    }
+    if is_checked(plan) and (context.protection is not Protection.NONE or context.role is Role.EDGE):
+        for each in plan.frontends:
+            if why := _protection(each, state, context):
+                found[each.frontend] = why
+    return found
+
+
+def local_servers(state: ClusterState) -> frozenset[tuple[Address, int, Protocol]]:
+    """Return where programs of the node listen at an address of their own, with address, port and protocol.
+
+    Without loopback, which no ClusterIP is.
+    """
+    return frozenset(
+        (address, port, protocol)
+        for (protocol, port), addresses in state.listening.items()
+        for address in addresses
+        if not is_unspecified(address) and not is_loopback(address) and is_local(address, state)
+    )
 
 
 def without_protected(plan: ServicePortPlan, state: ClusterState, context: PlanContext) -> ServicePortPlan:
@@ -67,6 +91,12 @@ def without_protected(plan: ServicePortPlan, state: ClusterState, context: PlanC
         return plan
     kept = tuple(each for each in plan.frontends if each.frontend not in excluded)
     return dataclasses.replace(plan, frontends=kept)
+
+
+def _has_local_server(frontend: Frontend, state: ClusterState) -> bool:
+    """Whether a program of the node listens at this very address, which the node delivers to itself."""
+    address, port, protocol = frontend
+    return address in state.listening.get((protocol, port), ()) and is_local(address, state)
 
 
 def _protection(of: FrontendPlan, state: ClusterState, context: PlanContext) -> Protected | None:
@@ -99,7 +129,7 @@ def _is_of_api_server(frontend: Frontend, state: ClusterState) -> bool:
     if not ports:
         return False
     return (protocol is Protocol.TCP and port in ports) or not (
-        _is_own(address, state) or _is_local(address, state)
+        _is_own(address, state) or is_local(address, state)
     )
 
 
@@ -114,10 +144,13 @@ def _is_of_node(address: Address, kind: FrontendKind, state: ClusterState, conte
         return True
     if kind is FrontendKind.LOAD_BALANCER or context.role is Role.EDGE:
         return False
-    return _is_local(address, state)
+    return is_local(address, state)
 
 
-def _is_local(address: Address, state: ClusterState) -> bool:
+def is_local(address: Address, state: ClusterState) -> bool:
+    """Return whether the node delivers packets to this address to itself. Addresses that an agent has made
+    local do not count.
+    """
     return Network(address, _SINGLE) in state.local_networks or any(
         net.length < _SINGLE and contains(net, address) for net in state.local_networks
     )

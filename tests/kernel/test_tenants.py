@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.agent.listening_sockets import INTERVAL
-from ebpfproxy.agent.protected_claims import NOT_SERVED
+from ebpfproxy.agent.protected_claims import NOT_SERVED, SERVED_BY_PROGRAM
 from ebpfproxy.agent.reconciler import NOT_SERVED as REJECTED
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.lab import manifests
@@ -113,6 +113,49 @@ def test_a_program_that_listens_first_keeps_its_port(cluster: Cluster) -> None:
         for family in "v4", "v6":
             for protocol in TCP, UDP:
                 assert answers(cluster, family, protocol) == {node.name}, (family, protocol)
+
+
+@contextlib.contextmanager
+def node_local_dns(cluster: Cluster, web: Exposed) -> Iterator[None]:
+    """Within the block, a program of the node serves the UDP port of a ClusterIP, as NodeLocal DNSCache does.
+
+    It adds the address to a device of the node, and removes it when it ends (cmd/node-cache of
+    kubernetes/dns). The device is loopback, because test kernels may have no dummy devices.
+    """
+    addresses = f"{web.v4}/32 dev lo", f"{web.v6}/128 dev lo nodad"
+    cluster.lab.ip(cluster.node, *(f"addr add {each}" for each in addresses))
+    running = [cluster.node.serve(UDP, SERVED[UDP], address=at) for at in (web.v4, web.v6)]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.kill()
+        cluster.lab.ip(cluster.node, *(f"addr del {each.removesuffix(' nodad')}" for each in addresses))
+
+
+@pytest.mark.backends("ebpf", "nftables", "iptables", "userspace")
+def test_a_program_at_a_cluster_ip_of_the_node_serves_the_node_and_its_pods(cluster: Cluster) -> None:
+    """kube-proxy leaves it alone because of NOTRACK rules. The other port of the Service is still served."""
+    web = cluster.service().to(cluster.a)
+    others = [(client, at) for client in (cluster.p, cluster.node) for at in (web.v4, web.v6)]
+
+    def answering(protocol: Protocol) -> set[str]:
+        return {outcome(client, protocol, at, SERVED[protocol]).split()[0] for client, at in others}
+
+    assert answering(UDP) == {"a"}
+    since = len(cluster.agent.lines)
+    with node_local_dns(cluster, web):
+        eventually(lambda: answering(UDP) == {cluster.node.name}, "the program answers")
+        assert answering(TCP) == {"a"}
+        cluster.agent.await_line(
+            lambda line: SERVED_BY_PROGRAM in line.text and line.values["address"] == web.v4, since
+        )
+        cluster.service().to(cluster.b)
+        assert answering(UDP) == {cluster.node.name}
+        source = f"--manifests={cluster.folder}", f"--hostname-override={cluster.lab.node_name}"
+        found = cluster.ebpfproxy("verify", *source, *LOCAL_PODS, check=False)
+        assert not found.returncode, found
+    eventually(lambda: answering(UDP) == {"a"}, "the Service answers again")
 
 
 def test_an_external_ip_does_not_take_over_the_api_server(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from tests.support.iptables_walk import Packet, PacketOutcome
 from tests.support.nft_listing import endpoints_of
 from tests.support.nft_text import parse_range
 
-_LOCAL = re.compile(r"fib ([sd])addr type local ")
+_LOCAL = re.compile(r"fib ([sd])addr type (!= )?local ")
 _ADDRESS = re.compile(r"ip6? ([sd])addr (!= )?(?:@(\S+)|\{ ([^}]*) \}|([0-9a-f:][^ ]*)) ")
 _DEVICE = re.compile(r'iifname (!= )?"([^"]*)" ')
 _FRONTEND = re.compile(r"(ip6? daddr \. )?meta l4proto \. th dport vmap @(\S+)")
@@ -171,7 +171,8 @@ class Ruleset:
         text = text.removeprefix("ct state new ")
         while True:
             if found := _LOCAL.match(text):
-                answer: bool | None = packet.source_local if found[1] == "s" else packet.destination_local
+                is_local = packet.source_local if found[1] == "s" else packet.destination_local
+                answer: bool | None = is_local is not bool(found[2])
             elif found := _DEVICE.match(text):
                 name = found[2]
                 same = packet.device.startswith(name[:-1]) if name.endswith("*") else packet.device == name

@@ -89,6 +89,8 @@ class _BaseChain(NamedTuple):
 
 
 _NEW = Match("ct state", "new")
+_NOT_LOCAL = Match("fib daddr type", "local", inverted=True)
+"""A ClusterIP on a device of the node belongs to a program, such as NodeLocal DNSCache."""
 
 _BASE_CHAINS = {
     "filter-prerouting-pre-dnat": _BaseChain(
@@ -154,7 +156,7 @@ def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[Rule, ...]]:
         ),
         "firewall-check": (Rule(Find(frontend, FIREWALL_IPS, verdicts=True)),),
         "cluster-ips-check": (
-            Rule(Match(cluster_ip, f"@{CLUSTER_IPS}"), Reject(ip), comment=rejection),
+            Rule(Match(cluster_ip, f"@{CLUSTER_IPS}"), _NOT_LOCAL, Reject(ip), comment=rejection),
             *(Rule(match, DROP, comment=dropping) for match in unallocated),
         ),
         REJECT_CHAIN: (Rule(Reject(ip)),),

@@ -225,6 +225,11 @@ class Reason(enum.Enum):
         Subject.FRONTEND,
         "a program of this node listens there, and no Service gets it (--protected-addresses)",
     )
+    OF_LOCAL_SERVER = (
+        "OfLocalServer",
+        Subject.FRONTEND,
+        "a program of this node, such as NodeLocal DNSCache, listens at this ClusterIP",
+    )
     OF_OTHER_NODE = (
         "OfOtherNode",
         Subject.FRONTEND,

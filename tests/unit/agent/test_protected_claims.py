@@ -5,10 +5,10 @@ import logging
 import pytest
 
 from ebpfproxy.agent.protected_claims import NOT_SERVED
-from ebpfproxy.api.event import ApiServerReached, ListeningChanged, NodeChanged
+from ebpfproxy.api.event import AddressesChanged, ApiServerReached, ListeningChanged, NodeChanged
 from ebpfproxy.model.address import Address, Protocol, parse_address
 from ebpfproxy.plan.service_plan import Frontend
-from tests.support.build import node, service
+from tests.support.build import networks, node, service
 from tests.unit.agent.agent import LOCAL, Agent
 
 NODE, REMOTE = "192.0.2.10", "203.0.113.1"
@@ -50,3 +50,19 @@ def test_a_change_that_concerns_no_claim_plans_no_service_again(agent: Agent) ->
     agent.sync(CLAIMING, LOCAL)
     agent.sync(listening("203.0.113.7"))
     assert agent.kernel.writes == []
+
+
+def test_a_cluster_ip_follows_a_program_at_a_device_of_the_node(agent: Agent) -> None:
+    """NodeLocal DNSCache. The plan depends on the addresses of the node, too."""
+    frontend = Frontend(parse_address("10.96.0.1"), 80, Protocol.TCP)
+    local = networks(["127.0.0.0/8", "10.96.0.1/32"])
+    agent.sync(CLAIMING, LOCAL, listening("10.96.0.1"))
+    assert frontend in agent.kernel.frontends
+    agent.sync(AddressesChanged(frozenset(local)))
+    assert frontend not in agent.kernel.frontends
+    agent.sync(listening())
+    assert frontend in agent.kernel.frontends
+    agent.sync(listening("10.96.0.1"))
+    assert frontend not in agent.kernel.frontends
+    agent.sync(LOCAL)
+    assert frontend in agent.kernel.frontends

@@ -130,6 +130,29 @@ def test_only_addresses_that_users_write_are_checked() -> None:
     assert protected(plan, listening, CONTEXT) == {}
 
 
+@pytest.mark.parametrize("context", [CONTEXT, NONE])
+@pytest.mark.parametrize(
+    ("listening", "expected"),
+    [
+        ((VIP, 22, TCP), Protected.LOCAL_SERVER),
+        ((ANY, 22, TCP), None),
+        ((VIP, 23, TCP), None),
+        ((VIP, 22, UDP), None),
+        ((NODE, 22, TCP), None),
+    ],
+)
+def test_a_program_at_a_cluster_ip_of_the_node_keeps_it(
+    listening: tuple[str, int, Protocol], expected: Protected | None, context: PlanContext
+) -> None:
+    """NodeLocal DNSCache listens at the ClusterIP itself. Others listen at all addresses by habit."""
+    known = state(at=[listening])
+    of = service("web", port(22), ips=[VIP])
+    (plan,) = plan_name(of.name, dataclasses.replace(known, services={of.name: of}), context)
+    assert list(protected(plan, known, context).values()) == ([expected] if expected else [])
+    elsewhere = dataclasses.replace(known, local_networks=frozenset(networks(["127.0.0.0/8"])))
+    assert protected(plan, elsewhere, context) == {}
+
+
 def test_the_rest_of_the_service_is_served() -> None:
     of = service("web", port(22), external=[NODE, VIP])
     known = dataclasses.replace(state(at=[(NODE, 22, TCP)]), services={of.name: of})

@@ -51,7 +51,7 @@ CHAINS = {
     "firewall-check": """
         ip daddr . meta l4proto . th dport vmap @firewall-ips""",
     "cluster-ips-check": """
-        ip daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs\"""",
+        ip daddr @cluster-ips fib daddr type != local reject comment "Reject traffic to invalid ports of ClusterIPs\"""",  # noqa: E501
     "reject-chain": """
         reject""",
     "mark-for-masquerade": """
@@ -104,7 +104,7 @@ def test_addresses_of_service_cidrs_that_no_service_has_are_dropped_after_unused
         entry = found[Chain(family, "cluster-ips-check")]
         assert isinstance(entry, ChainEntry)
         rejecting, *dropping = map(str, entry.rules)
-        assert "@cluster-ips reject" in rejecting
+        assert "@cluster-ips fib daddr type != local reject" in rejecting
         assert dropping == [f"{network} {comment}" for network in networks]
 
 

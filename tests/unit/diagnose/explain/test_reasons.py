@@ -265,6 +265,17 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
             to(NODE, 30080),
         ),
     ),
+    Reason.OF_LOCAL_SERVER: (
+        REACHES_NODE,
+        lambda: explained(
+            situation(
+                service("dns", ips=["10.1.0.1"]),
+                listening={(Protocol.TCP, 80): frozenset([parse_address("10.1.0.1")])},
+            ),
+            to("10.1.0.1"),
+            A_POD,
+        ),
+    ),
     Reason.OF_OTHER_NODE: (
         ROUTED,
         lambda: explained(
