@@ -8,7 +8,7 @@
 - `delta`, `generation`, `findings`: the comparison of entries, the detection of changes by other programs,
   the result of a probe.
 - `selection`: the choice of the mode.
-- `uplink_checks`, `firewall_checks`: what `ebpfproxy doctor` checks beside the modes.
+- `uplink_checks`, `firewall_checks`, `bridge_checks`: what `ebpfproxy doctor` checks beside the modes.
 
 `agent`, `lab`, `bench` and `cli` may import this package. It imports `config`, `plan`, `linux`, `model`,
 `log` and `errors`. Backends do not import each other, and no backend handles an API object. See

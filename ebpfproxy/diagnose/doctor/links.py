@@ -21,6 +21,7 @@ class Page(enum.StrEnum):
     UPLINKS = "other-programs.md#several-uplinks-and-routing-rules"
     FIREWALLS = "firewalls.md#where-must-a-rule-be-in-each-mode"
     FORWARD = "firewalls.md#forward-drops-packets"
+    BRIDGES = "firewalls.md#pods-of-one-bridge"
     REDIRECT = "other-programs.md#when-must-i-not-use---ebpf-redirect"
     DIRECT_RETURN = "direct-server-return.md#enable-it"
     XDP = "xdp.md#why-does-a-device-work-without-xdp"

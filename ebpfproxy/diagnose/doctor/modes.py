@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ebpfproxy.backends import firewall_checks
+from ebpfproxy.backends import bridge_checks, firewall_checks
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.diagnose.doctor.check import NODE, Check, State
 from ebpfproxy.diagnose.doctor.links import Page
@@ -46,4 +46,6 @@ def _check(subject: str, finding: Finding) -> Check:
 def _page(subject: str, feature: str) -> Page:
     if subject == "ebpf":
         return next((page for names, page in _OF_EBPF if feature.startswith(names)), Page.EBPF_FEATURES)
+    if feature.startswith(bridge_checks.REPLIES):
+        return Page.BRIDGES
     return _OF_NODE.get(feature) or _PAGES.get(subject, Page.EBPF_START)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.backends import firewall_checks, uplink_checks
+from ebpfproxy.backends import bridge_checks, firewall_checks, uplink_checks
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.selection import AUTO, MODES, best, examine
 from ebpfproxy.config import Config
@@ -50,6 +50,7 @@ def make_report(config: Config, cni_folder: Path | None = None) -> Report:
         *node_checks(traces.read(config, cni_folder), config, selected),
         *modes.checks(NODE, uplink_checks.probe()),
         *modes.checks(NODE, firewall_checks.probe(config, selected) if selected else ()),
+        *modes.checks(NODE, bridge_checks.probe(selected) if selected else ()),
     )
     return Report(findings, selected, reason, rows)
 
