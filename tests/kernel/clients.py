@@ -148,6 +148,11 @@ class Dial(NamedTuple):
     source: tuple[str, int] = ("", 0)
 
 
+def outcome_here(dial: Dial) -> str:
+    """As `outcome`, in the calling process."""
+    return _outcome(*dial)
+
+
 def outcomes(netns: Netns, dials: Sequence[Dial]) -> list[str]:
     """The outcome of each, all at the same time, so that they share the waiting time."""
 

@@ -1,0 +1,287 @@
+"""The node that every situation changes, with its clients, servers and Services.
+
+    outside ── router ── eth0 ── node ── pods p (client) and a (server)
+                  │                └──── docker0 ── guest
+                  └── second node ── pod d (server)
+
+Only the first node has an agent. The guest is a container of Docker.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ebpfproxy.lab import Agent, Lab, Netns, Pod, PodNetwork, manifests
+from ebpfproxy.lab.addresses import Pair
+from ebpfproxy.linux import sysctl
+from ebpfproxy.model.address import Protocol
+from tests.kernel import clients
+from tests.kernel.clients import SILENT, Dial
+from tests.kernel.cluster import SERVICE_NETWORKS, START_PATIENCE, TCP_TARGET, UDP_TARGET
+from tests.kernel.two_nodes import PORTS
+from tests.kernel.zoo.flows import CLIENT, ENDPOINTS, HOST, NODE, SERVICES, Flow
+
+NODE_PORTS = {name: 30100 + number for number, name in enumerate(SERVICES)}
+BALANCERS = Pair("10.99.0.0/24", "fd00:10:96:2::/64")
+"""The networks of the usual load balancer addresses."""
+SILENCE = 0.4
+"""Seconds after which a client without a reply counts as SILENT, if no reply is expected."""
+RESET = "reset"
+"""The result of a connection that was accepted and ended without an answer."""
+
+
+class Zoo:
+    """The base node. A situation changes its attributes and its network before the agent starts.
+
+    - `addresses`: the node's address to which clients send packets for NodePorts, by name of the client;
+    - `towards`: the node's address towards the endpoints on this and the other node, "here" and "there";
+    - `source`: addresses to which clients bind their sockets, by name of the client;
+    - `flags`: further flags of the agent;
+    - `expected`: results that differ from kube-proxy's usual ones, by pattern (see `Flow.matches`).
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.node, self.router, self.outside = lab.node, lab.router, lab.outside
+        self.second = lab.nodes[1].host
+        self.a, self.pod = lab.pod("a"), lab.pod("p")
+        self.d = lab.nodes[1].pod("d")
+        self._guest: Pod | None = None
+        node = Pair(self.node.v4, self.node.v6)
+        self.addresses = dict.fromkeys(("pod", "node", "guest", "outside"), node)
+        self.towards = {"here": lab.addresses.gateway(0), "there": node}
+        self.source: dict[str, Pair] = {}
+        self.flags: list[str] = []
+        self.expected: dict[str, str] = {}
+        self._route()
+
+    # What situations use
+
+    @property
+    def guest(self) -> Pod:
+        """The guest, by default a container of Docker at a bridge that Docker masquerades."""
+        if self._guest is None:
+            gateway = Pair("172.17.0.1", "fd00:172:17::1")
+            self.bridge("docker0", gateway)
+            self.guest_at_bridge("docker0", gateway, 2)
+            self.masquerade("docker0", Pair("172.17.0.0/16", "fd00:172:17::/64"))
+        assert self._guest
+        return self._guest
+
+    def guest_netns(self, pair: Pair) -> Pod:
+        """The guest's network namespace, not yet connected. Its processes are not in a pod's cgroup."""
+        testbed = self.lab._testbed
+        self._guest = testbed.create_netns("guest", self.lab.cgroup / "machine.slice", pair)
+        self.lab.ip(self._guest, "link set lo up")
+        return self._guest
+
+    def bridge(self, name: str, gateway: Pair) -> None:
+        self.ip(
+            f"link add {name} type bridge",
+            f"addr add {gateway.v4}/24 dev {name}",
+            f"addr add {gateway.v6}/64 dev {name} nodad",
+            f"link set {name} up",
+        )
+
+    def guest_at_bridge(self, bridge: str, gateway: Pair, host: int, device: str = "vguest") -> Pod:
+        """The guest at a bridge with the gateway's networks, /24 and /64."""
+        four, six = gateway.v4.rpartition(".")[0], gateway.v6.rpartition(":")[0]
+        guest = self.guest_netns(Pair(f"{four}.{host}", f"{six}:{host:x}"))
+        self.ip(f"link add {device} type veth peer name eth0 netns {guest.namespace}")
+        self.ip(f"link set {device} master {bridge} up")
+        self.lab.ip(
+            guest,
+            f"addr add {guest.v4}/24 dev eth0",
+            f"addr add {guest.v6}/64 dev eth0 nodad",
+            "link set eth0 up",
+            f"route add default via {gateway.v4}",
+            f"route add default via {gateway.v6}",
+        )
+        return guest
+
+    def ip(self, *commands: str) -> None:
+        """Commands of ip(8) on the node."""
+        self.lab.ip(self.node, *commands)
+
+    def sysctl(self, netns: Pod, *assignments: str) -> None:
+        """Set values; each assignment is name=value."""
+        for name, _, value in (each.partition("=") for each in assignments):
+            netns.call(functools.partial(sysctl.ensure, name, value))
+
+    def chain(
+        self, table: str, hook: str, *rules: str, policy: str = "accept", netns: Pod | None = None
+    ) -> None:
+        """Add a table of nftables with one chain. `table`: family and name; `hook`: type, hook, priority."""
+        lines = (f"table {table} {{", "chain each {", f"type {hook}; policy {policy}", *rules, "}", "}", "")
+        (netns or self.node).run(["nft", "-f", "-"], stdin="\n".join(lines))
+
+    def masquerade(self, device: str, networks: Pair) -> None:
+        """Masquerade the guest's packets from these networks that leave the node by another device."""
+        for table, word, network in (("ip nat4", "ip", networks.v4), ("ip6 nat6", "ip6", networks.v6)):
+            rule = f'{word} saddr {network} oifname != "{device}" masquerade'
+            self.chain(table, "nat hook postrouting priority srcnat", rule)
+        self.expect(HOST, "guest * here|there|local * *")
+
+    def expect(self, result: str, *patterns: str) -> None:
+        self.expected |= dict.fromkeys(patterns, result)
+
+    # The agent
+
+    @contextlib.contextmanager
+    def agent(self, mode: str, flags: tuple[str, ...]) -> Iterator[Agent]:
+        folder = self.lab.folder / "manifests"
+        folder.mkdir()
+        manifests.write(folder / "objects.yaml", *self._objects())
+        flags = (f"--proxy-mode={mode}", *flags, *self.flags)
+        started = self.lab.agent(folder, *flags, wait=START_PATIENCE)
+        try:
+            yield started
+        finally:
+            started.kill()
+
+    def _objects(self) -> Iterator[manifests.Object]:
+        for host, of in ((self.node, self.lab.nodes[0]), (self.second, self.lab.nodes[1])):
+            yield manifests.node(of.name, [host.v4, host.v6])
+        for name in SERVICES:
+            yield from self._service(name)
+
+    def _service(self, name: str) -> Iterator[manifests.Object]:
+        number = SERVICES.index(name) + 1
+        port = NODE_PORTS[name]
+        cluster, balancer = (self.frontend(kind, name) for kind in ("ClusterIP", "LoadBalancer"))
+        service = manifests.service(
+            name,
+            list(cluster),
+            [
+                manifests.port(PORTS[Protocol.TCP], name="tcp", node_port=port),
+                manifests.port(PORTS[Protocol.UDP], name="udp", protocol="UDP", node_port=port),
+            ],
+            type="LoadBalancer",
+            externalTrafficPolicy="Local" if name in ("local", "away") else "Cluster",
+        )
+        service["status"] = {"loadBalancer": {"ingress": [{"ip": address} for address in balancer]}}
+        yield service
+        server = {"a": (self.a, self.lab.nodes[0]), "d": (self.d, self.lab.nodes[1])}.get(
+            ENDPOINTS.get(name, "")
+        )
+        targets = [
+            manifests.port(TCP_TARGET, name="tcp"),
+            manifests.port(UDP_TARGET, name="udp", protocol="UDP"),
+        ]
+        for family in ("v4", "v6") if server else ():
+            assert server
+            pod, node = server
+            yield manifests.endpoint_slice(
+                f"{name}-{family}-{number}",
+                name,
+                [manifests.endpoint(getattr(pod, family), node=node.name)],
+                targets,
+            )
+
+    # Flows
+
+    def frontend(self, kind: str, service: str, client: str = "outside") -> Pair:
+        number = SERVICES.index(service) + 1
+        return {
+            "ClusterIP": Pair(f"10.96.0.{number}", f"fd00:10:96::{number}"),
+            "LoadBalancer": self.balancer(number),
+            "NodePort": self.addresses[client],
+        }[kind]
+
+    def balancer(self, number: int) -> Pair:
+        """The load balancer addresses of the Service with this number, from 1."""
+        return Pair(f"10.99.0.{number}", f"fd00:10:96:2::{number}")
+
+    def results(self, expected: Mapping[Flow, str]) -> dict[Flow, str]:
+        """The result of each of these flows: see `flows`. An expected answer has a long timeout."""
+        of_client: dict[str, list[Flow]] = {}
+        for flow in expected:
+            of_client.setdefault(flow.client, []).append(flow)
+
+        def ask(client: str) -> list[str]:
+            flows = of_client[client]
+            dials = [self._dial(flow, expected[flow]) for flow in flows]
+            return outcomes(self._client(client), dials)
+
+        with concurrent.futures.ThreadPoolExecutor(len(of_client)) as threads:
+            found = dict(zip(of_client, threads.map(ask, of_client), strict=True))
+        return {
+            flow: self._result(flow, text)
+            for client, flows in of_client.items()
+            for flow, text in zip(flows, found[client], strict=True)
+        }
+
+    def _client(self, name: str) -> Pod:
+        client: Pod = getattr(self, name)
+        return client
+
+    def _dial(self, flow: Flow, expected: str) -> Dial:
+        address = getattr(self.frontend(flow.frontend, flow.service, flow.client), flow.family)
+        port = NODE_PORTS[flow.service] if flow.frontend == "NodePort" else PORTS[flow.protocol]
+        source = getattr(self.source.get(flow.client), flow.family, "")
+        timeout = SILENCE if expected == SILENT else clients.Dial._field_defaults["timeout"]
+        return Dial(flow.protocol, address, port, timeout, (source, 0))
+
+    def _result(self, flow: Flow, text: str) -> str:
+        """The answer in the words of the table; an unexpected endpoint or address is named."""
+        name, _, source = text.partition(" ")
+        if not source:
+            return text
+        client = self._client(flow.client)
+        place = "here" if name == "a" else "there"
+        names = {getattr(self.towards[place], flow.family): NODE}
+        if flow.client != "node":
+            names[getattr(self.source.get(flow.client, client), flow.family)] = CLIENT
+        seen = names.get(source, source)
+        return seen if name == ENDPOINTS[flow.service] else f"{name} {seen}"
+
+    # The network
+
+    def _route(self) -> None:
+        """As `TwoNodes.route`: the router sends packets of the client outside for Services to the node."""
+        for network, gateway in zip(SERVICE_NETWORKS, (self.node.v4, self.node.v6), strict=True):
+            self.lab.ip(
+                self.router,
+                f"route add blackhole {network}",
+                f"route add {network} via {gateway} table 100",
+            )
+            family = "-6" if ":" in network else "-4"
+            self.router.run(["ip", family, "rule", "add", "iif", "outside", "lookup", "100"])
+        for netns in (self.node, self.second):
+            self.sysctl(netns, "net/ipv4/icmp_ratelimit=0", "net/ipv6/icmp/ratelimit=0")
+
+    def serve(self) -> None:
+        for pod in (self.a, self.d):
+            for protocol, port in ((Protocol.TCP, TCP_TARGET), (Protocol.UDP, UDP_TARGET)):
+                pod.serve_echo(protocol, port)
+
+
+def outcomes(netns: Netns, dials: Sequence[Dial]) -> list[str]:
+    """As `clients.outcomes`, with RESET."""
+
+    def outcome(dial: Dial) -> str:
+        try:
+            return clients.outcome_here(dial)
+        except ConnectionResetError:
+            return RESET
+
+    def all_of_them() -> list[str]:
+        with concurrent.futures.ThreadPoolExecutor(len(dials)) as threads:
+            return list(threads.map(outcome, dials))
+
+    return netns.call(all_of_them)
+
+
+Situation = Callable[[Zoo], None]
+"""Changes the base node before the agent starts. The first line of its docstring says what is special."""
+
+
+@contextlib.contextmanager
+def zoo(situation: Situation) -> Iterator[Zoo]:
+    with Lab("test-zoo", 77, PodNetwork.ROUTED) as lab:
+        made = Zoo(lab)
+        situation(made)
+        assert made.guest
+        made.serve()
+        yield made
