@@ -24,6 +24,7 @@ FIRST = (
     "tests/kernel/test_agent_",
     "tests/kernel/packet_path/",
     "tests/kernel/differential/",
+    "tests/kernel/zoo/",
     "tests/faults/",
     "tests/deploy/",
     "tests/kernel/test_canary.py",

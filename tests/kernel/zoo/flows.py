@@ -17,8 +17,8 @@ PROTOCOLS = (TCP, UDP)
 SERVICES = ("here", "there", "local", "away", "empty")
 """The Services by their endpoint: on this node, on another one, the same two with the external traffic
 policy Local, and none."""
-ENDPOINTS = {"here": "a", "there": "d", "local": "a", "away": "d"}
-"""By Service, the name of the pod that answers."""
+ENDPOINTS = {"here": "a", "there": "d", "local": "a", "away": "d", "self": "host", "second": "host-2"}
+"""By Service, the name of the pod that answers; also of the hosts, which are no Services."""
 CLIENT, NODE, HOST = "client", "node", "host"
 """Source addresses that the server sees: the client's own; the node's address towards the endpoint; the same
 by a rule of the host, so that it is the same in every mode."""
@@ -75,30 +75,55 @@ def _rows() -> Iterator[tuple[Flow, str]]:
                     yield Flow(client, frontend, service, protocol, family), result
 
 
-DEFAULTS = dict(_rows())
+ADDRESSES = {
+    ("pod", "self"): CLIENT,
+    ("pod", "second"): CLIENT,
+    ("node", "second"): NODE,
+    ("guest", "self"): CLIENT,
+    ("guest", "second"): CLIENT,
+    ("outside", "self"): CLIENT,
+    ("outside", "second"): CLIENT,
+}
+"""By client and node: the source address that a server on the node itself sees over TCP, at a port that no
+Service has. No proxy may change these."""
+
+
+def _addresses() -> Iterator[tuple[Flow, str]]:
+    for ((client, node), result), family in itertools.product(ADDRESSES.items(), FAMILIES):
+        yield Flow(client, "Address", node, TCP, family), result
+
+
+DEFAULTS = dict(itertools.chain(_rows(), _addresses()))
 """By flow, the result in the table."""
 
 
-def translated(flow: Flow, result: str, by_socket: bool, differences: Differences) -> str:
+def translated(flow: Flow, result: str, by_socket: bool, bound: bool, differences: Differences) -> str:
     """The result in a mode that masquerades less, given kube-proxy's.
 
-    `by_socket`: whether sockets of pods connect to endpoints.
+    `by_socket`: whether sockets connect to endpoints; `bound`: whether the client's have an address.
     docs/dataplanes/README.md has this difference for users.
     """
     if result == HOST:
         return NODE
-    if result != NODE or differences.masquerades_here or flow.client == "node":
+    if result != NODE or differences.masquerades_here:
         return result
+    if flow.client == "node":
+        return CLIENT if bound and by_socket and ENDPOINTS.get(flow.service) == "a" else NODE
     return CLIENT if flow.service == "here" or (flow.client == "pod" and by_socket) else NODE
 
 
-def in_mode(flow: Flow, result: str, differences: Differences) -> str:
-    """The result with the mode's differences for relays and rejections."""
+def in_mode(flow: Flow, result: str, beyond: str, differences: Differences) -> str:
+    """The result with the mode's differences for relays and rejections.
+
+    `beyond`: the result of the node's packets to a load balancer address that the mode does not reject.
+    """
+    if flow.frontend == "Address":
+        return result
     if result == CLIENT and differences.by_relay:
         return NODE
     if flow.client == "node" and result == REFUSED:
         if flow.frontend == "LoadBalancer" and differences.own_external == SILENT:
-            return SILENT
+            return beyond
         # A NodePort's packet is rejected at the chain INPUT, where its sender does not notice.
         if flow.frontend != "NodePort" or differences.at_output:
             return differences.to_node(flow.protocol, result)

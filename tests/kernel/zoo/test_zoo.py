@@ -1,5 +1,7 @@
 """Every situation in every mode: the same flows, compared with kube-proxy."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.kernel.conftest import MODES
@@ -8,6 +10,7 @@ from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.kernel.zoo.base import Zoo, zoo
 from tests.kernel.zoo.flows import DEFAULTS, Flow, in_mode, translated
 from tests.kernel.zoo.known_failures import KNOWN_FAILURES
+from tests.kernel.zoo.page import rows
 from tests.kernel.zoo.situations import SITUATIONS
 
 pytestmark = pytest.mark.kernel
@@ -20,11 +23,16 @@ def test_mode_ebpf(situation: str) -> None:
     check(situation, "ebpf")
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "ebpf"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("ebpf", "ipvs")])
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_other_modes(situation: str, way: str) -> None:
-    skip_without_ipvs(way)
     check(situation, way)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_mode_ipvs(situation: str) -> None:
+    skip_without_ipvs("ipvs")
+    check(situation, "ipvs")
 
 
 def check(situation: str, way: str) -> None:
@@ -34,6 +42,9 @@ def check(situation: str, way: str) -> None:
         results = expected(node, situation, way)
         with node.agent(mode, flags):
             found = node.results(results)
+            for change in node.changes:
+                change()
+                found = node.results_in_time(results)
     wrong = [f"{flow}: {found[flow]}, not {text}" for flow, text in results.items() if found[flow] != text]
     assert not wrong, "\n".join(wrong)
 
@@ -44,12 +55,20 @@ def expected(node: Zoo, situation: str, way: str) -> dict[Flow, str]:
     known = [row for row in KNOWN_FAILURES if way in row.ways and situation in row.situations]
     results = {}
     for flow, usual in DEFAULTS.items():
+        if flow.family not in node.families:
+            continue
         special = [text for pattern, text in node.expected.items() if flow.matches(pattern)]
         result = special[-1] if special else usual
-        result = in_mode(flow, translated(flow, result, way == "ebpf", differences), differences)
+        result = translated(flow, result, way == "ebpf", flow.client in node.source, differences)
+        result = in_mode(flow, result, node.beyond, differences)
         for row in known:
             if flow.matches(row.flows):
                 assert result != row.result, f"{row}: {flow} does not fail"
                 result = row.result
         results[flow] = result
     return results
+
+
+def test_the_documentation_has_the_present_table() -> None:
+    page = Path("docs/node-situations.md").read_text()
+    assert "\n".join(rows()) in page, "python -m tests.kernel.zoo.page prints the table"
