@@ -27,6 +27,7 @@ OTHERS_ADDRESS = "a Service's address that a process of the node has is taken fr
 ON_LINK = "no neighbor answers for the address, so that no program sees the packet"
 MASQUERADE = "the uplink's first address is used for masquerading"
 BOUND = "a socket with an address is connected to an endpoint that cannot reply to that address"
+NEW_DEVICE = "relays of load balancer addresses accept clients at a new device that the policy excludes"
 BRIDGED_REPLY = "replies of pods at a bridge with the node's address do not return to the node itself"
 BEFORE_NAT = "programs at the uplink run before rules of netdev ingress and PREROUTING"
 
@@ -96,6 +97,13 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known(("dns_cache",), EBPF, "pod|outside ClusterIP here * *", "client", OTHERS_ADDRESS),
     Known(("dns_cache",), EBPF, "node|guest ClusterIP here * *", "node", OTHERS_ADDRESS),
     Known(("dns_cache",), RELAY, "pod|node|guest|outside ClusterIP here * *", "node", OTHERS_ADDRESS),
+    Known(
+        ("recreated_uplink", "new_uplink"),
+        RELAY,
+        "outside LoadBalancer away tcp *",
+        "reset",
+        NEW_DEVICE,
+    ),
     Known(("servicelb_other",), RELAY, "pod|guest Address second * *", "host client", OTHERS_ADDRESS),
     Known(("servicelb_other",), RELAY, "node Address second * v4", "host 172.18.78.3", OTHERS_ADDRESS),
     Known(("servicelb_other",), RELAY, "node Address second * v6", "host node", OTHERS_ADDRESS),
