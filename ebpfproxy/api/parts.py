@@ -240,12 +240,12 @@ def service_ports(
 def slice_ports(
     decoded: Iterable[fields.SlicePort | None], complaints: Complaints
 ) -> tuple[EndpointPort, ...]:
-    """Return the valid ports. Ports without a name or a number are ignored, as in endpointslicecache.go.
+    """Return the valid ports.
 
-    The name "" is a name.
+    A missing name is "", as the API server writes it (SetDefaults_EndpointPort, pkg/apis/discovery/v1). A
+    port without a number stands for all ports, which no Service has: it is ignored (endpointslicecache.go).
     """
-    complete = (port for port in decoded if port and port.name is not None and port.port)
-    keys = (_port_key(port, complaints) for port in complete)
+    keys = (_port_key(port, complaints) for port in decoded if port and port.port)
     return _shared_slice_ports(*[key for key in keys if key])
 
 

@@ -95,7 +95,7 @@ class Endpoints(Sequence[Endpoint]):
 
 
 class EndpointPort(NamedTuple):
-    """One element of `ports`. A port without a name or a number is left out."""
+    """One element of `ports`. A port without a number is left out, a missing name is ""."""
 
     name: str
     protocol: Protocol

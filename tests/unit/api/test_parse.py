@@ -388,15 +388,13 @@ def test_null_lists_of_a_slice_are_empty() -> None:
     assert (event.slice.endpoints, event.slice.ports, event.slice.trigger_time) == (Endpoints(), (), None)
 
 
-def test_ports_of_a_slice_without_name_or_number_are_ignored() -> None:
-    ports = [
-        {"port": 1},
-        {"name": None, "port": 2},
-        {"name": "a"},
-        {"name": "b", "port": 0},
-        {"name": "", "port": 3},
-    ]
-    assert slice_(ports=ports).ports == (EndpointPort("", Protocol.TCP, 3),)
+def test_a_port_of_a_slice_without_a_name_has_the_name_that_the_api_server_writes() -> None:
+    ports = [{"port": 1}, {"name": None, "port": 2}, {"name": "", "port": 3}]
+    assert slice_(ports=ports).ports == tuple(EndpointPort("", Protocol.TCP, each) for each in (1, 2, 3))
+
+
+def test_ports_of_a_slice_without_a_number_are_ignored() -> None:
+    assert slice_(ports=[{"name": "a"}, {"name": "b", "port": 0}]).ports == ()
 
 
 def test_ports_of_a_slice_out_of_range_are_left_out_with_a_complaint() -> None:
