@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Protocol
-from ebpfproxy.model.endpoint import EndpointSlice, EndpointState
+from ebpfproxy.model.endpoint import Endpoints, EndpointSlice, EndpointState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.balancing import with_endpoints_of
 from ebpfproxy.plan.planned_endpoints import CLUSTER, LOCAL, PlannedEndpoints, row
@@ -33,6 +33,9 @@ EndpointAddress = tuple[Address, int]
 """Address and port: entries of EndpointSlices with the same address and port are the same endpoint."""
 
 Candidate = tuple[EndpointAddress, EndpointState]
+
+PortOfSlice = tuple[int, Endpoints]
+"""A port of an EndpointSlice: its number, and the endpoints of the slice."""
 
 API_SERVER = NamespacedName("default", "kubernetes")
 """The Service of the API server."""
@@ -60,10 +63,24 @@ class UsedScopes(NamedTuple):
     local: bool
 
 
+def by_port(slices: Iterable[EndpointSlice]) -> dict[tuple[str, Protocol], list[PortOfSlice]]:
+    """Return the endpoints of each port, by its name *and* protocol: those of each slice, with its number."""
+    found: dict[tuple[str, Protocol], list[PortOfSlice]] = {}
+    for endpoint_slice in slices:
+        for port in endpoint_slice.ports:
+            found.setdefault((port.name, port.protocol), []).append((port.port, endpoint_slice.endpoints))
+    return found
+
+
 def merge_slices(
     slices: Iterable[EndpointSlice], name: str, protocol: Protocol, location: NodeLocation
 ) -> dict[EndpointAddress, EndpointState]:
-    """Return all endpoints of the port with this name *and* protocol, whatever its number in each slice.
+    """Return all endpoints of the port with this name and protocol. See `merge`."""
+    return merge(by_port(slices).get((name, protocol), ()), location)
+
+
+def merge(of_port: Iterable[PortOfSlice], location: NodeLocation) -> dict[EndpointAddress, EndpointState]:
+    """Return all endpoints of a port, whatever its number in each slice. `of_port`: its part of `by_port`.
 
     Several entries may have the same address and port: while an endpoint moves between EndpointSlices, or if
     a new pod got the address of one that is still terminating (kubernetes issue 135266). The best entry
@@ -71,15 +88,11 @@ def merge_slices(
     matter.
     """
     endpoints: dict[EndpointAddress, EndpointState] = {}
-    for endpoint_slice in slices:
-        for port in endpoint_slice.ports:
-            if port.name != name or port.protocol != protocol:
-                continue
-            number = port.port
-            for address, state in endpoint_slice.endpoints.states_by_address():
-                other = endpoints.setdefault((address, number), state)
-                if other is not state and _rank(state, location) > _rank(other, location):
-                    endpoints[address, number] = state
+    for number, of_slice in of_port:
+        for address, state in of_slice.states_by_address():
+            other = endpoints.setdefault((address, number), state)
+            if other is not state and _rank(state, location) > _rank(other, location):
+                endpoints[address, number] = state
     return endpoints
 
 

@@ -23,6 +23,7 @@ from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServicePortName, TrafficPolicy
 from ebpfproxy.plan.balancing import (
+    PlannedBalancing,
     WeightIndex,
     default_algorithm,
     endpoint_weights,
@@ -32,7 +33,7 @@ from ebpfproxy.plan.balancing import (
     without_weightless,
 )
 from ebpfproxy.plan.direct_return import requests_direct_return, tunnel_to, with_tunnels
-from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
+from ebpfproxy.plan.endpoints import NodeLocation, PortOfSlice, UsedScopes, by_port, merge, plan_endpoints
 from ebpfproxy.plan.health_check_node_port import needs_health_check
 from ebpfproxy.plan.host_ports import plan_host_ports
 from ebpfproxy.plan.local_traffic import has_detector, local_traffic
@@ -45,6 +46,7 @@ from ebpfproxy.plan.service_plan import (
     LocalTraffic,
     NoEndpointAction,
     PlanContext,
+    PlannedEndpoints,
     Role,
     ServicePortPlan,
 )
@@ -134,11 +136,9 @@ def plan_service(
     for ip_family in {family(address) for address in service.cluster_ips}:
         exposure = _expose(service, ip_family, node, context, ip_family in large)
         if exposure:
-            of_family = [each for each in slices if each.family is ip_family]
-            plans += [
-                _plan_port(service, port, exposure, of_family, location, tunnel, index, down, context)
-                for port in ports
-            ]
+            of_family = (each for each in slices if each.family is ip_family)
+            planner = _EndpointPlanner(service, by_port(of_family), location, tunnel, index, down, context)
+            plans += [_plan_port(service, port, exposure, planner, context) for port in ports]
     if len(plans) > 1:
         plans.sort(key=lambda plan: (plan.name, plan.family.value))
     return tuple(plans)
@@ -155,46 +155,97 @@ def _plan_port(
     service: Service,
     port: ServicePort,
     exposure: _Exposure,
-    slices: list[EndpointSlice],
-    location: NodeLocation,
-    tunnel: Callable[[str], Address | None],
-    index: WeightIndex | None,
-    down: Set[NodeCheck],
+    planner: "_EndpointPlanner",
     context: PlanContext,
 ) -> ServicePortPlan:
     is_edge = context.role is Role.EDGE
     frontends = _frontends(port, exposure, node_port=not is_edge)
     is_external = frontends[-1].kind is not FrontendKind.CLUSTER_IP
-    merged = merge_slices(slices, port.name, port.protocol, location)
-    weights = endpoint_weights(merged, index)
-    usable = without_weightless(merged, weights)
-    if is_edge:
-        usable = without_down(usable, down, service, port.protocol)
-        scopes = UsedScopes(cluster=True, local=False)
-    else:
-        scopes = _used_scopes(service, is_external)
-    endpoints, has_any = plan_endpoints(usable, scopes, location)
-    requested = service.balancing
-    # With traffic policy Local, clients outside get endpoints of the dialed node only. An edge has none.
-    may_tunnel = is_external and (is_edge or not external_policy_local(service))
-    dsr = may_tunnel and requests_direct_return(requested, context)
-    algorithm = default_algorithm(context.algorithm, dsr and context.dsr_port > 0)
-    limit = forwarding_limit(requested.forwarding, merged, context.forwarding, context.service_forwarding)
-    balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr, limit)
-    if is_external and context.dsr_port:
-        balancing = with_tunnels(balancing, requested, endpoints, usable, tunnel)
+    planned = planner.plan(port, is_external)
     return ServicePortPlan(
         ServicePortName(*service.name, port.name, port.protocol),
         exposure.ip_family,
         frontends,
-        endpoints,
-        NoEndpointAction.DROP if has_any else NoEndpointAction.REJECT,
+        planned.endpoints,
+        NoEndpointAction.DROP if planned.has_any else NoEndpointAction.REJECT,
         service.affinity_timeout,
         exposure.local_traffic,
         service.health_check_node_port if needs_health_check(service) and not is_edge else 0,
         exposure.terse,
-        balancing,
+        planned.balancing,
     )
+
+
+class _OfPort(NamedTuple):
+    """The endpoints of a ServicePort, whether any node has a usable one, and how one is selected."""
+
+    endpoints: PlannedEndpoints
+    has_any: bool
+    balancing: PlannedBalancing
+
+
+class _EndpointPlanner:
+    """Plans the endpoints of each port of a Service in one family.
+
+    Most ports have the same endpoints, and differ in their numbers only. These endpoints are planned once: a
+    Service may have 5,000 ports, or 100 ports of 5,000 endpoints.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        slices: Mapping[tuple[str, Protocol], list[PortOfSlice]],
+        location: NodeLocation,
+        tunnel: Callable[[str], Address | None],
+        index: WeightIndex | None,
+        down: Set[NodeCheck],
+        context: PlanContext,
+    ) -> None:
+        """`slices`: the result of `by_port`."""
+        self._service = service
+        self._slices = slices
+        self._location = location
+        self._tunnel = tunnel
+        self._index = index
+        self._down = down
+        self._context = context
+        self._planned: dict[tuple[object, ...], tuple[list[int], _OfPort]] = {}
+
+    def plan(self, port: ServicePort, is_external: bool) -> _OfPort:
+        """`is_external`: whether the port has any frontend other than ClusterIPs."""
+        of_port = self._slices.get((port.name, port.protocol), [])
+        numbers = sorted({number for number, _ in of_port})
+        protocol = port.protocol if self._down else None  # otherwise it makes no difference
+        slices = ((numbers.index(number), id(endpoints)) for number, endpoints in of_port)
+        key = (protocol, is_external, *slices)
+        if key not in self._planned:
+            self._planned[key] = numbers, self._plan(port.protocol, of_port, is_external)
+        planned_numbers, planned = self._planned[key]
+        ports = dict(zip(planned_numbers, numbers, strict=True))
+        return planned._replace(endpoints=planned.endpoints.with_ports(ports))
+
+    def _plan(self, protocol: Protocol, of_port: list[PortOfSlice], is_external: bool) -> _OfPort:
+        service, context = self._service, self._context
+        is_edge = context.role is Role.EDGE
+        merged = merge(of_port, self._location)
+        weights = endpoint_weights(merged, self._index)
+        usable = without_weightless(merged, weights)
+        if is_edge:
+            usable = without_down(usable, self._down, service, protocol)
+            scopes = UsedScopes(cluster=True, local=False)
+        else:
+            scopes = _used_scopes(service, is_external)
+        endpoints, has_any = plan_endpoints(usable, scopes, self._location)
+        requested = service.balancing
+        # With traffic policy Local, clients outside get endpoints of the dialed node only. An edge has none.
+        may_tunnel = is_external and (is_edge or not external_policy_local(service))
+        dsr = may_tunnel and requests_direct_return(requested, context)
+        algorithm = default_algorithm(context.algorithm, dsr and context.dsr_port > 0)
+        limit = forwarding_limit(requested.forwarding, merged, context.forwarding, context.service_forwarding)
+        balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr, limit)
+        if is_external and context.dsr_port:
+            balancing = with_tunnels(balancing, requested, endpoints, usable, self._tunnel)
+        return _OfPort(endpoints, has_any, balancing)
 
 
 def _used_scopes(service: Service, is_external: bool) -> UsedScopes:

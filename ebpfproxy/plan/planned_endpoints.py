@@ -6,7 +6,8 @@ without converting them.
 
 import functools
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from socket import htons, ntohs
 from typing import NamedTuple, overload
 
@@ -30,7 +31,7 @@ TARGET_SIZE = 18
 """The size of address and port in a row, in bytes."""
 
 _HALVES = ROW.size // 2
-_FLAGS_AT = 9  # in units of 16 bits
+_PORT_AT, _FLAGS_AT = 8, 9  # in units of 16 bits
 
 
 class PlannedEndpoint(NamedTuple):
@@ -89,6 +90,19 @@ class PlannedEndpoints(Sequence[PlannedEndpoint]):
         halves = memoryview(packed).cast("H")
         for at, weight in zip(range(_FLAGS_AT, len(halves), _HALVES), weights, strict=True):
             halves[at] |= (weight if weight > 1 else 0) << WEIGHT_SHIFT
+        return self.packed(bytes(packed))
+
+    def with_ports(self, ports: Mapping[int, int]) -> "PlannedEndpoints":
+        """Return the endpoints with other ports, by their present ones. The order of ports must be the same,
+        so that the endpoints stay sorted."""
+        if all(old == new for old, new in ports.items()):
+            return self
+        packed = bytearray(self.rows)
+        halves = memoryview(packed).cast("H")
+        renamed = {htons(old): htons(new) for old, new in ports.items()}
+        halves[_PORT_AT::_HALVES] = memoryview(
+            array("H", map(renamed.__getitem__, halves[_PORT_AT::_HALVES]))
+        )
         return self.packed(bytes(packed))
 
     def has(self, flag: int) -> bool:

@@ -1,6 +1,7 @@
 """Plans of Services: frontends, families, traffic policy results and source ranges."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,8 @@ from ebpfproxy.model.address import Family, Protocol, format_address, format_net
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServiceType, TrafficPolicy
+from ebpfproxy.plan import frontends
+from ebpfproxy.plan.endpoints import merge
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import (
     DetectLocal,
@@ -254,3 +257,29 @@ def test_the_node_is_admitted_if_a_range_contains_its_bind_address() -> None:
 
 def test_session_affinity_is_in_the_plan() -> None:
     assert planned(build.service(affinity=10800)).affinity_timeout == 10800
+
+
+def test_the_work_for_a_service_is_linear_in_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    merged = []
+
+    def counted(*arguments: Any) -> Any:
+        merged.append(arguments)
+        return merge(*arguments)
+
+    monkeypatch.setattr(frontends, "merge", counted)
+    names = [f"p{number}" for number in range(200)]
+    service = build.service("web", *(port(number + 1, label) for number, label in enumerate(names)))
+    slices = [
+        slice_of(
+            "web",
+            *(endpoint(f"10.{of}.0.{number}") for number in range(1, 4)),
+            ports=[EndpointPort(each, Protocol.TCP, at + of) for at, each in enumerate(names, 100)],
+            called=f"web-{of}",
+        )
+        for of in (1, 2)
+    ]
+    plans = plan_service(service, slices, None, CONTEXT)
+    assert len(merged) == 1
+    ports = {number: plan for plan in plans for number in [plan.frontends[0].frontend.port]}
+    assert [each.port for each in ports[1].endpoints] == [101] * 3 + [102] * 3
+    assert [each.port for each in ports[200].endpoints] == [300] * 3 + [301] * 3

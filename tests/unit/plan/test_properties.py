@@ -107,3 +107,18 @@ def _check(endpoint: PlannedEndpoint, slices: tuple[EndpointSlice, ...], here: s
     if endpoint.local:
         assert endpoint.on_node
     assert not endpoint.on_node or any(e.node == here for e in entries)
+
+
+@settings(max_examples=examples(200))
+@given(exposed_services(), NODES, CONTEXTS)
+def test_a_port_is_planned_as_if_it_was_alone(
+    exposed: Exposed, node: Node | None, context: PlanContext
+) -> None:
+    service, slices = exposed
+    alone = [
+        plan
+        for port in service.ports
+        for plan in plan_service(dataclasses.replace(service, ports=(port,)), slices, node, context)
+    ]
+    together = plan_service(service, slices, node, context)
+    assert {plan.key: plan for plan in together} == {plan.key: plan for plan in alone}
