@@ -37,11 +37,11 @@ def children(pid: int) -> list[Process]:
     children leaves some out while others end (proc_pid_task_children(5)).
     """
     folders = sorted(Path("/proc").glob("[0-9]*"), key=lambda each: int(each.name))
-    return [child for each in folders if _parent(each) == pid and (child := _read(each))]
+    return [child for each in folders if parent(each) == pid and (child := _read(each))]
 
 
-def _parent(folder: Path) -> int | None:
-    """Field ppid of proc_pid_stat(5)."""
+def parent(folder: Path) -> int | None:
+    """Field ppid of proc_pid_stat(5). `folder`: that of the process in proc. None if it has ended."""
     try:
         return int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:

@@ -57,20 +57,27 @@ def are_linked_to(namespace: int) -> bool:
     `namespace`: a descriptor of the other namespace. Addresses and ifindexes do not tell whose pods those
     of several nodes on one machine are: both can be equal. Raises Rejected.
     """
-    wanted = bytes(_GENERAL_SIZE) + netlink.attribute(NETNSA_FD, struct.pack("=I", namespace))
     try:
-        # The kernel assigns the number of a namespace when it first shows a device with it.
         found = links.dump()
-        answers = netlink.get(socket.NETLINK_ROUTE, RTM_GETNSID, wanted)
+        ids = ids_of(namespace)
     except OSError as error:
         raise Rejected(f"cannot read the network devices: {error.strerror or error}") from error
-    ids = {
-        value
-        for each in answers
-        for kind, value in netlink.attributes(each, _GENERAL_SIZE)
-        if kind == NETNSA_NSID
-    }
     return any(rtnetlink.link(each).attributes.get(rtnetlink.IFLA_LINK_NETNSID) in ids for each in found)
+
+
+def ids_of(namespace: int) -> frozenset[bytes]:
+    """The numbers by which IFLA_LINK_NETNSID names a namespace. `namespace`: a descriptor of it.
+
+    The kernel assigns the number when it first shows a device with it, so dump the devices before. Raises
+    OSError.
+    """
+    wanted = bytes(_GENERAL_SIZE) + netlink.attribute(NETNSA_FD, struct.pack("=I", namespace))
+    return frozenset(
+        value
+        for each in netlink.get(socket.NETLINK_ROUTE, RTM_GETNSID, wanted)
+        for kind, value in netlink.attributes(each, _GENERAL_SIZE)
+        if kind == NETNSA_NSID and value != _NOT_ASSIGNED
+    )
 
 
 def _counterpart(ifindex: int) -> int:

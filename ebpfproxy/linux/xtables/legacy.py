@@ -82,6 +82,16 @@ def fingerprint(family: Family, table: str) -> bytes:
     return info.raw if _fill(family, table, _SO_GET_INFO, info, _INFO.size) else b""
 
 
+def has_rules(family: Family, table: str) -> bool:
+    """Whether a table has more than its built-in chains and their policies. Raises Rejected."""
+    info = fingerprint(family, table)
+    if not info:
+        return False
+    _, valid_hooks, *_, entries, _ = _INFO.unpack(info)
+    policies: int = valid_hooks.bit_count()
+    return bool(entries > policies + 1)  # and the end of the table
+
+
 def digest(family: Family, table: str, largest: int) -> int:
     """A checksum of all rules of a table without their counters.
 
