@@ -284,7 +284,7 @@ struct tunnel_option {
 #define TUNNEL_OVERHEAD 94
 
 enum node_flag {
-	NODE_SOCKETS_OF_PODS = 1, /* the socket path handles pods in addition to the node */
+	NODE_SOCKETS_OF_PODS = 1, /* the socket path handles `pod_namespaces`, too */
 	NODE_REDIRECT = 2,	  /* flows of outside clients bypass this node's stack */
 	NODE_NETFILTER_FLOWS = 4, /* `netfilter_flows` has entries */
 	NODE_STALE_SOCKETS = 8,	  /* `stale_sockets` has entries */

@@ -105,7 +105,7 @@ static __always_inline void socket_flow_key_set(struct socket_flow_key *key, u64
 }
 
 enum socket_owner {
-	OWNER_UNSERVED, /* a pod's socket, and the socket path does not handle pods */
+	OWNER_UNSERVED, /* the packet path serves the network namespace */
 	OWNER_POD,
 	OWNER_NODE,
 };
@@ -119,7 +119,9 @@ static __always_inline enum socket_owner socket_owner(u64 netns_cookie)
 		return OWNER_UNSERVED;
 	if (found->netns_cookie == netns_cookie)
 		return OWNER_NODE;
-	return found->flags & NODE_SOCKETS_OF_PODS ? OWNER_POD : OWNER_UNSERVED;
+	if (!(found->flags & NODE_SOCKETS_OF_PODS))
+		return OWNER_UNSERVED;
+	return pod_namespaces.lookup(&netns_cookie) ? OWNER_POD : OWNER_UNSERVED;
 }
 
 /* Returns PASS (drop) or REFUSED if the Service has no endpoint for this client. Returns TRANSLATED

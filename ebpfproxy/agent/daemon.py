@@ -30,6 +30,7 @@ from ebpfproxy.api.event import (
     PEER_NODE,
     ChecksChanged,
     Invalid,
+    NamespacesChanged,
     NodeChanged,
     PodsBypass,
     ServiceChanged,
@@ -45,6 +46,7 @@ from ebpfproxy.http.metrics import State
 from ebpfproxy.log import DEBUG_VERBOSITY, Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.health_check_node_port import health_check_addresses
 from ebpfproxy.plan.service_plan import Role
 
@@ -116,6 +118,7 @@ class _Agent:
             self._metrics.sockets_counted,
             lambda: self._inbox.put(Notified()),
             self._metrics.map_grown,
+            self._namespaces_changed,
         )
         further = {"node-checks": self._edge.checker.run} if self._edge else {}
         self._sources = Sources(config, self._inbox, self._metrics, loaded.seen, further)
@@ -456,10 +459,17 @@ class _Agent:
 
         The control thread records them at once, since its next plan must include what a previous run served.
         """
+        self._fold_or_put(PodsBypass(devices))
+
+    def _namespaces_changed(self, namespaces: tuple[Namespace, ...]) -> None:
+        """Record the network namespaces, as `_pods_bypass` does with devices."""
+        self._fold_or_put(NamespacesChanged(namespaces))
+
+    def _fold_or_put(self, event: PodsBypass | NamespacesChanged) -> None:
         if threading.get_ident() == self._thread:
-            self._tracker.fold(PodsBypass(devices))
+            self._tracker.fold(event)
         else:
-            self._sources.put(PodsBypass(devices))
+            self._sources.put(event)
 
 
 def _differing(config: Config, other: Config) -> list[str]:

@@ -10,6 +10,7 @@ from ebpfproxy.model.address import Address, Network
 from ebpfproxy.model.cluster import Listening
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
@@ -142,6 +143,12 @@ class PodsBypass(NamedTuple):
     ifindexes: frozenset[int]
 
 
+class NamespacesChanged(NamedTuple):
+    """All network namespaces that may be those of pods, by cookie."""
+
+    namespaces: tuple[Namespace, ...]
+
+
 class Synced(NamedTuple):
     """All existing objects of `kind` (a constant of this file) were reported, or an optional kind cannot be
     listed now. It may be sent repeatedly."""
@@ -173,6 +180,7 @@ Event = (
     | ApiServerReached
     | DevicesChanged
     | PodsBypass
+    | NamespacesChanged
     | Synced
     | Invalid
 )

@@ -32,6 +32,7 @@ from ebpfproxy.api.event import (
     Event,
     Invalid,
     ListeningChanged,
+    NamespacesChanged,
     NodeChanged,
     PeerChanged,
     PodChanged,
@@ -73,9 +74,10 @@ class Drained(NamedTuple):
     - `services`: the Services whose plan may have changed, and the names of pods (`host_ports.name_of`).
       Among them are those with endpoints on a node whose check changed;
     - `node_changed`: this node's Node changed, which may change every plan;
-    - `host_changed`: kernel state changed (local networks, devices, bypassing pods, listening sockets), or
-      the networks of ClusterIPs, or the API server was reached at another address. The plan of the node
-      depends on it, and which frontends are protected; the rest of the plans of Services does not;
+    - `host_changed`: kernel state changed (local networks, devices, bypassing pods, listening sockets,
+      network namespaces), or the networks of ClusterIPs, or the API server was reached at another address.
+      The plan of the node depends on it, and which frontends are protected; the rest of the plans of Services
+      does not;
     - `peers_changed`: `ClusterState.peers` changed, which may change the plans of Services with direct server
       return, that of the node, and what an edge checks;
     - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
@@ -142,6 +144,7 @@ class Tracker:
         self._service_cidrs: dict[str, tuple[Network, ...]] = {}
         self._listening = self._drained.listening
         self._api_servers = self._drained.api_servers
+        self._namespaces = self._drained.namespaces
         self._seen_to_bypass: set[int] = set()  # including devices that are not reported yet
         self._synced: set[str] = set()
 
@@ -219,6 +222,8 @@ class Tracker:
             case ApiServerReached(address, port):
                 if (address, port) not in self._api_servers:
                     self._api_servers |= {(address, port)}
+            case NamespacesChanged(namespaces):
+                self._namespaces = namespaces
             case PodsBypass(ifindexes):
                 self._seen_to_bypass |= ifindexes
                 self._bypassing = self._ifindexes & self._seen_to_bypass
@@ -267,7 +272,9 @@ class Tracker:
             return True
         if self._listening is not previous.listening or self._api_servers is not previous.api_servers:
             return True
-        return self._bypassing != previous.bypassing or self._networks_of_services != previous.service_cidrs
+        if self._bypassing != previous.bypassing or self._namespaces != previous.namespaces:
+            return True
+        return self._networks_of_services != previous.service_cidrs
 
     @property
     def _networks_of_services(self) -> frozenset[Network]:
@@ -289,6 +296,7 @@ class Tracker:
             self._addresses_of_nodes(),
             self._listening,
             self._api_servers,
+            self._namespaces,
         )
 
     def _addresses_of_nodes(self) -> frozenset[Address]:

@@ -14,6 +14,7 @@ from ebpfproxy.model.address import Family
 from ebpfproxy.model.connection import Connection, Translation
 from ebpfproxy.model.counters import ServiceTraffic, SocketCounts, SyncCounts
 from ebpfproxy.model.device import DeviceSide
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
@@ -29,6 +30,8 @@ class Callbacks(NamedTuple):
     - `flows_looked_at(family, ended, seconds)`: the tracked flows of a family were searched for stale ones.
       Gives how many were ended, and the duration.
     - `map_grown`: the BPF map of this name was enlarged.
+    - `namespaces`: the network namespaces that may be those of pods, sorted by cookie. Called again when they
+      change.
     - `changed`: another program may have changed the backend's objects in the kernel, so the agent should
       check `Backend.generation` soon.
     """
@@ -39,6 +42,7 @@ class Callbacks(NamedTuple):
     sockets_counted: Callable[[SocketCounts], object] = lambda counts: None
     changed: Callable[[], object] = lambda: None
     map_grown: Callable[[str], object] = lambda name: None
+    namespaces: Callable[[tuple[Namespace, ...]], object] = lambda found: None
 
 
 def _no_usage() -> Mapping[str, tuple[int, int]]:
@@ -138,6 +142,7 @@ class Inspection(Protocol):
     - `render` and `read`: as in `Backend`. Entries that must not differ are equal.
     - `shown`: an entry in the form for readers.
     - `bypassing`: as in `ClusterState`, as the mode recorded it in the kernel.
+    - `namespaces`: as in `ClusterState`, as they are now.
     - `served_devices`: the ifindexes of loopback and of pods' devices, if they have programs. They may have
       them only because they were needed before.
     - `further`: the differences that no entry shows, as of the last `read`.
@@ -155,6 +160,8 @@ class Inspection(Protocol):
     def shown(self, key: Any, entry: Any) -> Any: ...
 
     def bypassing(self) -> frozenset[int]: ...
+
+    def namespaces(self) -> tuple[Namespace, ...]: ...
 
     def served_devices(self) -> frozenset[int]: ...
 
@@ -192,6 +199,9 @@ class BackendInspection:
 
     def bypassing(self) -> frozenset[int]:
         return frozenset()
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        return ()
 
     def served_devices(self) -> frozenset[int]:
         return frozenset()

@@ -22,6 +22,7 @@ from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.verify import Verified, verify
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.connection import Connection, Translation
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.service_plan import NodePlan, PlannedEndpoints, ServicePortPlan
 
 
@@ -71,6 +72,9 @@ class DumpInspection:
 
     def bypassing(self) -> frozenset[int]:
         return frozenset()
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        return ()
 
     def served_devices(self) -> frozenset[int]:
         return frozenset()

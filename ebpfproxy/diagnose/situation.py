@@ -207,7 +207,9 @@ def situation_of_mode(
 ) -> Situation:
     """Plan with the options of a mode, and with what it recorded in the kernel: bypassing pods, and devices
     that keep their programs."""
-    state = dataclasses.replace(cluster.state, bypassing=inspection.bypassing())
+    state = dataclasses.replace(
+        cluster.state, bypassing=inspection.bypassing(), namespaces=inspection.namespaces()
+    )
     return plan_situation(
         cluster._replace(state=state),
         inspection.context,

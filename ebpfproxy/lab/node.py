@@ -50,17 +50,25 @@ class Node:
             raise AlreadyExists(f"pod {name} already exists")
         if not 0 < len(name) <= _LONGEST_POD_NAME:
             raise ConfigError(f"pod name {name!r} must have 1 to {_LONGEST_POD_NAME} characters")
-        free = self._addresses.pod(self.index, next(self._hosts))
+        host = next(self._hosts)
+        free = self._addresses.pod(self.index, host)
+        # As kubelet's cgroups are: the agent recognizes a pod by them.
+        uid = f"{self._addresses.number:08x}-0000-4000-8000-{host:012x}"
         pod = self._testbed.create_netns(
-            name, self.cgroup, Pair(v4 or free.v4, v6 or free.v6), f"{_POD_DEVICES}{name}"
+            name,
+            self.cgroup / "kubepods" / f"pod{uid}",
+            Pair(v4 or free.v4, v6 or free.v6),
+            f"{_POD_DEVICES}{name}",
         )
         devices.connect_routed(self.host, self._addresses.gateway(self.index), pod, pod.device)
         self.pods[name] = pod
+        pause = pod.popen(["sleep", "infinity"])  # as a container runtime's pause process
+        (pod.cgroup / "cgroup.procs").write_text(str(pause.pid))
         return pod
 
     def remove_pod(self, pod: Pod) -> None:
         """Remove a pod: its processes, devices and addresses."""
-        remove_cgroup(pod.cgroup)
+        remove_cgroup(pod.cgroup.parent)
         pod.reap()
         netns.delete(pod.namespace)
         with contextlib.suppress(KernelError):  # deleted with the namespace, unless a socket keeps that

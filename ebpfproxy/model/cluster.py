@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from ebpfproxy.model.address import Address, Network, Protocol
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
@@ -34,6 +35,8 @@ class ClusterState:
     - `node_addresses`: all addresses of `peers`.
     - `listening`: where programs in the network namespace of this node listen or receive datagrams: by
       protocol and port, the addresses. The unspecified address of a family means all addresses of it.
+    - `namespaces`: the network namespaces that may be those of pods, by cookie. Empty unless the mode needs
+      them.
     - `api_servers`: addresses and TCP ports at which the agent has reached the API server.
     """
 
@@ -50,6 +53,7 @@ class ClusterState:
     node_addresses: frozenset[Address] = frozenset()
     listening: Listening = dataclasses.field(default_factory=dict)
     api_servers: frozenset[tuple[Address, int]] = frozenset()
+    namespaces: tuple[Namespace, ...] = ()
 
     def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:
         """Return the EndpointSlices of `service`; empty if it has none."""

@@ -1,8 +1,8 @@
 """Network devices: which of them get programs of the packet path, and in which role.
 
-While the socket path serves pods, their veth devices get no programs until a ServicePort or a pod needs them,
-since programs there cost time for every packet between pods. Attached programs stay, since connections may
-depend on them.
+While the socket path serves a pod, its veth device gets no programs until a ServicePort or the pod needs
+them, since programs there cost time for every packet between pods. Attached programs stay as long as
+connections may depend on them. The device of any other network namespace gets programs at once.
 """
 
 from collections.abc import Collection, Iterable
@@ -49,19 +49,21 @@ def plan_devices(
     pods: bool,
     bypassing: Collection[int],
     of_node: bool = False,
+    by_socket: Collection[int] = (),
 ) -> tuple[DevicePlan, ...]:
     """Return the devices that get programs, sorted by ifindex. The order of `devices` does not matter.
 
     - Uplinks, and tunnels that are up, always get programs.
     - Loopback gets them if no socket is load balanced (`SocketLb.OFF`), or if `of_node` is set.
-    - A pod's veth or netkit device gets them if sockets of pods are not load balanced, with
-      `context.redirect`, if `pods` is set, or if it is in `bypassing`.
+    - A pod's veth or netkit device gets them if it leads to a network namespace and is not in `by_socket`, if
+      sockets of pods are not load balanced, with `context.redirect`, if `pods` is set, or if it is in
+      `bypassing`.
     - A tap device always gets them. It leads to a guest with its own kernel, whose sockets are invisible to
       this node.
 
     `pods`: whether any ServicePort needs the packets of pods. `of_node`: the same for the node's own packets.
     `bypassing`: the ifindexes of devices whose pods were seen to need programs, or whose devices have had
-    programs so far.
+    programs so far. `by_socket`: the ifindexes of devices whose pods the socket path serves.
 
     An edge has no pods: its veth and netkit devices with an address are uplinks, as in a container.
 
@@ -82,7 +84,9 @@ def plan_devices(
             # Packets of a bridge port have the bridge as their ingress device (skb_iif), so `bypassing` may
             # have the bridge instead of the port.
             is_bypassing = device.ifindex in bypassing or device.master in bypassing
-            wanted = context.socket_lb is not SocketLb.ON or context.redirect or pods or is_bypassing
+            needs_packets = device.ifindex not in by_socket and host.leads_through_node(device)
+            needs_packets = needs_packets or context.socket_lb is not SocketLb.ON
+            wanted = needs_packets or context.redirect or pods or is_bypassing
         else:
             wanted = role is not None
         if wanted:
@@ -161,6 +165,15 @@ class _Host:
         if self._is_uplink(device):
             return DeviceRole.UPLINK
         return DeviceRole.POD if _is_of_pod(device) and not self._is_edge else None
+
+    def leads_through_node(self, device: Device) -> bool:
+        """Return whether all packets of another network namespace pass this pair and then this node's stack.
+
+        A bridge with an uplink forwards to the router without it; that bridge has programs for the node's own
+        packets.
+        """
+        master = self._devices.get(device.master)
+        return device.peer_elsewhere and not (master and self.role_of(master) is DeviceRole.UPLINK)
 
     def _is_uplink(self, device: Device) -> bool:
         """Return whether the device leads to the node's network. A device that is down counts, too.

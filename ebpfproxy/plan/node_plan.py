@@ -1,10 +1,14 @@
 """The plan of this node: what all Services share, such as NodePort addresses and devices."""
 
+from collections.abc import Iterable
+
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.devices import plan_devices
 from ebpfproxy.plan.direct_return import tunnel_sources
 from ebpfproxy.plan.local_traffic import local_traffic
+from ebpfproxy.plan.namespaces import by_socket
 from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 
@@ -21,20 +25,35 @@ def plan_node(
     `pods`: whether any ServicePort needs the packets of pods (`needs_packets_of_pods`); `of_node`: those of
     the node (`needs_packets_of_node`). `previous`: the plan before this one. Loopback, and a pod's device, in
     `previous` keep their programs as long as they exist, since their established connections are translated
-    there.
+    there. Only a device that had them because its pod was unknown loses them, once the socket path serves
+    the pod and no such connection is left.
     """
+    served = by_socket(state, context)
     kept = _pod_devices(previous, state) if previous else frozenset()
+    lasting = kept & previous.lasting if previous else frozenset()
+    kept -= _outer(each for each in served if not each.in_flight) - lasting
     if previous and any(each.role is DeviceRole.LOOPBACK for each in previous.devices):
         of_node = True
+    devices = plan_devices(
+        state.devices, state.node, context, pods, state.bypassing | kept, of_node, _outer(served)
+    )
+    if pods:
+        lasting = frozenset(each.ifindex for each in devices if each.role is DeviceRole.POD)
     return NodePlan(
         state.local_networks,
         plan_node_ports(state.local_networks, state.node, context),
-        plan_devices(state.devices, state.node, context, pods, state.bypassing | kept, of_node),
+        devices,
         node_ports_everywhere(context),
         {each: traffic for each in Family if (traffic := local_traffic(context, each, state.node))},
         tunnel_sources(state, context),
         state.service_cidrs,
+        frozenset(each.cookie for each in served),
+        lasting,
     )
+
+
+def _outer(namespaces: Iterable[Namespace]) -> frozenset[int]:
+    return frozenset(ifindex for each in namespaces for ifindex in each.outer)
 
 
 def _pod_devices(previous: NodePlan, state: ClusterState) -> frozenset[int]:

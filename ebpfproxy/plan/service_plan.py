@@ -172,6 +172,9 @@ class NodePlan:
     - `local_traffic`: as in `ServicePortPlan`. A family in which it is None is missing.
     - `service_cidrs`: the networks of ClusterIPs; empty if unknown.
     - `tunnel_sources`: the nodes and edges whose tunneled packets this node accepts (direct server return).
+    - `pod_namespaces`: the cookies of the network namespaces of pods whose sockets the socket path serves.
+    - `lasting`: the ifindexes of pods' devices that have had programs for a ServicePort. They keep them,
+      since connections may have begun there at any time.
     """
 
     local_networks: frozenset[Network] = frozenset()
@@ -181,6 +184,8 @@ class NodePlan:
     local_traffic: Mapping[Family, LocalTraffic] = dataclasses.field(default_factory=dict)
     tunnel_sources: frozenset[Network] = frozenset()
     service_cidrs: frozenset[Network] = frozenset()
+    pod_namespaces: frozenset[int] = frozenset()
+    lasting: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
 
 
 class SocketLb(enum.Enum):

@@ -67,8 +67,9 @@ def test_pod_devices_get_no_classifiers_until_a_service_needs_them(
     web.set(loadBalancerSourceRanges=[])
     newcomer: Pod = request.getfixturevalue("newcomer")
     restartable.service().to(newcomer)
-    assert sides(restartable) == {"eth0": BOTH, **served}, (
-        "existing pods keep their classifiers, new pods get none"
+    eventually(
+        lambda: sides(restartable) == {"eth0": BOTH, **served},
+        "existing pods keep their classifiers, new pods lose them once they are known",
     )
     restartable.start()
     assert sides(restartable) == {"eth0": BOTH, **served}, "a restart keeps them"

@@ -66,7 +66,9 @@ def test_a_command_runs_in_its_pods_namespace_and_cgroup(lab: Lab) -> None:
     script = "readlink /proc/self/ns/net; cat /proc/self/cgroup"
     namespace, *cgroups = client.run(["sh", "-c", script]).stdout.splitlines()
     assert namespace == f"net:[{client.netns.stat().st_ino}]"
-    assert f"0::/{lab.identity}/node/client" in cgroups
+    below = client.cgroup.relative_to(lab.cgroup)
+    assert below.parts[0] == "kubepods"
+    assert f"0::/{lab.identity}/node/{below}" in cgroups
 
 
 def test_a_failed_command_raises_with_its_stderr(lab: Lab) -> None:

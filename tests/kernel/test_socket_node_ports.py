@@ -2,9 +2,6 @@
 
 import pytest
 
-from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.backends.ebpf.pins import Pins
-from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import (
     REFUSED,
@@ -125,24 +122,3 @@ def test_only_the_new_node_port_answers_after_a_change(cluster: Cluster) -> None
     web.set()
     assert outcome(cluster.p, TCP, cluster.node.v4, web.node_port) == "a"
     assert outcome(cluster.p, TCP, cluster.node.v4, previous) == "refused"
-
-
-@pytest.fixture
-def unwritten(restartable: Cluster) -> Cluster:
-    """A node whose agent has not yet written the cookie of the node's network namespace."""
-    restartable.start()
-    node = Map.pinned(Pins(restartable.lab.bpffs).hooked_in() / "maps" / "node")
-    try:
-        _, *rest = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
-        node.update(bytes(4), abi.NODE.pack(0, *rest))
-    finally:
-        node.close()
-    return restartable
-
-
-def test_sockets_of_the_node_are_treated_as_a_pods_until_its_cookie_is_written(unwritten: Cluster) -> None:
-    web = unwritten.service(node_port=True).to(unwritten.a)
-    assert outcome(unwritten.node, TCP, web.v4, 80) == "a"
-    assert outcome(unwritten.node, TCP, unwritten.node.v4, web.node_port) == "a"  # as for a pod
-    for address in ("127.0.0.1", "::1", "0.0.0.0"):
-        assert outcome(unwritten.node, TCP, address, web.node_port) == "refused"

@@ -27,6 +27,7 @@ from ebpfproxy.backends.ebpf.entries import (
     Entry,
     HookKey,
     Key,
+    NamespaceKey,
     ServicePortEntry,
     ServicePortKey,
     TunnelSourceKey,
@@ -43,6 +44,7 @@ from ebpfproxy.backends.ebpf.services.node_entry import NodeEntry
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.backends.ebpf.settings import EbpfSettings as EbpfSettings
 from ebpfproxy.backends.ebpf.sockets import netns_cookie
+from ebpfproxy.backends.ebpf.sockets.pod_namespaces import PodNamespaces
 from ebpfproxy.backends.ebpf.sockets.stale_sockets import StaleSockets
 from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation
 from ebpfproxy.backends.generation import Generation
@@ -54,6 +56,7 @@ from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network, Protocol
 from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
 from ebpfproxy.model.device import DeviceSide
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 
 log = Logger(__name__)
@@ -70,7 +73,7 @@ GROWN = "Enlarged a BPF map"
 GROWTH_FAILED = "Cannot enlarge BPF maps, retrying"
 """Retried after a minute if the room is still missing. Usually memory is missing."""
 
-_U32 = struct.Struct("=I")
+_U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 _GROWTH_PAUSE = 60.0  # seconds after a failure to enlarge maps
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
@@ -88,6 +91,10 @@ def _ignore_growth(name: str) -> None:
 
 
 def _ignore_devices(devices: frozenset[int]) -> None:
+    pass
+
+
+def _ignore_namespaces(found: tuple[Namespace, ...]) -> None:
     pass
 
 
@@ -116,11 +123,14 @@ class EbpfBackend:
         pods_bypass: Callable[[frozenset[int]], object] = _ignore_devices,
         filters_changed: Callable[[], object] = _ignore_change,
         map_grown: Callable[[str], object] = _ignore_growth,
+        namespaces: Callable[[tuple[Namespace, ...]], object] = _ignore_namespaces,
     ) -> None:
         """`sockets_counted`, `pods_bypass` and `filters_changed` are called in threads of this object. See
         `StaleSockets`, `FlowCollector` and `FilterWatch`.
 
         `map_grown` is called with the name of each map that was enlarged.
+
+        `namespaces`: see `Callbacks`. It is called by `open`, and in a thread of this object.
 
         `open` calls `pods_bypass`, too. It passes the devices of all pods whose packets a previous run
         translated, or found to need translation. After a call of `filters_changed`, `generation` may have
@@ -132,6 +142,7 @@ class EbpfBackend:
         self._pods_bypass = pods_bypass
         self._filters_changed = filters_changed
         self._map_grown = map_grown
+        self._namespaces = namespaces
         self._limits = settings.limits()
         self._sizes: MapSizes | None = None  # None: not opened yet
         self._full: set[str] = set()  # the maps for which the last change found no room
@@ -246,6 +257,9 @@ class EbpfBackend:
         if self._devices.uses_filters:
             self._watch = FilterWatch(self._devices.is_in_use, self._filters_changed)
             opened.callback(self._watch.close)
+        if self._settings.socket_lb is SocketLb.ON:
+            cgroup_root = self._settings.cgroup_root
+            opened.callback(PodNamespaces(pins, proc_root, cgroup_root, self._namespaces).close)
         self._check = PacketCheck(pins, self._devices.attached)
         opened.callback(self._check.close)
         self._readings = Readings(pins)
@@ -307,6 +321,8 @@ class EbpfBackend:
         for key, _ in self._maps["tunnel_sources"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
             found[TunnelSourceKey(Network(Address(address), length))] = 1
+        for key, _ in self._maps["pod_namespaces"].items():
+            found[NamespaceKey(*_U64.unpack(key))] = 1
         found.update(self._devices.read().items())
         found.update({HookKey(name): state for name, state in self._programs.hook_states().items()})
         return found
@@ -432,6 +448,8 @@ class EbpfBackend:
                 self._maps["local_networks"].delete(_network_key(key))
             elif isinstance(key, TunnelSourceKey):
                 self._maps["tunnel_sources"].delete(_network_key(key.network))
+            elif isinstance(key, NamespaceKey):
+                self._maps["pod_namespaces"].delete(_U64.pack(*key))
         self._settle(rejected, attached)
         if any(isinstance(key, DeviceKey) for key in (*delta.puts, *delta.drops)):
             self._xdp.sync(self._devices.written())
@@ -443,13 +461,15 @@ class EbpfBackend:
         rejected: dict[Key, KernelError] = {}
         for key, entry in puts.items():
             if isinstance(key, Network):
-                map_, network = "local_networks", key
+                map_, packed = "local_networks", _network_key(key)
             elif isinstance(key, TunnelSourceKey):
-                map_, network = "tunnel_sources", key.network
+                map_, packed = "tunnel_sources", _network_key(key.network)
+            elif isinstance(key, NamespaceKey):
+                map_, packed = "pod_namespaces", _U64.pack(*key)
             else:
                 continue
             try:
-                self._maps[map_].update(_network_key(network), _U32.pack(cast(int, entry)))
+                self._maps[map_].update(packed, _U32.pack(cast(int, entry)))
             except KernelError as failure:
                 rejected[key] = failure
         return rejected

@@ -75,6 +75,15 @@ class TunnelSourceKey(NamedTuple):
         return f"tunnel source {format_network(self.network)}"
 
 
+class NamespaceKey(NamedTuple):
+    """The network namespace of a pod whose sockets the socket path serves."""
+
+    cookie: int
+
+    def __str__(self) -> str:
+        return f"netns {self.cookie}"
+
+
 class FrontendEntry(NamedTuple):
     """A frontend. `kind` and `flags` are abi.h's service_kind and service_flag."""
 
@@ -123,10 +132,10 @@ INGRESS, EGRESS = "ingress", "egress"
 _TUNNEL_ENTRY = DeviceEntry(abi.DEVICE_TUNNEL, unspecified(Family.IPV4), unspecified(Family.IPV6), (INGRESS,))
 """The Geneve device needs no egress program: ingress has translated or selected everything."""
 
-Key = ServicePortKey | Network | HookKey | DeviceKey | TunnelSourceKey
+Key = ServicePortKey | Network | HookKey | DeviceKey | TunnelSourceKey | NamespaceKey
 Entry = ServicePortEntry | int | str | DeviceEntry
 """For a Network: abi.h's network_flag. For a hook: its state, where ATTACHED is the desired one. For a tunnel
-source: 1."""
+source or a network namespace: 1."""
 
 ATTACHED, OUTDATED = "attached", "outdated"
 BEHIND = "behind"
@@ -168,6 +177,7 @@ def render(
         )
     if node is not None:
         entries.update(_networks(node))
+        entries.update({NamespaceKey(each): 1 for each in node.pod_namespaces})
         entries.update({DeviceKey(each.ifindex, each.name): _device(each) for each in node.devices})
         entries.update({HookKey(hook.name): ATTACHED for hook in hooks})
         if tunnel_device:

@@ -60,6 +60,7 @@ class EbpfMode:
             map_grown=callbacks.map_grown,
             pods_bypass=callbacks.pods_bypass,
             filters_changed=callbacks.changed,
+            namespaces=callbacks.namespaces,
         )
         return Parts(
             backend,

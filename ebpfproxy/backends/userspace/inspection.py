@@ -28,6 +28,7 @@ from ebpfproxy.errors import NotFound
 from ebpfproxy.model import connection as model
 from ebpfproxy.model.address import Family, family, format_address, format_endpoint, parse_address
 from ebpfproxy.model.connection import Translation
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
 
@@ -70,6 +71,9 @@ class UserspaceInspection:
     def shown(self, key: Key, entry: Any) -> Any:
         """Return an entry for readers: endpoints and addresses as texts."""
         return shown(entry)
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        return ()
 
     def bypassing(self) -> frozenset[int]:
         return frozenset()

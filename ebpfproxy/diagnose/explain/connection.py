@@ -9,8 +9,8 @@ from ebpfproxy.diagnose.explain import mode_rules
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last
 from ebpfproxy.diagnose.explain.echo import explain_echo
 from ebpfproxy.diagnose.explain.hashes import hash_lines
-from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, USERSPACE, Found, Missing, find
-from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify
+from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, USERSPACE, Found, Missing, find, is_ebpf
+from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify, namespace_class
 from ebpfproxy.diagnose.explain.path import path
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import (
@@ -73,7 +73,7 @@ def _unserved(
     verdict, why = _verdict_without_frontend(situation, destination, missing)
     way = path(situation, origin, destination)
     steps = [
-        _client_step(origin, client),
+        _client_step(situation, origin, client),
         _path_step(way),
         *_protocol_steps(situation, destination),
         Step(missing.why, _describe_missing(missing), tuple(map(describe_served, missing.nearest))),
@@ -131,7 +131,7 @@ def _describe_missing(missing: Missing) -> str:
 
 def _steps(case: Case, client: Classified, decision: Decision) -> Iterator[Step]:
     frontend = decision.served.frontend
-    yield _client_step(case.origin, client)
+    yield _client_step(case.situation, case.origin, client)
     yield _path_step(case.path)
     yield from _frontend_steps(case, decision)
     ranges = tuple(map(str, frontend.source_ranges)) if frontend.restricted else ()
@@ -150,8 +150,10 @@ def _steps(case: Case, client: Classified, decision: Decision) -> Iterator[Step]
     yield Step(decision.why, decision.why.meaning)
 
 
-def _client_step(origin: Origin, client: Classified) -> Step:
-    return Step(client.why, f"{origin}: {client.why.meaning}")
+def _client_step(situation: Situation, origin: Origin, client: Classified) -> Step:
+    namespace = namespace_class(origin, situation) if is_ebpf(situation) else None
+    details = (f"network namespace: {namespace[0].value}: {namespace[1]}",) if namespace else ()
+    return Step(client.why, f"{origin}: {client.why.meaning}", details)
 
 
 def _path_step(way: Path) -> Step:

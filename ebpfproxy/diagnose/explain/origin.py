@@ -6,6 +6,8 @@ from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Address, Family, contains, family, format_address
+from ebpfproxy.model.namespace import NamespaceClass
+from ebpfproxy.plan import namespaces
 from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic
 
 EBPF = "ebpf"
@@ -50,6 +52,20 @@ class Classified(NamedTuple):
 
     client: ClientClass
     why: Reason
+
+
+def namespace_class(origin: Origin, situation: Situation) -> tuple[NamespaceClass, str] | None:
+    """Return the class of a pod's or guest's network namespace in mode ebpf, and the reason. None if the
+    namespace is unknown, as that of any pod, or without this machine's kernel."""
+    if origin.kind is not ClientClass.POD or not (origin.cookie or origin.ifindex):
+        return None
+    node = situation.state.node
+    for each in situation.state.namespaces:
+        if each.cookie == origin.cookie or (not origin.cookie and origin.ifindex in each.outer):
+            return namespaces.classify(each, node.pod_cidrs if node else ())
+    if not origin.cookie:
+        return None
+    return NamespaceClass.OTHER, "no device leads to this node, and it has no process of a pod"
 
 
 def classify(origin: Origin, situation: Situation, ip_family: Family) -> Classified:

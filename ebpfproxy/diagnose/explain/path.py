@@ -2,11 +2,12 @@
 
 from ebpfproxy.backends.nftables.node_objects import NAT_OUTPUT, NAT_PREROUTING
 from ebpfproxy.diagnose.explain.lookup import IPVS, USERSPACE, is_ebpf
-from ebpfproxy.diagnose.explain.origin import Origin
+from ebpfproxy.diagnose.explain.origin import Origin, namespace_class
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Family, Protocol, family
+from ebpfproxy.model.namespace import NamespaceClass
 from ebpfproxy.plan.service_plan import DeviceRole, FrontendPlan, SocketLb
 
 
@@ -46,6 +47,9 @@ def _socket_exception(
         return Reason.SCTP_NEEDS_PACKETS
     if is_pod and origin.bypasses_hooks:
         return Reason.POD_BYPASSES_HOOKS
+    namespace = namespace_class(origin, situation)
+    if namespace and namespace[0] is not NamespaceClass.SOCKET_PATH:
+        return Reason.NAMESPACE_NEEDS_PACKETS
     if frontend and frontend.restricted and not (is_node and frontend.node_admitted):
         return Reason.RANGES_NEED_PACKETS
     return None

@@ -108,6 +108,11 @@ class Reason(enum.Enum):
         Subject.PATH,
         "the node does not see this pod's sockets, for example of a VM",
     )
+    NAMESPACE_NEEDS_PACKETS = (
+        "NamespaceNeedsPackets",
+        Subject.PATH,
+        "the network namespace is not known to be that of a pod whose packets all take one way",
+    )
     NO_DEVICE_PASSED = (
         "NoDevicePassed",
         Subject.PATH,

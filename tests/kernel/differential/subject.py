@@ -16,6 +16,7 @@ from ebpfproxy.lab import Lab, Netns, Pod, PodNetwork
 from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.namespace import Namespace
 from tests.kernel.cluster import SERVICE_NETWORKS
 from tests.kernel.differential.dialers import DIRECT_LAPS, RELAYED_LAPS, Dialer, Fence, serve
 from tests.kernel.differential.history import Change, fence_service
@@ -64,6 +65,7 @@ class Subject:
         self._texts = texts
         self._lab = Lab(f"diff-{name}", NUMBER, PodNetwork.ROUTED)
         self._bypassing: set[int] = set()
+        self._namespaces: tuple[Namespace, ...] = ()
         self.state = ClusterState({}, {})
 
     @property
@@ -171,7 +173,7 @@ class Subject:
                 **self._texts,
             }
         )
-        callbacks = Callbacks(lambda *_: None, self._bypassing.update)
+        callbacks = Callbacks(lambda *_: None, self._bypassing.update, namespaces=self._see)
         self._serving = ActiveMode(self._mode, self._config, callbacks)
         others = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {self._processor})  # relays inherit it
@@ -181,6 +183,9 @@ class Subject:
             os.sched_setaffinity(0, others)
         self._networks, self._devices = local_addresses.read(), links.read()
 
+    def _see(self, namespaces: tuple[Namespace, ...]) -> None:
+        self._namespaces = namespaces
+
     def apply(self, change: Change) -> None:
         """Apply the change completely; `state` is then the complete state. Raises KernelError."""
         state = dataclasses.replace(
@@ -188,6 +193,7 @@ class Subject:
             local_networks=self._networks,
             devices=self._devices,
             bypassing=frozenset(self._bypassing),
+            namespaces=self._namespaces,
         )
         services = change.services
         if self._is_relayed:

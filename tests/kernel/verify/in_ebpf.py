@@ -21,7 +21,7 @@ from ebpfproxy.model.address import format_address, parse_address
 from tests.kernel import others
 from tests.kernel.verify.node import Node
 
-_U32 = struct.Struct("=I")
+_U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 
 
 @contextlib.contextmanager
@@ -154,6 +154,17 @@ def change_network(node: Node) -> str:
                 address = parse_address("192.0.2.77")
                 networks.update(abi.NETWORK_KEY.pack(128, address), _U32.pack(abi.NETWORK_LOCAL))
     return format_address(address)
+
+
+def change_pod_namespace(node: Node) -> str:
+    with opened(node, "pod_namespaces") as namespaces:
+        key, value = _any(node, namespaces)
+        if node.random.randrange(2):
+            namespaces.delete(key)
+        else:
+            key = _U64.pack(1 << 40)
+            namespaces.update(key, value)
+    return f"netns {_U64.unpack(key)[0]}"
 
 
 def change_device(node: Node) -> str:
@@ -321,6 +332,6 @@ STAY: tuple[Callable[[Node], str], ...] = (
     *(delete_frontend, change_frontend, add_frontend, move_frontend, change_slot, change_endpoint),
     *(add_endpoint, change_name, change_network, change_device, change_source_ranges, change_ping),
     *(change_port, change_node, detach_hook, attach_hook_elsewhere, detach_device, replace_at_device),
-    *(unpin, unpin_map),
+    *(unpin, unpin_map, change_pod_namespace),
 )
 PASSING = (foreign_at_device, foreign_at_hook)

@@ -3,6 +3,7 @@
 Everything acts in the network namespace of the calling process.
 """
 
+import dataclasses
 from random import Random
 
 from ebpfproxy.agent.active_mode import ActiveMode
@@ -12,6 +13,7 @@ from ebpfproxy.backends.selection import MODES
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.cluster import read_cluster
 from ebpfproxy.diagnose.verify import verify
+from ebpfproxy.model.namespace import Namespace
 
 
 class Node:
@@ -29,14 +31,12 @@ class Node:
 
     def restore(self) -> None:
         """Bring the kernel in sync, as the agent does."""
-        active = ActiveMode(
-            self.mode,
-            self.config,
-            Callbacks(lambda ended, failed: None, lambda devices: None),
-        )
+        found: list[tuple[Namespace, ...]] = [()]
+        callbacks = Callbacks(lambda ended, failed: None, lambda devices: None, namespaces=found.append)
+        active = ActiveMode(self.mode, self.config, callbacks)
         active.open()
         try:
-            active.plan_all(self._cluster.state)
+            active.plan_all(dataclasses.replace(self._cluster.state, namespaces=found[-1]))
             active.sync(verify=True)
         finally:
             active.close()

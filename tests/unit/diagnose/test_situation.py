@@ -18,6 +18,7 @@ from ebpfproxy.model.address import Protocol
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import LOOPBACK, Device
 from ebpfproxy.model.endpoint import EndpointSlice
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service
 from ebpfproxy.plan.service_plan import PlanContext
@@ -28,6 +29,7 @@ from tests.support.strategies import NODES, exposed_services
 from tests.unit.diagnose.explain.scene import (
     A_CLIENT,
     DEVICES,
+    NAMESPACES,
     POD,
     REMOTE_POD,
     THE_NODE,
@@ -68,6 +70,9 @@ class Recorded(BackendInspection):
 
     def bypassing(self) -> frozenset[int]:
         return self._bypassing
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        return NAMESPACES
 
     def served_devices(self) -> frozenset[int]:
         return self._served

@@ -46,6 +46,28 @@ def roles(
     return {each.name: each.role for each in plan_devices(devices, NODE, context, pods, bypassing)}
 
 
+POD_VETH = VETH._replace(peer_elsewhere=True)
+
+
+def test_the_device_of_a_namespace_gets_programs_unless_the_socket_path_serves_it() -> None:
+    def names(*by_socket: int) -> set[str]:
+        found = plan_devices((ETH0, POD_VETH), NODE, CONTEXT, False, (), by_socket=by_socket)
+        return {each.name for each in found}
+
+    assert names() == {"eth0", "veth1"}
+    assert names(POD_VETH.ifindex) == {"eth0"}
+
+
+def test_a_guest_on_a_bridge_with_an_uplink_gets_no_programs_at_its_port() -> None:
+    """Its frames to its router are only forwarded by the bridge."""
+    port = ETH0._replace(addresses=(), default_route=False, master=5, master_kind="bridge")
+    bridge = ETH0._replace(ifindex=5, name="br0", kind="bridge")
+    guest = POD_VETH._replace(master=5, master_kind="bridge")
+    assert roles(port, bridge, guest) == {"br0": UPLINK}
+    alone = bridge._replace(addresses=(), default_route=False)
+    assert roles(ETH0, alone, guest) == {"eth0": UPLINK, "veth1": POD}
+
+
 def role(one: Device, *others: Device, context: PlanContext = CONTEXT) -> DeviceRole | None:
     return roles(one, *others, context=context).get(one.name)
 

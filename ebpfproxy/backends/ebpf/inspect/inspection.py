@@ -23,6 +23,7 @@ from ebpfproxy.backends.ebpf.entries import (
     FrontendEntry,
     HookKey,
     Key,
+    NamespaceKey,
     ServicePortEntry,
     TunnelSourceKey,
 )
@@ -39,7 +40,7 @@ from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
 from ebpfproxy.backends.ebpf.services.source_ranges import SERVICE_ID_BITS, SourceRanges
 from ebpfproxy.backends.ebpf.services.tunnels import Tunnels
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
-from ebpfproxy.backends.ebpf.sockets import netns_cookie
+from ebpfproxy.backends.ebpf.sockets import netns_cookie, pod_namespaces
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.linux.netlink import geneve
@@ -53,10 +54,11 @@ from ebpfproxy.model.address import (
     protocol_name,
 )
 from ebpfproxy.model.connection import Connection, Translation
+from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoint
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan, SocketLb
 
-_U32 = struct.Struct("=I")
+_U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 
 
 class EbpfInspection:
@@ -139,6 +141,8 @@ class EbpfInspection:
         for key, _ in maps["tunnel_sources"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
             found[TunnelSourceKey(Network(Address(address), length))] = 1
+        for key, _ in maps["pod_namespaces"].items():
+            found[NamespaceKey(*_U64.unpack(key))] = 1
         return found
 
     def _devices(self, maps: Maps, programs: PinnedPrograms) -> dict[Key, Entry]:
@@ -203,6 +207,11 @@ class EbpfInspection:
 
     def bypassing(self) -> frozenset[int]:
         return bypassing_pods(self._pins.pinned_maps("bypassing"))
+
+    def namespaces(self) -> tuple[Namespace, ...]:
+        if self._settings.socket_lb is not SocketLb.ON:
+            return ()
+        return pod_namespaces.read(self._settings.proc_root, self._settings.cgroup_root)
 
     def served_devices(self) -> frozenset[int]:
         pins = list(self._pins.pinned_maps("devices"))

@@ -16,6 +16,7 @@ from ebpfproxy.model.address import Address, Network, Protocol, parse_address
 from ebpfproxy.model.cluster import ClusterState, Listening
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointPort, Endpoints, EndpointSlice
+from ebpfproxy.model.namespace import Link, Namespace
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import Pod as KubernetesPod
 from ebpfproxy.model.service import NamespacedName, Service
@@ -32,6 +33,12 @@ DEVICES = (
     Device(2, "eth0", "", ETHERNET, True, addresses=(parse_address(NODE),), default_route=True),
     Device(7, "veth7", "veth", ETHERNET, True, addresses=(parse_address("10.1.0.1"),), peer_elsewhere=True),
 )
+
+NAMESPACES = tuple(
+    Namespace(cookie, Link.NODE, frozenset({7}), frozenset({parse_address(address)}), "pod-uid", ("eth0",))
+    for cookie, address in ((7, POD), (8, OTHER_POD))
+)
+"""Those of the pods, which the socket path serves."""
 
 A_POD = Origin(ClientClass.POD, POD, (parse_address(POD),), "veth7", 7)
 THE_NODE = Origin(ClientClass.NODE, "node")
@@ -78,6 +85,7 @@ def situation(
         service_cidrs=frozenset(networks(service_cidrs)),
         node_addresses=frozenset(address for each in (peers or {}).values() for address in each.addresses),
         listening=listening or {},
+        namespaces=NAMESPACES,
     )
     if mode != "ebpf":
         options.setdefault("detect_local", DetectLocal.CLUSTER_CIDR)

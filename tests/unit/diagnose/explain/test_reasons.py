@@ -159,6 +159,10 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         CONNECTS,
         lambda: explained(situation(WEB, READY), origin=A_POD._replace(bypasses_hooks=True)),
     ),
+    Reason.NAMESPACE_NEEDS_PACKETS: (
+        CONNECTS,
+        lambda: explained(situation(WEB, READY), origin=A_POD._replace(cookie=99)),
+    ),
     Reason.NO_DEVICE_PASSED: (
         REACHES_NODE,
         lambda: explained(
