@@ -71,8 +71,8 @@ class SliceChanged(NamedTuple):
 class PodChanged(NamedTuple):
     """A pod was added, changed or deleted.
 
-    `pod` is None if it was deleted, or if no host port of it can be served now: it has none or no address, or
-    it has ended. `complaints` are as in ServiceChanged.
+    `pod` is None if it was deleted, or if neither its host ports nor its annotation matter now: it has none
+    of them or no address, or it has ended. `complaints` are as in ServiceChanged.
     """
 
     name: NamespacedName

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType, field
 
 DSR_PORT = "ebpfproxy/dsr-port"
+SOCKET_LB = "ebpfproxy/socket-lb"
 """The annotation with which a Node announces that it accepts tunneled packets, and at which UDP port."""
 
 _WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`(?: - at `(?:key in )?\$\.?([^`]*)`)?")
@@ -65,6 +66,7 @@ class Annotations(Api):
     ipvs_forwarding: str | None = field(name="ebpfproxy/ipvs-forwarding", default=None)
     proxy_protocol: str | None = field(name="ebpfproxy/proxy-protocol", default=None)
     ebpf_forwarding: str | None = field(name="ebpfproxy/ebpf-forwarding", default=None)
+    socket_lb: str | None = field(name=SOCKET_LB, default=None)
     dsr_port: str | None = field(name=DSR_PORT, default=None)
 
 

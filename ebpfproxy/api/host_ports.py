@@ -1,4 +1,4 @@
-"""Parse the host ports of a pod."""
+"""Parse the host ports of a pod, and its annotation about the socket path."""
 
 from collections.abc import Iterator
 
@@ -23,8 +23,16 @@ def pod_changed(decoded: fields.Pod) -> PodChanged:
         return PodChanged(name, None)
     addresses = _addresses(status, complaints)
     ports = tuple(dict.fromkeys(_host_ports(decoded.spec, complaints)))
-    pod = Pod(name, addresses, ports) if addresses and ports else None
+    socket_lb = _socket_lb(decoded.metadata.annotations, complaints)
+    pod = Pod(name, addresses, ports, socket_lb) if addresses and (ports or not socket_lb) else None
     return PodChanged(name, pod, complaints.reported())
+
+
+def _socket_lb(annotations: fields.Annotations | None, complaints: Complaints) -> bool:
+    text = annotations.socket_lb if annotations else None
+    if text not in (None, "on", "off"):
+        complaints.append(f"annotation {fields.SOCKET_LB}: {shorten(repr(text))} is neither on nor off")
+    return text != "off"
 
 
 def _addresses(status: fields.PodStatus, complaints: Complaints) -> tuple[Address, ...]:

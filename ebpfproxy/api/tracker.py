@@ -75,9 +75,9 @@ class Drained(NamedTuple):
       Among them are those with endpoints on a node whose check changed;
     - `node_changed`: this node's Node changed, which may change every plan;
     - `host_changed`: kernel state changed (local networks, devices, bypassing pods, listening sockets,
-      network namespaces), or the networks of ClusterIPs, or the API server was reached at another address.
-      The plan of the node depends on it, and which frontends are protected; the rest of the plans of Services
-      does not;
+      network namespaces), the annotations of pods, or the networks of ClusterIPs, or the API server was
+      reached at another address. The plan of the node depends on it, and which frontends are protected; the
+      rest of the plans of Services does not;
     - `peers_changed`: `ClusterState.peers` changed, which may change the plans of Services with direct server
       return, that of the node, and what an edge checks;
     - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
@@ -274,6 +274,9 @@ class Tracker:
             return True
         if self._bypassing != previous.bypassing or self._namespaces != previous.namespaces:
             return True
+        changed = ((old, self._pods.get(name)) for name, old in self._previous_pods.items())
+        if any(_without_socket(old) != _without_socket(new) for old, new in changed):
+            return True
         return self._networks_of_services != previous.service_cidrs
 
     @property
@@ -429,6 +432,11 @@ class Tracker:
         for complaint in complaints:
             if self._logged.is_new(kind, str(name), complaint):
                 log.warning(REJECTED_PART, kind=kind, name=name, reason=complaint)
+
+
+def _without_socket(pod: Pod | None) -> tuple[Address, ...]:
+    """Return the addresses of a pod that the socket path must not serve."""
+    return pod.addresses if pod and not pod.socket_lb else ()
 
 
 def _plan_input(node: Node | None) -> Node:

@@ -26,7 +26,8 @@ class ClusterState:
     - `local_networks`: the kernel's local routing table, which lists what this node delivers to itself. Most
       entries are single addresses; some are networks such as 127.0.0.0/8.
     - `devices`: all network devices of this node, sorted by ifindex.
-    - `pods`: those of this node with host ports, by name. Empty unless host ports are served.
+    - `pods`: those of this node with host ports, or without the socket path, by name. Empty unless host ports
+      are served.
     - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
     - `peers`: all Nodes by name, this node's included. Empty unless direct server return is enabled, or
       this machine is an edge.

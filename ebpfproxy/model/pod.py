@@ -1,4 +1,4 @@
-"""Pod (core/v1): the fields that host ports depend on."""
+"""Pod (core/v1): its host ports, and whether the socket path may serve it."""
 
 import dataclasses
 from typing import NamedTuple
@@ -25,8 +25,10 @@ class Pod:
     """A pod that runs or starts, has addresses, and does not share the network namespace of its node.
 
     `addresses`: at most one of each family. `host_ports`: in the order of the API, without duplicates.
+    `socket_lb`: whether the socket path may serve its sockets, in mode ebpf.
     """
 
     name: NamespacedName
     addresses: tuple[Address, ...]
     host_ports: tuple[HostPort, ...]
+    socket_lb: bool = True

@@ -8,7 +8,7 @@ from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.devices import plan_devices
 from ebpfproxy.plan.direct_return import tunnel_sources
 from ebpfproxy.plan.local_traffic import local_traffic
-from ebpfproxy.plan.namespaces import by_socket
+from ebpfproxy.plan.namespaces import by_socket, is_opted_out
 from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 
@@ -37,6 +37,7 @@ def plan_node(
     devices = plan_devices(
         state.devices, state.node, context, pods, state.bypassing | kept, of_node, _outer(served)
     )
+    lasting |= _outer(each for each in state.namespaces if is_opted_out(each, state))
     if pods:
         lasting = frozenset(each.ifindex for each in devices if each.role is DeviceRole.POD)
     return NodePlan(

@@ -173,8 +173,8 @@ class NodePlan:
     - `service_cidrs`: the networks of ClusterIPs; empty if unknown.
     - `tunnel_sources`: the nodes and edges whose tunneled packets this node accepts (direct server return).
     - `pod_namespaces`: the cookies of the network namespaces of pods whose sockets the socket path serves.
-    - `lasting`: the ifindexes of pods' devices that have had programs for a ServicePort. They keep them,
-      since connections may have begun there at any time.
+    - `lasting`: the ifindexes of pods' devices that have had programs for a ServicePort or by an
+      annotation. They keep them, since connections may have begun there at any time.
     """
 
     local_networks: frozenset[Network] = frozenset()

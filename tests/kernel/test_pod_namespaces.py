@@ -11,7 +11,7 @@ import pytest
 
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
-from ebpfproxy.lab import Lab, Netns, Pod
+from ebpfproxy.lab import Lab, Netns, Pod, manifests
 from ebpfproxy.lab.addresses import Pair
 from ebpfproxy.linux.bpf.tc import Side
 from ebpfproxy.linux.netns import netns
@@ -23,15 +23,16 @@ from tests.kernel.test_socket_lb import actual_peer, as_in_proc
 
 pytestmark = pytest.mark.kernel
 
+FLAGS = ("--sync-period=1s", "--host-ports")  # with host ports, the agent watches pods
 OWN_PORT = 9999
 """Where a pod serves what its own rules translate the Service's address to."""
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Cluster]:
-    """The agent runs with its defaults. Each test has pods of its own."""
+    """Each test has pods of its own."""
     with Lab("test-namespaces", 84) as lab, Cluster(lab) as cluster:
-        cluster.start("--sync-period=1s")
+        cluster.start(*FLAGS)
         yield cluster
 
 
@@ -77,7 +78,7 @@ def has_programs(place: Cluster, pod: Pod) -> bool:
 def restart(place: Cluster) -> None:
     """All classes are known at the first sync."""
     place.end()
-    place.start("--sync-period=1s")
+    place.start(*FLAGS)
 
 
 def dnat(web: Exposed, to: str) -> str:
@@ -232,6 +233,19 @@ def test_a_pod_that_gets_rules_of_its_own_later_returns_to_the_packet_path(
     load(pod, dnat(web, pod.v4))
     eventually(lambda: not on_socket_path(place, pod), "the pod is on the packet path")
     assert outcome(pod, TCP, web.v4, 80) == "nested"
+
+
+def test_an_annotation_of_a_pod_selects_the_packet_path_live(place: Cluster, web: Exposed, pod: Pod) -> None:
+    await_socket_path(place, pod)
+    made = manifests.pod("made", place.lab.node_name, [pod.v4, pod.v6], [])
+    made["metadata"]["annotations"] = {"ebpfproxy/socket-lb": "off"}
+    place.write("made", made)
+    assert actual_peer(pod, "v4", web.v4, 80) == as_in_proc("v4", web.v4, 80)
+    with connected(pod, TCP, web.v4, 80) as sock:
+        assert converse(sock) == "a"
+        place.write("made")
+        assert actual_peer(pod, "v4", web.v4, 80) == as_in_proc("v4", place.a.v4, TCP_TARGET)
+        assert converse(sock) == "a"
 
 
 @pytest.fixture

@@ -59,10 +59,9 @@ def namespace_class(origin: Origin, situation: Situation) -> tuple[NamespaceClas
     namespace is unknown, as that of any pod, or without this machine's kernel."""
     if origin.kind is not ClientClass.POD or not (origin.cookie or origin.ifindex):
         return None
-    node = situation.state.node
     for each in situation.state.namespaces:
         if each.cookie == origin.cookie or (not origin.cookie and origin.ifindex in each.outer):
-            return namespaces.classify(each, node.pod_cidrs if node else ())
+            return namespaces.classify(each, situation.state)
     if not origin.cookie:
         return None
     return NamespaceClass.OTHER, "no device leads to this node, and it has no process of a pod"

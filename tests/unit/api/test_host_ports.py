@@ -93,3 +93,18 @@ def test_manifests_yield_only_pods_of_this_node() -> None:
     raw = msgspec.json.encode(pod(WEB))
     assert parse_manifest_object(raw, HERE) == [parse_pod(raw)]
     assert parse_manifest_object(raw, "elsewhere") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "complaints"),
+    [("off", True, 0), ("on", False, 0), ("never", False, 1)],
+)
+def test_a_pod_without_host_ports_counts_if_an_annotation_excludes_it_from_the_socket_path(
+    text: str, kept: bool, complaints: int
+) -> None:
+    raw = pod()
+    raw["metadata"]["annotations"] = {"ebpfproxy/socket-lb": text}
+    event = changed(raw)
+    assert (event.pod is not None) is kept
+    assert event.pod is None or not event.pod.socket_lb
+    assert len(event.complaints) == complaints

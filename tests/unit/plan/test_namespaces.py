@@ -9,6 +9,8 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.namespace import Link, Namespace, NamespaceClass
 from ebpfproxy.model.node import Node
+from ebpfproxy.model.pod import Pod
+from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.namespaces import by_socket, classify
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.service_plan import PlanContext, SocketLb
@@ -22,6 +24,7 @@ POD = Namespace(
     "7d2c4a5e-0000-4000-8000-000000000001",
     ("eth0",),
 )
+STATE = ClusterState({}, {}, Node("n", pod_cidrs=NETWORKS))
 GUEST = POD._replace(pod="", addresses=frozenset({parse_address("192.0.2.9")}))
 
 
@@ -43,13 +46,13 @@ GUEST = POD._replace(pod="", addresses=frozenset({parse_address("192.0.2.9")}))
 def test_a_pod_is_known_by_its_cgroup_or_its_address_and_served_by_one_ordinary_way(
     namespace: Namespace, expected: NamespaceClass
 ) -> None:
-    found, reason = classify(namespace, NETWORKS)
+    found, reason = classify(namespace, STATE)
     assert found is expected
     assert reason
 
 
 def test_the_address_of_a_pod_is_only_known_with_the_networks_of_the_node() -> None:
-    assert classify(POD._replace(pod=""), ())[0] is NamespaceClass.OTHER
+    assert classify(POD._replace(pod=""), ClusterState({}, {}))[0] is NamespaceClass.OTHER
 
 
 @pytest.mark.parametrize("socket_lb", SocketLb)
@@ -80,3 +83,10 @@ def test_a_device_that_had_programs_for_a_service_keeps_them() -> None:
     assert [each.name for each in later.devices] == ["veth1"]
     gone = dataclasses.replace(state, devices=())
     assert plan_node(gone, PlanContext("n"), pods=False, previous=later).lasting == frozenset()
+
+
+def test_an_annotation_of_the_pod_selects_the_packet_path() -> None:
+    name = NamespacedName("default", "vpn")
+    for socket_lb, expected in ((True, NamespaceClass.SOCKET_PATH), (False, NamespaceClass.PACKET_PATH)):
+        pods = {name: Pod(name, (parse_address("10.244.1.5"),), (), socket_lb)}
+        assert classify(POD, dataclasses.replace(STATE, pods=pods))[0] is expected
