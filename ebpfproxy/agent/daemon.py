@@ -7,6 +7,7 @@ signal handlers only put items into its inbox.
 import contextlib
 import dataclasses
 import gc
+import math
 import queue
 import threading
 import time
@@ -19,7 +20,7 @@ from ebpfproxy.agent.ending import Ending
 from ebpfproxy.agent.front import Front
 from ebpfproxy.agent.inbox import Died, Drain, Inbox, Item, Notified, Received, Reload, Stop
 from ebpfproxy.agent.mode_switch import ModeSwitcher
-from ebpfproxy.agent.pacing import CheckTimer, Pacer
+from ebpfproxy.agent.pacing import CheckTimer, Pacer, SliceSize
 from ebpfproxy.agent.reconciler import SyncResult
 from ebpfproxy.agent.sources import Sources, tracker_for
 from ebpfproxy.agent.sync_log import SyncLog, SyncSummary
@@ -130,6 +131,7 @@ class _Agent:
         self._modes = ModeSwitcher(config, callbacks, self._metrics, self._fell_back)
         self._pacer = Pacer(least_interval(config, self._modes.serving.name), config.sync_period)
         self._verification = Verification()
+        self._slice = SliceSize()
         self._state = ClusterState({}, {})  # the state of the last plans
         self._check_timer = CheckTimer(time.monotonic())
         self._sync_log = SyncLog(each=config.verbosity >= DEBUG_VERBOSITY)
@@ -316,9 +318,10 @@ class _Agent:
 
     def _sync(self, now: float) -> None:
         """Plan pending changes and apply them. A failure is logged and retried later."""
-        if self._tracker.pending or self._is_first_sync:
-            self._plan()
         verify = self._pacer.verify_due(now)
+        remaining = False
+        if self._tracker.pending or self._is_first_sync:
+            remaining = self._plan(math.inf if verify else self._slice.most)
         if verify:
             self._verification.cancel()
         if not gc.isenabled():  # disabled in __main__; the first attempt: failed ones leave garbage
@@ -340,6 +343,10 @@ class _Agent:
             self._pacer.rejected(ended, verified=verify)
         else:
             self._pacer.succeeded(ended, verified=verify)
+        if remaining:
+            self._pacer.remaining()
+        if not verify:
+            self._slice.took(ended - now, full=remaining)
         # Changes that the other program made during the repair may not have been noticed.
         if result.drifted:
             self._pacer.verify_soon()
@@ -347,7 +354,7 @@ class _Agent:
         self._answer_health_checks()
         self._announcer.accept(self._modes.serving.dsr_port)
         self._report(result, now, ended, verify)
-        self._oldest, self._triggers = None, []
+        self._oldest, self._triggers = self._oldest if remaining else None, []
         if self._is_first_sync:
             self._is_first_sync = False
             unavailable = self._front.readiness.unavailable
@@ -356,8 +363,9 @@ class _Agent:
         if self._modes.pending_config:
             self._follow(self._modes.pending_config)
 
-    def _plan(self) -> None:
-        drained = self._tracker.drain()
+    def _plan(self, most: float = math.inf) -> bool:
+        """Plan pending changes, with `most` only some (`Tracker.drain`). Return whether others remain."""
+        drained = self._tracker.drain(most)
         self._state = drained.state
         self._metrics.changes(drained.service_changes, drained.slice_changes)
         self._modes.serving.reconciler.plan(
@@ -371,6 +379,7 @@ class _Agent:
         if self._edge and view:
             self._edge.planned(view, drained.state, peers_changed=drained.peers_changed)
         self._triggers += drained.trigger_times
+        return drained.remaining
 
     def _announce(self) -> None:
         """Announce what an edge serves, after it is in the kernel. Raises KernelError."""

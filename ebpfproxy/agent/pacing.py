@@ -48,6 +48,7 @@ class Pacer:
         self._grace = grace
         self._started = False
         self._changed = False
+        self._remaining = False
         self._failures = 0
         self._rejections = 0  # consecutive, since the sync of the last change
         self._ended: float | None = None
@@ -57,6 +58,11 @@ class Pacer:
     def changed(self, now: float) -> None:
         """Record a change. Several calls before a sync cause only one sync."""
         self._started = self._changed = True
+
+    def remaining(self) -> None:
+        """Record that the last sync applied a part of the changes. The next one applies further ones: it is
+        due after `BATCH`, whatever the minimum interval is."""
+        self._changed = self._remaining = True
 
     def set_intervals(self, min_interval: float, max_interval: float, reread_interval: float) -> None:
         """Set the intervals, in seconds. `reread_interval` is raised to `max_interval`."""
@@ -113,12 +119,12 @@ class Pacer:
 
     def failed(self, now: float) -> None:
         """Record a failed sync. All of its changes remain to be synced."""
-        self._ended, self._changed = now, False
+        self._ended, self._changed, self._remaining = now, False, False
         self._failures += 1
         self._rejections = 0
 
     def _record_end(self, now: float, verified: bool) -> None:
-        self._ended, self._failures, self._changed = now, 0, False
+        self._ended, self._failures, self._changed, self._remaining = now, 0, False, False
         if verified:
             self._verified = now
 
@@ -127,7 +133,8 @@ class Pacer:
             return None
         if self._ended is None:
             return float("-inf")
-        earliest = self._ended + max(self._min_interval, BATCH, self._pause())
+        interval = BATCH if self._remaining else max(self._min_interval, BATCH)
+        earliest = self._ended + max(interval, self._pause())
         if self._changed or self._failures or self._verified is None:
             return earliest
         at = self._verified + self._reread_interval
@@ -146,6 +153,33 @@ class Pacer:
     def _doubled(self, first: float, times: int) -> float:
         """Return `first` for the first time and twice as much for each further time, up to `backoff_max`."""
         return float(min(self._backoff_max, first * 2 ** min(times - 1, _MOST_DOUBLINGS)))
+
+
+class SliceSize:
+    """Decides how much one sync applies, so that changes that arrive meanwhile wait for a short sync only.
+
+    A sync has costs that do not depend on the number of changes. So it may take `_FIXED` times as long as the
+    shortest one that was seen recently, or `TARGET` seconds, whichever is more.
+    """
+
+    TARGET = 0.04
+    _FIXED = 3.0
+    _LEAST = 200.0
+    _FIRST = 2000.0
+
+    def __init__(self) -> None:
+        self.most = self._FIRST
+        """The sum of sizes for `Tracker.drain`."""
+        self._shortest = math.inf
+
+    def took(self, seconds: float, *, full: bool) -> None:
+        """Record a sync that did not verify. `full`: changes remained."""
+        self._shortest = min(seconds, 1.05 * self._shortest)
+        wanted = max(self.TARGET, self._FIXED * self._shortest)
+        if seconds > wanted:
+            self.most = max(self._LEAST, self.most / 2)
+        elif full and seconds < wanted / 2:
+            self.most *= 2
 
 
 class CheckTimer:

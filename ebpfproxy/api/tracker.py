@@ -10,6 +10,7 @@ As in kube-proxy (servicechangetracker.go, endpointslicecache.go):
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Set
 from types import MappingProxyType
@@ -42,6 +43,7 @@ from ebpfproxy.api.event import (
     SliceChanged,
     Synced,
 )
+from ebpfproxy.api.shares import Shares
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Family, Network
 from ebpfproxy.model.cluster import ClusterState
@@ -65,6 +67,8 @@ AWAITED = frozenset({SERVICE, ENDPOINT_SLICE, NODE, SERVICE_CIDR, ADDRESSES, DEV
 
 _MAX_LOGGED_OBJECTS = 10_000
 _MAX_LOGGED_TEXTS = 100
+_PORT_SIZE = 20
+"""A port takes as long to plan and to write as this number of endpoints."""
 
 
 class Drained(NamedTuple):
@@ -82,7 +86,8 @@ class Drained(NamedTuple):
       return, that of the node, and what an edge checks;
     - `trigger_times`: for each slice change, the family of the slice, and the Unix time in seconds at which
       the cause happened;
-    - `service_changes`, `slice_changes`: the number of events received, including those without effect.
+    - `service_changes`, `slice_changes`: the number of events received, including those without effect;
+    - `remaining`: changes were left for the next drain.
     """
 
     state: ClusterState
@@ -93,6 +98,7 @@ class Drained(NamedTuple):
     trigger_times: tuple[tuple[Family, float], ...]
     service_changes: int
     slice_changes: int
+    remaining: bool = False
 
 
 class Tracker:
@@ -155,6 +161,7 @@ class Tracker:
         self._previous_peers: dict[str, PeerNode | None] = {}
         self._trigger_times: dict[NamespacedName, list[tuple[Family, float]]] = {}
         self._received: Counter[str] = Counter()
+        self._shares = Shares()
 
         self._invalid: Counter[str] = Counter()
         self._logged = _LoggedTexts()
@@ -234,31 +241,54 @@ class Tracker:
                 if self._logged.is_new(event.kind, event.name, event.reason):
                     log.warning(REJECTED, kind=event.kind, name=event.name, reason=event.reason)
 
-    def drain(self) -> Drained:
-        """Return all changes since the last drain; they are no longer pending."""
-        affected = frozenset(name for pair in self._services_of_changed_slices() for name in pair if name)
-        triggers = self._trigger_times.items()
-        times = [each for service, moments in triggers if service in affected for each in moments]
+    def drain(self, most: float = math.inf) -> Drained:
+        """Return changes since the last drain; they are no longer pending.
+
+        With `most`, only those of some Services, whose sizes (`_size`) add up to it at most, or of a single
+        one. They are chosen by `Shares`. A change of the Node may change all plans, so all are returned.
+        """
+        moved = self._services_of_changed_slices()
+        pending: dict[NamespacedName, None] = {}  # in the order of their changes
+        pending.update(dict.fromkeys(self._previous_services))
+        pending.update(dict.fromkeys(self._previous_pods))
+        pending.update(dict.fromkeys(itertools.chain.from_iterable(moved.values())))
+        node_changed = self._node_changed
+        if math.isinf(most) or node_changed or sum(map(self._size, pending)) <= most:
+            chosen = set(pending)
+        else:
+            chosen = self._shares.choose(pending, self._size, most)
+            chosen.update(*(names for names in moved.values() if not chosen.isdisjoint(names)))
+        times = [each for name, moments in self._trigger_times.items() if name in chosen for each in moments]
+        left = pending.keys() - chosen
+        self._trigger_times = {name: each for name, each in self._trigger_times.items() if name in left}
+        for changed in self._previous_services, self._previous_pods:
+            for name in chosen & changed.keys():
+                del changed[name]
+        for slice_name, names in moved.items():
+            if chosen.issuperset(names):
+                del self._previous_slices[slice_name]
         drained = Drained(
             state=self._state(),
-            services=affected.union(
-                self._previous_services, self._previous_pods, self._services_on(self._rechecked)
-            ),
-            node_changed=self._node_changed,
+            services=frozenset(chosen | self._services_on(self._rechecked)),
+            node_changed=node_changed,
             host_changed=self._host_changed,
             peers_changed=bool(self._previous_peers),
             trigger_times=tuple(times),
             service_changes=self._received[SERVICE],
             slice_changes=self._received[ENDPOINT_SLICE],
+            remaining=bool(left),
         )
         self._drained = drained.state
-        for pending in self._previous_services, self._previous_slices, self._previous_pods:
-            pending.clear()
         self._previous_peers.clear()
         self._rechecked.clear()
-        self._trigger_times.clear()
         self._received.clear()
         return drained
+
+    def _size(self, name: NamespacedName) -> int:
+        """Return about how much there is to plan: endpoints of all ports, and ports."""
+        service = self._services.get(name)
+        endpoints = sum(len(each.endpoints) * len(each.ports) for each in self._by_service.get(name, ()))
+        return endpoints + _PORT_SIZE * (len(service.ports) if service else 1)
 
     @property
     def _node_changed(self) -> bool:
@@ -318,10 +348,10 @@ class Tracker:
             if any(state.node in nodes for each in slices for state in each.endpoints.states)
         }
 
-    def _services_of_changed_slices(self) -> list[tuple[NamespacedName | None, NamespacedName | None]]:
+    def _services_of_changed_slices(self) -> dict[NamespacedName, set[NamespacedName]]:
         """Return the previous and current Service of each changed slice: a slice may change its Service."""
-        pairs = ((old, self._slices.get(name)) for name, old in self._previous_slices.items())
-        return [(old.service if old else None, new.service if new else None) for old, new in pairs]
+        pairs = ((name, old, self._slices.get(name)) for name, old in self._previous_slices.items())
+        return {name: {each.service for each in (old, new) if each} for name, old, new in pairs}
 
     def _fold_service(self, event: ServiceChanged) -> None:
         self._received[SERVICE] += 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.agent.pacing import BATCH, CheckTimer, Pacer
+from ebpfproxy.agent.pacing import BATCH, CheckTimer, Pacer, SliceSize
 
 
 def pacer(least: float = 0.0, most: float = 30.0) -> Pacer:
@@ -39,6 +39,34 @@ def test_a_change_waits_for_the_minimum_interval_since_the_last_sync() -> None:
     assert (one.due(101.9), one.wait(100.5)) == (False, 1.5)
     assert (one.due(102.0), one.wait(103.0)) == (True, 0.0)
     assert not one.verify_due(102.0)
+
+
+def test_remaining_changes_do_not_wait_for_the_minimum_interval() -> None:
+    one = synced(least=2.0)
+    one.remaining()
+    assert one.wait(100.0) == pytest.approx(BATCH)
+    one.succeeded(100.5, verified=False)
+    one.changed(100.5)
+    assert one.wait(100.5) == 2.0
+
+
+def test_a_slice_shrinks_after_a_long_sync_and_grows_while_changes_remain() -> None:
+    size = SliceSize()
+    first = size.most
+    size.took(0.001, full=False)
+    assert size.most == first
+    size.took(0.001, full=True)
+    assert size.most == 2 * first
+    for _ in range(20):
+        size.took(1.0, full=True)
+    assert 0 < size.most < first
+
+
+def test_a_slice_is_as_large_as_the_fixed_costs_of_a_sync_require() -> None:
+    size = SliceSize()
+    for _ in range(10):
+        size.took(0.3, full=True)
+    assert size.most > 2000
 
 
 def test_changes_in_quick_succession_share_a_sync_and_the_first_one_does_not_wait() -> None:

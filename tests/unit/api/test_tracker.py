@@ -687,3 +687,67 @@ def test_each_address_of_the_api_server_is_kept() -> None:
     assert not tracker.pending
     tracker.fold(ApiServerReached(second, 6443))
     assert tracker.drain().state.api_servers == {(first, 6443), (second, 6443)}
+
+
+def sized(called: str, endpoints: int = 1) -> SliceChanged:
+    addresses = [endpoint(f"10.{at >> 8}.{at & 255}.1") for at in range(endpoints)]
+    made = slice_of(called, *addresses)
+    return SliceChanged(made.name, made)
+
+
+def test_a_part_of_the_changes_takes_turns_between_namespaces() -> None:
+    tracker = tracker_with()
+    tenant = [f"tenant/t{number}" for number in range(50)]
+    for called in (*tenant, "quiet/web"):
+        tracker.fold(sized(called))
+    first = tracker.drain(100)
+    assert name("quiet/web") in first.services
+    assert first.remaining
+    assert 1 < len(first.services) < 10
+    seen = set(first.services)
+    while tracker.pending:
+        more = tracker.drain(100).services
+        assert seen.isdisjoint(more)
+        seen |= more
+    assert seen == set(map(name, (*tenant, "quiet/web")))
+
+
+def test_a_large_service_is_alone_and_small_ones_do_not_delay_it_for_long() -> None:
+    tracker = tracker_with()
+    tracker.fold(sized("tenant/large", 1000))
+    tracker.fold(sized("quiet/a"))
+    assert tracker.drain(100).services == {name("quiet/a")}
+    tracker.fold(sized("quiet/b"))
+    assert tracker.drain(100).services == {name("tenant/large")}
+    last = tracker.drain(100)
+    assert last.services == {name("quiet/b")}
+    assert not last.remaining
+
+
+def test_a_part_keeps_what_cancels_out_later_and_its_trigger_times() -> None:
+    tracker = tracker_with()
+    tracker.fold(sized("tenant/large", 1000))
+    tracker.fold(put_slice("a", at=STARTED + 1))
+    assert tracker.drain(100).trigger_times == ((Family.IPV4, STARTED + 1),)
+    tracker.fold(SliceChanged(name("tenant/large-1"), None))
+    assert not tracker.pending
+
+
+def test_a_slice_that_changes_its_service_changes_both_in_one_part() -> None:
+    tracker = tracker_with(put_slice("web"), put_slice("big", called="b"))
+    for number in range(20):
+        tracker.fold(sized(f"tenant/t{number}"))
+    tracker.fold(put_slice("api"))
+    parts = []
+    while tracker.pending:
+        parts.append(tracker.drain(100).services)
+    assert [part for part in parts if WEB in part] == [part for part in parts if API in part]
+    assert len(parts) > 2
+
+
+def test_a_change_of_the_node_changes_all_services_at_once() -> None:
+    tracker = tracker_with(NodeChanged(node("a")))
+    for number in range(20):
+        tracker.fold(sized(f"tenant/t{number}"))
+    tracker.fold(NodeChanged(node("b")))
+    assert len(tracker.drain(100).services) == 20
