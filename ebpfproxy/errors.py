@@ -95,10 +95,11 @@ class KernelError(EbpfProxyError):
     """The kernel rejects or lacks something that ebpfproxy needs.
 
     `kind` is equal for errors with the same reason, even if figures in their messages differ. By default it
-    is the message.
+    is the message. `postponed`: the reason is about to end, and the caller is informed of that.
     """
 
     exit_code = 4
+    postponed = False
 
     def __init__(self, message: str, hint: str = "", *, kind: str = "") -> None:
         super().__init__(message, hint)
@@ -120,6 +121,12 @@ class TableFull(KernelError):
     """
 
     table = ""
+
+
+class NotYet(KernelError):
+    """The change would take too long. The next one can include this part."""
+
+    postponed = True
 
 
 class Unsupported(KernelError):

@@ -1,5 +1,6 @@
 """A mode in use: its backend, the reconciler that keeps the backend in sync, and its sync hooks."""
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -49,14 +50,14 @@ class ActiveMode:
         if self._parts.sync_hooks:
             self._parts.sync_hooks.opened()
 
-    def sync(self, verify: bool) -> SyncResult:
+    def sync(self, verify: bool, retries: int = sys.maxsize) -> SyncResult:
         """Call `Reconciler.sync`, and the sync hooks before and after it. Raises KernelError."""
         hooks = self._parts.sync_hooks
         if hooks:
             node = self.reconciler.node_plan
             hooks.expect(self.reconciler.take_changed(), node if node != self._reported_node else None)
             self._reported_node = node
-        result = self.reconciler.sync(verify)
+        result = self.reconciler.sync(verify, retries)
         if hooks:
             leftovers = self.reconciler.take_leftovers()
             if leftovers:

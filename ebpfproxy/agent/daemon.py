@@ -18,7 +18,7 @@ from ebpfproxy.agent.announcer import Announcer
 from ebpfproxy.agent.edge import Edge
 from ebpfproxy.agent.ending import Ending
 from ebpfproxy.agent.front import Front
-from ebpfproxy.agent.inbox import Died, Drain, Inbox, Item, Notified, Received, Reload, Stop
+from ebpfproxy.agent.inbox import Died, Drain, Inbox, Item, Notified, Received, Reload, Retry, Stop
 from ebpfproxy.agent.mode_switch import ModeSwitcher
 from ebpfproxy.agent.pacing import CheckTimer, Pacer, SliceSize
 from ebpfproxy.agent.reconciler import SyncResult
@@ -120,6 +120,7 @@ class _Agent:
             lambda: self._inbox.put(Notified()),
             self._metrics.map_grown,
             self._namespaces_changed,
+            lambda: self._inbox.put(Retry()),
         )
         further = {"node-checks": self._edge.checker.run} if self._edge else {}
         self._sources = Sources(config, self._inbox, self._metrics, loaded.seen, further)
@@ -187,6 +188,8 @@ class _Agent:
                         return True
                 elif isinstance(item, Notified):
                     self._check_timer.hasten()
+                elif isinstance(item, Retry):
+                    self._pacer.changed(time.monotonic())
                 else:
                     self._fold(item)
             now = time.monotonic()
@@ -328,7 +331,7 @@ class _Agent:
             gc.freeze()  # the state stays in use, so collections can skip it
             gc.enable()
         try:
-            result = self._modes.sync(verify)
+            result = self._modes.sync(verify, self._slice.retries)
             self._announce()
         except KernelError as failure:
             ended = time.monotonic()
@@ -343,7 +346,7 @@ class _Agent:
             self._pacer.rejected(ended, verified=verify)
         else:
             self._pacer.succeeded(ended, verified=verify)
-        if remaining:
+        if remaining or result.remaining:
             self._pacer.remaining()
         if not verify:
             self._slice.took(ended - now, full=remaining)

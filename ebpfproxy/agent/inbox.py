@@ -42,5 +42,9 @@ class Notified(NamedTuple):
     """Another program may have changed the kernel."""
 
 
-Item = Received | Died | Stop | Drain | Reload | Notified
+class Retry(NamedTuple):
+    """The kernel can take now what it could not take at the last sync."""
+
+
+Item = Received | Died | Stop | Drain | Reload | Notified | Retry
 Inbox = queue.SimpleQueue[Item]

@@ -1,6 +1,7 @@
 """The mode switcher: selects a mode, switches to another one, and has the objects of other modes removed."""
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -130,12 +131,12 @@ class ModeSwitcher:
         if self._lock:
             self._lock.release()
 
-    def sync(self, verify: bool) -> SyncResult:
+    def sync(self, verify: bool, retries: int = sys.maxsize) -> SyncResult:
         """Call `ActiveMode.sync`. After the first success, start to remove the objects of other modes.
 
         With `auto`, a first sync after which the mode forwards nothing counts as failed. Raises KernelError.
         """
-        result = self.serving.sync(verify)
+        result = self.serving.sync(verify, retries)
         lacking = None if self._committed else self.serving.lacking()
         if lacking and self.config.proxy_mode == AUTO:
             raise lacking

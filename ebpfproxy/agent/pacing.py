@@ -172,6 +172,11 @@ class SliceSize:
         """The sum of sizes for `Tracker.drain`."""
         self._shortest = math.inf
 
+    @property
+    def retries(self) -> int:
+        """How many rejected entries a sync retries."""
+        return max(1, int(self.most / 100))
+
     def took(self, seconds: float, *, full: bool) -> None:
         """Record a sync that did not verify. `full`: changes remained."""
         self._shortest = min(seconds, 1.05 * self._shortest)

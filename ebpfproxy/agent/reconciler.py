@@ -1,5 +1,7 @@
 """The reconciler of one backend: it plans, renders, compares with the kernel, and applies the difference."""
 
+import itertools
+import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
@@ -9,7 +11,7 @@ from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
 from ebpfproxy.agent.protected_claims import ProtectedClaims
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
-from ebpfproxy.errors import KernelError
+from ebpfproxy.errors import KernelError, NotYet
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
@@ -49,7 +51,8 @@ flag that sets the size of the map. What the ServicePort no longer has is remove
 class SyncResult(NamedTuple):
     """The number of entries that a sync put, dropped, and found drifted, and that the kernel rejected.
 
-    `rejected` counts rejected puts and drops, and ServicePorts that the kernel cannot serve. `drifted` counts
+    `rejected` counts rejected puts and drops, without postponed ones, and ServicePorts that the kernel cannot
+    serve. `remaining`: a further sync may apply what was postponed or not retried. `drifted` counts
     the entries that differed from what the agent had written.
     """
 
@@ -57,6 +60,7 @@ class SyncResult(NamedTuple):
     dropped: int
     rejected: int
     drifted: int
+    remaining: bool = False
 
 
 class Reconciler(Generic[K, E]):
@@ -84,7 +88,8 @@ class Reconciler(Generic[K, E]):
         self._actual: dict[K, E] | None = None  # None: unknown, so the next sync reads it
         self._generation: Hashable = None  # `Backend.generation` at the time of `_actual`
         self._touched: set[K] = set()
-        self._reported: dict[K, str] = {}
+        self._reported: dict[K, str] = {}  # the kinds of rejections, "" if postponed; the next retry first
+        self._untried = 0  # how many of these were not retried since the last change
         self._rejected_keys: frozenset[K] = frozenset()  # at the last call of `rejected`
         self._rejected: frozenset[PlanKey] = frozenset()  # its result
         self._replanned: set[PlanKey | None] = set()  # since then
@@ -335,13 +340,14 @@ class Reconciler(Generic[K, E]):
         """
         return self._backend.check(self._actual) if self._actual is not None else iter(())
 
-    def sync(self, verify: bool) -> SyncResult:
-        """Apply the difference between desired and actual entries.
+    def sync(self, verify: bool, retries: int = sys.maxsize) -> SyncResult:
+        """Apply the difference between desired and actual entries. Retry up to `retries` rejected ones.
 
         With `verify`, or after a failure, read the kernel back and compare everything. Raises KernelError;
         the next call then compares everything.
         """
         expected = self._actual
+        tried: Collection[K] = self._reported.keys()
         try:
             if verify or self._actual is None:
                 self._actual = None
@@ -350,7 +356,9 @@ class Reconciler(Generic[K, E]):
                 actual = _shared(actual, self._desired, delta.puts)
             else:
                 actual = self._actual
-                delta = self._with_rejected(diff(actual, self._desired, self._touched))
+                tried = {*self._touched, *itertools.islice(self._reported, retries)}
+                self._untried = max(0, (self._untried or len(self._reported)) - retries)
+                delta = self._with_rejected(diff(actual, self._desired, tried), tried)
             drifted = self._drifted(expected, actual) if verify and expected is not None else 0
             if not self._has_synced:
                 self._leftovers |= delta.drops
@@ -370,19 +378,24 @@ class Reconciler(Generic[K, E]):
         self._actual, self._has_synced = actual, True
         if applies:  # otherwise `_generation` would include changes by other programs that were not read
             self._generation = self._backend.generation()
-        self._touched = set(rejected)
-        self._report(rejected)
+        self._touched.clear()
+        left = {key: kind for key, kind in self._reported.items() if key not in tried}
+        self._report(left, rejected)
         unserved = sum(map(len, self._unserved.values()))
         put = len(delta.puts.keys() - rejected.keys())
-        return SyncResult(put, len(dropped), len(rejected) + unserved, drifted)
+        if verify or put or dropped:  # others may fit now
+            self._untried = len(left)
+        self._untried += sum(isinstance(failure, NotYet) for failure in rejected.values())
+        final = sum(map(bool, self._reported.values()))
+        return SyncResult(put, len(dropped), final + unserved, drifted, self._untried > 0)
 
-    def _with_rejected(self, delta: Delta[K, E]) -> Delta[K, E]:
-        """Add the rejected entries to the puts, even those that seem to be as desired.
+    def _with_rejected(self, delta: Delta[K, E], tried: Collection[K]) -> Delta[K, E]:
+        """Add the rejected entries among `tried` to the puts, even those that seem to be as desired.
 
         The kernel kept the previous version of such an entry, but another entry may have taken over some of
         its frontends.
         """
-        retried = {key: self._desired[key] for key in self._reported if key in self._desired}
+        retried = {key: self._desired[key] for key in self._reported if key in self._desired and key in tried}
         return Delta({**delta.puts, **retried}, delta.drops)
 
     def _drifted(self, expected: Mapping[K, E], actual: Mapping[K, E]) -> int:
@@ -394,12 +407,17 @@ class Reconciler(Generic[K, E]):
             log.warning(REPAIRED, entries=len(changed), first=min(map(str, changed)))
         return len(changed)
 
-    def _report(self, rejected: Mapping[K, KernelError]) -> None:
-        """Log each rejection once until it ends or the kind of its reason changes."""
+    def _report(self, left: Mapping[K, str], rejected: Mapping[K, KernelError]) -> None:
+        """Record rejections; `left`: the kinds of those that were not retried.
+
+        Log each rejection once until it ends or the kind of its reason changes, but no postponed one.
+        """
+        kinds = {key: "" if failure.postponed else failure.kind for key, failure in rejected.items()}
         for key, failure in rejected.items():
-            if self._reported.get(key) != failure.kind:
+            if kinds[key] and self._reported.get(key) != kinds[key]:
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
-        self._reported = {key: failure.kind for key, failure in rejected.items()}
+        later = sorted(kinds, key=lambda key: not isinstance(rejected[key], NotYet))
+        self._reported = {**left, **{key: kinds[key] for key in later}}
 
 
 def _shared(actual: Mapping[K, E], desired: Mapping[K, E], different: Collection[K]) -> dict[K, E]:

@@ -34,6 +34,8 @@ class Callbacks(NamedTuple):
       change.
     - `changed`: another program may have changed the backend's objects in the kernel, so the agent should
       check `Backend.generation` soon.
+    - `retry`: the backend can take now what it has postponed (`KernelError.postponed`). None: it must not
+      postpone anything.
     """
 
     stale_removed: Callable[[int, int], object]
@@ -43,6 +45,7 @@ class Callbacks(NamedTuple):
     changed: Callable[[], object] = lambda: None
     map_grown: Callable[[str], object] = lambda name: None
     namespaces: Callable[[tuple[Namespace, ...]], object] = lambda found: None
+    retry: Callable[[], object] | None = None
 
 
 def _no_usage() -> Mapping[str, tuple[int, int]]:

@@ -2,7 +2,9 @@
 
 import contextlib
 import re
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,12 @@ from ebpfproxy.backends.ebpf import growth, programs
 from ebpfproxy.backends.ebpf.backend import GROWN, GROWTH_FAILED, EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.entries import DeviceEntry, Entry, Key, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.interface import Delta
 from ebpfproxy.bench.load import Load
 from ebpfproxy.errors import Rejected, TableFull
 from ebpfproxy.lab import manifests
 from ebpfproxy.linux.bpf.bpf import Map
+from ebpfproxy.linux.bpf.loader import load_and_pin
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.plan.service_plan import NodePlan
@@ -102,8 +106,12 @@ def test_no_connection_fails_while_the_maps_of_services_grow(restartable: Cluste
             with_many_ports(restartable, 1)
             with_many_ports(restartable, 2)
             with_many_endpoints(restartable)
+            eventually(
+                lambda: all(capacity(restartable, name) > size for name, size in sizes.items()),
+                "the maps have grown",
+            )
+            eventually(lambda: not restartable.metric("ebpfproxy_rejected_entries"), "everything fits")
         grown = {name: capacity(restartable, name) for name in sizes}
-        assert all(grown[name] > sizes[name] for name in sizes)
         assert {*sizes} <= {*logged(restartable)} <= {*sizes, "flows"}
         assert restartable.metric("ebpfproxy_map_growths_total") == len(logged(restartable))
         assert restartable.metric("ebpfproxy_rejected_entries") == 0
@@ -161,9 +169,9 @@ def bring(backend: EbpfBackend) -> None:
     assert not backend.apply(diff(present, wanted))
 
 
-def single(number: int) -> dict[Key, Entry]:
+def single(number: int, target: int = 0) -> dict[Key, Entry]:
     key = ServicePortKey(f"default/s{number}", Protocol.TCP, Family.IPV4)
-    return {key: entry([frontend(f"10.96.1.{number}")], [endpoint(f"10.2.0.{number}")])}
+    return {key: entry([frontend(f"10.96.1.{number}")], [endpoint(f"10.2.0.{target or number}")])}
 
 
 def test_a_failed_growth_changes_nothing_and_is_retried_after_a_minute(
@@ -197,6 +205,44 @@ def test_a_failed_growth_changes_nothing_and_is_retried_after_a_minute(
             assert backend.read() == {**first, **single(5)}
             assert backend.usage()["services"] == (5, 8)
             assert folders.isdisjoint(set(place.bpffs.glob("programs-*/connect4")))
+
+
+def test_changes_that_fit_do_not_wait_for_larger_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, may_load, can_grow = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> None:
+        loads.set()
+        assert may_load.wait(60)
+        load_and_pin(*arguments)
+
+    with bpf_place() as place:
+        start = {"services": 5, "slots": 16, "endpoints": 16, "flows": 16}
+        settings = EbpfSettings(place.cgroup, place.bpffs, start=start, devices=False)
+        backend = EbpfBackend(settings, can_grow=can_grow.set)
+        backend.open()
+        with contextlib.closing(backend):
+            present: dict[Key, Entry] = {**backend.render((), NodePlan())}
+            for number in range(1, 5):
+                present |= single(number)
+            assert not backend.apply(diff(backend.read(), present))
+            monkeypatch.setattr(programs, "load_and_pin", slowly)
+            wanted = {**present, **single(5), **single(6), **single(7)}
+            rejected = backend.apply(diff(present, wanted))
+            assert loads.wait(60)
+            assert rejected
+            assert all(failure.postponed for failure in rejected.values())
+            applied = {key: entry for key, entry in wanted.items() if key not in rejected}
+            changed, third = single(2, target=9), single(3)
+            assert not backend.apply(Delta(changed, frozenset(third)))  # while the programs are loaded
+            applied = {key: each for key, each in {**applied, **changed}.items() if key not in third}
+            assert backend.read() == applied
+            may_load.set()
+            assert can_grow.wait(60)
+            wanted = {**{key: each for key, each in wanted.items() if key not in third}, **changed}
+            assert not backend.apply(diff(applied, wanted))
+            assert backend.read() == wanted
+            assert backend.usage()["services"][1] > 5
+            assert len(set(place.bpffs.glob("programs-*/connect4"))) == 1
 
 
 def test_after_an_error_in_the_middle_of_a_growth_everything_is_opened_again(

@@ -36,7 +36,9 @@ from ebpfproxy.backends.ebpf.flows.collector import FlowCollector
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts as FlowTimeouts
 from ebpfproxy.backends.ebpf.hooks import BIND_HOOKS
 from ebpfproxy.backends.ebpf.inspect.counters import Readings
+from ebpfproxy.backends.ebpf.larger_maps import LargerMaps
 from ebpfproxy.backends.ebpf.maps import Maps, MapSizes, shapes
+from ebpfproxy.backends.ebpf.migration import map_pins
 from ebpfproxy.backends.ebpf.migration.migrate import Migration
 from ebpfproxy.backends.ebpf.pins import Pins, converted
 from ebpfproxy.backends.ebpf.programs import Programs, detach_all, first_needed, pinned_classifiers
@@ -75,6 +77,7 @@ GROWTH_FAILED = "Cannot enlarge BPF maps, retrying"
 
 _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 _GROWTH_PAUSE = 60.0  # seconds after a failure to enlarge maps
+_LONGEST = 0.03  # seconds after which a change postpones further ServicePorts
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
 
@@ -124,11 +127,15 @@ class EbpfBackend:
         filters_changed: Callable[[], object] = _ignore_change,
         map_grown: Callable[[str], object] = _ignore_growth,
         namespaces: Callable[[tuple[Namespace, ...]], object] = _ignore_namespaces,
+        can_grow: Callable[[], object] | None = None,
     ) -> None:
         """`sockets_counted`, `pods_bypass` and `filters_changed` are called in threads of this object. See
         `StaleSockets`, `FlowCollector` and `FilterWatch`.
 
-        `map_grown` is called with the name of each map that was enlarged.
+        `map_grown` is called with the name of each map that was enlarged. With `can_grow`, `apply` postpones
+        what does not fit while larger maps are prepared; then it is called in a thread of this object, and
+        the next `apply` or `maintain` uses them. `apply` also postpones what would take too long (NotYet).
+        Otherwise `apply` waits, and applies everything.
 
         `namespaces`: see `Callbacks`. It is called by `open`, and in a thread of this object.
 
@@ -143,6 +150,8 @@ class EbpfBackend:
         self._filters_changed = filters_changed
         self._map_grown = map_grown
         self._namespaces = namespaces
+        self._can_grow = can_grow
+        self._larger: LargerMaps | None = None  # while they are prepared, and until they are used
         self._limits = settings.limits()
         self._sizes: MapSizes | None = None  # None: not opened yet
         self._full: set[str] = set()  # the maps for which the last change found no room
@@ -344,24 +353,34 @@ class EbpfBackend:
         devices = frozenset(key.ifindex for key in changed if isinstance(key, DeviceKey))
         # A pod's device is gone before its removal is reported.
         others = functools.partial(_without, devices)
-        delta = self._with_room(delta)
+        needed = self._needed(delta)
+        attached = self._grow(growth.enlarged(self._current, self._limits, needed))
+        if attached:
+            kept = {key: entry for key, entry in attached.items() if key not in delta.drops}
+            delta = Delta({**kept, **delta.puts}, delta.drops)
         with contextlib.nullcontext() if services_only else self._attached.own_change(others):
             rejected = self._apply(delta)
+        self._postpone(rejected, needed)
         self._services_applied = services_only and self._generation is not None
         return rejected
 
-    def _with_room(self, delta: Delta[Key, Entry]) -> Delta[Key, Entry]:
-        """Enlarge the maps of Services if a change does not fit. The result also attaches what was attached
-        before."""
+    def _needed(self, delta: Delta[Key, Entry]) -> Mapping[str, int]:
+        """Return how many entries the maps of Services need during a change, by field of MapSizes."""
         demand = growth.Demand(self._table.usage())
         for key, entry in delta.puts.items():
             if isinstance(key, ServicePortKey):
                 demand.add(cast(ServicePortEntry, entry), self._table.entry(key))
         demand.beyond(self._current, self._full)
-        attached = self._grow(growth.enlarged(self._current, self._limits, demand.needed))
-        for key in delta.drops:
-            attached.pop(key, None)
-        return Delta({**attached, **delta.puts}, delta.drops) if attached else delta
+        return demand.needed
+
+    def _postpone(self, rejected: Mapping[Key, KernelError], needed: Mapping[str, int]) -> None:
+        """Mark what larger maps will have room for. Prepare them if the change did not fit into maps that
+        became larger just before it."""
+        full = [failure for failure in rejected.values() if isinstance(failure, TableFull)]
+        if full and self._can_grow and self._settled and not self._larger:
+            self._grow(growth.enlarged(self._current, self._limits, needed))
+        for failure in full if self._larger else ():
+            failure.postponed = True
 
     @property
     def _current(self) -> MapSizes:
@@ -402,16 +421,29 @@ class EbpfBackend:
         is empty. After another error of this method everything is closed, and `read` opens it again.
         """
         now = self._clock()
-        if sizes == self._current or now < self._grows_from:
+        if self._larger:
+            if not self._larger.is_ready:
+                return {}
+            sizes = self._larger.sizes
+        elif sizes == self._current or now < self._grows_from:
+            return {}
+        elif self._can_grow and self._settled:
+            load = functools.partial(self._load, sizes, self._programs.directory)
+            self._larger = LargerMaps(sizes, load, self._can_grow)
             return {}
         attached: dict[Key, Entry] = {
             HookKey(name): state for name, state in self._programs.hook_states().items() if state == ATTACHED
         }
         attached |= dict(self._devices.attached_entries().items())
         self._clsacts |= self._devices.clsacts()
+        larger, self._larger = self._larger, None
         try:
-            root, tunnels, xdp = self._settings.cgroup_root, self._settings.tunnels, self._settings.xdp
-            Programs(self._pins, root, sizes, self._programs.directory, tunnels, xdp).close()
+            if larger is None:
+                self._load(sizes, self._programs.directory)
+            elif larger.failure:
+                raise larger.failure
+            else:
+                map_pins.refill(self._pins, shapes(sizes), self._pins.maps_of(self._programs.directory))
         except KernelError as failure:
             log.error(GROWTH_FAILED, reason=failure.message, hint=failure.hint)
             self._grows_from = now + _GROWTH_PAUSE
@@ -432,13 +464,20 @@ class EbpfBackend:
             self._map_grown(name)
         return attached
 
+    def _load(self, sizes: MapSizes, previous: Path) -> None:
+        """Load programs with maps of these sizes, and pin them. `previous`: the folder of those in force.
+        Raises KernelError."""
+        root, tunnels, xdp = self._settings.cgroup_root, self._settings.tunnels, self._settings.xdp
+        Programs(self._pins, root, sizes, previous, tunnels, xdp).close()
+
     def _apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
         if not self._settled:
             self._learn_netfilter_flows()
         rejected: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
-        services = self._table.apply(puts, drops)
+        is_limited = self._can_grow and self._settled
+        services = self._table.apply(puts, drops, _LONGEST if is_limited else math.inf)
         self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
         rejected.update(services.items())
         attached = self._attach(delta.puts, rejected)
@@ -563,6 +602,9 @@ class EbpfBackend:
     def close(self) -> None:
         """Close everything. Does nothing if it is not open, for example after a `read` that failed to open
         it."""
+        larger, self._larger = self._larger, None
+        if larger:
+            larger.close()
         opened, lock = self._opened, self._lock
         self._opened = self._lock = None
         if opened:

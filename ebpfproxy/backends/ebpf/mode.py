@@ -58,6 +58,7 @@ class EbpfMode:
             ebpf_settings(config, root),
             callbacks.sockets_counted,
             map_grown=callbacks.map_grown,
+            can_grow=callbacks.retry,
             pods_bypass=callbacks.pods_bypass,
             filters_changed=callbacks.changed,
             namespaces=callbacks.namespaces,

@@ -1,7 +1,7 @@
 """Entries for the tests of ServiceTable, and helpers to write and apply them."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from socket import htons
 
 from ebpfproxy.backends.delta import diff
@@ -32,7 +32,7 @@ def wipe(maps: Maps) -> None:
 
 
 @contextlib.contextmanager
-def opened(maps: Maps, clock: Clock | None = None) -> Iterator[ServiceTable]:
+def opened(maps: Maps, clock: Callable[[], float] | None = None) -> Iterator[ServiceTable]:
     """A table as in a new process, which knows no entries until it has read the maps."""
     table = ServiceTable(maps, clock or Clock())
     try:

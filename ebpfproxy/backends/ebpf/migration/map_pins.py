@@ -67,6 +67,24 @@ def _make(
             made[shape.name].pin(pins.maps / shape.pin)
 
 
+def refill(pins: Pins, wanted: Mapping[str, MapShape], previous: Mapping[str, Path]) -> None:
+    """Copy the contents of maps of Services again, into maps of `provide` that no program uses yet.
+
+    Raises KernelError.
+    """
+    for name in SERVICE_MAPS:
+        shape, source = wanted[name], previous[name]
+        target = pins.maps / shape.pin
+        if target.name == source.name:  # it stays in use
+            continue
+        with contextlib.closing(Map.pinned(target)) as made:
+            if shape.type != _ARRAY:
+                with contextlib.closing(Map.pinned(source)) as present:
+                    for key in {key for key, _ in made.items()}.difference(key for key, _ in present.items()):
+                        made.delete(key)
+            _fill(made, source, shape)
+
+
 def _fill(target: Map, previous: Path, shape: MapShape) -> None:
     """Copy the entries that fit, unless the layouts differ. A failure is only logged, since only ids are
     lost."""

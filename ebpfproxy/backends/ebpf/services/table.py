@@ -14,6 +14,7 @@ session affinity is deleted.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ebpfproxy.backends.ebpf import abi
@@ -27,12 +28,12 @@ from ebpfproxy.backends.ebpf.services.grace import Grace
 from ebpfproxy.backends.ebpf.services.new_endpoints import NewEndpoints
 from ebpfproxy.backends.ebpf.services.ports import ServicePorts
 from ebpfproxy.backends.ebpf.services.reading import Reading
-from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value
+from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value, service_key
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
 from ebpfproxy.backends.ebpf.services.tunnels import Tunnels
-from ebpfproxy.errors import KernelError
+from ebpfproxy.errors import KernelError, NotYet
 from ebpfproxy.linux.bpf.bpf import possible_cpus
 from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
 
@@ -139,12 +140,19 @@ class ServiceTable:
         self._new.expire()
 
     def apply(
-        self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]
+        self,
+        puts: Mapping[ServicePortKey, ServicePortEntry],
+        drops: Iterable[ServicePortKey],
+        seconds: float = math.inf,
     ) -> dict[ServicePortKey, KernelError]:
         """Apply a change. Return the ServicePorts without room. They keep their current state, or get one
-        that needs less; what they no longer have is removed in any case."""
+        that needs less; what they no longer have is removed in any case.
+
+        `seconds`: after this time, further ServicePorts are postponed (NotYet) and keep their current state,
+        except those that take over a frontend.
+        """
         self._written.version += 1
-        changes, rejected = self._stage(puts)
+        changes, rejected = self._stage(puts, self._clock() + seconds)
         dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(changes, dropped)
         now = self._clock()  # from now on no lookup finds what is removed
@@ -162,15 +170,21 @@ class ServiceTable:
         return rejected
 
     def _stage(
-        self, puts: Mapping[ServicePortKey, ServicePortEntry]
+        self, puts: Mapping[ServicePortKey, ServicePortEntry], end: float
     ) -> tuple[dict[ServicePortKey, Change], dict[ServicePortKey, KernelError]]:
         services, sources = (Room(name, *self.usage()[name]) for name in ("services", "source_ranges"))
         staging = Staging(self._arrays, self._service_ids, self._written, services, sources, self._clock())
         rejected: dict[ServicePortKey, KernelError] = {}
-        for key, entry in puts.items():
-            if failure := staging.add(key, entry):
+        for number, (key, entry) in enumerate(puts.items()):
+            if number and self._clock() >= end and not self._takes_over(key, entry):
+                rejected[key] = NotYet(f"{key.name}: the change takes too long")
+            elif failure := staging.add(key, entry):
                 rejected[key] = failure
         return staging.changes, rejected
+
+    def _takes_over(self, key: ServicePortKey, entry: ServicePortEntry) -> bool:
+        """Whether another ServicePort has one of the frontends: the change is one step for both."""
+        return any(self._owner.get(service_key(each), key) != key for each in entry.frontends)
 
     def _commit(
         self, changes: Mapping[ServicePortKey, Change], dropped: Mapping[ServicePortKey, Record]

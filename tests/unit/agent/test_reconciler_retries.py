@@ -1,0 +1,70 @@
+"""Rejected entries are retried in parts, each once after a change, and postponed ones first."""
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+
+from ebpfproxy.agent.reconciler import NOT_SERVED
+from ebpfproxy.backends.interface import Delta
+from ebpfproxy.errors import KernelError, NotYet
+from tests.support.build import service
+from tests.support.fake_backend import Entry, FakeBackend, FakeKernel, Key
+from tests.unit.agent.agent import Agent, gone
+
+MANY = [service(f"s{number}", ips=[f"10.96.1.{number}"]) for number in range(1, 11)]
+
+
+class Slow(FakeBackend):
+    """Applies two puts at a time."""
+
+    def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        keys = list(delta.puts)
+        rejected = super().apply(Delta({key: delta.puts[key] for key in keys[:2]}, delta.drops))
+        return {**rejected, **{key: NotYet("later") for key in keys[2:]}}
+
+
+def rounds(agent: Agent, retries: int) -> int:
+    """The number of further syncs until none remains."""
+    count = 0
+    while agent.reconciler.sync(False, retries).remaining:
+        count += 1
+        assert count < 100
+    return count
+
+
+@pytest.mark.parametrize("retries", [1, 3, 100])
+def test_postponed_entries_come_into_force_without_a_message(
+    caplog: pytest.LogCaptureFixture, retries: int
+) -> None:
+    agent = Agent(plane=Slow())
+    agent.sync()
+    with caplog.at_level(logging.WARNING):
+        done = agent.sync(*MANY)
+        assert (done.put, done.rejected, done.remaining) == (2, 0, True)
+        rounds(agent, retries)
+    assert len(agent.served()) == len(MANY)
+    assert NOT_SERVED not in caplog.messages
+
+
+def test_rejected_entries_are_retried_in_parts_and_all_of_them_after_a_change() -> None:
+    agent = Agent(FakeKernel(capacity=4))
+    agent.sync()
+    assert agent.sync(*MANY).rejected == 6
+    assert rounds(agent, 2) == 2  # three parts, then nothing more
+    assert len(agent.served()) == 4
+    agent.fold(gone("s1"), gone("s2"))
+    agent.plan()
+    agent.reconciler.sync(False, 1)
+    rounds(agent, 1)
+    assert len(agent.served()) == 4
+    assert agent.reconciler.sync(False).rejected == 4
+
+
+def test_a_rejected_entry_that_is_no_longer_wanted_is_forgotten() -> None:
+    agent = Agent(FakeKernel(capacity=9))
+    agent.sync()
+    assert agent.sync(*MANY).rejected == 1
+    rejected = {f"default/{each.name.name}" for each in MANY} - agent.served()
+    done = agent.sync(gone(rejected.pop().partition("/")[2]))
+    assert (done.rejected, done.remaining) == (0, False)
