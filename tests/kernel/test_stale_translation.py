@@ -3,7 +3,7 @@
 import pytest
 
 from ebpfproxy.backends.ebpf.sockets.stale_sockets import NOT_RECONNECTED, TRANSLATED
-from ebpfproxy.lab import Pod
+from ebpfproxy.lab import Pod, manifests
 from tests.kernel.clients import UDP, connected, converse, socket_in
 from tests.kernel.cluster import START_PATIENCE, UDP_TARGET, Cluster, eventually
 from tests.kernel.test_agent_stale import WITHOUT_PTRACE
@@ -17,7 +17,13 @@ _TRANSLATED, _STALE = "ebpfproxy_sockets_translated", "ebpfproxy_sockets_stale"
 
 @pytest.fixture
 def unprivileged(restartable: Cluster) -> Cluster:
-    """A node whose agent cannot duplicate descriptors of other processes."""
+    """A node whose agent cannot duplicate descriptors of other processes.
+
+    It cannot read their network namespaces either, so it recognizes pods by their addresses.
+    """
+    node = manifests.node(restartable.lab.node_name, [restartable.node.v4, restartable.node.v6])
+    node["spec"] = {"podCIDRs": list(restartable.lab.addresses.pods(0))}
+    manifests.write(restartable.folder / "node.yaml", node)
     restartable.launch(before=WITHOUT_PTRACE).await_sync(timeout=START_PATIENCE)
     return restartable
 
