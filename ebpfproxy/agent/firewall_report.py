@@ -2,7 +2,6 @@
 
 import threading
 
-from ebpfproxy.backends import firewall_checks
 from ebpfproxy.config import Config
 from ebpfproxy.log import Logger
 
@@ -19,6 +18,8 @@ def report(config: Config, mode: str) -> None:
 
 
 def _report(config: Config, mode: str) -> None:
+    from ebpfproxy.backends import firewall_checks  # noqa: PLC0415, imported after the first sync
+
     for each in firewall_checks.probe(config, mode):
         if not each.present:
             log.warning(FOUND, mode=mode, reason=each.missing, hint=each.remedy)

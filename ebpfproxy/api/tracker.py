@@ -252,7 +252,7 @@ class Tracker:
         pending.update(dict.fromkeys(self._previous_services))
         pending.update(dict.fromkeys(self._previous_pods))
         pending.update(dict.fromkeys(itertools.chain.from_iterable(moved.values())))
-        node_changed = self._node_changed
+        node_changed, host_changed = self._node_changed, self._host_changed  # before changes are removed
         if math.isinf(most) or node_changed or sum(map(self._size, pending)) <= most:
             chosen = set(pending)
         else:
@@ -271,7 +271,7 @@ class Tracker:
             state=self._state(),
             services=frozenset(chosen | self._services_on(self._rechecked)),
             node_changed=node_changed,
-            host_changed=self._host_changed,
+            host_changed=host_changed,
             peers_changed=bool(self._previous_peers),
             trigger_times=tuple(times),
             service_changes=self._received[SERVICE],

@@ -118,7 +118,6 @@ def test_connections_stay_on_the_packet_path_when_a_pod_gets_known_and_none_fail
 def test_a_device_loses_its_programs_once_the_pod_has_no_connection_of_the_packet_path(
     place: Cluster, web: Exposed, pod: Pod
 ) -> None:
-    eventually(lambda: has_programs(place, pod), "the new pod's device has programs", 5)
     await_socket_path(place, pod)
     eventually(lambda: not has_programs(place, pod), "the device has no programs")
     assert outcome(pod, TCP, web.v4, 80) == "a"

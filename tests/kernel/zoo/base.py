@@ -49,6 +49,7 @@ class Zoo:
     - `balancer`: a function that returns the load balancer addresses of the n-th Service;
     - `towards`: the node's address towards endpoints on this and the other node, and towards the other node
       itself: "here", "there" and "second"; "there from pod" only for clients in the pod;
+    - `by_packet`: clients whose pod has devices or rules of its own, so that the packet path serves it;
     - `source`: addresses to which clients bind their sockets, by name of the client;
     - `beyond`: the result of packets from the node to load balancer addresses without a proxy;
     - `flags`: further flags of the agent;
@@ -70,6 +71,7 @@ class Zoo:
         self.addresses = dict.fromkeys(("pod", "node", "guest", "outside"), node)
         self.towards = {"here": lab.addresses.gateway(0), "there": node, "second": node}
         self.balancer: Callable[[int], Pair] = usual_balancer
+        self.by_packet: set[str] = set()
         self.source: dict[str, Pair] = {}
         self.flags: list[str] = []
         self.expected: dict[str, str] = {}

@@ -19,9 +19,8 @@ EBPF = ("ebpf", "ebpf-off")
 BY_SOCKET = ("ebpf",)
 BY_PACKET = ("ebpf-off",)
 RELAY = ("userspace",)
-GUEST_SOCKET = "a socket in any other network namespace counts as a pod's, and connects to endpoints directly"
+GUEST_PACKET = "packets without an ingress device count as the node's"
 GUEST_DEVICE = "a guest's bridge or bridge port counts as a pod's device, so that its packets are a pod's"
-POD_SOCKET = "a pod's own firewall, routes or translation see the endpoint, not the Service"
 UPLINK_ROLE = "a veth device without a default route counts as a pod's"
 OTHERS_ADDRESS = "a Service's address that a process of the node has is taken from it"
 ON_LINK = "no neighbor answers for the address, so that no program sees the packet"
@@ -36,134 +35,39 @@ DOCKER = tuple(name for name in SITUATIONS if name not in OWN_GUESTS)
 """The situations with a guest that the host masquerades."""
 
 KNOWN_FAILURES: tuple[Known, ...] = (
-    Known(DOCKER, BY_SOCKET, "guest NodePort|LoadBalancer away * *", "node", GUEST_SOCKET),
-    Known(DOCKER, BY_PACKET, "guest NodePort|LoadBalancer away * *", "node", GUEST_DEVICE),
-    Known(("broken_ipv6",), BY_SOCKET, "guest NodePort|LoadBalancer away * v4", "node", GUEST_SOCKET),
-    Known(("broken_ipv6",), BY_PACKET, "guest NodePort|LoadBalancer away * v4", "node", GUEST_DEVICE),
-    Known(
-        ("routed_guest",),
-        BY_SOCKET,
-        "guest ClusterIP|NodePort|LoadBalancer there * *",
-        "silent",
-        GUEST_SOCKET,
-    ),
-    Known(("routed_guest",), BY_PACKET, "guest ClusterIP there * *", "silent", GUEST_DEVICE),
-    Known(("lxc_on_the_uplink",), BY_SOCKET, "guest ClusterIP empty tcp *", "refused", GUEST_SOCKET),
-    Known(
-        ("lxc_on_the_uplink",),
-        BY_SOCKET,
-        "guest NodePort|LoadBalancer here|there|local * *",
-        "silent",
-        GUEST_SOCKET,
-    ),
+    Known(DOCKER, EBPF, "guest NodePort|LoadBalancer away * *", "node", GUEST_DEVICE),
+    Known(("broken_ipv6",), EBPF, "guest NodePort|LoadBalancer away * v4", "node", GUEST_DEVICE),
+    Known(("routed_guest",), EBPF, "guest ClusterIP there * *", "silent", GUEST_DEVICE),
     Known(("lxc_on_the_uplink",), BY_PACKET, "guest ClusterIP empty * *", "refused", GUEST_DEVICE),
     Known(("lxc_on_the_uplink",), BY_PACKET, "guest LoadBalancer here|local * *", "silent", GUEST_DEVICE),
     Known(("lxc_on_the_uplink",), BY_PACKET, "outside ClusterIP there * *", "silent", GUEST_DEVICE),
-    Known(("macvlan",), BY_SOCKET, "guest ClusterIP|LoadBalancer empty * *", "refused", GUEST_SOCKET),
-    Known(("macvlan",), BY_SOCKET, "guest NodePort empty tcp *", "refused", GUEST_SOCKET),
-    Known(("macvlan",), BY_PACKET, "guest ClusterIP|LoadBalancer empty * *", "refused", GUEST_DEVICE),
-    Known(("nested_cluster",), BY_SOCKET, "guest ClusterIP here * *", "client", POD_SOCKET),
-    Known(("nested_cluster",), BY_SOCKET, "guest NodePort|LoadBalancer there * *", "client", POD_SOCKET),
-    Known(("vpn_pod",), BY_SOCKET, "pod ClusterIP here|there tcp *", "silent", POD_SOCKET),
-    Known(("vpn_pod",), BY_SOCKET, "pod ClusterIP here|there udp *", "denied", POD_SOCKET),
-    Known(
-        ("vpn_pod",),
-        BY_SOCKET,
-        "pod NodePort|LoadBalancer here|there|local|away tcp *",
-        "silent",
-        POD_SOCKET,
-    ),
-    Known(
-        ("vpn_pod",),
-        BY_SOCKET,
-        "pod NodePort|LoadBalancer here|there|local|away udp *",
-        "denied",
-        POD_SOCKET,
-    ),
-    Known(("multus_pod",), BY_SOCKET, "pod ClusterIP here|there * *", "silent", POD_SOCKET),
-    Known(
-        ("multus_pod",),
-        BY_SOCKET,
-        "pod NodePort|LoadBalancer here|there|local|away * *",
-        "silent",
-        POD_SOCKET,
-    ),
+    Known(("macvlan",), BY_SOCKET, "guest ClusterIP|LoadBalancer empty * *", "refused", GUEST_PACKET),
+    Known(("macvlan",), BY_PACKET, "guest ClusterIP|LoadBalancer empty * *", "refused", GUEST_PACKET),
     Known(("on_link_balancer",), BY_SOCKET, "guest|node|pod LoadBalancer empty udp *", "silent", ON_LINK),
     Known(("on_link_balancer",), BY_PACKET, "node LoadBalancer * * *", "silent", ON_LINK),
     Known(("pods_on_a_bridge",), BY_PACKET, "node ClusterIP here * *", "silent", BRIDGED_REPLY),
     Known(
         ("pods_on_a_bridge",), BY_PACKET, "node NodePort|LoadBalancer here|local * *", "silent", BRIDGED_REPLY
     ),
-    Known(("dns_cache",), EBPF, "pod|outside ClusterIP here * *", "client", OTHERS_ADDRESS),
-    Known(("dns_cache",), EBPF, "node|guest ClusterIP here * *", "node", OTHERS_ADDRESS),
-    Known(("dns_cache",), RELAY, "pod|node|guest|outside ClusterIP here * *", "node", OTHERS_ADDRESS),
-    Known(
-        ("recreated_uplink", "new_uplink"),
-        RELAY,
-        "outside LoadBalancer away tcp *",
-        "reset",
-        NEW_DEVICE,
-    ),
+    Known(("recreated_uplink", "new_uplink"), RELAY, "outside LoadBalancer away tcp *", "reset", NEW_DEVICE),
     Known(("servicelb_other",), RELAY, "pod|guest Address second * *", "host client", OTHERS_ADDRESS),
     Known(("servicelb_other",), RELAY, "node Address second * v4", "host 172.18.78.3", OTHERS_ADDRESS),
     Known(("servicelb_other",), RELAY, "node Address second * v6", "host node", OTHERS_ADDRESS),
     Known(
         ("bound_source",), BY_SOCKET, "node ClusterIP|NodePort|LoadBalancer there|away * *", "silent", BOUND
     ),
-    Known(
-        ("two_subnets",),
-        EBPF,
-        "outside ClusterIP|NodePort|LoadBalancer there * v4",
-        "silent",
-        MASQUERADE,
-    ),
+    Known(("two_subnets",), EBPF, "outside ClusterIP|NodePort|LoadBalancer there * v4", "silent", MASQUERADE),
     Known(("two_subnets",), BY_PACKET, "pod NodePort|LoadBalancer there * v4", "silent", MASQUERADE),
     Known(("two_subnets",), BY_PACKET, "node ClusterIP there * v4", "silent", MASQUERADE),
     Known(("two_subnets",), BY_PACKET, "node NodePort|LoadBalancer there|away * v4", "silent", MASQUERADE),
     Known(
-        ("ula_and_global",),
-        EBPF,
-        "outside ClusterIP|NodePort|LoadBalancer there * v6",
-        "silent",
-        MASQUERADE,
+        ("ula_and_global",), EBPF, "outside ClusterIP|NodePort|LoadBalancer there * v6", "silent", MASQUERADE
     ),
     Known(("ula_and_global",), BY_PACKET, "pod NodePort|LoadBalancer there * v6", "silent", MASQUERADE),
     Known(("ula_and_global",), BY_PACKET, "node ClusterIP there * v6", "silent", MASQUERADE),
     Known(("ula_and_global",), BY_PACKET, "node NodePort|LoadBalancer there|away * v6", "silent", MASQUERADE),
     Known(
         ("second_network_card", "asymmetric"), BY_SOCKET, "outside ClusterIP there * *", "silent", UPLINK_ROLE
-    ),
-    Known(
-        ("second_network_card", "asymmetric"),
-        BY_SOCKET,
-        "outside ClusterIP|LoadBalancer here|local udp *",
-        "silent",
-        UPLINK_ROLE,
-    ),
-    Known(
-        ("second_network_card", "asymmetric"),
-        BY_SOCKET,
-        "outside LoadBalancer there udp *",
-        "silent",
-        UPLINK_ROLE,
-    ),
-    Known(
-        ("second_network_card", "asymmetric"),
-        BY_SOCKET,
-        "outside NodePort here|there|local|away * *",
-        "refused",
-        UPLINK_ROLE,
-    ),
-    Known(
-        ("pods_by_second_uplink",), BY_SOCKET, "pod ClusterIP|LoadBalancer empty udp *", "silent", UPLINK_ROLE
-    ),
-    Known(("pods_by_second_uplink",), BY_SOCKET, "outside ClusterIP here * *", "silent", UPLINK_ROLE),
-    Known(
-        ("pods_by_second_uplink",),
-        BY_SOCKET,
-        "outside NodePort|LoadBalancer here|local * *",
-        "silent",
-        UPLINK_ROLE,
     ),
     Known(("new_uplink",), EBPF, "outside ClusterIP there * *", "silent", UPLINK_ROLE),
     Known(
@@ -181,11 +85,7 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         BEFORE_NAT,
     ),
     Known(
-        ("closed_before_nat", "closed_at_the_device"),
-        EBPF,
-        "outside NodePort there * *",
-        "node",
-        BEFORE_NAT,
+        ("closed_before_nat", "closed_at_the_device"), EBPF, "outside NodePort there * *", "node", BEFORE_NAT
     ),
     Known(
         ("closed_before_nat", "closed_at_the_device"),

@@ -156,6 +156,7 @@ def nested_cluster(node: Zoo) -> None:
     for protocol in PROTOCOLS:
         for address in inner:
             pod.serve(protocol, 7070, lambda client, _port: f"inner {client}", address)
+    node.by_packet.add("pod")
     node.source_seen["guest"] = Pair(pod.v4, pod.v6)
     node.expect_as_pod("guest")
     node.expect("inner " + own.v4, "guest ClusterIP here * v4")
@@ -181,6 +182,7 @@ def vpn_pod(node: Zoo) -> None:
         "ip6 daddr { fd00:10:96::/48, fd00:172:18::/48 } accept",
         "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept",
     ]
+    node.by_packet.add("pod")
     node.chain("inet kill", "filter hook output priority filter", *accepted, policy="drop", netns=node.pod)
 
 
@@ -189,6 +191,7 @@ def multus_pod(node: Zoo) -> None:
 
     k8snetworkplumbingwg/multus-cni#1294
     """
+    node.by_packet.add("pod")
     gateway = node.lab.addresses.gateway(0)
     node.lab.ip(
         node.router,

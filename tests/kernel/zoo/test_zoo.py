@@ -59,7 +59,8 @@ def expected(node: Zoo, situation: str, way: str) -> dict[Flow, str]:
             continue
         special = [text for pattern, text in node.expected.items() if flow.matches(pattern)]
         result = special[-1] if special else usual
-        result = translated(flow, result, way == "ebpf", flow.client in node.source, differences)
+        by_socket = way == "ebpf" and flow.client not in node.by_packet
+        result = translated(flow, result, by_socket, flow.client in node.source, differences)
         result = in_mode(flow, result, node.beyond, differences)
         for row in known:
             if flow.matches(row.flows):

@@ -23,6 +23,7 @@ from ebpfproxy.api.event import (
     ListeningChanged,
     NodeChanged,
     PeerChanged,
+    PodChanged,
     PodsBypass,
     ServiceChanged,
     ServiceCidrChanged,
@@ -35,6 +36,7 @@ from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.node_check import NodeCheck
+from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName
 from tests.support.build import endpoint, name, networks, node, service, slice_of
 
@@ -353,6 +355,15 @@ def test_a_pod_counts_as_bypassing_as_long_as_its_device_exists() -> None:
     assert tracker.drain().state.bypassing == {1}
     tracker.fold(host(1, 2))
     assert tracker.drain().state.bypassing == {1}
+
+
+def test_the_annotation_of_a_pod_changes_the_host() -> None:
+    opted_out = Pod(name("web-0"), (parse_address("10.1.0.1"),), (), socket_lb=False)
+    tracker = tracker_with()
+    for pod in (opted_out, None):
+        tracker.fold(PodChanged(opted_out.name, pod))
+        assert tracker.drain().host_changed
+    assert not tracker.drain().host_changed
 
 
 def test_a_pod_may_bypass_before_its_device_is_known() -> None:
