@@ -223,6 +223,7 @@ struct network_key {
 enum network_flag {
 	NETWORK_LOCAL = 1,	/* the node delivers packets to this network locally */
 	NETWORK_NODE_PORTS = 2, /* NodePorts are served at addresses of this network */
+	NETWORK_OF_NODE = 4,	/* an address of the Node object: every endpoint can reply to it */
 };
 
 /* Key of `source_ranges`. `length` is the number of bits that must match in the fields after it,
@@ -617,4 +618,5 @@ enum placeholder {
 	PLACEHOLDER_HAVE_KTIME_COARSE = 1592590345,
 	PLACEHOLDER_HAVE_SET_RETVAL = 1592590346,
 	PLACEHOLDER_TRAFFIC = 1592590347, /* the highest id with an entry of traffic */
+	PLACEHOLDER_HAVE_SKC_TO_MPTCP_SOCK = 1592590348,
 };

@@ -6,6 +6,13 @@
 
 #include "admit.h"
 
+static __always_inline void record_bypassing(u32 device)
+{
+	u64 now = time_now();
+
+	bypassing.update(&device, &now);
+}
+
 /* A pod's packet to a frontend has bypassed the socket path, and no program is attached to the
  * pod's device. The entry in `bypassing` causes the agent to attach one. No program is needed if
  * the frontend rejects because it has no endpoint: egress rejects the packet. A UDP socket that
@@ -19,7 +26,6 @@ admit_bypassing_packet(struct __sk_buff *skb, const struct packet *packet, struc
 					  .protocol = packet->tuple.protocol};
 	u32 device = skb->ingress_ifindex;
 	struct service *service;
-	u64 now;
 
 	if (!is_first(packet) || !port_is_served(destination.protocol, destination.port, 0) ||
 	    devices.lookup(&device))
@@ -37,7 +43,6 @@ admit_bypassing_packet(struct __sk_buff *skb, const struct packet *packet, struc
 		return REJECTED;
 	}
 	count(COUNTER_BYPASSED);
-	now = time_now();
-	bypassing.update(&device, &now);
+	record_bypassing(device);
 	return NO_FLOW;
 }

@@ -61,22 +61,15 @@ static __always_inline int sock6_rewrite_peer(struct bpf_sock_addr *ctx,
 	return CONTINUE;
 }
 
-static __always_inline bool is_connected(struct bpf_sock_addr *ctx)
-{
-	struct bpf_sock *sk = ctx->sk;
-
-	return sk && sk->state == BPF_TCP_ESTABLISHED;
-}
-
-#define HOOK(name, family, act, ...)                                                               \
+#define HOOK(name, family, act)                                                                    \
 	int name(struct bpf_sock_addr *ctx)                                                        \
 	{                                                                                          \
 		struct service_key peer = {};                                                      \
                                                                                                    \
 		if (!sock##family##_read_peer(ctx, &peer))                                         \
 			return CONTINUE;                                                           \
-		switch (act(&peer, bpf_get_netns_cookie(ctx), bpf_get_socket_cookie(ctx),          \
-			    ##__VA_ARGS__)) {                                                      \
+		switch (                                                                           \
+		    act(&peer, bpf_get_netns_cookie(ctx), bpf_get_socket_cookie(ctx), ctx->sk)) {  \
 		case TRANSLATED:                                                                   \
 			return sock##family##_rewrite_peer(ctx, &peer);                            \
 		case REFUSED:                                                                      \
@@ -88,8 +81,8 @@ static __always_inline bool is_connected(struct bpf_sock_addr *ctx)
 
 HOOK(connect4, 4, socket_connect)
 HOOK(connect6, 6, socket_connect)
-HOOK(sendmsg4, 4, socket_send, is_connected(ctx))
-HOOK(sendmsg6, 6, socket_send, is_connected(ctx))
+HOOK(sendmsg4, 4, socket_send)
+HOOK(sendmsg6, 6, socket_send)
 
 #define REVERSE_HOOK(name, family, datagram)                                                       \
 	int name(struct bpf_sock_addr *ctx)                                                        \

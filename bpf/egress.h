@@ -390,6 +390,28 @@ static __always_inline int masquerade_forwarded(struct __sk_buff *skb, struct pa
 	return PASS_ON;
 }
 
+/* Selects the masquerade address of a host-originated packet to `device`. While sockets are
+ * redirected, replies may have no program on their way: then the agent attaches programs to the
+ * devices in `bypassing`, and with those of loopback it provides the reinjection veth pair. The
+ * client has to send the packet again. A bridge of pods never has programs, only its ports. Its
+ * pods can reply to the address of the packet's device.
+ */
+static __always_inline bool choose_masquerade_of_node(struct __sk_buff *skb, u32 device,
+						      struct scratch *scratch)
+{
+	const struct node *settings = node_get();
+
+	if (settings && !settings->reinjection_device)
+		record_bypassing(LOOPBACK_IFINDEX);
+	if (devices.lookup(&device))
+		return choose_masquerade(scratch, device);
+	if (bypassing.lookup(&device))
+		return choose_masquerade(scratch, skb->ifindex);
+	count_drop(scratch, COUNTER_BYPASSED);
+	record_bypassing(device);
+	return false;
+}
+
 /* Handles packets that can open a flow or that go to the endpoint of a flow. */
 static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct packet *packet,
 					      enum outgoing outgoing, struct scratch *scratch)
@@ -433,7 +455,7 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 			count_drop(scratch, COUNTER_NO_ROUTE);
 			return DROP;
 		}
-		if (opens && !choose_masquerade(scratch, device))
+		if (opens && !choose_masquerade_of_node(skb, device, scratch))
 			return DROP;
 	}
 	if (opens && !flow_open(skb, packet, skb->ifindex, 0, scratch))

@@ -65,7 +65,8 @@ PINNED("hash", u64, u32, pod_namespaces, 65536, BPF_F_NO_PREALLOC);
 PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 PINNED("hash", u32, struct xdp_device, xdp_devices, 4096, BPF_F_NO_PREALLOC);
 /* Key: the interface index of a pod whose packets to a frontend were processed by no program before
- * egress (bypass.h). Value: the time of the last such packet.
+ * egress (bypass.h), or whose replies to the node would be. Loopback: the node's packets to
+ * frontends take the packet path. Value: the time of the last such packet.
  */
 PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 

@@ -226,6 +226,62 @@ static __always_inline bool is_left_to_packet_path(const struct service *service
 	return true;
 }
 
+/* bpf_skc_to_mptcp_sock(). bcc may not declare it. */
+static void *(*mptcp_of_subflow)(void *subflow) = (void *)196;
+
+static __always_inline bool is_connected(struct bpf_sock *sk)
+{
+	return sk && sk->state == BPF_TCP_ESTABLISHED;
+}
+
+/* Whether the socket is a subflow of an MPTCP socket. The process only has the MPTCP socket, which
+ * has another cookie: its getpeername() would return the endpoint, and no hook runs for the subflow
+ * when it is closed.
+ */
+static __always_inline bool is_subflow(struct bpf_sock *sk, u8 protocol)
+{
+	return HAVE(SKC_TO_MPTCP_SOCK) && sk && protocol == IPPROTO_TCP && mptcp_of_subflow(sk);
+}
+
+/* Returns the address that the socket is bound to, unspecified if there is none. That of a
+ * connected UDP socket does not count: connect() has set it.
+ */
+static __always_inline bool bound_address(struct bpf_sock *sk, struct address *source)
+{
+	if (!sk || is_connected(sk))
+		return false;
+	if (sk->family == AF_INET) {
+		address_v4(source, sk->src_ip4);
+		return source->word[3];
+	}
+	source->word[0] = sk->src_ip6[0];
+	source->word[1] = sk->src_ip6[1];
+	source->word[2] = sk->src_ip6[2];
+	source->word[3] = sk->src_ip6[3];
+	return !address_is_unspecified(source);
+}
+
+/* Whether a socket of the node can be redirected to the endpoint although it is bound to an
+ * address. Each endpoint can reply to an address of the Node, and one on this node to any address
+ * of this node, except loopback. For all others egress masquerades. It sees no packets to local
+ * addresses.
+ */
+static __always_inline bool replies_reach(struct bpf_sock *sk,
+					  const struct service_key *destination,
+					  const struct endpoint *endpoint)
+{
+	struct address source;
+	u32 flags;
+
+	if (!bound_address(sk, &source))
+		return true;
+	flags = network_flags(&source);
+	if (flags & NETWORK_OF_NODE || network_flags(&destination->address) & NETWORK_LOCAL)
+		return true;
+	return flags & NETWORK_LOCAL && endpoint->flags & ENDPOINT_ON_NODE &&
+	       !address_is_loopback(&source);
+}
+
 /* A UDP socket reconnects to another endpoint of the same frontend. Its receive queue may still
  * hold datagrams from the previous endpoint. recvmsg() must report the frontend as their source.
  * Returns whether the socket was connected to this frontend, or waited for its first endpoint.
@@ -302,7 +358,8 @@ static __always_inline enum verdict connect_without_endpoint(const struct servic
  */
 static __always_inline enum verdict socket_connect_to(const struct service_key *destination,
 						      struct service_key *to, u64 netns_cookie,
-						      u64 cookie, struct happening *what)
+						      u64 cookie, struct bpf_sock *sk,
+						      struct happening *what)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
 	struct service service;
@@ -315,7 +372,8 @@ static __always_inline enum verdict socket_connect_to(const struct service_key *
 			udp_connect_unserved(cookie, destination);
 		return PASS;
 	}
-	if (is_left_to_packet_path(&service, owner == OWNER_NODE)) {
+	if (is_left_to_packet_path(&service, owner == OWNER_NODE) ||
+	    is_subflow(sk, destination->protocol)) {
 		peer_remove(cookie);
 		return PASS;
 	}
@@ -327,6 +385,10 @@ static __always_inline enum verdict socket_connect_to(const struct service_key *
 	if (!endpoint) {
 		socket_inconsistent(what);
 		return connect_without_endpoint(destination, &service, cookie, REFUSED);
+	}
+	if (owner == OWNER_NODE && !replies_reach(sk, destination, endpoint)) {
+		peer_remove(cookie);
+		return PASS;
 	}
 	*to = *destination;
 	redirect(to, endpoint);
@@ -341,12 +403,12 @@ static __always_inline enum verdict socket_connect_to(const struct service_key *
 }
 
 /* Handles connect(). If it returns TRANSLATED, `destination` is the endpoint's address. */
-static __always_inline enum verdict socket_connect(struct service_key *destination,
-						   u64 netns_cookie, u64 cookie)
+static __always_inline enum verdict
+socket_connect(struct service_key *destination, u64 netns_cookie, u64 cookie, struct bpf_sock *sk)
 {
 	struct happening what = {};
 	struct service_key to = {};
-	enum verdict verdict = socket_connect_to(destination, &to, netns_cookie, cookie, &what);
+	enum verdict verdict = socket_connect_to(destination, &to, netns_cookie, cookie, sk, &what);
 
 	socket_event(&what, netns_cookie, destination, &to);
 	if (verdict == TRANSLATED)
@@ -357,12 +419,12 @@ static __always_inline enum verdict socket_connect(struct service_key *destinati
 /* Selects the endpoint for a datagram. The socket keeps its endpoint for this frontend while that
  * endpoint is usable. If it returns TRANSLATED, `to` is the endpoint's address.
  *
- * `connected`: the socket has a peer. Connected sockets reach this hook, too: for an IPv6 socket
- * with an IPv4 peer, udpv6_sendmsg() passes the peer on as an explicit destination.
+ * Connected sockets reach this hook, too: for an IPv6 socket with an IPv4 peer, udpv6_sendmsg()
+ * passes the peer on as an explicit destination.
  */
 static __always_inline enum verdict socket_send_to(const struct service_key *destination,
 						   struct service_key *to, u64 netns_cookie,
-						   u64 cookie, bool connected,
+						   u64 cookie, struct bpf_sock *sk,
 						   struct happening *what)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
@@ -378,7 +440,7 @@ static __always_inline enum verdict socket_send_to(const struct service_key *des
 		socket_flow_key_set(&reverse_key, cookie, destination, TO_FRONTEND);
 		if (socket_flows.lookup(&reverse_key))
 			socket_flows.delete(&reverse_key);
-		if (!connected) /* connect() with AF_UNSPEC runs no hook */
+		if (!is_connected(sk)) /* connect() with AF_UNSPEC runs no hook */
 			peer_remove(cookie);
 		return PASS;
 	}
@@ -401,6 +463,8 @@ static __always_inline enum verdict socket_send_to(const struct service_key *des
 			socket_inconsistent(what);
 			return REFUSED;
 		}
+		if (owner == OWNER_NODE && !replies_reach(sk, destination, endpoint))
+			return PASS;
 		what->kind = EVENT_NEW;
 		what->reason = COUNTER_DATAGRAM;
 		flow.address = endpoint->address;
@@ -429,12 +493,11 @@ static __always_inline enum verdict socket_send_to(const struct service_key *des
  * address.
  */
 static __always_inline enum verdict socket_send(struct service_key *destination, u64 netns_cookie,
-						u64 cookie, bool connected)
+						u64 cookie, struct bpf_sock *sk)
 {
 	struct happening what = {};
 	struct service_key to = {};
-	enum verdict verdict =
-	    socket_send_to(destination, &to, netns_cookie, cookie, connected, &what);
+	enum verdict verdict = socket_send_to(destination, &to, netns_cookie, cookie, sk, &what);
 
 	socket_event(&what, netns_cookie, destination, &to);
 	if (verdict == TRANSLATED)

@@ -29,6 +29,7 @@ class ClusterState:
     - `pods`: those of this node with host ports, or without the socket path, by name. Empty unless host ports
       are served.
     - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
+      Loopback is one of them if packets of the node itself reach Services by the packet path.
     - `peers`: all Nodes by name, this node's included. Empty unless direct server return is enabled, or
       this machine is an edge.
     - `service_cidrs`: the networks of ClusterIPs. Empty if unknown, or for an edge.

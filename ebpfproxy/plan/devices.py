@@ -54,7 +54,8 @@ def plan_devices(
     """Return the devices that get programs, sorted by ifindex. The order of `devices` does not matter.
 
     - Uplinks, and tunnels that are up, always get programs.
-    - Loopback gets them if no socket is load balanced (`SocketLb.OFF`), or if `of_node` is set.
+    - Loopback gets them if no socket is load balanced (`SocketLb.OFF`), if `of_node` is set, or if it is in
+      `bypassing`.
     - A pod's veth or netkit device gets them if it leads to a network namespace and is not in `by_socket`, if
       sockets of pods are not load balanced, with `context.redirect`, if `pods` is set, or if it is in
       `bypassing`.
@@ -63,7 +64,8 @@ def plan_devices(
 
     `pods`: whether any ServicePort needs the packets of pods. `of_node`: the same for the node's own packets.
     `bypassing`: the ifindexes of devices whose pods were seen to need programs, or whose devices have had
-    programs so far. `by_socket`: the ifindexes of devices whose pods the socket path serves.
+    programs so far. Loopback is one if packets of the node itself reached Services by the packet path.
+    `by_socket`: the ifindexes of devices whose pods the socket path serves.
 
     An edge has no pods: its veth and netkit devices with an address are uplinks, as in a container.
 
@@ -77,7 +79,7 @@ def plan_devices(
     for device in sorted(devices, key=lambda each: each.ifindex):
         role = host.role_of(device)
         if role is DeviceRole.LOOPBACK:
-            wanted = context.socket_lb is SocketLb.OFF or of_node
+            wanted = context.socket_lb is SocketLb.OFF or of_node or device.ifindex in bypassing
         elif context.device_patterns:
             wanted = device.name not in OWN_DEVICES and _matches(device.name, context.device_patterns)
         elif role is DeviceRole.POD and device.kind in PAIRS:

@@ -50,6 +50,7 @@ def plan_node(
         state.service_cidrs,
         frozenset(each.cookie for each in served),
         lasting,
+        frozenset(state.node.addresses if state.node else ()),
     )
 
 

@@ -175,6 +175,7 @@ class NodePlan:
     - `pod_namespaces`: the cookies of the network namespaces of pods whose sockets the socket path serves.
     - `lasting`: the ifindexes of pods' devices that have had programs for a ServicePort or by an
       annotation. They keep them, since connections may have begun there at any time.
+    - `addresses`: those of the Node object; empty if it is unknown.
     """
 
     local_networks: frozenset[Network] = frozenset()
@@ -186,6 +187,7 @@ class NodePlan:
     service_cidrs: frozenset[Network] = frozenset()
     pod_namespaces: frozenset[int] = frozenset()
     lasting: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
+    addresses: frozenset[Address] = frozenset()
 
 
 class SocketLb(enum.Enum):

@@ -46,5 +46,8 @@ def test_the_programs_load_without_a_subset_of_helpers(subset: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("absent", [(), OF_PACKETS], ids=["alone", "with-all-others"])
-def test_the_programs_load_without_bpf_set_retval(absent: Collection[str]) -> None:
-    load({features.SET_RETVAL.name, *absent})
+@pytest.mark.parametrize("helper", features.CONNECT_PROBES, ids=lambda probe: probe.name)
+def test_the_programs_load_without_a_helper_of_the_hooks(
+    helper: features.Probe, absent: Collection[str]
+) -> None:
+    load({helper.name, *absent})

@@ -18,6 +18,7 @@ SYMBOLS = {
     "HAVE_REDIRECT_PEER": "bpf_redirect_peer",
     "HAVE_KTIME_COARSE": "bpf_ktime_get_coarse_ns",
     "HAVE_SET_RETVAL": "bpf_set_retval",
+    "HAVE_SKC_TO_MPTCP_SOCK": "bpf_skc_to_mptcp_sock",
 }
 CALL, NO_HELPER = 0x85, (30_000).to_bytes(4, "little")
 

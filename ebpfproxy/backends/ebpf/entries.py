@@ -32,6 +32,7 @@ from ebpfproxy.plan.service_plan import (
     ServicePortPlan,
 )
 
+_HOST = 128  # the prefix length of one address, of both families
 LOOPBACK = 1  # its ifindex in every network namespace
 
 
@@ -261,5 +262,7 @@ def _networks(node: NodePlan) -> dict[Key, Entry]:
         around = (network(net.address, length) for length in lengths if length <= net.length)
         if net in answering or any(each in answering for each in around):
             flags |= abi.NETWORK_NODE_PORTS
+        if net.length == _HOST and net.address in node.addresses:
+            flags |= abi.NETWORK_OF_NODE
         found[net] = flags
     return found

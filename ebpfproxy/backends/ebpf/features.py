@@ -18,6 +18,7 @@ from ebpfproxy.linux.bpf.xdp import Mode
 
 _FRAME = 10  # the register that points to the end of the stack
 _TUPLE, _FIB = 16, 64  # bytes: struct bpf_sock_tuple with IPv4, padded, and struct bpf_fib_lookup
+_SOCK = 64  # the offset of `sk` in struct bpf_sock_addr
 _SK_RELEASE, _MAP_UPDATE_ELEM = 86, 2
 _HAS_FRAGS = 1 << 5
 _PSEUDO_MAP_FD = 1  # in place of a register: the immediate is a map's file descriptor
@@ -95,6 +96,12 @@ PROBES = (
 )
 SET_RETVAL = Probe("HAVE_SET_RETVAL", _set(1, -111) + _call(187) + RETURN_1)  # 5.18, b44123b4a3dc
 
+SKC_TO_MPTCP_SOCK = Probe(  # 5.19, 3bc253c2e652: with bpf_sock_addr.sk, if it is not NULL
+    "HAVE_SKC_TO_MPTCP_SOCK",
+    _instruction(0x79, 1, 1, offset=_SOCK) + _instruction(0x15, 1, offset=1) + _call(196) + RETURN_1,
+)
+CONNECT_PROBES = (SET_RETVAL, SKC_TO_MPTCP_SOCK)
+
 
 def present() -> frozenset[str]:
     """The names of the features that the kernel has.
@@ -102,8 +109,8 @@ def present() -> frozenset[str]:
     Raises Rejected if loading programs is not permitted.
     """
     found = [probe for probe in PROBES if bpf.loads(SCHED_CLS, 0, probe.code)]
-    if bpf.loads(CONNECT4.program_type, CONNECT4.attach_type, SET_RETVAL.code):
-        found.append(SET_RETVAL)
+    kind = CONNECT4.program_type, CONNECT4.attach_type
+    found += [probe for probe in CONNECT_PROBES if bpf.loads(*kind, probe.code)]
     return frozenset(probe.name for probe in found)
 
 
@@ -120,5 +127,5 @@ def xdp_flags(mode: Mode) -> int:
 
 def numbers(features: Collection[str]) -> dict[int, int]:
     """What the loader writes into the programs for a kernel with these features (`Relocation.numbers`)."""
-    names = (probe.name for probe in (*PROBES, SET_RETVAL))
+    names = (probe.name for probe in (*PROBES, *CONNECT_PROBES))
     return {abi.CONSTANTS[f"PLACEHOLDER_{name}"]: int(name in features) for name in names}

@@ -83,6 +83,9 @@ HELPERS = {
     "HAVE_SET_RETVAL": Helper(
         "bpf_set_retval", "a rejected connection fails with EPERM instead of ECONNREFUSED", "5.18"
     ),
+    "HAVE_SKC_TO_MPTCP_SOCK": Helper(
+        "bpf_skc_to_mptcp_sock", "getpeername() of an MPTCP socket shows the endpoint", "5.19"
+    ),
 }
 """The helper functions, by the name of the feature in features.py."""
 
@@ -352,7 +355,8 @@ def _xdp_places(bpffs_root: Path, mode: Mode) -> Iterator[Finding]:
 
 def _helpers() -> Iterator[Finding]:
     packets = ((each, partial(_load, SCHED_CLS, 0)) for each in features.PROBES)
-    for each, load in (*packets, (features.SET_RETVAL, _load_connect)):
+    sockets = ((each, _load_connect) for each in features.CONNECT_PROBES)
+    for each, load in (*packets, *sockets):
         name, without, since = HELPERS[each.name]
         yield _tried(partial(load, each.code), name, without, _NEWER.format(since), needed=False)
 

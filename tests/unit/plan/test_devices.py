@@ -72,6 +72,14 @@ def role(one: Device, *others: Device, context: PlanContext = CONTEXT) -> Device
     return roles(one, *others, context=context).get(one.name)
 
 
+# Loopback
+
+
+def test_loopback_gets_programs_once_packets_of_the_node_take_the_packet_path() -> None:
+    assert role(LO) is None
+    assert roles(LO, bypassing=[LO.ifindex]) == {"lo": DeviceRole.LOOPBACK}
+
+
 # Uplinks
 
 

@@ -196,6 +196,12 @@ def many_networks(prefix: int, count: int = 4200) -> frozenset[Network]:
     return frozenset(Network(Address(address), 128) for address in addresses)
 
 
+def test_addresses_of_the_node_are_marked() -> None:
+    one, other = parse_network("192.0.2.10/32"), parse_network("192.0.2.11/32")
+    plan = NodePlan(frozenset({one, other}), addresses=frozenset({one.address}))
+    assert render((), plan, ()) == {one: abi.NETWORK_LOCAL | abi.NETWORK_OF_NODE, other: abi.NETWORK_LOCAL}
+
+
 @pytest.mark.parametrize("answering", [many_networks(0x80), many_networks(0x90)])
 def test_the_time_for_local_networks_is_not_quadratic(answering: frozenset[Network]) -> None:
     """A node has an address for each of its Pods and more: that took 8 s for these."""
