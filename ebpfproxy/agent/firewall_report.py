@@ -18,7 +18,7 @@ def report(config: Config, mode: str) -> None:
 
 
 def _report(config: Config, mode: str) -> None:
-    from ebpfproxy.backends import firewall_checks  # noqa: PLC0415, imported after the first sync
+    from ebpfproxy.backends import firewall_checks  # it takes time: after the first sync
 
     for each in firewall_checks.probe(config, mode):
         if not each.present:
