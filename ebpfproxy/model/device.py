@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Address
+from ebpfproxy.model.address import Address, Network
 
 ETHERNET, LOOPBACK = 1, 772
 """ARPHRD_ETHER and ARPHRD_LOOPBACK of include/uapi/linux/if_arp.h. Both have an Ethernet header."""
@@ -23,6 +23,8 @@ class Device(NamedTuple):
     - `default_route`: whether a default route of the main table, of either family, uses the device.
     - `peer_elsewhere`: whether the device is one end of a pair whose other end is in another network
       namespace (IFLA_LINK_NETNSID).
+    - `networks`: the networks of its addresses of global scope, sorted. They are on-link: the kernel finds
+      the machines in them by ARP or neighbor discovery.
     """
 
     ifindex: int
@@ -35,6 +37,7 @@ class Device(NamedTuple):
     addresses: tuple[Address, ...] = ()
     default_route: bool = False
     peer_elsewhere: bool = False
+    networks: tuple[Network, ...] = ()
 
 
 class DeviceSide(NamedTuple):

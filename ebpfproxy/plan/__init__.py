@@ -14,6 +14,7 @@ are pure: they read no clock, no file and no kernel state, and they do not depen
 - `node_plan.py`: `plan_node`, which plans what all Services share.
 - `node_ports.py`: the addresses of this node, and those that accept NodePorts (--nodeport-addresses).
 - `devices.py`: the network devices that get programs, and their roles.
+- `foreign_addresses.py`: addresses of frontends that may be another machine's.
 - `local_traffic.py`: how packets of pods are recognized (--detect-local-mode).
 - `counts.py`: counts over all Services: the size of the cluster, Services without local endpoints.
 - `stale_flows.py`: which conntrack entries of UDP flows are stale.

@@ -7,6 +7,7 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.devices import plan_devices
 from ebpfproxy.plan.direct_return import tunnel_sources
+from ebpfproxy.plan.foreign_addresses import foreign_networks
 from ebpfproxy.plan.local_traffic import local_traffic
 from ebpfproxy.plan.namespaces import by_socket, is_opted_out
 from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
@@ -51,6 +52,7 @@ def plan_node(
         frozenset(each.cookie for each in served),
         lasting,
         frozenset(state.node.addresses if state.node else ()),
+        foreign_networks(state),
     )
 
 

@@ -176,6 +176,7 @@ class NodePlan:
     - `lasting`: the ifindexes of pods' devices that have had programs for a ServicePort or by an
       annotation. They keep them, since connections may have begun there at any time.
     - `addresses`: those of the Node object; empty if it is unknown.
+    - `foreign_networks`: addresses in them may be another machine's (`foreign_addresses`).
     """
 
     local_networks: frozenset[Network] = frozenset()
@@ -188,6 +189,7 @@ class NodePlan:
     pod_namespaces: frozenset[int] = frozenset()
     lasting: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
     addresses: frozenset[Address] = frozenset()
+    foreign_networks: frozenset[Network] = frozenset()
 
 
 class SocketLb(enum.Enum):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.linux.netlink import links, rtnetlink_watch
-from ebpfproxy.model.address import format_address
+from ebpfproxy.model.address import format_address, format_network
 from ebpfproxy.model.device import ETHERNET, LOOPBACK, Device
 from tests.support.namespace import Namespace, namespace
 
@@ -45,6 +45,10 @@ def by_name(devices: tuple[Device, ...]) -> Devices:
 
 def addresses(device: Device) -> list[str]:
     return [format_address(address) for address in device.addresses]
+
+
+def networks(device: Device) -> list[str]:
+    return sorted(map(format_network, device.networks))
 
 
 def leading(devices: Devices) -> set[str]:
@@ -109,11 +113,14 @@ def test_global_addresses_are_in_kernel_order_with_secondary_ones_last(node: Nam
     found = read(node)
     assert addresses(found["n0"]) == ["10.0.0.1", "10.9.0.1", "fd00:20::1", "10.0.0.2"]
     assert addresses(found["lo"]) == addresses(found["n1"]) == []
+    assert networks(found["n0"]) == ["10.0.0.0/24", "10.9.0.0/16", "fd00:20::/64"]
+    assert found["lo"].networks == found["n1"].networks == ()
 
 
 def test_a_point_to_point_device_has_its_local_address(node: Namespace) -> None:
     node.ip("addr add 10.0.0.1 peer 10.0.0.9 dev n0", "addr add fd00:20::1 peer fd00:20::9 dev n0 nodad")
     assert addresses(read(node)["n0"]) == ["10.0.0.1", "fd00:20::1"]
+    assert networks(read(node)["n0"]) == ["10.0.0.9/32", "fd00:20::9/128"]
 
 
 def test_tentative_addresses_are_omitted_and_deprecated_ones_last(node: Namespace) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.netlink import netlink, rtnetlink, rtnetlink_watch
-from ebpfproxy.model.address import V4_PREFIX, Address
+from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Network, network
 from ebpfproxy.model.device import PAIRS, Device
 
 RTEXT_FILTER_SKIP_STATS = 1 << 3  # statistics are a quarter of each message, and costly for the kernel
@@ -105,12 +105,18 @@ def devices(
 ) -> tuple[Device, ...]:
     """The devices in payloads of RTM_NEWLINK, RTM_NEWADDR and RTM_NEWROUTE, sorted by ifindex."""
     by_ifindex = {device.ifindex: device for device in map(_device, links)}
-    addresses_by_ifindex = _addresses_by_device(addresses)
+    usable = sorted(_usable(addresses), key=lambda each: each.rank)
+    addresses_by_ifindex: dict[int, list[Address]] = {}
+    networks_by_ifindex: dict[int, set[Network]] = {}
+    for each in usable:
+        addresses_by_ifindex.setdefault(each.ifindex, []).append(each.address)
+        networks_by_ifindex.setdefault(each.ifindex, set()).add(each.network)
     with_default_route = default_devices(routes)
     return tuple(
         device._replace(
             master_kind=by_ifindex[device.master].kind if device.master in by_ifindex else "",
-            addresses=addresses_by_ifindex.get(ifindex, ()),
+            addresses=tuple(addresses_by_ifindex.get(ifindex, ())),
+            networks=tuple(sorted(networks_by_ifindex.get(ifindex, ()))),
             default_route=ifindex in with_default_route,
         )
         for ifindex, device in sorted(by_ifindex.items())
@@ -162,36 +168,35 @@ def _device(payload: bytes) -> Device:
 
 
 class _SourceAddress(NamedTuple):
-    """An address of a device. `rank`: the kernel prefers lower ones as a source, starting at 0."""
+    """An address of a device. `rank`: the kernel prefers lower ones as a source, starting at 0.
+
+    `network`: of its prefix; on a point-to-point device, the one of the peer.
+    """
 
     ifindex: int
     rank: int
     address: Address
-
-
-def _addresses_by_device(messages: Iterable[bytes]) -> dict[int, tuple[Address, ...]]:
-    """The usable addresses by ifindex, sorted by rank; those of the same rank stay in the kernel's order."""
-    found: dict[int, list[Address]] = {}
-    for usable in sorted(_usable(messages), key=lambda each: each.rank):
-        found.setdefault(usable.ifindex, []).append(usable.address)
-    return {ifindex: tuple(addresses) for ifindex, addresses in found.items()}
+    network: Network
 
 
 def _usable(messages: Iterable[bytes]) -> Iterator[_SourceAddress]:
     for message in messages:
-        family, _, flags, scope, ifindex = rtnetlink.ADDRESS.unpack_from(message)
+        family, length, flags, scope, ifindex = rtnetlink.ADDRESS.unpack_from(message)
         attributes = dict(netlink.attributes(message, rtnetlink.ADDRESS.size))
         # The header has only the lower eight flags.
         flags = netlink.number(attributes.get(rtnetlink.IFA_FLAGS)) or flags
         # On a point-to-point device IFA_ADDRESS is the peer's address, IFA_LOCAL the local one.
-        raw = attributes.get(rtnetlink.IFA_LOCAL) or attributes.get(rtnetlink.IFA_ADDRESS, b"")
+        peer = attributes.get(rtnetlink.IFA_ADDRESS, b"")
+        raw = attributes.get(rtnetlink.IFA_LOCAL) or peer
         if scope or not _is_valid(flags):
             continue
         rank = bool(flags & IFA_F_SECONDARY) + 2 * bool(flags & IFA_F_DEPRECATED)
         if family == socket.AF_INET and len(raw) == 4:
-            yield _SourceAddress(ifindex, rank, Address(V4_PREFIX + raw))
+            net = network(Address(V4_PREFIX + (peer or raw)), V4_BITS + length)
+            yield _SourceAddress(ifindex, rank, Address(V4_PREFIX + raw), net)
         elif family == socket.AF_INET6 and len(raw) == 16:
-            yield _SourceAddress(ifindex, rank, Address(raw))
+            net = network(Address(peer or raw), length)
+            yield _SourceAddress(ifindex, rank, Address(raw), net)
 
 
 def _is_valid(flags: int) -> bool:
