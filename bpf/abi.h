@@ -101,8 +101,9 @@ struct service {
 };
 
 enum ping_client {
-	PING_FROM_INSIDE = 1,  /* pods on this node and the node itself */
-	PING_FROM_OUTSIDE = 2, /* all other clients */
+	PING_FROM_INSIDE = 1,	/* pods on this node and the node itself */
+	PING_FROM_OUTSIDE = 2,	/* all other clients */
+	PING_TO_CLUSTER_IP = 4, /* the address is a ClusterIP, so no machine can have it */
 };
 
 /* Value of `frontend_addresses`; the key is the address of a frontend. A client gets no reply to a
@@ -110,7 +111,7 @@ enum ping_client {
  * address has no entry.
  */
 struct frontend_address {
-	__u32 answered; /* enum ping_client */
+	__u32 answered; /* enum ping_client; PING_TO_CLUSTER_IP is only set with another one */
 };
 
 /* "namespace/name:port", each part at most 63 bytes, NUL-terminated. */
@@ -224,6 +225,7 @@ enum network_flag {
 	NETWORK_LOCAL = 1,	/* the node delivers packets to this network locally */
 	NETWORK_NODE_PORTS = 2, /* NodePorts are served at addresses of this network */
 	NETWORK_OF_NODE = 4,	/* an address of the Node object: every endpoint can reply to it */
+	NETWORK_FOREIGN = 8,	/* its addresses may be those of other machines */
 };
 
 /* Key of `source_ranges`. `length` is the number of bits that must match in the fields after it,
@@ -316,10 +318,11 @@ struct icmp_budget {
 
 enum device_flag {
 	DEVICE_POD = 1, /* received packets are from a pod on this node; if not set: from outside */
-	DEVICE_LAYER3 = 2,  /* its packets begin with the IP header */
-	DEVICE_CLSACT = 4,  /* the agent created its clsact qdisc */
-	DEVICE_PEER = 8,    /* one end of a pair; the other end is in another network namespace */
-	DEVICE_TUNNEL = 16, /* the Geneve device of direct server return */
+	DEVICE_LAYER3 = 2,    /* its packets begin with the IP header */
+	DEVICE_CLSACT = 4,    /* the agent created its clsact qdisc */
+	DEVICE_PEER = 8,      /* one end of a pair; the other end is in another network namespace */
+	DEVICE_TUNNEL = 16,   /* the Geneve device of direct server return */
+	DEVICE_SWITCHED = 32, /* a port of a switch other than a bridge, such as Open vSwitch */
 };
 
 /* Value of `devices`; the key is the interface index. The devices are those with attached programs.
@@ -327,8 +330,8 @@ enum device_flag {
 struct device {
 	struct address v4; /* masquerade address; unspecified: none */
 	struct address v6;
-	__u32 flags; /* enum device_flag */
-	__u32 pad;
+	__u16 flags;	/* enum device_flag */
+	__u8 bridge[6]; /* Ethernet address of the bridge that it is a port of; zero: none */
 };
 
 enum xdp_device_flag {
@@ -617,6 +620,7 @@ enum placeholder {
 	PLACEHOLDER_HAVE_REDIRECT_PEER = 1592590344,
 	PLACEHOLDER_HAVE_KTIME_COARSE = 1592590345,
 	PLACEHOLDER_HAVE_SET_RETVAL = 1592590346,
+	PLACEHOLDER_HAVE_NETNS_COOKIE = 1592590348,
 	PLACEHOLDER_TRAFFIC = 1592590347, /* the highest id with an entry of traffic */
-	PLACEHOLDER_HAVE_SKC_TO_MPTCP_SOCK = 1592590348,
+	PLACEHOLDER_HAVE_SKC_TO_MPTCP_SOCK = 1592590349,
 };

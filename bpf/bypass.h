@@ -16,7 +16,7 @@ static __always_inline void record_bypassing(u32 device)
 /* A pod's packet to a frontend has bypassed the socket path, and no program is attached to the
  * pod's device. The entry in `bypassing` causes the agent to attach one. No program is needed if
  * the frontend rejects because it has no endpoint: egress rejects the packet. A UDP socket that
- * waits for an endpoint sends such packets.
+ * waits for an endpoint sends such packets. A frame that a bridge forwards is for another host.
  */
 static __always_inline enum admission
 admit_bypassing_packet(struct __sk_buff *skb, const struct packet *packet, struct scratch *scratch)
@@ -27,8 +27,8 @@ admit_bypassing_packet(struct __sk_buff *skb, const struct packet *packet, struc
 	u32 device = skb->ingress_ifindex;
 	struct service *service;
 
-	if (!is_first(packet) || !port_is_served(destination.protocol, destination.port, 0) ||
-	    devices.lookup(&device))
+	if (!is_first(packet) || skb->pkt_type == PACKET_OTHERHOST ||
+	    !port_is_served(destination.protocol, destination.port, 0) || devices.lookup(&device))
 		return NO_FLOW;
 	service = services.lookup(&destination);
 	if (!service)

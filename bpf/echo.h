@@ -21,9 +21,20 @@ static __always_inline bool is_echo_request(const struct packet *packet)
 	return packet->icmp_type == (packet->version == 4 ? ICMP_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
 }
 
+/* Whether another host replies to pings of a frontend address: this node's stack, or a machine that
+ * may have the address (plan/foreign_addresses.py).
+ */
+static __always_inline bool has_host(const struct address *address, u32 answered)
+{
+	u32 flags = network_flags(address);
+
+	return flags & NETWORK_LOCAL ||
+	       (flags & NETWORK_FOREIGN && !(answered & PING_TO_CLUSTER_IP));
+}
+
 /* Returns the clients that get a reply from the destination of the packet (enum ping_client).
  * Returns 0 if the packet is not an echo request, or if its destination is not a frontend address.
- * Returns 0 as well for an address of the node, where the stack replies.
+ * Returns 0 as well for an address that has a host.
  */
 static __always_inline u32 clients_answered(const struct packet *packet)
 {
@@ -34,9 +45,7 @@ static __always_inline u32 clients_answered(const struct packet *packet)
 	    !is_answerable(&packet->tuple.source))
 		return 0;
 	found = frontend_addresses.lookup(destination);
-	if (!found || network_flags(destination) & NETWORK_LOCAL)
-		return 0;
-	return found->answered;
+	return found && !has_host(destination, found->answered) ? found->answered : 0;
 }
 
 /* Whether a received echo request gets a reply. The caller checks whether the frame is addressed to
@@ -54,7 +63,7 @@ static __always_inline bool is_answered_ping(struct __sk_buff *skb, const struct
 /* Whether an outgoing echo request gets a reply. It is host-originated or forwarded; for a
  * forwarded request the result is the same as at ingress. A device without a program leads to a pod
  * whose sockets need none, as in admit_bypassing_packet(). A frame that a bridge forwards is for
- * another host.
+ * another host, and so is a frame of a guest that shares the device.
  */
 static __always_inline bool is_answered_ping_out(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -62,7 +71,8 @@ static __always_inline bool is_answered_ping_out(struct __sk_buff *skb, const st
 	u32 ifindex = skb->ingress_ifindex;
 	struct device *device;
 
-	if (!clients || skb->pkt_type == PACKET_OTHERHOST)
+	if (!clients || skb->pkt_type == PACKET_OTHERHOST ||
+	    (!ifindex && !is_host_originated(skb, packet)))
 		return false;
 	device = ifindex ? devices.lookup(&ifindex) : NULL;
 	if (device && !(device->flags & DEVICE_POD))

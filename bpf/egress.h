@@ -314,8 +314,9 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 {
 	enum admission admission = NO_FLOW;
 	bool collides = *outgoing == OUT_COLLIDES;
+	bool from_node = is_host_originated(skb, packet);
 
-	if (!skb->ingress_ifindex)
+	if (from_node)
 		admission = admit(skb, packet, NODE, scratch);
 	*outgoing = OUT_HOST_ORIGINATED;
 	if (admission == NO_FLOW && collides) {
@@ -323,7 +324,7 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 		*outgoing = OUT_DIRECT;
 		return OPENS;
 	}
-	if (admission == NO_FLOW && !skb->ingress_ifindex && is_bound_to_frontend(skb, packet)) {
+	if (admission == NO_FLOW && from_node && is_bound_to_frontend(skb, packet)) {
 		direct_flow(packet, &scratch->flow);
 		*outgoing = OUT_DIRECT;
 		return choose_masquerade(scratch, skb->ifindex) ? OPENS : DROPPED;

@@ -13,14 +13,6 @@
 #include "reserve.h"
 #include "route.h"
 
-/* Whether the frame is addressed to this node. On a pod's bridge port, frames for the bridge itself
- * are PACKET_OTHERHOST.
- */
-static __always_inline bool is_for_this_node(struct __sk_buff *skb)
-{
-	return skb->pkt_type != PACKET_OTHERHOST || class_of(skb) == POD;
-}
-
 /* The class of a packet at ingress. */
 enum incoming {
 	IN_NO_FLOW,
@@ -102,7 +94,11 @@ static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 		if (!is_error && find_reply_of_pod(skb, packet, scratch))
 			return IN_FROM_POD;
 	}
-	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND))
+	/* A frame for a router of the network may have the tuple of a flow: the router returns it
+	 * to this node.
+	 */
+	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND) ||
+	    !is_for_this_node(skb))
 		return IN_NO_FLOW;
 	if (is_error)
 		return client_find_quoted(scratch) ? IN_FROM_CLIENT : IN_NO_FLOW;

@@ -53,9 +53,10 @@ Run = Callable[[threading.Event], object]
 
 
 def needs_peers(config: Config) -> bool:
-    """Return whether all Nodes are watched."""
+    """Return whether all Nodes are watched. With --manifests they cost nothing: the folder has been read."""
     is_protection = config.protected_addresses is Protection.NODES
-    return config.role is Role.EDGE or config.ebpf_dsr_port > 0 or is_protection
+    is_edge = config.role is Role.EDGE
+    return is_edge or config.ebpf_dsr_port > 0 or is_protection or config.manifests is not None
 
 
 def tracker_for(config: Config) -> Tracker:

@@ -122,7 +122,7 @@ def _measure(
 def _write_device(maps: Maps, uplink: int) -> None:
     """Give the device entry the addresses that masqueraded packets get."""
     *_, flags, _ = abi.DEVICE.unpack(maps["devices"].lookup(_U32.pack(uplink)) or bytes(abi.DEVICE.size))
-    maps["devices"].update(_U32.pack(uplink), abi.DEVICE.pack(*node_addresses(), flags, 0))
+    maps["devices"].update(_U32.pack(uplink), abi.DEVICE.pack(*node_addresses(), flags, bytes(6)))
 
 
 def _write_flow(maps: Maps, flow: Flow) -> None:

@@ -126,6 +126,12 @@ class Situation:
         """Whether the node delivers packets to this address to itself."""
         return any(network(address, length) in self.state.local_networks for length in self._local_lengths)
 
+    def is_foreign(self, address: Address) -> bool:
+        """Whether a machine may have this address (`plan/foreign_addresses.py`)."""
+        return not self.is_local(address) and any(
+            contains(net, address) for net in self.node.foreign_networks
+        )
+
     def has_gateway(self, address: Address) -> bool:
         """Whether the node's route to an address has a gateway. False if the route is unknown."""
         route = self.routes(address)

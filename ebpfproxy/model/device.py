@@ -23,6 +23,7 @@ class Device(NamedTuple):
     - `default_route`: whether a default route of the main table, of either family, uses the device.
     - `peer_elsewhere`: whether the device is one end of a pair whose other end is in another network
       namespace (IFLA_LINK_NETNSID).
+    - `mac`: its link-layer address, 6 bytes for Ethernet, empty without one.
     - `networks`: the networks of its addresses of global scope, sorted. They are on-link: the kernel finds
       the machines in them by ARP or neighbor discovery.
     """
@@ -38,6 +39,7 @@ class Device(NamedTuple):
     default_route: bool = False
     peer_elsewhere: bool = False
     networks: tuple[Network, ...] = ()
+    mac: bytes = b""
 
 
 class DeviceSide(NamedTuple):

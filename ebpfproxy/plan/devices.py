@@ -196,6 +196,8 @@ class _Host:
 
     def plan(self, device: Device, role: DeviceRole) -> DevicePlan:
         """Return the plan of a device, with the addresses to masquerade with."""
+        master = self._devices.get(device.master)
+        is_port = device.master_kind == "bridge"
         return DevicePlan(
             device.ifindex,
             device.name,
@@ -204,6 +206,8 @@ class _Host:
             self._masquerade(device, Family.IPV4),
             self._masquerade(device, Family.IPV6),
             role is DeviceRole.POD and device.peer_elsewhere,
+            master.mac if master and is_port else b"",
+            bool(device.master) and not is_port and device.master_kind != "vrf",
         )
 
     def _masquerade(self, device: Device, ip_family: Family) -> Address | None:

@@ -148,6 +148,8 @@ class DevicePlan(NamedTuple):
     - `layer3`: packets begin with the IP header; there is no Ethernet header.
     - `v4`, `v6`: the addresses that masqueraded packets get, None if this node has no such address.
     - `peer_elsewhere`: the device is one end of a pair whose other end is in a pod's network namespace.
+    - `bridge`: the MAC address of the bridge of which the device is a port, empty for other devices.
+    - `switched`: the device is a port of another kind of switch, such as Open vSwitch.
     """
 
     ifindex: int
@@ -157,6 +159,8 @@ class DevicePlan(NamedTuple):
     v4: Address | None
     v6: Address | None
     peer_elsewhere: bool = False
+    bridge: bytes = b""
+    switched: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ SYMBOLS = {
     "HAVE_REDIRECT_NEIGH": "bpf_redirect_neigh",
     "HAVE_REDIRECT_PEER": "bpf_redirect_peer",
     "HAVE_KTIME_COARSE": "bpf_ktime_get_coarse_ns",
+    "HAVE_NETNS_COOKIE": "bpf_get_netns_cookie",
     "HAVE_SET_RETVAL": "bpf_set_retval",
     "HAVE_SKC_TO_MPTCP_SOCK": "bpf_skc_to_mptcp_sock",
 }

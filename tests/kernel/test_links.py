@@ -58,7 +58,8 @@ def leading(devices: Devices) -> set[str]:
 def test_in_a_new_namespace_loopback_is_down(bare: Namespace) -> None:
     """Other devices such as tunl0 may follow: with these modules, the kernel adds them to each namespace."""
     with bare.entered():
-        assert links.read()[0] == Device(ifindex=1, name="lo", kind="", link_type=LOOPBACK, up=False)
+        loopback = Device(ifindex=1, name="lo", kind="", link_type=LOOPBACK, up=False, mac=bytes(6))
+        assert links.read()[0] == loopback
 
 
 def test_devices_are_sorted_by_ifindex(node: Namespace) -> None:

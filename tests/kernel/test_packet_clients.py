@@ -1,8 +1,11 @@
 """Special clients and endpoints: an endpoint as its own client, the nodes, and pods of the other node."""
 
+import functools
+
 import pytest
 
 from ebpfproxy.lab import Pod, sockets
+from ebpfproxy.linux import sysctl
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, Dial, outcome, outcomes, ping
 from tests.kernel.cluster import TCP_TARGET, eventually
@@ -229,6 +232,43 @@ def test_frontend_addresses_answer_pings(two_nodes: TwoNodes, family: str) -> No
     assert ping(two_nodes.x, getattr(two_nodes.node, family)) == getattr(two_nodes.node, family)
     unknown = "10.98.255.1" if family == "v4" else "fd00:10:96:1::ffff"
     assert ping(two_nodes.x, unknown, timeout=0.3) == SILENT
+
+
+@both_families
+@pytest.mark.ways("ebpf-on", "ebpf-off", "nftables", "iptables")
+def test_pings_of_another_nodes_address_are_for_that_node(two_nodes: TwoNodes, family: str) -> None:
+    """ServiceLB of k3s writes the nodes' addresses into Services. A monitor must notice that a node is
+    dead."""
+    other = two_nodes.second.host
+    two_nodes.everywhere(externalIPs=[other.v4, other.v6]).to(two_nodes.a)
+    address = getattr(other, family)
+    setting = "net/ipv4/icmp_echo_ignore_all" if family == "v4" else "net/ipv6/icmp/echo_ignore_all"
+    clients = two_nodes.q, two_nodes.node, two_nodes.x
+    assert [ping(each, address) for each in clients] == [address] * 3
+    other.call(functools.partial(sysctl.ensure, setting, "1"))
+    try:
+        assert [ping(each, address, timeout=0.3) for each in clients] == [SILENT] * 3
+    finally:
+        other.call(functools.partial(sysctl.ensure, setting, "0"))
+
+
+@pytest.mark.ways("ebpf-on", "ebpf-off")
+def test_pings_of_an_on_link_address_are_for_the_machine_that_has_it(two_nodes: TwoNodes) -> None:
+    """Layer 2 of MetalLB: whether a machine has the address is decided by ARP."""
+    address, on_link = "198.51.100.7", "198.51.100.1/24"
+    two_nodes.everywhere(externalIPs=[address]).to(two_nodes.a)
+    clients = two_nodes.x, two_nodes.node
+    route = f"{address}/32 via {two_nodes.node.v4}"
+    two_nodes.lab.ip(two_nodes.lab.router, f"route add {route}")
+    try:
+        assert [ping(each, address) for each in clients] == [address] * 2
+        two_nodes.lab.ip(two_nodes.node, f"addr add {on_link} dev eth0")
+        eventually(lambda: ping(two_nodes.x, address, timeout=0.3) == SILENT, "the network is known")
+        assert [ping(each, address, timeout=0.3) for each in clients] == [SILENT] * 2
+        two_nodes.lab.ip(two_nodes.node, f"addr del {on_link} dev eth0")
+        eventually(lambda: ping(two_nodes.x, address) == address, "the network is gone")
+    finally:
+        two_nodes.lab.ip(two_nodes.lab.router, f"route del {route}")
 
 
 @both_families

@@ -246,8 +246,8 @@ def test_every_output_format_has_all_of_many_rows(maps: Maps, made: BpfPlace) ->
 def test_devices_are_shown_as_the_map_and_the_kernel_have_them(maps: Maps, view: View) -> None:
     none = parse_address("0.0.0.0"), parse_address("::")
     loopback = if_nametoindex("lo")
-    maps["devices"].update(_U32.pack(loopback), abi.DEVICE.pack(*none, 0, 0))
-    pod = parse_address("10.0.0.1"), parse_address("fd00::1"), abi.DEVICE_POD | abi.DEVICE_LAYER3, 0
+    maps["devices"].update(_U32.pack(loopback), abi.DEVICE.pack(*none, 0, bytes(6)))
+    pod = parse_address("10.0.0.1"), parse_address("fd00::1"), abi.DEVICE_POD | abi.DEVICE_LAYER3, bytes(6)
     maps["devices"].update(_U32.pack(999_999), abi.DEVICE.pack(*pod))
     assert [tuple(row) for row in view.devices()] == [
         ("lo", loopback, "net", "ethernet", [], 0, 0, "none", [], "", "none"),
@@ -265,7 +265,7 @@ def test_a_device_with_a_filter_on_one_side_shows_its_program_and_the_clsact_own
         ifindex = if_nametoindex("n0")
         with contextlib.closing(load_program(SCHED_CLS, 0)) as program:
             tc.attach(ifindex, tc.Side.EGRESS, program)
-            maps["devices"].update(_U32.pack(ifindex), abi.DEVICE.pack(*none, flags, 0))
+            maps["devices"].update(_U32.pack(ifindex), abi.DEVICE.pack(*none, flags, bytes(6)))
             (row,) = view.devices()
             assert tuple(row) == ("n0", ifindex, "net", "ethernet", [], 0, program.id, clsact, [], "", "none")
 

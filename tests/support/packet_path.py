@@ -224,8 +224,21 @@ class PacketPath:
         )
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
 
-    def set_device(self, name: str, v4: str = "0.0.0.0", v6: str = "::") -> None:
-        value = abi.DEVICE.pack(parse_address(v4), parse_address(v6), DEVICES[name].flags, 0)
+    def set_device(
+        self,
+        name: str,
+        v4: str = "0.0.0.0",
+        v6: str = "::",
+        flags: int = 0,
+        bridge: str = "00:00:00:00:00:00",
+    ) -> None:
+        """`flags`: in addition to those of the device. `bridge`: the address of its bridge."""
+        value = abi.DEVICE.pack(
+            parse_address(v4),
+            parse_address(v6),
+            DEVICES[name].flags | flags,
+            bytes.fromhex(bridge.replace(":", "")),
+        )
         self.maps["devices"].update(_U32.pack(self.indices[name]), value)
 
     def set_xdp(self, name: str, flags: int = abi.XDP_SENDS | abi.XDP_SENDS_BACK) -> None:
@@ -237,6 +250,12 @@ class PacketPath:
         net = parse_network(network if "/" in network else f"{network}/{128 if ':' in network else 32}")
         flags = abi.NETWORK_LOCAL | (abi.NETWORK_NODE_PORTS if node_ports else 0)
         self.maps["local_networks"].update(abi.NETWORK_KEY.pack(net.length, net.address), _U32.pack(flags))
+
+    def set_foreign(self, network: str) -> None:
+        """Addresses of the network may be those of other machines."""
+        net = parse_network(network)
+        key = abi.NETWORK_KEY.pack(net.length, net.address)
+        self.maps["local_networks"].update(key, _U32.pack(abi.NETWORK_FOREIGN))
 
     def set_tunnel_source(self, network: str) -> None:
         """Packets of these nodes are accepted by direct server return."""

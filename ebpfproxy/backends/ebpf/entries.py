@@ -115,17 +115,22 @@ class ServicePortEntry(NamedTuple):
     tunnels: tuple[Address | None, ...] = ()
 
 
+NO_BRIDGE = bytes(6)
+
+
 class DeviceEntry(NamedTuple):
     """A device. `flags` are abi.h's device_flag without DEVICE_CLSACT. `sides`: where a classifier is
     attached.
 
     `v4` and `v6` are the addresses to masquerade with, the unspecified address of the family for none.
+    `bridge`: the MAC address of its bridge, all zero for none.
     """
 
     flags: int
     v4: Address
     v6: Address
     sides: tuple[str, ...]
+    bridge: bytes = NO_BRIDGE
 
 
 INGRESS, EGRESS = "ingress", "egress"
@@ -216,11 +221,14 @@ def _device(plan: DevicePlan) -> DeviceEntry:
         flags |= abi.DEVICE_LAYER3
     if plan.peer_elsewhere:
         flags |= abi.DEVICE_PEER
+    if plan.switched:
+        flags |= abi.DEVICE_SWITCHED
     return DeviceEntry(
         flags,
         plan.v4 or unspecified(Family.IPV4),
         plan.v6 or unspecified(Family.IPV6),
         (EGRESS,) if plan.role is DeviceRole.LOOPBACK else (INGRESS, EGRESS),
+        plan.bridge.ljust(6, b"\0")[:6],
     )
 
 
@@ -265,4 +273,5 @@ def _networks(node: NodePlan) -> dict[Key, Entry]:
         if net.length == _HOST and net.address in node.addresses:
             flags |= abi.NETWORK_OF_NODE
         found[net] = flags
+    found.update(dict.fromkeys(node.foreign_networks - found.keys(), abi.NETWORK_FOREIGN))
     return found

@@ -93,6 +93,7 @@ PROBES = (
     ),
     Probe("HAVE_REDIRECT_PEER", _set(1, 1) + _set(2, 0) + _call(155) + RETURN_0),  # 5.10, 9aa1206e8f48
     Probe("HAVE_KTIME_COARSE", _call(160) + RETURN_0),  # 5.11, d05512618056
+    Probe("HAVE_NETNS_COOKIE", GET_NETNS_COOKIE + RETURN_0),  # 6.15, eb62f49de7ec
 )
 SET_RETVAL = Probe("HAVE_SET_RETVAL", _set(1, -111) + _call(187) + RETURN_1)  # 5.18, b44123b4a3dc
 

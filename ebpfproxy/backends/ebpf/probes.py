@@ -80,6 +80,11 @@ HELPERS = {
         "bpf_redirect_peer", "--ebpf-redirect sends packets to pods through their devices' queues", "5.10"
     ),
     "HAVE_KTIME_COARSE": Helper("bpf_ktime_get_coarse_ns", "a slower clock", "5.11"),
+    "HAVE_NETNS_COOKIE": Helper(
+        "bpf_get_netns_cookie in tc programs",
+        "packets of the node are found by their source address",
+        "6.15",
+    ),
     "HAVE_SET_RETVAL": Helper(
         "bpf_set_retval", "a rejected connection fails with EPERM instead of ECONNREFUSED", "5.18"
     ),

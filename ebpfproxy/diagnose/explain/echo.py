@@ -33,12 +33,15 @@ def _verdict(
         if drops_unallocated(situation, destination.address):
             return Verdict.DROPPED, Reason.DROPPED_UNALLOCATED
         return Verdict.ROUTED, Reason.ROUTED
+    kinds = {each.frontend.kind for each in of_address}
+    is_virtual = FrontendKind.CLUSTER_IP in kinds or not situation.is_foreign(destination.address)
+    if situation.mode == EBPF and not is_virtual:
+        return Verdict.ROUTED, Reason.ROUTED
     if situation.mode == EBPF:
         is_inside = origin.kind is not ClientClass.OUTSIDE
         if any(_is_answered(each, is_inside) for each in of_address):
             return Verdict.ANSWERED, Reason.ECHO_ANSWERED
         return Verdict.DROPPED, Reason.ECHO_NOT_ANSWERED
-    kinds = {each.frontend.kind for each in of_address}
     if situation.mode == NFTABLES and FrontendKind.CLUSTER_IP in kinds:
         return Verdict.REJECTED, Reason.ECHO_NOT_ANSWERED
     return Verdict.ROUTED, Reason.ROUTED

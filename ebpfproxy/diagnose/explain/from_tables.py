@@ -66,6 +66,9 @@ def situation_of(view: DumpView, node_name: str) -> Situation:
             local,
             frozenset(parse_network(row.network) for row in networks if row.node_ports),
             tuple(map(_device, device_rows)),
+            foreign_networks=frozenset(
+                parse_network(row.network) for row in networks if not row.local and not row.node_ports
+            ),
         ),
         plans,
         requested,

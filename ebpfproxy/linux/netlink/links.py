@@ -164,6 +164,7 @@ def _device(payload: bytes) -> Device:
         up=link.up,
         master=netlink.number(link.attributes.get(rtnetlink.IFLA_MASTER)),
         peer_elsewhere=link.kind in PAIRS and rtnetlink.IFLA_LINK_NETNSID in link.attributes,
+        mac=link.attributes.get(rtnetlink.IFLA_ADDRESS, b""),
     )
 
 

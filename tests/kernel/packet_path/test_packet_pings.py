@@ -108,13 +108,37 @@ def test_source_ranges_do_not_restrict_pings(path: PacketPath, at: Places) -> No
 @families
 def test_a_ping_for_another_host_is_not_answered(path: PacketPath, at: Places) -> None:
     """PACKET_OTHERHOST: at a device in promiscuous mode, and for frames that a bridge forwards. At a pod's
-    bridge port the bridge itself is another host. Only there such a ping is answered."""
+    bridge port the bridge itself is another host: a ping for the bridge is answered."""
     serve(path, at, at.there)
     request = ping(at.client, at.balancer)
     request[Ether].dst = ANOTHER
     assert path.ingress(request, "net") == (UNSPEC, bytes(request), 0)
     assert path.egress(request, "net", came_in="pod") == (UNSPEC, bytes(request), 0)
     assert path.egress(request, "pod", came_in="net") == (UNSPEC, bytes(request), 0)
+    assert path.ingress(request, "pod") == (UNSPEC, bytes(request), 0)
+    path.set_device("pod", bridge=ANOTHER)
     outcome = path.ingress(request, "pod")
     assert (outcome.verdict, outcome.mark) == (REDIRECT, MARK_DONE)
     assert path.counted() == {"echo_answered": 1}
+
+
+@families
+def test_an_address_in_a_network_of_machines_is_answered_only_if_it_is_a_cluster_ip(
+    path: PacketPath, at: Places
+) -> None:
+    """A more specific network, of the node itself, has no effect on other addresses."""
+    serve(path, at, at.there)
+    network = f"{at.balancer}/{'24' if at is V4 else '112'}"
+    path.set_foreign(network)
+    path.set_foreign(f"{at.cluster}/{'24' if at is V4 else '112'}")
+    assert _answers(path, at) == _by_class({"cluster"}, {"cluster"})
+
+
+@families
+def test_a_guest_that_shares_a_device_with_the_node_gets_no_answer(path: PacketPath, at: Places) -> None:
+    """No stack of the node has sent the packet, and its source is no address of the node."""
+    serve(path, at, at.there)
+    guest = "192.0.2.77" if at is V4 else "2001:db8::77"
+    request = ping(guest, at.balancer)
+    assert path.egress(request, "net", came_in="") == (UNSPEC, bytes(request), 0)
+    assert _is_answered(path.egress(ping(at.node, at.balancer), "net", came_in=""), b"")

@@ -2,6 +2,7 @@
 for other hosts, and fragments of another datagram."""
 
 import socket
+import sys
 
 import pytest
 from scapy.layers.inet import ICMP, UDP
@@ -16,7 +17,7 @@ from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
 from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.model.address import Protocol
+from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.cluster import eventually
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import answer, is_left_alone, request
@@ -25,6 +26,8 @@ from tests.support.packet_path import REDIRECT, SHOT, PacketPath
 from tests.support.packets import HERE, THERE, V4, V6, Places, become, ip, ping, transport
 
 pytestmark = pytest.mark.kernel
+
+OTHER, NO_BRIDGE = "02:00:00:00:00:99", "00:00:00:00:00:00"
 
 
 # ICMP
@@ -141,6 +144,57 @@ def test_a_frame_that_is_not_for_this_node_opens_no_flow(
         packet.dst = to
         assert is_left_alone(path.ingress(packet), packet)
     assert not path.flows()
+    assert not path.counted()
+
+
+@families
+@pytest.mark.parametrize(
+    ("bridge", "flags", "is_for_node"),
+    [(OTHER, 0, True), (THERE, 0, False), (NO_BRIDGE, 0, False), (NO_BRIDGE, abi.DEVICE_SWITCHED, True)],
+    ids=["bridge", "another bridge", "no port", "another switch"],
+)
+def test_a_frame_at_a_port_is_for_this_node_if_it_is_addressed_to_its_bridge(
+    path: PacketPath, at: Places, bridge: str, flags: int, is_for_node: bool
+) -> None:
+    """A guest's frames to the network's router pass the bridge. What the router does is not this node's."""
+    serve(path, at, at.there)
+    path.set_device("pod", bridge=bridge, flags=flags)
+    for protocol in PORTS:
+        packet = request(at, protocol=protocol, client=at.pod)
+        packet.dst = OTHER
+        assert is_left_alone(path.ingress(packet, "pod"), packet) is not is_for_node
+    assert bool(path.flows()) is is_for_node
+
+
+@families
+@pytest.mark.parametrize("targets", [0, 1], ids=["refused", "served"])
+@pytest.mark.parametrize("ranges", [[], ["192.0.2.0/24", "2001:db8::/64"]], ids=["open", "restricted"])
+def test_a_packet_of_a_guest_that_shares_a_device_with_the_node_is_left_alone(
+    path: PacketPath, at: Places, targets: int, ranges: list[str]
+) -> None:
+    """As with macvlan and ipvlan: the packet has no ingress device, as those of the node."""
+    serve(path, at, *[at.there] * targets, ranges=ranges)
+    guest = "192.0.2.77" if at is V4 else "2001:db8::77"
+    for protocol in PORTS:
+        packet = request(at, protocol=protocol, client=guest, to=at.balancer)
+        assert is_left_alone(path.egress(packet, "net", came_in=""), packet)
+        own = request(at, protocol=protocol, client=at.node, to=at.balancer)
+        assert not is_left_alone(path.egress(own, "net", came_in=""), own)
+    assert all(flow.key["source"] == parse_address(at.node) for flow in path.flows().values())
+
+
+@families
+@pytest.mark.parametrize("targets", [0, 1], ids=["refused", "served"])
+def test_a_frame_that_a_bridge_forwards_is_left_alone_at_egress(
+    path: PacketPath, at: Places, targets: int
+) -> None:
+    """The ingress device has no program, as a bridge."""
+    serve(path, at, *[at.there] * targets)
+    path.maps["devices"].delete(path.indices["pod"].to_bytes(4, sys.byteorder))
+    for protocol in PORTS:
+        packet = request(at, protocol=protocol, client=at.pod)
+        packet.dst = OTHER
+        assert is_left_alone(path.egress(packet, "net", came_in="pod"), packet)
     assert not path.counted()
 
 

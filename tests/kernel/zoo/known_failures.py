@@ -19,7 +19,6 @@ EBPF = ("ebpf", "ebpf-off")
 BY_SOCKET = ("ebpf",)
 BY_PACKET = ("ebpf-off",)
 RELAY = ("userspace",)
-GUEST_PACKET = "packets without an ingress device count as the node's"
 GUEST_DEVICE = "a guest's bridge or bridge port counts as a pod's device, so that its packets are a pod's"
 UPLINK_ROLE = "a veth device without a default route counts as a pod's"
 OTHERS_ADDRESS = "a Service's address that a process of the node has is taken from it"
@@ -28,6 +27,7 @@ MASQUERADE = "the uplink's first address is used for masquerading"
 BOUND = "a socket with an address is connected to an endpoint that cannot reply to that address"
 NEW_DEVICE = "relays of load balancer addresses accept clients at a new device that the policy excludes"
 BRIDGED_REPLY = "replies of pods at a bridge with the node's address do not return to the node itself"
+SENT_BACK = "no failure: a rejection returns by the router, and reaches a guest that the node does not reach"
 BEFORE_NAT = "programs at the uplink run before rules of netdev ingress and PREROUTING"
 
 OWN_GUESTS = {"routed_guest", "lxc_on_the_uplink", "macvlan", "nested_cluster", "broken_ipv6"}
@@ -38,11 +38,8 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known(DOCKER, EBPF, "guest NodePort|LoadBalancer away * *", "node", GUEST_DEVICE),
     Known(("broken_ipv6",), EBPF, "guest NodePort|LoadBalancer away * v4", "node", GUEST_DEVICE),
     Known(("routed_guest",), EBPF, "guest ClusterIP there * *", "silent", GUEST_DEVICE),
-    Known(("lxc_on_the_uplink",), BY_PACKET, "guest ClusterIP empty * *", "refused", GUEST_DEVICE),
-    Known(("lxc_on_the_uplink",), BY_PACKET, "guest LoadBalancer here|local * *", "silent", GUEST_DEVICE),
     Known(("lxc_on_the_uplink",), BY_PACKET, "outside ClusterIP there * *", "silent", GUEST_DEVICE),
-    Known(("macvlan",), BY_SOCKET, "guest ClusterIP|LoadBalancer empty * *", "refused", GUEST_PACKET),
-    Known(("macvlan",), BY_PACKET, "guest ClusterIP|LoadBalancer empty * *", "refused", GUEST_PACKET),
+    Known(("macvlan",), EBPF, "guest LoadBalancer empty * *", "refused", SENT_BACK),
     Known(("on_link_balancer",), BY_SOCKET, "guest|node|pod LoadBalancer empty udp *", "silent", ON_LINK),
     Known(("on_link_balancer",), BY_PACKET, "node LoadBalancer * * *", "silent", ON_LINK),
     Known(("pods_on_a_bridge",), BY_PACKET, "node ClusterIP here * *", "silent", BRIDGED_REPLY),

@@ -390,3 +390,16 @@ def test_the_order_of_devices_does_not_matter(
     plans = planned(devices)
     assert planned(shuffled) == plans
     assert [each.ifindex for each in plans] == sorted({each.ifindex for each in plans})
+
+
+@pytest.mark.parametrize(
+    ("master_kind", "bridge", "switched"),
+    [("bridge", b"bridge", False), ("openvswitch", b"", True), ("vrf", b"", False), ("", b"", False)],
+)
+def test_the_plan_of_a_port_has_the_address_of_its_bridge(
+    master_kind: str, bridge: bytes, switched: bool
+) -> None:
+    master = device(master_kind, ifindex=5, name="m0", mac=b"bridge")
+    port = POD_VETH._replace(master=5 if master_kind else 0, master_kind=master_kind)
+    plans = {each.name: each for each in plan_devices((master, port), NODE, CONTEXT, True, ())}
+    assert (plans[port.name].bridge, plans[port.name].switched) == (bridge, switched)

@@ -163,9 +163,9 @@ class DeviceTable:
     def written(self) -> Iterator[tuple[int, DeviceEntry]]:
         """The entries of the map by ifindex, without sides."""
         for key, value in self._map.items():
-            v4, v6, flags, _ = abi.DEVICE.unpack(value)
+            v4, v6, flags, bridge = abi.DEVICE.unpack(value)
             known = flags & ~abi.DEVICE_CLSACT
-            yield _U32.unpack(key)[0], DeviceEntry(known, Address(v4), Address(v6), ())
+            yield _U32.unpack(key)[0], DeviceEntry(known, Address(v4), Address(v6), (), bridge)
 
     def _sides(self, ifindex: int, device: str, flags: int) -> Iterator[str]:
         for side, place in SIDES.items():
@@ -311,7 +311,7 @@ class DeviceTable:
         return ifindex in self._made or bool(value and abi.DEVICE.unpack(value)[2] & abi.DEVICE_CLSACT)
 
     def _write(self, ifindex: int, entry: DeviceEntry, more_flags: int) -> None:
-        value = abi.DEVICE.pack(entry.v4, entry.v6, entry.flags | more_flags, 0)
+        value = abi.DEVICE.pack(entry.v4, entry.v6, entry.flags | more_flags, entry.bridge)
         self._map.update(_U32.pack(ifindex), value)
 
 

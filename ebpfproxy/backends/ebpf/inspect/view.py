@@ -79,7 +79,7 @@ class RangeRow(NamedTuple):
 
 class NetworkRow(NamedTuple):
     """A network of the node. `local`: the node delivers packets to it locally. `node_ports`: NodePorts are
-    served at its addresses."""
+    served at its addresses. Neither: its addresses may be those of other machines."""
 
     network: str
     local: bool

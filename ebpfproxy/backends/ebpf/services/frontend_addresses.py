@@ -114,19 +114,21 @@ class FrontendAddresses:
 
 def _no_frontends() -> dict[int, dict[Address, int]]:
     """For each kind of clients, the number of frontends that serve them, by address: none."""
-    return {abi.PING_FROM_INSIDE: {}, abi.PING_FROM_OUTSIDE: {}}
+    return {abi.PING_FROM_INSIDE: {}, abi.PING_FROM_OUTSIDE: {}, abi.PING_TO_CLUSTER_IP: {}}
 
 
 def clients_served(value: bytes) -> int:
     """The clients (abi.h's enum ping_client) whose packets a frontend with this value in `services` does not
-    drop."""
-    internal, external, _, _, flags, *_ = abi.SERVICE.unpack(value)
+    drop, with PING_TO_CLUSTER_IP if it is a ClusterIP and there are any."""
+    internal, external, _, _, flags, kind, *_ = abi.SERVICE.unpack(value)
     rejects = flags & abi.SERVICE_REJECT
     clients = 0
     if rejects or _count(internal):
         clients |= abi.PING_FROM_INSIDE
     if rejects or _count(external):
         clients |= abi.PING_FROM_OUTSIDE
+    if clients and kind == abi.CONSTANTS["KIND_CLUSTER_IP"]:
+        clients |= abi.PING_TO_CLUSTER_IP
     return clients
 
 

@@ -191,6 +191,12 @@ def test_a_node_port_network_does_not_affect_the_other_family() -> None:
     assert render((), NodePlan(frozenset({six}), frozenset()), ()) == {six: abi.NETWORK_LOCAL}
 
 
+def test_a_foreign_network_has_its_flag_unless_it_is_local() -> None:
+    link, host = parse_network("192.0.2.0/24"), parse_network("192.0.2.10/32")
+    node = NodePlan(frozenset({host}), frozenset(), foreign_networks=frozenset({link, host}))
+    assert render((), node, ()) == {host: abi.NETWORK_LOCAL, link: abi.NETWORK_FOREIGN}
+
+
 def many_networks(prefix: int, count: int = 4200) -> frozenset[Network]:
     addresses = (bytes([0xFE, prefix, *bytes(12), *divmod(number, 256)]) for number in range(count))
     return frozenset(Network(Address(address), 128) for address in addresses)

@@ -25,6 +25,7 @@ from tests.unit.diagnose.explain.scene import (
     A_CLIENT,
     A_POD,
     CLUSTER_IP,
+    DEVICES,
     NODE,
     OTHER_POD,
     OUTSIDE,
@@ -783,3 +784,14 @@ def test_a_load_balancer_address_of_loopback_is_not_that_of_a_pod(mode: str) -> 
     found = explained(situation(at_loopback, READY, mode=mode), to("127.0.0.1"), A_POD)
     assert found.verdict is ROUTED
     assert Reason.OTHER_LOOPBACK in reasons(found)
+
+
+@pytest.mark.parametrize(("address", "verdict"), [(EXTERNAL, ROUTED), (CLUSTER_IP, ANSWERED)])
+def test_an_echo_request_to_an_address_that_a_machine_may_have_is_routed(
+    address: str, verdict: Verdict
+) -> None:
+    """A ClusterIP is no machine's."""
+    web = service("web", external=[EXTERNAL])
+    on_link = DEVICES[0]._replace(networks=networks([f"{address}/32"]))
+    assert explained(situation(web, READY), ping(address)).verdict is ANSWERED
+    assert explained(situation(web, READY, devices=(on_link,)), ping(address)).verdict is verdict

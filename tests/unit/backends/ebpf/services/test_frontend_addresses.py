@@ -75,6 +75,13 @@ def test_a_client_gets_replies_if_it_has_an_endpoint_or_is_rejected(
     assert clients_served(value) == clients
 
 
+@pytest.mark.parametrize(("external", "flag"), [(1, abi.PING_TO_CLUSTER_IP), (0, 0)])
+def test_a_cluster_ip_with_clients_is_marked(external: int, flag: int) -> None:
+    ranges = abi.SLOT_RANGE.pack(1, 0), abi.SLOT_RANGE.pack(1, external)
+    value = abi.SERVICE.pack(*ranges, 1, 0, 0, abi.CONSTANTS["KIND_CLUSTER_IP"], 0, 0)
+    assert clients_served(value) == flag | (OUTSIDE if external else NOBODY)
+
+
 @pytest.mark.parametrize("ip", ["203.0.113.1", "2001:db8::1"])
 def test_clients_are_added_before_a_change_of_services_and_removed_after_it(
     map_: Recorded, addresses: FrontendAddresses, ip: str
