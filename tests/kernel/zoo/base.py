@@ -193,6 +193,8 @@ class Zoo:
         folder = self.lab.folder / "manifests"
         folder.mkdir()
         self.write()
+        if mode == "userspace":  # the relays connect, and the node's own routes apply
+            self.towards = {place: own for place, own in self.towards.items() if " from " not in place}
         flags = (f"--proxy-mode={mode}", *flags, *self.flags)
         started = self.lab.agent(folder, *flags, wait=START_PATIENCE)
         try:

@@ -24,7 +24,7 @@ UPLINK_ROLE = "a veth device without a default route counts as a pod's"
 OTHERS_ADDRESS = "a Service's address that a process of the node has is taken from it"
 ON_LINK = "no neighbor answers for the address, so that no program sees the packet"
 MASQUERADE = "the uplink's first address is used for masquerading"
-BOUND = "a socket with an address is connected to an endpoint that cannot reply to that address"
+BOUND = "packets of a bound socket to the node itself pass loopback, which has no programs yet"
 NEW_DEVICE = "relays of load balancer addresses accept clients at a new device that the policy excludes"
 BRIDGED_REPLY = "replies of pods at a bridge with the node's address do not return to the node itself"
 SENT_BACK = "no failure: a rejection returns by the router, and reaches a guest that the node does not reach"
@@ -50,9 +50,7 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known(("servicelb_other",), RELAY, "pod|guest Address second * *", "host client", OTHERS_ADDRESS),
     Known(("servicelb_other",), RELAY, "node Address second * v4", "host 172.18.78.3", OTHERS_ADDRESS),
     Known(("servicelb_other",), RELAY, "node Address second * v6", "host node", OTHERS_ADDRESS),
-    Known(
-        ("bound_source",), BY_SOCKET, "node ClusterIP|NodePort|LoadBalancer there|away * *", "silent", BOUND
-    ),
+    Known(("bound_source",), BY_SOCKET, "node NodePort there|away * *", "silent", BOUND),
     Known(("two_subnets",), EBPF, "outside ClusterIP|NodePort|LoadBalancer there * v4", "silent", MASQUERADE),
     Known(("two_subnets",), BY_PACKET, "pod NodePort|LoadBalancer there * v4", "silent", MASQUERADE),
     Known(("two_subnets",), BY_PACKET, "node ClusterIP there * v4", "silent", MASQUERADE),
