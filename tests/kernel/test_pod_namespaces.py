@@ -222,6 +222,17 @@ def test_a_pod_whose_second_device_leads_to_the_pod_network_reaches_services(
         place.lab.ip(outside, f"route del blackhole {place.a.v4}/32", "link del multus")
 
 
+def test_a_pod_with_very_many_routes_stays_on_the_packet_path_and_others_get_known(
+    place: Cluster, web: Exposed, pod: Pod
+) -> None:
+    """A container with CAP_NET_ADMIN could fill the agent's memory with what it reads."""
+    routes = (f"route add 10.70.{n // 250}.{n % 250}/32 dev lo" for n in range(1100))
+    pod.run(["ip", "-batch", "-"], stdin="\n".join(routes) + "\n")
+    await_known(place, pod)
+    assert not on_socket_path(place, pod)
+    assert outcome(pod, TCP, web.v4, 80) == "a"
+
+
 @pytest.mark.long
 def test_a_pod_that_gets_rules_of_its_own_later_returns_to_the_packet_path(
     place: Cluster, web: Exposed, pod: Pod

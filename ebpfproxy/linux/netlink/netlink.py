@@ -8,10 +8,13 @@ All functions raise OSError with the kernel's errno. The callers convert it to a
 Sources: Documentation/userspace-api/netlink/intro.rst; include/uapi/linux/netlink.h.
 """
 
+import contextlib
 import errno
+import math
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -46,6 +49,8 @@ ANSWER_SECONDS = 10.0
 """Timeout of a receive. It should never expire: the kernel replies during sendto() or the next recvmsg()."""
 
 DUMP_ATTEMPTS = 10
+
+_limits = threading.local()
 
 _BATCH_MESSAGES = 64
 """Messages in one datagram. Each error takes 1 KiB of memory, and all must fit the default receive buffer."""
@@ -86,7 +91,8 @@ def dump(protocol: int, kind: int, body: bytes, strict: bool = False) -> list[by
     filters by the fields of the body (NETLINK_GET_STRICT_CHK, since 4.20; ignored before).
     A dump during which the table changed (NLM_F_DUMP_INTR) or the buffer overflowed (ENOBUFS) is repeated.
 
-    Raises OSError: the kernel's errno, or EAGAIN if all `DUMP_ATTEMPTS` dumps were interrupted.
+    Raises OSError: the kernel's errno, EAGAIN if all `DUMP_ATTEMPTS` dumps were interrupted, or E2BIG if it
+    has more messages than `at_most` allows.
     """
     for _ in range(DUMP_ATTEMPTS):
         with _opened(protocol) as sock:  # a new socket each time discards the rest of an interrupted dump
@@ -102,6 +108,19 @@ def dump(protocol: int, kind: int, body: bytes, strict: bool = False) -> list[by
             if payloads is not None:
                 return payloads
     raise OSError(errno.EAGAIN, f"the table changed during each of {DUMP_ATTEMPTS} dumps")
+
+
+@contextlib.contextmanager
+def at_most(messages: int) -> Iterator[None]:
+    """Limit the dumps of the calling thread in this block.
+
+    For tables that a tenant can fill: a container may have CAP_NET_ADMIN in its network namespace.
+    """
+    _limits.messages = messages
+    try:
+        yield
+    finally:
+        del _limits.messages
 
 
 def change(protocol: int, kind: int, body: bytes, flags: int = 0) -> None:
@@ -275,6 +294,7 @@ def _complete_dump(sock: socket.socket) -> list[bytes] | None:
     """The payloads up to NLMSG_DONE; None if the kernel reports that the dump is inconsistent."""
     payloads: list[bytes] = []
     interrupted = False
+    most = getattr(_limits, "messages", math.inf)
     for received in _replies(sock):
         interrupted = interrupted or bool(received.flags & NLM_F_DUMP_INTR)
         if received.kind in (NLMSG_DONE, NLMSG_ERROR):
@@ -282,6 +302,8 @@ def _complete_dump(sock: socket.socket) -> list[bytes] | None:
             break
         if received.kind >= NLMSG_MIN_TYPE:
             payloads.append(received.payload)
+            if len(payloads) > most:
+                raise OSError(errno.E2BIG, f"more than {most} objects")
     return None if interrupted else payloads
 
 

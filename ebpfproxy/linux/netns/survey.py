@@ -36,6 +36,7 @@ _ORDINARY_ROUTES = frozenset({1, 2, 3, 4, 5})  # RTN_UNICAST, _LOCAL, _BROADCAST
 _NOT_A_ROUTE = 0xFFFFFFFF  # the metric of IPv6's entry for "no route", which old kernels show
 _NETLINK_NETFILTER, _NFT_MSG_GETTABLE = 12, 10 << 8 | 1
 _NFGENMSG = bytes(4)
+_MOST = 1000  # devices, routes, rules or tables of one kind that a pod may have and be known
 _ABSENT = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)  # without the module nf_tables
 
 
@@ -62,8 +63,8 @@ def survey(proc_root: Path, cookie: Callable[[], int]) -> tuple[Namespace, ...]:
                 identity = namespaces.identity_of_descriptor(descriptor)
                 if identity == own:
                     continue
-                with contextlib.suppress(KernelError, OSError):  # it ends just now, or it may not be entered
-                    with namespaces.in_namespace(descriptor):
+                with contextlib.suppress(KernelError, OSError):  # it ended, has too much, or is closed to us
+                    with namespaces.in_namespace(descriptor), netlink.at_most(_MOST):
                         seen = read(node.fileno(), owners.get(identity), cookie)
                     if seen:
                         found[seen.cookie] = seen
