@@ -8,7 +8,7 @@ connections may depend on them. The device of any other network namespace gets p
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
-from ebpfproxy.model.address import Address, Family, Protocol, family
+from ebpfproxy.model.address import Address, Family, Protocol, contains, family
 from ebpfproxy.model.device import ETHERNET, LOOPBACK, PAIRS, Device
 from ebpfproxy.model.node import Node
 from ebpfproxy.plan.planned_endpoints import CLUSTER, LOCAL
@@ -39,6 +39,7 @@ _TUNNELS = frozenset({"vxlan", "geneve", "wireguard", "ipip", "sit", "ip6tnl"}) 
     {"gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan"}
 )
 _WITHOUT_ROLE = frozenset({"dummy", "ifb", "nlmon", "vrf"})  # packets of a VRF are seen on its ports
+_ONE_PEER = 127  # bits of the prefix of a network with one other host: /31 of IPv4 has 127, too
 _TUN = "tun"  # the kind of tap devices, too, which have link type ETHERNET
 
 
@@ -50,6 +51,7 @@ def plan_devices(
     bypassing: Collection[int],
     of_node: bool = False,
     by_socket: Collection[int] = (),
+    of_pods: Collection[int] = (),
 ) -> tuple[DevicePlan, ...]:
     """Return the devices that get programs, sorted by ifindex. The order of `devices` does not matter.
 
@@ -65,7 +67,8 @@ def plan_devices(
     `pods`: whether any ServicePort needs the packets of pods. `of_node`: the same for the node's own packets.
     `bypassing`: the ifindexes of devices whose pods were seen to need programs, or whose devices have had
     programs so far. Loopback is one if packets of the node itself reached Services by the packet path.
-    `by_socket`: the ifindexes of devices whose pods the socket path serves.
+    `by_socket`: the ifindexes of devices whose pods the socket path serves. `of_pods`: those of devices that
+    lead to known pods.
 
     An edge has no pods: its veth and netkit devices with an address are uplinks, as in a container.
 
@@ -74,7 +77,7 @@ def plan_devices(
     """
     if context.device_patterns == NO_DEVICES:
         return ()
-    host = _Host(devices, node, context.role)
+    host = _Host(devices, node, context.role, of_pods)
     plans = []
     for device in sorted(devices, key=lambda each: each.ifindex):
         role = host.role_of(device)
@@ -144,8 +147,16 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 class _Host:
     """All devices of a node. The role of a device may depend on the others."""
 
-    def __init__(self, devices: Iterable[Device], node: Node | None, role: Role = Role.NODE) -> None:
+    def __init__(
+        self,
+        devices: Iterable[Device],
+        node: Node | None,
+        role: Role = Role.NODE,
+        of_pods: Collection[int] = (),
+    ) -> None:
         self._is_edge = role is Role.EDGE
+        self._of_pods = of_pods
+        self._pod_cidrs = node.pod_cidrs if node else ()
         ordered = sorted(devices, key=lambda each: each.ifindex)
         self._devices = {each.ifindex: each for each in ordered}
         local = {address for each in ordered for address in each.addresses}
@@ -166,6 +177,8 @@ class _Host:
             return DeviceRole.TUNNEL if device.up else None
         if self._is_uplink(device):
             return DeviceRole.UPLINK
+        if self._is_port_of_uplink(device):
+            return None
         return DeviceRole.POD if _is_of_pod(device) and not self._is_edge else None
 
     def leads_through_node(self, device: Device) -> bool:
@@ -174,8 +187,20 @@ class _Host:
         A bridge with an uplink forwards to the router without it; that bridge has programs for the node's own
         packets.
         """
+        return device.peer_elsewhere and not self._has_uplink_as_master(device)
+
+    def _has_uplink_as_master(self, device: Device) -> bool:
         master = self._devices.get(device.master)
-        return device.peer_elsewhere and not (master and self.role_of(master) is DeviceRole.UPLINK)
+        return device.master_kind == "bridge" and bool(master and self._is_uplink(master))
+
+    def _is_port_of_uplink(self, device: Device) -> bool:
+        """Return whether the device is a pair at a bridge that is an uplink, and leads to no known pod.
+
+        It may be the cable itself, as on a node in a container, or lead to a guest, which is a machine of
+        that network like others. The bridge has programs for packets to the node.
+        """
+        is_of_pod = device.ifindex in self._of_pods
+        return device.kind in PAIRS and not is_of_pod and self._has_uplink_as_master(device)
 
     def _is_uplink(self, device: Device) -> bool:
         """Return whether the device leads to the node's network. A device that is down counts, too.
@@ -192,7 +217,23 @@ class _Host:
             return device.link_type == ETHERNET
         if device.kind == "bridge" and device.ifindex not in self._uplink_bridges:
             return False
-        return bool(device.addresses) and (self._is_edge or not _is_of_pod(device))
+        return bool(device.addresses) and (
+            self._is_edge or not _is_of_pod(device) or self._has_network(device)
+        )
+
+    def _has_network(self, device: Device) -> bool:
+        """Return whether a pair has a network of several hosts that is not the pods', as the network card of
+        a node in a container does.
+
+        Network plugins give the node's end of a pod's pair no address, one without a network, or one of the
+        pods' CIDRs.
+        """
+        if device.kind not in PAIRS or device.ifindex in self._of_pods:
+            return False
+        return any(
+            net.length < _ONE_PEER and not any(contains(cidr, net.address) for cidr in self._pod_cidrs)
+            for net in device.networks
+        )
 
     def plan(self, device: Device, role: DeviceRole) -> DevicePlan:
         """Return the plan of a device, with the addresses to masquerade with."""

@@ -38,6 +38,11 @@ def classify(namespace: Namespace, state: ClusterState) -> tuple[NamespaceClass,
     return NamespaceClass.SOCKET_PATH, f"{identity}; only {namespace.up[0]} is up, without rules of its own"
 
 
+def is_of_pod(namespace: Namespace, state: ClusterState) -> bool:
+    """Return whether the namespace is that of a pod of this node."""
+    return classify(namespace, state)[0] is not NamespaceClass.OTHER
+
+
 def is_opted_out(namespace: Namespace, state: ClusterState) -> bool:
     """Return whether the namespace is that of a pod with the annotation."""
     return any(

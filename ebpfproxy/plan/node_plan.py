@@ -9,7 +9,7 @@ from ebpfproxy.plan.devices import plan_devices
 from ebpfproxy.plan.direct_return import tunnel_sources
 from ebpfproxy.plan.foreign_addresses import foreign_networks
 from ebpfproxy.plan.local_traffic import local_traffic
-from ebpfproxy.plan.namespaces import by_socket, is_opted_out
+from ebpfproxy.plan.namespaces import by_socket, is_of_pod, is_opted_out
 from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 
@@ -36,7 +36,14 @@ def plan_node(
     if previous and any(each.role is DeviceRole.LOOPBACK for each in previous.devices):
         of_node = True
     devices = plan_devices(
-        state.devices, state.node, context, pods, state.bypassing | kept, of_node, _outer(served)
+        state.devices,
+        state.node,
+        context,
+        pods,
+        state.bypassing | kept,
+        of_node,
+        _outer(served),
+        _outer(each for each in state.namespaces if is_of_pod(each, state)),
     )
     lasting |= _outer(each for each in state.namespaces if is_opted_out(each, state))
     if pods:

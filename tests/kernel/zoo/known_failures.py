@@ -20,7 +20,6 @@ BY_SOCKET = ("ebpf",)
 BY_PACKET = ("ebpf-off",)
 RELAY = ("userspace",)
 GUEST_DEVICE = "a guest's bridge or bridge port counts as a pod's device, so that its packets are a pod's"
-UPLINK_ROLE = "a veth device without a default route counts as a pod's"
 OTHERS_ADDRESS = "a Service's address that a process of the node has is taken from it"
 ON_LINK = "no neighbor answers for the address, so that no program sees the packet"
 MASQUERADE = "the uplink's first address is used for masquerading"
@@ -38,7 +37,6 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known(DOCKER, EBPF, "guest NodePort|LoadBalancer away * *", "node", GUEST_DEVICE),
     Known(("broken_ipv6",), EBPF, "guest NodePort|LoadBalancer away * v4", "node", GUEST_DEVICE),
     Known(("routed_guest",), EBPF, "guest ClusterIP there * *", "silent", GUEST_DEVICE),
-    Known(("lxc_on_the_uplink",), BY_PACKET, "outside ClusterIP there * *", "silent", GUEST_DEVICE),
     Known(("macvlan",), EBPF, "guest LoadBalancer empty * *", "refused", SENT_BACK),
     Known(("on_link_balancer",), BY_SOCKET, "guest|node|pod LoadBalancer empty udp *", "silent", ON_LINK),
     Known(("on_link_balancer",), BY_PACKET, "node LoadBalancer * * *", "silent", ON_LINK),
@@ -61,17 +59,6 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known(("ula_and_global",), BY_PACKET, "pod NodePort|LoadBalancer there * v6", "silent", MASQUERADE),
     Known(("ula_and_global",), BY_PACKET, "node ClusterIP there * v6", "silent", MASQUERADE),
     Known(("ula_and_global",), BY_PACKET, "node NodePort|LoadBalancer there|away * v6", "silent", MASQUERADE),
-    Known(
-        ("second_network_card", "asymmetric"), BY_SOCKET, "outside ClusterIP there * *", "silent", UPLINK_ROLE
-    ),
-    Known(("new_uplink",), EBPF, "outside ClusterIP there * *", "silent", UPLINK_ROLE),
-    Known(
-        ("second_network_card", "asymmetric", "bridge_uplink"),
-        BY_PACKET,
-        "outside ClusterIP there * *",
-        "silent",
-        UPLINK_ROLE,
-    ),
     Known(
         ("closed_before_nat", "closed_at_the_device"),
         EBPF,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.model.address import format_address, parse_address
+from ebpfproxy.model.address import format_address, network, parse_address, parse_network
 from ebpfproxy.model.device import ETHERNET, LOOPBACK, Device
 from ebpfproxy.plan.devices import plan_devices
 from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, PlanContext, SocketLb
@@ -66,6 +66,31 @@ def test_a_guest_on_a_bridge_with_an_uplink_gets_no_programs_at_its_port() -> No
     assert roles(port, bridge, guest) == {"br0": UPLINK}
     alone = bridge._replace(addresses=(), default_route=False)
     assert roles(ETH0, alone, guest) == {"eth0": UPLINK, "veth1": POD}
+
+    known = plan_devices((port, bridge, guest), NODE, CONTEXT, True, (), of_pods=(guest.ifindex,))
+    assert {each.name: each.role for each in known} == {"br0": UPLINK, "veth1": POD}
+
+
+@pytest.mark.parametrize(
+    ("address", "length", "of_pods", "wanted"),
+    [
+        ("203.0.113.7", 96 + 24, (), UPLINK),  # kind or LXD with two networks
+        ("2001:db8:2::7", 64, (), UPLINK),
+        ("203.0.113.7", 96 + 24, (9,), POD),  # a network for each pod, of unknown podCIDRs
+        ("10.1.0.1", 96 + 24, (), POD),  # within the podCIDRs
+        ("203.0.113.1", 96 + 32, (), POD),  # the gateway address of the plugin ptp
+        ("169.254.1.1", 96 + 31, (), POD),
+    ],
+)
+def test_a_pair_with_a_network_of_its_own_is_an_uplink(
+    address: str, length: int, of_pods: tuple[int, ...], wanted: DeviceRole
+) -> None:
+    veth = POD_VETH._replace(
+        addresses=(parse_address(address),), networks=(network(parse_address(address), length),)
+    )
+    node = dataclasses.replace(NODE, pod_cidrs=(parse_network("10.1.0.0/16"),))
+    plans = plan_devices((ETH0, veth), node, CONTEXT, False, (), of_pods=of_pods)
+    assert {each.name: each.role for each in plans} == {"eth0": UPLINK, "veth1": wanted}
 
 
 def role(one: Device, *others: Device, context: PlanContext = CONTEXT) -> DeviceRole | None:
