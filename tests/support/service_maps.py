@@ -118,8 +118,10 @@ def _bytes_set(words: bytes) -> Iterator[int]:
 def clients_of(found: Found) -> int:
     """The enum ping_client of abi.h: the clients that get an endpoint or a rejection."""
     rejects = bool(found.flags & abi.SERVICE_REJECT)
-    inside = abi.PING_FROM_INSIDE if rejects or found.internal[1] else 0
-    return inside | (abi.PING_FROM_OUTSIDE if rejects or found.external[1] else 0)
+    clients = abi.PING_FROM_INSIDE if rejects or found.internal[1] else 0
+    clients |= abi.PING_FROM_OUTSIDE if rejects or found.external[1] else 0
+    is_cluster_ip = found.kind == abi.CONSTANTS["KIND_CLUSTER_IP"]
+    return clients | abi.PING_TO_CLUSTER_IP if clients and is_cluster_ip else clients
 
 
 def scopes_of(found: Found) -> list[tuple[int, tuple[int, int]]]:

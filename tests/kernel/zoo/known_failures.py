@@ -38,7 +38,7 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known(("broken_ipv6",), EBPF, "guest NodePort|LoadBalancer away * v4", "node", GUEST_DEVICE),
     Known(("routed_guest",), EBPF, "guest ClusterIP there * *", "silent", GUEST_DEVICE),
     Known(("macvlan",), EBPF, "guest LoadBalancer empty * *", "refused", SENT_BACK),
-    Known(("on_link_balancer",), BY_SOCKET, "guest|node|pod LoadBalancer empty udp *", "silent", ON_LINK),
+    Known(("on_link_balancer",), BY_SOCKET, "node|pod LoadBalancer empty udp *", "silent", ON_LINK),
     Known(("on_link_balancer",), BY_PACKET, "node LoadBalancer * * *", "silent", ON_LINK),
     Known(("pods_on_a_bridge",), BY_PACKET, "node ClusterIP here * *", "silent", BRIDGED_REPLY),
     Known(
