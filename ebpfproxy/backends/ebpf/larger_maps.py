@@ -27,8 +27,8 @@ class LargerMaps:
             self._load()
         except KernelError as failure:
             self.failure = failure
-        except OSError as failure:
-            self.failure = Rejected(f"cannot prepare larger maps: {failure.strerror}")
+        except Exception as failure:  # changes wait for the end of this thread
+            self.failure = Rejected(f"cannot prepare larger maps: {failure}")
         self._done.set()
         self._ended()
 

@@ -35,9 +35,9 @@ def _verdict(
         return Verdict.ROUTED, Reason.ROUTED
     kinds = {each.frontend.kind for each in of_address}
     is_virtual = FrontendKind.CLUSTER_IP in kinds or not situation.is_foreign(destination.address)
-    if situation.mode == EBPF and not is_virtual:
-        return Verdict.ROUTED, Reason.ROUTED
     if situation.mode == EBPF:
+        if not is_virtual:
+            return Verdict.ROUTED, Reason.ROUTED
         is_inside = origin.kind is not ClientClass.OUTSIDE
         if any(_is_answered(each, is_inside) for each in of_address):
             return Verdict.ANSWERED, Reason.ECHO_ANSWERED

@@ -34,12 +34,7 @@ SURVEY_FAILED = "Cannot read the network namespaces, retrying"
 
 _POLL = 1.0  # seconds between looks for new devices: a pod that starts has one
 _INTERVAL = 10.0  # seconds between surveys, for changes in a namespace
-_RETRIES = (
-    0.5,
-    1.0,
-    2.0,
-    4.0,
-)  # seconds after the first survey that saw a device: its pod is set up meanwhile
+_RETRIES = 0.5, 1.0, 2.0, 4.0  # seconds after a device was first seen: meanwhile its pod is set up
 _REST_FACTOR = 9  # surveys take at most a tenth of a CPU
 _PATIENCE = 5.0  # seconds that `close` waits
 _COOKIE, _IFINDEX = struct.Struct("=Q"), struct.Struct("=I")
