@@ -19,7 +19,7 @@ from ebpfproxy.lab.pod import Pod
 from ebpfproxy.linux.netns import netns
 
 RUN = Path("/run")
-_KILL_TIMEOUT = 10.0
+_KILL_TIMEOUT = 60.0  # seconds; an agent that ends frees its maps first
 
 _SYSCTLS = {
     "net/ipv4/ip_forward": "1",

@@ -7,9 +7,12 @@ import pytest
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.entries import Entry, Key
+from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.backends.interface import Delta
+from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.model.address import parse_network
 from ebpfproxy.plan.service_plan import NodePlan
+from tests.kernel.cluster import eventually
 from tests.support.bpf_place import BpfPlace, bpf_place
 
 pytestmark = pytest.mark.kernel
@@ -19,6 +22,11 @@ pytestmark = pytest.mark.kernel
 def place() -> Iterator[BpfPlace]:
     with bpf_place() as made:
         yield made
+
+
+def attached(place: BpfPlace) -> list[int]:
+    """A link without a pin ends in a work queue of the kernel (bpf_link_put())."""
+    return [each for hook in SOCKET_HOOKS for each in cgroup.programs(place.cgroup, hook.attach_type)]
 
 
 def test_a_foreign_change_just_before_the_agents_own_change_is_detected(place: BpfPlace) -> None:
@@ -32,6 +40,7 @@ def test_a_foreign_change_just_before_the_agents_own_change_is_detected(place: B
         assert plane.generation() == before
         for pin in (place.bpffs / "links").iterdir():
             pin.unlink()
+        eventually(lambda: not attached(place), "the kernel has detached the programs")
         network: dict[Key, Entry] = {parse_network("192.0.2.10/32"): 1}
         assert not plane.apply(Delta(network, frozenset()))
         before = plane.generation()

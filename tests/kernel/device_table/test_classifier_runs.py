@@ -90,7 +90,8 @@ def test_the_next_run_reports_at_once_the_pods_that_have_programs_or_bypass(
             seen.update((1000).to_bytes(4, "little"), bytes(8))
     reported: list[frozenset[int]] = []
     with running(dataclasses.replace(settings, sizes=sizes), reported.append) as second:
-        assert reported == [{socket.if_nametoindex("pod"), 1000}]
+        # A thread may have read the map meanwhile, and reports bypassing pods again.
+        assert reported[0] == {socket.if_nametoindex("pod"), 1000}
         bring(second, EMPTY_PLAN)
     cleanup.remove(settings.bpffs_root, settings.cgroup_root)  # entries of bypassing pods never expire
 
@@ -281,7 +282,7 @@ def test_programs_of_version_0_1_are_replaced_and_its_devices_recognized(
     as_of_version_0_1(settings)
     reported: list[frozenset[int]] = []
     with running(settings, reported.append) as second:
-        assert reported == [{socket.if_nametoindex("pod")}]
+        assert reported[0] == {socket.if_nametoindex("pod")}
         assert not bring(second, plan("net"))
         assert in_step(second, plan("net"))
         assert programs("net") != before[0]

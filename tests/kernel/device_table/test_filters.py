@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import socket
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -168,6 +169,8 @@ def test_a_device_that_disappears_while_it_is_read_is_no_drift(
 
     def read_then_delete(*arguments: int) -> object:
         found = read(*arguments)
+        if threading.current_thread() is not threading.main_thread():
+            return found  # that of the pods' namespaces
         if arguments[:1] in ((), (ifindex,)) and iproute.exists(ifindex):
             node.ip("link delete pod")
         return found
