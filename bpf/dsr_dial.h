@@ -197,6 +197,7 @@ static __always_inline int dial(struct __sk_buff *skb, struct scratch *scratch)
 	bool is_error = packet->icmp_type;
 	bool first = !is_error && is_first(packet);
 	struct service service;
+	int action;
 	u32 mtu;
 
 	if (is_error && !address_equal(&packet->tuple.destination, &scratch->tuple.destination))
@@ -207,5 +208,6 @@ static __always_inline int dial(struct __sk_buff *skb, struct scratch *scratch)
 		return mtu ? tunnel_too_big(skb, packet, mtu, scratch)
 			   : tunnel_send(skb, packet, scratch);
 	}
-	return first ? open_incoming(skb, packet, scratch) : PASS_ON;
+	action = first ? open_incoming(skb, packet, scratch) : PASS_ON;
+	return action == OPENED ? to_endpoint(skb, packet, scratch) : action;
 }

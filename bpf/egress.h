@@ -50,14 +50,20 @@ static __always_inline bool look_up_reply(const struct packet *packet, bool is_e
 					  struct scratch *scratch)
 {
 	const struct flow_key *tuple = &scratch->tuple;
+	struct reply *reply;
 
 	scratch->reply_key = *tuple;
-	if (reply_find(scratch, MATCH_KEY, is_error ? NULL : packet))
-		return true;
-	key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
-			   tuple->destination_port, tuple->protocol);
-	return reply_find(scratch, MATCH_DESTINATION, is_error ? NULL : packet) &&
-	       !(scratch->reply.flags & FLOW_NODE);
+	reply = reply_find(scratch, MATCH_KEY);
+	if (!reply) {
+		key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
+				   tuple->destination_port, tuple->protocol);
+		reply = reply_find(scratch, MATCH_DESTINATION);
+		if (!reply || scratch->reply.flags & FLOW_NODE)
+			return false;
+		if (scratch->reply.masquerade_digest)
+			return true; /* ingress has recorded it */
+	}
+	return is_error || reply_record(reply, packet, scratch);
 }
 
 static __always_inline enum outgoing look_up_forwarded(struct __sk_buff *skb,
@@ -68,7 +74,7 @@ static __always_inline enum outgoing look_up_forwarded(struct __sk_buff *skb,
 
 	key_of_masqueraded(&scratch->reply_key, &tuple->destination, tuple->destination_port,
 			   tuple->source_port, tuple->protocol);
-	if (reply_find(scratch, MATCH_SOURCE, NULL) && !(reply->flags & FLOW_NODE))
+	if (reply_find(scratch, MATCH_SOURCE) && !(reply->flags & FLOW_NODE))
 		return OUT_FORWARDED;
 	if (!reply->client_port || !is_masquerade(reply, &tuple->source))
 		return OUT_NO_FLOW;
@@ -313,11 +319,13 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 							 struct scratch *scratch)
 {
 	enum admission admission = NO_FLOW;
-	bool collides = *outgoing == OUT_COLLIDES;
-	bool from_node = is_host_originated(skb, packet);
+	bool from_node = is_host_originated(skb, packet), collides;
 
+	scratch->outgoing = *outgoing;
 	if (from_node)
 		admission = admit(skb, packet, NODE, scratch);
+	barrier();
+	collides = scratch->outgoing == OUT_COLLIDES;
 	*outgoing = OUT_HOST_ORIGINATED;
 	if (admission == NO_FLOW && collides) {
 		direct_flow(packet, &scratch->flow);
@@ -459,8 +467,13 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 		if (opens && !choose_masquerade_of_node(skb, device, scratch))
 			return DROP;
 	}
+	scratch->outgoing = outgoing;
+	scratch->device = device;
 	if (opens && !flow_open(skb, packet, skb->ifindex, 0, scratch))
 		return DROP;
+	barrier();
+	outgoing = scratch->outgoing;
+	device = scratch->device;
 	return outgoing == OUT_FORWARDED
 		   ? masquerade_forwarded(skb, packet, scratch)
 		   : send_host_originated(skb, packet, outgoing == OUT_DIRECT, device, scratch);

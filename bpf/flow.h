@@ -130,43 +130,46 @@ static __always_inline bool reply_matches(const struct reply *reply, const struc
 }
 
 /* Looks up the entry with the key `scratch->reply_key` and compares it with `scratch->tuple`.
- * Copies the entry to `scratch->reply` and sets `scratch->flow_key`. If `packet` is not NULL, it
- * was sent by the endpoint and is recorded in the entry. Returns false if no entry matches;
- * `scratch->reply` may then be the entry of another flow.
+ * Copies the entry to `scratch->reply` and sets `scratch->flow_key`. Returns NULL if no entry
+ * matches; `scratch->reply` may then be the entry of another flow.
  */
-static __always_inline bool reply_find(struct scratch *scratch, enum reply_match match,
-				       const struct packet *packet)
+static __always_inline struct reply *reply_find(struct scratch *scratch, enum reply_match match)
 {
 	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
 
 	if (!reply) {
 		scratch->reply.client_port = 0;
-		return false;
+		return NULL;
 	}
 	scratch->reply = *reply;
 	if (!reply_matches(&scratch->reply, &scratch->tuple, match))
-		return false;
+		return NULL;
 	if (scratch->reply.half_open && !reply_is_at(&scratch->reply_key, reply))
-		return false;
+		return NULL;
 	/* Reading the clock costs as much as parsing, so it is done only for packets of a flow. */
 	scratch->now = flow_now();
 	if (scratch->reply.half_open &&
 	    half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol, scratch->now))
-		return false;
+		return NULL;
 	flow_key_of(&scratch->flow_key, scratch->reply_key.protocol, &scratch->reply);
-	if (packet && (match != MATCH_DESTINATION || !scratch->reply.masquerade_digest)) {
-		/* The endpoint replies to another connection with the same tuple, which belongs to
-		 * no flow.
-		 */
-		if (packet->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
-			flow_remove(&scratch->flow_key, &scratch->reply_key);
-			return false;
-		}
-		if (scratch->reply.half_open)
-			endpoint_answered(reply, packet, scratch);
-		else
-			endpoint_sent(reply, packet, scratch);
+	return reply;
+}
+
+/* Records a packet that the endpoint has sent in the entry that reply_find() returned. Returns
+ * false if the endpoint replies to another connection with the same tuple, which belongs to no
+ * flow.
+ */
+static __always_inline bool reply_record(struct reply *reply, const struct packet *packet,
+					 struct scratch *scratch)
+{
+	if (packet->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
+		flow_remove(&scratch->flow_key, &scratch->reply_key);
+		return false;
 	}
+	if (scratch->reply.half_open)
+		endpoint_answered(reply, packet, scratch);
+	else
+		endpoint_sent(reply, packet, scratch);
 	return true;
 }
 

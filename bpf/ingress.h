@@ -69,12 +69,15 @@ static __always_inline bool find_reply_of_pod(struct __sk_buff *skb, const struc
 					      struct scratch *scratch)
 {
 	const struct node *settings = node_get();
+	struct reply *reply;
 
 	if (!settings || !(settings->flags & NODE_REDIRECT) || class_of(skb) != POD)
 		return false;
 	scratch->reply_key = scratch->tuple;
 	scratch->reply_key.side = AT_EGRESS;
-	return reply_find(scratch, MATCH_KEY, packet) && scratch->reply.flags & FLOW_REDIRECT;
+	reply = reply_find(scratch, MATCH_KEY);
+	return reply && scratch->reply.flags & FLOW_REDIRECT &&
+	       reply_record(reply, packet, scratch);
 }
 
 /* Classifies `scratch->tuple` as an incoming packet. `is_error`: the tuple is the reverse of a
@@ -85,11 +88,13 @@ static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 						      struct scratch *scratch)
 {
 	const struct flow_key *tuple = &scratch->tuple;
+	struct reply *reply;
 
 	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT)) {
 		key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
 				   tuple->destination_port, tuple->protocol);
-		if (reply_find(scratch, MATCH_MASQUERADE, is_error ? NULL : packet))
+		reply = reply_find(scratch, MATCH_MASQUERADE);
+		if (reply && (is_error || reply_record(reply, packet, scratch)))
 			return IN_FROM_ENDPOINT;
 		if (!is_error && find_reply_of_pod(skb, packet, scratch))
 			return IN_FROM_POD;
@@ -221,7 +226,11 @@ static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *pa
 	return client_is_node ? deliver_reply_to_node(skb, packet, scratch->reply.flags) : PASS_ON;
 }
 
-/* Opens a flow if the first packet of a client is addressed to a frontend. */
+#define OPENED (-2) /* no action of a program */
+
+/* Opens a flow if the first packet of a client is addressed to a frontend. Returns OPENED, or the
+ * action for a packet that opens none.
+ */
 static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *packet,
 					 struct scratch *scratch)
 {
@@ -247,7 +256,7 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 	if (!flow_open(skb, packet, skb->ifindex, BPF_F_INGRESS, scratch))
 		return DROP;
 	packet->opens = true;
-	return to_endpoint(skb, packet, scratch);
+	return OPENED;
 }
 
 static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
@@ -257,7 +266,7 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	enum incoming incoming;
 	u32 mark = mark_get(skb);
 	bool is_error = false;
-	int action;
+	int action = OPENED;
 
 	if (mark) /* set at another device that the packet left by before */
 		mark_word(skb) = MARK_NONE;
@@ -294,12 +303,10 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 		action = translate_reply(skb, packet, scratch);
 	else if (incoming == IN_FROM_POD)
 		action = redirect_pod_reply(skb, packet, scratch);
-	else if (incoming == IN_FROM_CLIENT)
+	else if (incoming != IN_FROM_CLIENT)
+		action = is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;
+	if (action == OPENED)
 		action = to_endpoint(skb, packet, scratch);
-	else if (is_first(packet))
-		action = open_incoming(skb, packet, scratch);
-	else
-		return PASS_ON;
 	packet_event(scratch);
 	return action;
 }

@@ -54,6 +54,8 @@ struct scratch {
 	struct source_range_key source;
 	struct bpf_sock_tuple sockets;
 	u8 bytes[128];
+	/* Of egress(). In a register, the verifier would follow each possible value separately. */
+	u32 outgoing, device;
 	/* Kept between packets: the next row of half_open_take_slot(). */
 	u32 row;
 };

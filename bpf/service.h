@@ -340,14 +340,13 @@ static __always_inline struct endpoint *endpoint_choose(const struct service *se
 							u32 *id, u16 *uses)
 {
 	struct affinity fresh = {};
-	struct affinity *known;
+	struct affinity *known = NULL;
 	struct endpoint *endpoint;
 
-	if (!service->affinity_timeout)
-		return endpoint_select(service, range, &client->client, port, id);
-
-	fresh.last_used = bpf_ktime_get_ns();
-	known = affinity.lookup(client);
+	if (service->affinity_timeout) {
+		fresh.last_used = bpf_ktime_get_ns();
+		known = affinity.lookup(client);
+	}
 	/* Signed, because another CPU may have written a later time than this CPU has read. */
 	if (known && (s64)(fresh.last_used - known->last_used) <
 			 (s64)(service->affinity_timeout * NSEC_PER_SEC)) {
@@ -360,7 +359,7 @@ static __always_inline struct endpoint *endpoint_choose(const struct service *se
 		}
 	}
 	endpoint = endpoint_select(service, range, &client->client, port, id);
-	if (endpoint) {
+	if (endpoint && fresh.last_used) {
 		fresh.endpoint = *id;
 		affinity.update(client, &fresh);
 		*uses |= EVENT_AFFINITY_SET;
