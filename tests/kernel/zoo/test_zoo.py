@@ -16,6 +16,8 @@ from tests.kernel.zoo.situations import SITUATIONS
 pytestmark = pytest.mark.kernel
 
 WAYS = MODES | {"ebpf-off": ("ebpf", ("--socket-lb=off",))}
+OTHER_WAYS = [way for way in WAYS if way not in ("ebpf", "ipvs")]
+"""A fourth of the situations is tried with them in `make test`: netfilter is the same in all."""
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
@@ -23,9 +25,16 @@ def test_mode_ebpf(situation: str) -> None:
     check(situation, "ebpf")
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("ebpf", "ipvs")])
-@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("way", OTHER_WAYS)
+@pytest.mark.parametrize("situation", tuple(SITUATIONS)[::4])
 def test_other_modes(situation: str, way: str) -> None:
+    check(situation, way)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", OTHER_WAYS)
+@pytest.mark.parametrize("situation", [name for n, name in enumerate(SITUATIONS) if n % 4])
+def test_other_modes_in_further_situations(situation: str, way: str) -> None:
     check(situation, way)
 
 
