@@ -323,6 +323,7 @@ enum device_flag {
 	DEVICE_PEER = 8,      /* one end of a pair; the other end is in another network namespace */
 	DEVICE_TUNNEL = 16,   /* the Geneve device of direct server return */
 	DEVICE_SWITCHED = 32, /* a port of a switch other than a bridge, such as Open vSwitch */
+	DEVICE_SOURCES = 64,  /* the masquerade address depends on the destination (masquerade.h) */
 };
 
 /* Value of `devices`; the key is the interface index. The devices are those with attached programs.
@@ -332,6 +333,22 @@ struct device {
 	struct address v6;
 	__u16 flags;	/* enum device_flag */
 	__u8 bridge[6]; /* Ethernet address of the bridge that it is a port of; zero: none */
+};
+
+/* What the address in a source_key is. */
+enum source_side {
+	SOURCE_OF_NEXT_HOP = 1, /* that of the gateway, or of the destination without one */
+	SOURCE_OF_DESTINATION = 2,
+};
+
+/* Key of `source_addresses`: the source address for packets that a device sends to a network.
+ * `length` is that of the prefix in bits: 64 for the two following fields, then as in network_key.
+ */
+struct source_key {
+	__u32 length;
+	__u32 ifindex;
+	__u32 side; /* enum source_side */
+	struct address address;
 };
 
 enum xdp_device_flag {
@@ -623,4 +640,5 @@ enum placeholder {
 	PLACEHOLDER_TRAFFIC = 1592590347, /* the highest id with an entry of traffic */
 	PLACEHOLDER_HAVE_NETNS_COOKIE = 1592590348,
 	PLACEHOLDER_HAVE_SKC_TO_MPTCP_SOCK = 1592590349,
+	PLACEHOLDER_HAVE_FIB_LOOKUP_SRC = 1592590350,
 };

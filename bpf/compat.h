@@ -9,6 +9,10 @@
 #define AF_INET6 10
 #endif
 
+/* include/uapi/linux/bpf.h, 6.3 and 6.7 */
+#define FIB_LOOKUP_SKIP_NEIGHBOR 4
+#define FIB_LOOKUP_SOURCE	 16
+
 #ifndef barrier
 #define barrier() asm volatile("" ::: "memory")
 #endif

@@ -11,6 +11,7 @@
 #include "bypass.h"
 #include "echo.h"
 #include "icmp_error.h"
+#include "masquerade.h"
 #include "mss.h"
 #include "reserve.h"
 #include "route.h"
@@ -144,7 +145,7 @@ static __always_inline enum masquerade_result masquerade_first(struct __sk_buff 
 
 	if (!flow || !reply)
 		return MASQUERADE_FLOW_ENDED;
-	if (!choose_masquerade(scratch, skb->ifindex)) {
+	if (!choose_masquerade(skb, skb->ifindex, scratch)) {
 		scratch->happening.service_id = copy->service_id;
 		return MASQUERADE_NO_ADDRESS;
 	}
@@ -335,7 +336,7 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 	if (admission == NO_FLOW && from_node && is_bound_to_frontend(skb, packet)) {
 		direct_flow(packet, &scratch->flow);
 		*outgoing = OUT_DIRECT;
-		return choose_masquerade(scratch, skb->ifindex) ? OPENS : DROPPED;
+		return choose_masquerade(skb, skb->ifindex, scratch) ? OPENS : DROPPED;
 	}
 	/* At an address of this node no socket listens on this port, and the stack rejects the
 	 * packet.
@@ -413,9 +414,9 @@ static __always_inline bool choose_masquerade_of_node(struct __sk_buff *skb, u32
 	if (settings && !settings->reinjection_device)
 		record_bypassing(LOOPBACK_IFINDEX);
 	if (devices.lookup(&device))
-		return choose_masquerade(scratch, device);
+		return choose_masquerade(skb, device, scratch);
 	if (bypassing.lookup(&device))
-		return choose_masquerade(scratch, skb->ifindex);
+		return choose_masquerade(skb, skb->ifindex, scratch);
 	count_drop(scratch, COUNTER_BYPASSED);
 	record_bypassing(device);
 	return false;

@@ -10,6 +10,7 @@
 #include "dsr.h"
 #include "echo.h"
 #include "icmp_error.h"
+#include "masquerade.h"
 #include "reserve.h"
 #include "route.h"
 
@@ -249,7 +250,7 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 	}
 	device = stack_bypass_device(skb, packet, flow->flags, &packet->tuple.source,
 				     &flow->endpoint, &scratch->next_hop);
-	if (device && flow->flags & FLOW_MASQUERADE && !choose_masquerade(scratch, device))
+	if (device && flow->flags & FLOW_MASQUERADE && !choose_masquerade(skb, device, scratch))
 		return DROP;
 	count(COUNTER_PACKET_NEW);
 	scratch->flow_key = packet->tuple;

@@ -63,6 +63,8 @@ PINNED("hash", struct address, struct frontend_address, frontend_addresses, SERV
 PINNED("hash", u64, u32, pod_namespaces, 65536, BPF_F_NO_PREALLOC);
 
 PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
+/* For devices with DEVICE_SOURCES. Only used if the kernel lacks BPF_FIB_LOOKUP_SRC. */
+PINNED("lpm_trie", struct source_key, struct address, source_addresses, 65536, BPF_F_NO_PREALLOC);
 PINNED("hash", u32, struct xdp_device, xdp_devices, 4096, BPF_F_NO_PREALLOC);
 /* Key: the interface index of a pod whose packets to a frontend were processed by no program before
  * egress (bypass.h), or whose replies to the node would be. Loopback: the node's packets to

@@ -387,29 +387,3 @@ static __always_inline int continue_search(struct __sk_buff *skb, struct scratch
 	record_exhausted(scratch);
 	return DROP;
 }
-
-/* Returns the masquerade address of the device in the family of `like`. It is unspecified if the
- * device has none.
- */
-static __always_inline const struct address *address_of_device(const struct device *device,
-							       const struct address *like)
-{
-	return address_is_v4(like) ? &device->v4 : &device->v6;
-}
-
-/* Sets the masquerade address of `scratch->flow` to the address of the output device `ifindex`.
- * Returns false if the device has no address; this is counted.
- */
-static __always_inline bool choose_masquerade(struct scratch *scratch, u32 ifindex)
-{
-	struct device *device = devices.lookup(&ifindex);
-	struct flow *flow = &scratch->flow;
-
-	if (device)
-		flow->masquerade = *address_of_device(device, &flow->endpoint);
-	if (!device || address_is_unspecified(&flow->masquerade)) {
-		count_drop(scratch, COUNTER_NO_ADDRESS);
-		return false;
-	}
-	return true;
-}

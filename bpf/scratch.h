@@ -53,6 +53,8 @@ struct scratch {
 	struct affinity_key affinity;
 	struct source_range_key source;
 	struct bpf_sock_tuple sockets;
+	struct bpf_fib_lookup lookup;
+	struct source_key source_address;
 	u8 bytes[128];
 	/* Of egress(). In a register, the verifier would follow each possible value separately. */
 	u32 outgoing, device;

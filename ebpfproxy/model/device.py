@@ -18,12 +18,16 @@ class Device(NamedTuple):
     - `link_type`: ARPHRD_*.
     - `master`: the ifindex of the bridge, bond or VRF of which the device is a port, 0 without one.
     - `master_kind`: the `kind` of that bridge, bond or VRF.
-    - `addresses`: those of global scope, in the kernel's order. The kernel masquerades with the first of each
-      family.
+    - `addresses`: those of global scope, in the kernel's order. The kernel prefers the first of each family
+      as a source.
     - `default_route`: whether a default route of the main table, of either family, uses the device.
     - `peer_elsewhere`: whether the device is one end of a pair whose other end is in another network
       namespace (IFLA_LINK_NETNSID).
     - `mac`: its link-layer address, 6 bytes for Ethernet, empty without one.
+    - `connected`: the addresses of global scope that are not deprecated, in the kernel's order, each after
+      its network.
+    - `preferred`: the preferred source addresses of its routes, each after the network of next hops: that of
+      the gateway alone, or the destination of a route without one. The main table precedes others.
     - `networks`: the networks of its addresses of global scope, sorted. They are on-link: the kernel finds
       the machines in them by ARP or neighbor discovery.
     """
@@ -40,6 +44,8 @@ class Device(NamedTuple):
     peer_elsewhere: bool = False
     networks: tuple[Network, ...] = ()
     mac: bytes = b""
+    connected: tuple[tuple[Network, Address], ...] = ()
+    preferred: tuple[tuple[Network, Address], ...] = ()
 
 
 class DeviceSide(NamedTuple):

@@ -23,6 +23,7 @@ from ebpfproxy.plan.service_plan import (
     ServicePortPlan,
     SocketLb,
 )
+from ebpfproxy.plan.sources import plan_sources
 
 REINJECTION_PAIR = frozenset({"ebpfproxy0", "ebpfproxy1"})
 """The reinjection veth pair, which the backend manages."""
@@ -239,16 +240,18 @@ class _Host:
         """Return the plan of a device, with the addresses to masquerade with."""
         master = self._devices.get(device.master)
         is_port = device.master_kind == "bridge"
+        v4, v6 = (self._masquerade(device, each) for each in (Family.IPV4, Family.IPV6))
         return DevicePlan(
             device.ifindex,
             device.name,
             role,
             device.link_type not in (ETHERNET, LOOPBACK),
-            self._masquerade(device, Family.IPV4),
-            self._masquerade(device, Family.IPV6),
+            v4,
+            v6,
             role is DeviceRole.POD and device.peer_elsewhere,
             master.mac if master and is_port else b"",
             bool(device.master) and not is_port and device.master_kind != "vrf",
+            plan_sources(device, (v4, v6)),
         )
 
     def _masquerade(self, device: Device, ip_family: Family) -> Address | None:

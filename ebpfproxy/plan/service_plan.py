@@ -142,6 +142,21 @@ class DeviceRole(enum.Enum):
     LOOPBACK = "loopback"  # the node itself
 
 
+class By(enum.Enum):
+    """What the network of a `Source` contains."""
+
+    NEXT_HOP = "next hop"  # the gateway, or the destination of a route without one
+    DESTINATION = "destination"
+
+
+class Source(NamedTuple):
+    """The address that the kernel selects as the source of packets to a network."""
+
+    by: By
+    network: Network
+    address: Address
+
+
 class DevicePlan(NamedTuple):
     """A device that gets programs of the packet path.
 
@@ -150,6 +165,8 @@ class DevicePlan(NamedTuple):
     - `peer_elsewhere`: the device is one end of a pair whose other end is in a pod's network namespace.
     - `bridge`: the MAC address of the bridge of which the device is a port, empty for other devices.
     - `switched`: the device is a port of another kind of switch, such as Open vSwitch.
+    - `sources`: which address masqueraded packets get if it is not always `v4` or `v6`. Empty if it is. The
+      longest network of a next hop applies, else that of the destination, else `v4` or `v6`.
     """
 
     ifindex: int
@@ -161,6 +178,7 @@ class DevicePlan(NamedTuple):
     peer_elsewhere: bool = False
     bridge: bytes = b""
     switched: bool = False
+    sources: tuple[Source, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ebpfproxy.linux.bpf.xdp import Mode
 
 pytestmark = pytest.mark.kernel
 
-OF_PACKETS = [probe.name for probe in features.PROBES]
+OF_PACKETS = [probe.name for probe in (*features.PROBES, features.FIB_LOOKUP_SRC)]
 SUBSETS = [
     subset for count in range(len(OF_PACKETS) + 1) for subset in itertools.combinations(OF_PACKETS, count)
 ]

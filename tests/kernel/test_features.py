@@ -21,6 +21,7 @@ SYMBOLS = {
     "HAVE_SET_RETVAL": "bpf_set_retval",
     "HAVE_SKC_TO_MPTCP_SOCK": "bpf_skc_to_mptcp_sock",
 }
+SET_4 = bytes((0xB7, 4, 0, 0))
 CALL, NO_HELPER = 0x85, (30_000).to_bytes(4, "little")
 
 
@@ -30,7 +31,24 @@ def test_a_helper_is_found_if_the_kernel_has_its_function() -> None:
     present = {line.split()[2] for line in lines}
     if "bpf_prog_load" not in present:
         pytest.skip("this kernel does not show its symbols")
-    assert features.present() == {name for name, symbol in SYMBOLS.items() if symbol in present}
+    found = features.present() - {features.FIB_LOOKUP_SRC.name}
+    assert found == {name for name, symbol in SYMBOLS.items() if symbol in present}
+
+
+def test_a_flag_is_found_if_the_kernel_has_its_constant() -> None:
+    types = Path("/sys/kernel/btf/vmlinux")
+    if not types.exists():
+        pytest.skip("this kernel does not show its types")
+    has_constant = b"BPF_FIB_LOOKUP_SRC\0" in types.read_bytes()
+    assert (features.FIB_LOOKUP_SRC.name in features.present()) == has_constant
+
+
+def test_an_unknown_flag_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = (1 << 4).to_bytes(4, "little")
+    code = features.FIB_LOOKUP_SRC.code.replace(SET_4 + known, SET_4 + (1 << 30).to_bytes(4, "little"))
+    assert code != features.FIB_LOOKUP_SRC.code
+    monkeypatch.setattr(features, "FIB_LOOKUP_SRC", features.FIB_LOOKUP_SRC._replace(code=code))
+    assert features.FIB_LOOKUP_SRC.name not in features.present()
 
 
 @pytest.mark.parametrize("probe", features.PROBES, ids=lambda probe: probe.name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from ebpfproxy.backends.ebpf import abi, attachments, entries, growth
+from ebpfproxy.backends.ebpf.devices import source_addresses
 from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
 from ebpfproxy.backends.ebpf.devices.filters import (
     DeviceTable,
@@ -30,6 +31,7 @@ from ebpfproxy.backends.ebpf.entries import (
     NamespaceKey,
     ServicePortEntry,
     ServicePortKey,
+    SourceKey,
     TunnelSourceKey,
 )
 from ebpfproxy.backends.ebpf.flows.collector import FlowCollector
@@ -332,6 +334,7 @@ class EbpfBackend:
             found[TunnelSourceKey(Network(Address(address), length))] = 1
         for key, _ in self._maps["pod_namespaces"].items():
             found[NamespaceKey(*_U64.unpack(key))] = 1
+        found.update(source_addresses.read(self._maps).items())
         found.update(self._devices.read().items())
         found.update({HookKey(name): state for name, state in self._programs.hook_states().items()})
         return found
@@ -489,6 +492,8 @@ class EbpfBackend:
                 self._maps["tunnel_sources"].delete(_network_key(key.network))
             elif isinstance(key, NamespaceKey):
                 self._maps["pod_namespaces"].delete(_U64.pack(*key))
+            elif isinstance(key, SourceKey):
+                self._maps[source_addresses.MAP].delete(source_addresses.pack(key))
         self._settle(rejected, attached)
         if any(isinstance(key, DeviceKey) for key in (*delta.puts, *delta.drops)):
             self._xdp.sync(self._devices.written())
@@ -499,8 +504,11 @@ class EbpfBackend:
     def _put_networks(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
         rejected: dict[Key, KernelError] = {}
         for key, entry in puts.items():
+            value = entry if isinstance(entry, bytes) else b""
             if isinstance(key, Network):
                 map_, packed = "local_networks", _network_key(key)
+            elif isinstance(key, SourceKey):
+                map_, packed = source_addresses.MAP, source_addresses.pack(key)
             elif isinstance(key, TunnelSourceKey):
                 map_, packed = "tunnel_sources", _network_key(key.network)
             elif isinstance(key, NamespaceKey):
@@ -508,7 +516,7 @@ class EbpfBackend:
             else:
                 continue
             try:
-                self._maps[map_].update(packed, _U32.pack(cast(int, entry)))
+                self._maps[map_].update(packed, value or _U32.pack(cast(int, entry)))
             except KernelError as failure:
                 rejected[key] = failure
         return rejected

@@ -21,6 +21,7 @@ from ebpfproxy.model.address import (
 )
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import (
+    By,
     DevicePlan,
     DeviceRole,
     FrontendKind,
@@ -85,6 +86,17 @@ class NamespaceKey(NamedTuple):
         return f"netns {self.cookie}"
 
 
+class SourceKey(NamedTuple):
+    """The source address for a network, at a device with several. `side` is abi.h's source_side."""
+
+    ifindex: int
+    side: int
+    network: Network
+
+    def __str__(self) -> str:
+        return f"source of device {self.ifindex} to {format_network(self.network)}"
+
+
 class FrontendEntry(NamedTuple):
     """A frontend. `kind` and `flags` are abi.h's service_kind and service_flag."""
 
@@ -138,10 +150,10 @@ INGRESS, EGRESS = "ingress", "egress"
 _TUNNEL_ENTRY = DeviceEntry(abi.DEVICE_TUNNEL, unspecified(Family.IPV4), unspecified(Family.IPV6), (INGRESS,))
 """The Geneve device needs no egress program: ingress has translated or selected everything."""
 
-Key = ServicePortKey | Network | HookKey | DeviceKey | TunnelSourceKey | NamespaceKey
-Entry = ServicePortEntry | int | str | DeviceEntry
-"""For a Network: abi.h's network_flag. For a hook: its state, where ATTACHED is the desired one. For a tunnel
-source or a network namespace: 1."""
+Key = ServicePortKey | Network | HookKey | DeviceKey | TunnelSourceKey | NamespaceKey | SourceKey
+Entry = ServicePortEntry | int | str | DeviceEntry | Address
+"""For a Network: abi.h's network_flag. For a SourceKey: the address. For a hook: its state, where ATTACHED is
+the desired one. For a tunnel source or a network namespace: 1."""
 
 ATTACHED, OUTDATED = "attached", "outdated"
 BEHIND = "behind"
@@ -159,6 +171,7 @@ ALGORITHMS = {
 SLOW_START = frozenset(ALGORITHMS) - {Algorithm.SOURCE_HASH, Algorithm.MAGLEV}
 """The algorithms with slow start. Hashes select the same endpoint on all nodes, so they have none."""
 
+_SIDE = {By.NEXT_HOP: abi.SOURCE_OF_NEXT_HOP, By.DESTINATION: abi.SOURCE_OF_DESTINATION}
 _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
 
 
@@ -185,6 +198,7 @@ def render(
         entries.update(_networks(node))
         entries.update({NamespaceKey(each): 1 for each in node.pod_namespaces})
         entries.update({DeviceKey(each.ifindex, each.name): _device(each) for each in node.devices})
+        entries.update(_sources(node))
         entries.update({HookKey(hook.name): ATTACHED for hook in hooks})
         if tunnel_device:
             entries.update({TunnelSourceKey(each): 1 for each in node.tunnel_sources})
@@ -223,6 +237,8 @@ def _device(plan: DevicePlan) -> DeviceEntry:
         flags |= abi.DEVICE_PEER
     if plan.switched:
         flags |= abi.DEVICE_SWITCHED
+    if plan.sources:
+        flags |= abi.DEVICE_SOURCES
     return DeviceEntry(
         flags,
         plan.v4 or unspecified(Family.IPV4),
@@ -230,6 +246,14 @@ def _device(plan: DevicePlan) -> DeviceEntry:
         (EGRESS,) if plan.role is DeviceRole.LOOPBACK else (INGRESS, EGRESS),
         plan.bridge.ljust(6, b"\0")[:6],
     )
+
+
+def _sources(node: NodePlan) -> dict[Key, Entry]:
+    return {
+        SourceKey(device.ifindex, _SIDE[each.by], each.network): each.address
+        for device in node.devices
+        for each in device.sources
+    }
 
 
 def has_loopback(keys: Iterable[Key]) -> bool:

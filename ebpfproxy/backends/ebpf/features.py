@@ -1,4 +1,4 @@
-"""Optional kernel features, each found by loading a program that uses it.
+"""Optional kernel features, each found by loading a program that uses it, or by running one.
 
 The kernel's version is not used, since distributions backport single features. Helpers have the numbers of
 include/uapi/linux/bpf.h. Each probe passes valid arguments, so the verifier can reject it only because the
@@ -8,12 +8,16 @@ The result is not compiled into the programs. The loader writes 0 or 1 for each 
 bpf/compat.h), so one object file serves all kernels.
 """
 
+import contextlib
+import errno
 from collections.abc import Collection
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.hooks import CONNECT4, SCHED_CLS, XDP, XDP_ATTACH_TYPE
+from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.bpf import bpf
+from ebpfproxy.linux.bpf.test_run import TestRuns
 from ebpfproxy.linux.bpf.xdp import Mode
 
 _FRAME = 10  # the register that points to the end of the stack
@@ -103,6 +107,25 @@ SKC_TO_MPTCP_SOCK = Probe(  # 5.19, 3bc253c2e652: with bpf_sock_addr.sk, if it i
 )
 CONNECT_PROBES = (SET_RETVAL, SKC_TO_MPTCP_SOCK)
 
+_FIB_LOOKUP_SRC_FLAG = 1 << 4
+FIB_LOOKUP_SRC = Probe(  # 6.7, dab4e1f06cab: the verifier does not know the flags of the helper
+    "HAVE_FIB_LOOKUP_SRC",
+    _stack(2, _FIB) + _set(3, _FIB) + _set(4, _FIB_LOOKUP_SRC_FLAG) + _call(69) + _EXIT,
+)
+_FRAME_BYTES = 64  # a test run requires an Ethernet header
+
+
+def require_fib_lookup_src() -> None:
+    """Run the probe FIB_LOOKUP_SRC. The helper checks its flags first, then the family, which is none.
+
+    Raises Rejected, with EINVAL as the cause if the kernel does not know the flag.
+    """
+    program = bpf.Program.load(SCHED_CLS, 0, FIB_LOOKUP_SRC.code)
+    with contextlib.closing(program):
+        result, _ = TestRuns(program).run(bytes(_FRAME_BYTES))
+    if result != -errno.EAFNOSUPPORT:
+        raise Rejected("bpf_fib_lookup() rejects BPF_FIB_LOOKUP_SRC") from OSError(errno.EINVAL, "")
+
 
 def present() -> frozenset[str]:
     """The names of the features that the kernel has.
@@ -112,6 +135,9 @@ def present() -> frozenset[str]:
     found = [probe for probe in PROBES if bpf.loads(SCHED_CLS, 0, probe.code)]
     kind = CONNECT4.program_type, CONNECT4.attach_type
     found += [probe for probe in CONNECT_PROBES if bpf.loads(*kind, probe.code)]
+    with contextlib.suppress(Rejected):
+        require_fib_lookup_src()
+        found.append(FIB_LOOKUP_SRC)
     return frozenset(probe.name for probe in found)
 
 
@@ -128,5 +154,5 @@ def xdp_flags(mode: Mode) -> int:
 
 def numbers(features: Collection[str]) -> dict[int, int]:
     """What the loader writes into the programs for a kernel with these features (`Relocation.numbers`)."""
-    names = (probe.name for probe in (*PROBES, *CONNECT_PROBES))
+    names = (probe.name for probe in (*PROBES, *CONNECT_PROBES, FIB_LOOKUP_SRC))
     return {abi.CONSTANTS[f"PLACEHOLDER_{name}"]: int(name in features) for name in names}

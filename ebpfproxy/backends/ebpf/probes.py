@@ -74,6 +74,11 @@ _NO_REDIRECT = "no --ebpf-redirect, and with --socket-lb=off host processes reac
 HELPERS = {
     "HAVE_SK_LOOKUP_UDP": Helper("bpf_sk_lookup_udp", _NO_COMPARISON, "4.20"),
     "HAVE_FIB_LOOKUP": Helper("bpf_fib_lookup", _NO_REDIRECT, "4.18"),
+    "HAVE_FIB_LOOKUP_SRC": Helper(
+        "BPF_FIB_LOOKUP_SRC",
+        "at devices with several addresses, routing rules do not affect the masquerade address",
+        "6.7",
+    ),
     "HAVE_SKC_LOOKUP_TCP": Helper("bpf_skc_lookup_tcp", _NO_COMPARISON, "5.2"),
     "HAVE_REDIRECT_NEIGH": Helper("bpf_redirect_neigh", _NO_REDIRECT, "5.10"),
     "HAVE_REDIRECT_PEER": Helper(
@@ -361,9 +366,13 @@ def _xdp_places(bpffs_root: Path, mode: Mode) -> Iterator[Finding]:
 def _helpers() -> Iterator[Finding]:
     packets = ((each, partial(_load, SCHED_CLS, 0)) for each in features.PROBES)
     sockets = ((each, _load_connect) for each in features.CONNECT_PROBES)
-    for each, load in (*packets, *sockets):
+    attempts: list[tuple[features.Probe, Callable[[], object]]] = [
+        *((each, partial(load, each.code)) for each, load in (*packets, *sockets)),
+        (features.FIB_LOOKUP_SRC, features.require_fib_lookup_src),
+    ]
+    for each, attempt in attempts:
         name, without, since = HELPERS[each.name]
-        yield _tried(partial(load, each.code), name, without, _NEWER.format(since), needed=False)
+        yield _tried(attempt, name, without, _NEWER.format(since), needed=False)
 
 
 def _links() -> Finding:

@@ -1,5 +1,5 @@
-"""Runs a classifier or an XDP program on given packets, by BPF_PROG_TEST_RUN of bpf(2). For tests and
-measurements."""
+"""Runs a classifier or an XDP program on given packets, by BPF_PROG_TEST_RUN of bpf(2). For probes,
+tests and measurements."""
 
 import ctypes
 import struct

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.netlink import netlink, rtnetlink, rtnetlink_watch
+from ebpfproxy.linux.netlink.routing import RTA_GATEWAY, RTA_PREFSRC, RTA_VIA
 from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Network, network
 from ebpfproxy.model.device import PAIRS, Device
 
@@ -24,6 +25,13 @@ IFA_F_DADFAILED = 0x08
 IFA_F_DEPRECATED = 0x20
 IFA_F_TENTATIVE = 0x40
 
+_WITH_SOURCE = tuple(struct.pack("=HH", 4 + size, RTA_PREFSRC) for size in (4, 16))
+"""The header of RTA_PREFSRC for each family: a fast test, since a node may have a million routes."""
+
+_ADDRESS_BITS, _V4_BYTES, _V6_BYTES = 128, 4, 16
+_FAMILY_BYTES = 2  # of RTA_VIA, before the address
+_RTPROT_KERNEL = 2
+_DEPRECATED = 2  # the least `rank` of a deprecated address
 _HOP = struct.Struct("=HBBi")  # struct rtnexthop: len, flags, hops, ifindex; attributes follow
 
 
@@ -35,15 +43,15 @@ def read() -> tuple[Device, ...]:
     are last.
 
     Devices, addresses and routes are three dumps. A device that is created between them may lack its
-    addresses; `watch` then reads again. The kernel cannot filter default routes, so the function reads all
-    routes of the main table: 0.2 s for 100 000 routes.
+    addresses; `watch` then reads again. The kernel can filter neither default routes nor preferred sources,
+    so the function reads all routes: 0.2 s for 100 000 routes.
 
     Raises Rejected.
     """
     try:
         links = dump()
         addresses = _dump(rtnetlink.RTM_GETADDR, rtnetlink.ADDRESS.pack(0, 0, 0, 0, 0))
-        routes = rtnetlink.routes(rtnetlink.RT_TABLE_MAIN, rtnetlink.RTN_UNICAST)
+        routes = rtnetlink.routes(rtnetlink.RT_TABLE_UNSPEC, rtnetlink.RTN_UNICAST)
     except OSError as error:
         raise _unreadable(error) from error
     return devices(links, addresses, routes)
@@ -108,16 +116,23 @@ def devices(
     usable = sorted(_usable(addresses), key=lambda each: each.rank)
     addresses_by_ifindex: dict[int, list[Address]] = {}
     networks_by_ifindex: dict[int, set[Network]] = {}
+    connected_by_ifindex: dict[int, list[tuple[Network, Address]]] = {}
     for each in usable:
         addresses_by_ifindex.setdefault(each.ifindex, []).append(each.address)
         networks_by_ifindex.setdefault(each.ifindex, set()).add(each.network)
-    with_default_route = default_devices(routes)
+        if each.rank < _DEPRECATED:
+            connected_by_ifindex.setdefault(each.ifindex, []).append((each.network, each.address))
+    all_routes = list(routes)
+    with_default_route = default_devices(all_routes)
+    preferred = preferred_sources(all_routes)
     return tuple(
         device._replace(
             master_kind=by_ifindex[device.master].kind if device.master in by_ifindex else "",
             addresses=tuple(addresses_by_ifindex.get(ifindex, ())),
             networks=tuple(sorted(networks_by_ifindex.get(ifindex, ()))),
             default_route=ifindex in with_default_route,
+            connected=tuple(connected_by_ifindex.get(ifindex, ())),
+            preferred=preferred.get(ifindex, ()),
         )
         for ifindex, device in sorted(by_ifindex.items())
     )
@@ -137,8 +152,45 @@ def default_devices(routes: Iterable[bytes]) -> set[int]:
         attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
         if (netlink.number(attributes.get(rtnetlink.RTA_TABLE)) or table) == rtnetlink.RT_TABLE_MAIN:
             found.add(netlink.number(attributes.get(rtnetlink.RTA_OIF)))
-            found.update(_hops(attributes.get(rtnetlink.RTA_MULTIPATH, b"")))
+            found.update(each for each, _ in _hops(attributes.get(rtnetlink.RTA_MULTIPATH, b"")))
     return found - {0}
+
+
+def preferred_sources(routes: Iterable[bytes]) -> dict[int, tuple[tuple[Network, Address], ...]]:
+    """The preferred source addresses of routes, by ifindex: see `Device.preferred`.
+
+    The kernel's routes to the networks of addresses do not count, since `Device.connected` has them. Of
+    routes by the same gateway, one of the main table precedes others, then the one with the shortest prefix.
+    """
+    found: dict[int, dict[Network, tuple[bool, int, Address]]] = {}
+    for route in routes:
+        if not any(each in route for each in _WITH_SOURCE):
+            continue
+        family, length, _, _, table, protocol, _, kind, flags = rtnetlink.ROUTE.unpack_from(route)
+        if kind != rtnetlink.RTN_UNICAST or flags & RTM_F_CLONED or protocol == _RTPROT_KERNEL:
+            continue
+        attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
+        if RTA_PREFSRC not in attributes:
+            continue
+        bits, size = (V4_BITS, _V4_BYTES) if family == socket.AF_INET else (0, _V6_BYTES)
+        to = network(_mapped(attributes.get(rtnetlink.RTA_DST, bytes(size))), bits + length)
+        table = netlink.number(attributes.get(rtnetlink.RTA_TABLE)) or table
+        rank = table != rtnetlink.RT_TABLE_MAIN, length, _mapped(attributes[RTA_PREFSRC])
+        single = [(netlink.number(attributes.get(rtnetlink.RTA_OIF)), attributes)]
+        for ifindex, hop in _hops(attributes.get(rtnetlink.RTA_MULTIPATH, b"")) or single:
+            gateway = hop.get(RTA_GATEWAY) or hop.get(RTA_VIA, b"")[_FAMILY_BYTES:]
+            hops = Network(_mapped(gateway), _ADDRESS_BITS) if gateway else to
+            by_hops = found.setdefault(ifindex, {})
+            by_hops[hops] = min(rank, by_hops.get(hops, rank))
+    return {
+        ifindex: tuple((hops, source) for hops, (*_, source) in sorted(by_hops.items()))
+        for ifindex, by_hops in found.items()
+    }
+
+
+def _mapped(raw: bytes) -> Address:
+    """The address of an attribute of either family."""
+    return Address(V4_PREFIX + raw if len(raw) == _V4_BYTES else raw)
 
 
 def dump() -> list[bytes]:
@@ -191,7 +243,7 @@ def _usable(messages: Iterable[bytes]) -> Iterator[_SourceAddress]:
         raw = attributes.get(rtnetlink.IFA_LOCAL) or peer
         if scope or not _is_valid(flags):
             continue
-        rank = bool(flags & IFA_F_SECONDARY) + 2 * bool(flags & IFA_F_DEPRECATED)
+        rank = bool(flags & IFA_F_SECONDARY) + _DEPRECATED * bool(flags & IFA_F_DEPRECATED)
         if family == socket.AF_INET and len(raw) == 4:
             net = network(Address(V4_PREFIX + (peer or raw)), V4_BITS + length)
             yield _SourceAddress(ifindex, rank, Address(V4_PREFIX + raw), net)
@@ -206,17 +258,25 @@ def _is_valid(flags: int) -> bool:
     return not tentative and not flags & IFA_F_DADFAILED
 
 
-def _hops(multipath: bytes) -> Iterator[int]:
+def _hops(multipath: bytes) -> list[tuple[int, dict[int, bytes]]]:
+    """The ifindex and the attributes of each hop of RTA_MULTIPATH."""
+    found = []
     offset = 0
     while offset + _HOP.size <= len(multipath):
         length, _, _, ifindex = _HOP.unpack_from(multipath, offset)
         if length < _HOP.size:
-            return
-        yield ifindex
+            break
+        found.append((ifindex, dict(netlink.attributes(multipath[offset : offset + length], _HOP.size))))
         offset += (length + 3) & ~3
+    return found
 
 
 def _is_relevant(report: bytes) -> bool:
-    """False for a route that is not a default route of the main table. A router changes thousands of them."""
+    """False for a route that is neither a default route of the main table nor has a preferred source.
+
+    A router changes thousands of them.
+    """
     route = rtnetlink.reported_route(report)
-    return route is None or (route.length, route.table) == (0, rtnetlink.RT_TABLE_MAIN)
+    if route is None or (route.length, route.table) == (0, rtnetlink.RT_TABLE_MAIN):
+        return True
+    return route.protocol != _RTPROT_KERNEL and any(each in report for each in _WITH_SOURCE)

@@ -24,7 +24,7 @@ IFLA_INFO_KIND = 1
 IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
 IFA_F_NODAD, IFA_F_NOPREFIXROUTE = 0x2, 0x200
 
-RT_TABLE_MAIN, RT_TABLE_LOCAL = 254, 255
+RT_TABLE_UNSPEC, RT_TABLE_MAIN, RT_TABLE_LOCAL = 0, 254, 255
 RTN_UNICAST, RTN_LOCAL = 1, 2
 RTA_DST, RTA_OIF, RTA_PRIORITY, RTA_MULTIPATH, RTA_TABLE = 1, 4, 6, 9, 15
 RT_SCOPE_HOST = 254
@@ -82,6 +82,7 @@ def link_named(name: str) -> Link | None:
 def routes(table: int, kind: int) -> list[bytes]:
     """The payloads of the routes of both families in `table` (RT_TABLE_*) with the type `kind` (RTN_*).
 
+    With RT_TABLE_UNSPEC, those of all tables.
     A kernel before 4.20 returns all routes: see `netlink.dump`. Raises OSError.
     """
     found: list[bytes] = []

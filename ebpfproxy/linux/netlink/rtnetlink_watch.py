@@ -34,8 +34,9 @@ STOP_SECONDS = 0.2
 GROUPS = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
 """RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR, _IPV6_ROUTE: links, addresses and routes."""
 
-REPORT_BYTES = 32
-"""The bytes of each notification that `concerns` gets: struct nlmsghdr, and the start of the message."""
+REPORT_BYTES = 160
+"""The bytes of each notification that `concerns` gets: struct nlmsghdr, and the start of the message. A route
+has its preferred source within them, unless it has many metrics."""
 
 _SO_RCVBUFFORCE = 33
 _RECEIVE_BUFFER_BYTES = 1 << 20

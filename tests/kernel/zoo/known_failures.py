@@ -22,7 +22,6 @@ RELAY = ("userspace",)
 GUEST_DEVICE = "a guest's bridge or bridge port counts as a pod's device, so that its packets are a pod's"
 OTHERS_ADDRESS = "a Service's address that a process of the node has is taken from it"
 ON_LINK = "no neighbor answers for the address, so that no program sees the packet"
-MASQUERADE = "the uplink's first address is used for masquerading"
 BOUND = "packets of a bound socket to the node itself pass loopback, which has no programs yet"
 NEW_DEVICE = "relays of load balancer addresses accept clients at a new device that the policy excludes"
 BRIDGED_REPLY = "replies of pods at a bridge with the node's address do not return to the node itself"
@@ -49,16 +48,6 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known(("servicelb_other",), RELAY, "node Address second * v4", "host 172.18.78.3", OTHERS_ADDRESS),
     Known(("servicelb_other",), RELAY, "node Address second * v6", "host node", OTHERS_ADDRESS),
     Known(("bound_source",), BY_SOCKET, "node NodePort there|away * *", "silent", BOUND),
-    Known(("two_subnets",), EBPF, "outside ClusterIP|NodePort|LoadBalancer there * v4", "silent", MASQUERADE),
-    Known(("two_subnets",), BY_PACKET, "pod NodePort|LoadBalancer there * v4", "silent", MASQUERADE),
-    Known(("two_subnets",), BY_PACKET, "node ClusterIP there * v4", "silent", MASQUERADE),
-    Known(("two_subnets",), BY_PACKET, "node NodePort|LoadBalancer there|away * v4", "silent", MASQUERADE),
-    Known(
-        ("ula_and_global",), EBPF, "outside ClusterIP|NodePort|LoadBalancer there * v6", "silent", MASQUERADE
-    ),
-    Known(("ula_and_global",), BY_PACKET, "pod NodePort|LoadBalancer there * v6", "silent", MASQUERADE),
-    Known(("ula_and_global",), BY_PACKET, "node ClusterIP there * v6", "silent", MASQUERADE),
-    Known(("ula_and_global",), BY_PACKET, "node NodePort|LoadBalancer there|away * v6", "silent", MASQUERADE),
     Known(
         ("closed_before_nat", "closed_at_the_device"),
         EBPF,

@@ -40,7 +40,7 @@ def _without_addresses(node: Zoo) -> list[str]:
     return [
         f"route del default via {node.lab.addresses.router.v6} dev eth0",
         f"route del {node.lab.addresses.router.v6}/128 dev eth0",
-        "addr flush dev eth0",
+        "addr flush dev eth0 scope global",
     ]
 
 

@@ -93,7 +93,7 @@ def test_with_broken_objects_replanning_changed_services_equals_planning_all(
             try:
                 check(entry, key)
             except (struct.error, OverflowError) as failure:
-                raise AssertionError(f"{key}: {entry}") from failure
+                raise AssertionError(f"{key}: {entry!r}") from failure
             rendered += 1
     planner.sync()
     afresh = Claims()

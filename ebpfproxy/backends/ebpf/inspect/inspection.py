@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ebpfproxy.backends.difference import DIFFERENT, MISSING, UNEXPECTED, Difference
 from ebpfproxy.backends.ebpf import abi, attachments, entries
-from ebpfproxy.backends.ebpf.devices import xdp
+from ebpfproxy.backends.ebpf.devices import source_addresses, xdp
 from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, bypassing_pods, served_loopback, served_pods
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.entries import (
@@ -143,6 +143,7 @@ class EbpfInspection:
             found[TunnelSourceKey(Network(Address(address), length))] = 1
         for key, _ in maps["pod_namespaces"].items():
             found[NamespaceKey(*_U64.unpack(key))] = 1
+        found.update(source_addresses.read(maps).items())
         return found
 
     def _devices(self, maps: Maps, programs: PinnedPrograms) -> dict[Key, Entry]:
