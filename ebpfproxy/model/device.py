@@ -27,7 +27,7 @@ class Device(NamedTuple):
     - `connected`: the addresses of global scope that are not deprecated, in the kernel's order, each after
       its network.
     - `preferred`: the preferred source addresses of its routes, each after the network of next hops: that of
-      the gateway alone, or the destination of a route without one. The main table precedes others.
+      the gateway alone, or the destination of a route without one.
     - `networks`: the networks of its addresses of global scope, sorted. They are on-link: the kernel finds
       the machines in them by ARP or neighbor discovery.
     """

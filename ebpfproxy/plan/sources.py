@@ -43,6 +43,18 @@ def plan_sources(device: Device, usual: Sequence[Address | None]) -> tuple[Sourc
     return tuple(sorted(sources, key=lambda each: (each.by.value, each.network)))
 
 
+def source_for(sources: Sequence[Source], next_hop: Address, destination: Address) -> Address | None:
+    """Return the source of a packet, as the programs find it (bpf/masquerade.h). None if no network applies.
+
+    `next_hop`: the destination of a route without a gateway."""
+    for by, address in ((By.NEXT_HOP, next_hop), (By.DESTINATION, destination)):
+        matching = [each for each in sources if each.by is by and contains(each.network, address)]
+        if matching:
+            found = max(matching, key=lambda each: each.network.length).address
+            return found if family(found) is family(destination) else None
+    return None
+
+
 def _of(device: Device, ip_family: Family) -> Iterator[tuple[Network, Address]]:
     return (each for each in device.connected if family(each[1]) is ip_family)
 

@@ -19,7 +19,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -453,10 +453,16 @@ def _fields(layout: abi.Layout, packed: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def packet_path(
-    place: BpfPlace, sizes: MapSizes = SIZES, source: Path | None = None, *, at_devices: bool = False
+    place: BpfPlace,
+    sizes: MapSizes = SIZES,
+    source: Path | None = None,
+    *,
+    at_devices: bool = False,
+    absent: Collection[str] = (),
 ) -> Iterator[PacketPath]:
     """Compile, load, make the devices, and be in their namespace within the block. `at_devices`: the programs
-    are for real devices, where notes to the next program are in another place than in test runs."""
+    are for real devices, where notes to the next program are in another place than in test runs. `absent`:
+    features of this kernel that the programs do not use."""
     maps = build_maps(place, sizes, f"packet-path-{time.monotonic_ns()}")
     defines = COMPILED_SIZES.defines() | ({} if at_devices else {"MARK_IN_CB": "1"})
     folder = source.parent if source else abi.source_directory()
@@ -464,7 +470,7 @@ def packet_path(
     file, _ = compiler.compiled([source or folder / "tc.c", folder / "xdp.c", tunneled], defines)
     specs = *(ProgramSpec(name, _SCHED_CLS, 0) for name in PROGRAMS), ProgramSpec(XDP, _XDP, 0)
     programs = maps.parent / "loaded"
-    numbers = sizes.numbers() | features.numbers(features.present())
+    numbers = sizes.numbers() | features.numbers(features.present() - set(absent))
     load_and_pin(file, specs, numbers, maps, programs, TAIL_CALLS)
     with _devices(), contextlib.closing(PacketPath(maps, programs)) as made:
         yield made

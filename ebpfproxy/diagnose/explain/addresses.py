@@ -9,6 +9,7 @@ from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Vi
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Address, Family, family, loopback
 from ebpfproxy.plan.service_plan import FrontendKind, FrontendPlan, PlannedEndpoint, PolicyResult
+from ebpfproxy.plan.sources import plan_sources, source_for
 
 
 class Source(NamedTuple):
@@ -48,6 +49,9 @@ def _of_relay(situation: Situation, endpoint: PlannedEndpoint) -> tuple[Address,
     """Return the addresses of a relay's socket: an endpoint on the node itself sees its own address."""
     if situation.is_local(endpoint.address):
         return (endpoint.address,)
+    route = situation.routes(endpoint.address)
+    if route and route.source:
+        return (route.source,)
     return _masquerade_addresses(situation, endpoint.address)
 
 
@@ -92,8 +96,9 @@ def _why(situation: Situation, origin: Origin, frontend: FrontendPlan) -> Reason
 def _masquerade_addresses(situation: Situation, endpoint: Address) -> tuple[Address, ...]:
     """Return the address with which packets to the endpoint are masqueraded.
 
-    Mode ebpf: the address in the device's plan. Other modes: the first address of the device, as the kernel
-    selects it; a device without one uses those of others. Without a known route, any address of the node.
+    Mode ebpf: the address in the device's plan; with several, the source that the kernel selects. Other
+    modes: as netfilter selects it, which ignores preferred sources of routes. A device without an address
+    uses those of others. Without a known route, any address of the node.
     """
     of = family(endpoint)
     route = situation.routes(endpoint)
@@ -102,10 +107,13 @@ def _masquerade_addresses(situation: Situation, endpoint: Address) -> tuple[Addr
         planned = situation.device_plan(device.ifindex)
         if is_ebpf(situation) and planned:
             chosen = planned.v4 if of is Family.IPV4 else planned.v6
+            if planned.sources and route and route.source:
+                chosen = route.source
             return (chosen,) if chosen else ()
         own = [address for address in device.addresses if family(address) is of]
         if own:
-            return (own[0],)
+            sources = plan_sources(device._replace(preferred=()), ())
+            return (source_for(sources, (route and route.gateway) or endpoint, endpoint) or own[0],)
     return tuple(situation.own_addresses(of))
 
 

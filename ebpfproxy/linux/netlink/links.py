@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.netlink import netlink, rtnetlink, rtnetlink_watch
-from ebpfproxy.linux.netlink.routing import RTA_GATEWAY, RTA_PREFSRC, RTA_VIA
+from ebpfproxy.linux.netlink.routing import RTA_PREFSRC, gateway_of, mapped
 from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Network, network
 from ebpfproxy.model.device import PAIRS, Device
 
@@ -29,7 +29,6 @@ _WITH_SOURCE = tuple(struct.pack("=HH", 4 + size, RTA_PREFSRC) for size in (4, 1
 """The header of RTA_PREFSRC for each family: a fast test, since a node may have a million routes."""
 
 _ADDRESS_BITS, _V4_BYTES, _V6_BYTES = 128, 4, 16
-_FAMILY_BYTES = 2  # of RTA_VIA, before the address
 _RTPROT_KERNEL = 2
 _DEPRECATED = 2  # the least `rank` of a deprecated address
 _HOP = struct.Struct("=HBBi")  # struct rtnexthop: len, flags, hops, ifindex; attributes follow
@@ -173,24 +172,19 @@ def preferred_sources(routes: Iterable[bytes]) -> dict[int, tuple[tuple[Network,
         if RTA_PREFSRC not in attributes:
             continue
         bits, size = (V4_BITS, _V4_BYTES) if family == socket.AF_INET else (0, _V6_BYTES)
-        to = network(_mapped(attributes.get(rtnetlink.RTA_DST, bytes(size))), bits + length)
+        to = network(mapped(attributes.get(rtnetlink.RTA_DST, bytes(size))), bits + length)
         table = netlink.number(attributes.get(rtnetlink.RTA_TABLE)) or table
-        rank = table != rtnetlink.RT_TABLE_MAIN, length, _mapped(attributes[RTA_PREFSRC])
+        rank = table != rtnetlink.RT_TABLE_MAIN, length, mapped(attributes[RTA_PREFSRC])
         single = [(netlink.number(attributes.get(rtnetlink.RTA_OIF)), attributes)]
         for ifindex, hop in _hops(attributes.get(rtnetlink.RTA_MULTIPATH, b"")) or single:
-            gateway = hop.get(RTA_GATEWAY) or hop.get(RTA_VIA, b"")[_FAMILY_BYTES:]
-            hops = Network(_mapped(gateway), _ADDRESS_BITS) if gateway else to
+            gateway = gateway_of(hop)
+            hops = Network(gateway, _ADDRESS_BITS) if gateway else to
             by_hops = found.setdefault(ifindex, {})
             by_hops[hops] = min(rank, by_hops.get(hops, rank))
     return {
         ifindex: tuple((hops, source) for hops, (*_, source) in sorted(by_hops.items()))
         for ifindex, by_hops in found.items()
     }
-
-
-def _mapped(raw: bytes) -> Address:
-    """The address of an attribute of either family."""
-    return Address(V4_PREFIX + raw if len(raw) == _V4_BYTES else raw)
 
 
 def dump() -> list[bytes]:

@@ -3,6 +3,7 @@
 import errno
 import socket
 import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ebpfproxy.errors import Rejected
@@ -12,6 +13,8 @@ from ebpfproxy.model.address import V4_PREFIX, Address, Family, family
 RTA_SRC, RTA_IIF, RTA_GATEWAY, RTA_PREFSRC, RTA_VIA = 2, 3, 5, 7, 18  # RTA_VIA: a gateway of another family
 
 _U32 = struct.Struct("=I")
+_V4_BYTES = 4
+_VIA_FAMILY_BYTES = 2  # of RTA_VIA, before the address
 _NOT_ACCEPTED = (errno.EXDEV, errno.EINVAL)
 """The reverse path filter dropped the packet. Linux 6.18 returns EINVAL, as for all martians."""
 
@@ -19,12 +22,25 @@ _NOT_ACCEPTED = (errno.EXDEV, errno.EINVAL)
 class Route(NamedTuple):
     """The device to which the host sends, and the source address that it selects, None without one.
 
-    Without a gateway, packets are sent only while a neighbor answers for the address itself.
+    Without a gateway, packets are sent only while a neighbor answers for the address itself. `gateway`: its
+    address, None without one.
     """
 
     ifindex: int
     source: Address | None
     has_gateway: bool = False
+    gateway: Address | None = None
+
+
+def mapped(raw: bytes) -> Address:
+    """The address of an attribute of either family."""
+    return Address(V4_PREFIX + raw if len(raw) == _V4_BYTES else raw)
+
+
+def gateway_of(attributes: Mapping[int, bytes]) -> Address | None:
+    """The gateway in the attributes of a route or a hop, None without one."""
+    raw = attributes.get(RTA_GATEWAY) or attributes.get(RTA_VIA, b"")[_VIA_FAMILY_BYTES:]
+    return mapped(raw) if raw else None
 
 
 def route_to(address: Address) -> Route:
@@ -42,12 +58,12 @@ def route_to(address: Address) -> Route:
         raise _unreadable(error) from error
     found = dict(netlink.attributes(replies[0], rtnetlink.ROUTE.size)) if replies else {}
     source = found.get(RTA_PREFSRC, b"")
-    if is_v4 and source:
-        source = V4_PREFIX + source
+    gateway = gateway_of(found)
     return Route(
         netlink.number(found.get(rtnetlink.RTA_OIF)),
-        Address(source) if source else None,
-        RTA_GATEWAY in found or RTA_VIA in found,
+        mapped(source) if source else None,
+        gateway is not None,
+        gateway,
     )
 
 

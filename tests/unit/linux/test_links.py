@@ -1,6 +1,7 @@
 """Devices, decoded from the kernel's messages."""
 
 import errno
+import itertools
 import socket
 import struct
 
@@ -37,8 +38,16 @@ def address(index: int, raw: bytes, flags: int = 0, scope: int = 0) -> bytes:
     return head + netlink.attribute(1, raw) + netlink.attribute(8, number(flags))
 
 
-def route(*attributes: bytes, family: int = INET, length: int = 0, table: int = 254, kind: int = 1) -> bytes:
-    return struct.pack("=BBBBBBBBI", family, length, 0, 0, table, 3, 0, kind, 0) + b"".join(attributes)
+def route(
+    *attributes: bytes,
+    family: int = INET,
+    length: int = 0,
+    table: int = 254,
+    kind: int = 1,
+    protocol: int = 3,
+) -> bytes:
+    head = struct.pack("=BBBBBBBBI", family, length, 0, 0, table, protocol, 0, kind, 0)
+    return head + b"".join(attributes)
 
 
 def hop(index: int, gateway: bytes) -> bytes:
@@ -46,7 +55,7 @@ def hop(index: int, gateway: bytes) -> bytes:
     return struct.pack("=HBBi", 8 + len(attributes), 0, 0, index) + attributes
 
 
-OIF, MULTIPATH, TABLE = 4, 9, 15
+DST, OIF, GATEWAY, PREFSRC, MULTIPATH, TABLE, VIA = 1, 4, 5, 7, 9, 15, 18
 
 
 def owned(*messages: bytes) -> list[str]:
@@ -120,6 +129,48 @@ def test_a_malformed_hop_ends_the_list() -> None:
     assert links.default_devices([route(netlink.attribute(MULTIPATH, hop(5, bytes(4)) + broken))]) == {5}
 
 
+def preferred(*routes: bytes) -> dict[int, list[str]]:
+    found = links.preferred_sources(routes).items()
+    return {ifindex: [f"{net} {format_address(source)}" for net, source in each] for ifindex, each in found}
+
+
+def source(*raw: int) -> bytes:
+    return netlink.attribute(PREFSRC, bytes(raw))
+
+
+def test_a_preferred_source_belongs_to_the_next_hops_of_its_route() -> None:
+    oif, to = netlink.attribute(OIF, number(4)), netlink.attribute(DST, bytes((198, 51, 100, 0)))
+    gateway = netlink.attribute(GATEWAY, bytes((192, 0, 2, 1)))
+    via = netlink.attribute(VIA, struct.pack("=H", INET6) + bytes((0xFE, 0x80, *bytes(13), 1)))
+    hops = hop(5, bytes((192, 0, 2, 1))) + hop(6, b"")
+    assert preferred(
+        route(oif, gateway, source(203, 0, 113, 7)),
+        route(oif, to, source(203, 0, 113, 8), length=24),
+        route(oif, via, source(203, 0, 113, 9), length=8),
+        route(to, netlink.attribute(MULTIPATH, hops), source(203, 0, 113, 7), length=24),
+    ) == {
+        4: ["192.0.2.1/32 203.0.113.7", "198.51.100.0/24 203.0.113.8", "fe80::1/128 203.0.113.9"],
+        5: ["192.0.2.1/32 203.0.113.7"],
+        6: ["198.51.100.0/24 203.0.113.7"],
+    }
+
+
+def test_by_the_same_gateway_the_main_table_and_short_prefixes_come_first() -> None:
+    oif, gateway = netlink.attribute(OIF, number(4)), netlink.attribute(GATEWAY, bytes((192, 0, 2, 1)))
+    routes = [
+        route(oif, gateway, source(203, 0, 113, 1), table=100),
+        route(oif, gateway, source(203, 0, 113, 3), length=8),
+        route(oif, gateway, source(203, 0, 113, 2)),
+    ]
+    for order in itertools.permutations(routes):
+        assert preferred(*order) == {4: ["192.0.2.1/32 203.0.113.2"]}
+
+
+def test_routes_of_the_kernel_and_other_types_have_no_preferred_source() -> None:
+    oif, own = netlink.attribute(OIF, number(4)), source(192, 0, 2, 10)
+    assert preferred(route(oif, own, protocol=2), route(oif, own, kind=7), route(oif)) == {}
+
+
 @given(st.binary(max_size=120), st.binary(max_size=120), st.binary(max_size=120))
 def test_junk_in_the_attributes_raises_nothing(one: bytes, two: bytes, three: bytes) -> None:
     links.devices([link(1, "n0") + one], [address(1, bytes(4)) + two], [route(three)])
@@ -136,6 +187,9 @@ def test_only_notifications_about_devices_are_relevant() -> None:
     assert links._is_relevant(report(16, link(1, "n0")))  # RTM_NEWLINK
     assert links._is_relevant(report(20, address(1, bytes(4))))  # RTM_NEWADDR
     assert links._is_relevant(b"")
+    attributes = netlink.attribute(DST, bytes(4)), source(192, 0, 2, 10)
+    assert links._is_relevant(report(24, route(*attributes, length=24)))
+    assert not links._is_relevant(report(24, route(*attributes, length=24, protocol=2)))
 
 
 def test_a_failure_to_read_names_becomes_our_error(monkeypatch: pytest.MonkeyPatch) -> None:

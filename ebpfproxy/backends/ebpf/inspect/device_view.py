@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi, attachments
 from ebpfproxy.backends.ebpf.attachments import SIDES, Attachments
-from ebpfproxy.backends.ebpf.devices import xdp
+from ebpfproxy.backends.ebpf.devices import source_addresses, xdp
 from ebpfproxy.backends.ebpf.entries import EGRESS, INGRESS
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.linux.bpf import tc
@@ -25,7 +25,8 @@ class DeviceRow(NamedTuple):
     - `role`: "pod" if its packets come from a pod of this node, "tunnel" for the device of direct server
       return, else "net".
     - `link`: the first header of its packets, "ethernet" or "ip".
-    - `masquerade`: the addresses with which leaving packets are masqueraded.
+    - `masquerade`: the addresses with which leaving packets are masqueraded: the usual one of each family,
+      then others that packets to some destinations get.
     - `ingress`, `egress`: the ids of the agent's programs, 0 for none.
     - `clsact`: "own" if the agent made it, "other" if another program did, "none" if there is none.
     - `before`: programs that run before the agent's, each with its side.
@@ -57,13 +58,20 @@ def devices(maps: Maps, links: Path, xdp_links: Path) -> list[DeviceRow]:
     attached = attachments.choose(links)
     found = [(int(_IFINDEX.unpack(key)[0]), value) for key, value in maps["devices"].items()]
     running = xdp.running((ifindex for ifindex, _ in found), xdp_links)
+    others: dict[int, list[Address]] = {}
+    for key, address in source_addresses.read(maps).items():
+        others.setdefault(key.ifindex, []).append(address)
     return [
-        _device(ifindex, value, attached, running.get(ifindex, _NONE)) for ifindex, value in sorted(found)
+        _device(ifindex, value, attached, running.get(ifindex, _NONE), sorted(others.get(ifindex, ())))
+        for ifindex, value in sorted(found)
     ]
 
 
-def _device(ifindex: int, value: bytes, attached: Attachments, xdp_mode: str) -> DeviceRow:
+def _device(
+    ifindex: int, value: bytes, attached: Attachments, xdp_mode: str, others: list[Address]
+) -> DeviceRow:
     v4, v6, flags, _ = abi.DEVICE.unpack(value)
+    addresses = dict.fromkeys((Address(v4), Address(v6), *others))
     running = {side: attached.running(ifindex, place) for side, place in SIDES.items()}
     name = _name(ifindex)
     ids = {side: found.program_id if found else 0 for side, found in running.items()}
@@ -72,7 +80,7 @@ def _device(ifindex: int, value: bytes, attached: Attachments, xdp_mode: str) ->
         ifindex=ifindex,
         role=_role(flags),
         link="ip" if flags & abi.DEVICE_LAYER3 else "ethernet",
-        masquerade=[format_address(Address(each)) for each in (v4, v6) if not is_unspecified(each)],
+        masquerade=[format_address(each) for each in addresses if not is_unspecified(each)],
         ingress=ids[INGRESS],
         egress=ids[EGRESS],
         clsact=_clsact(ifindex, flags),
