@@ -11,6 +11,22 @@ PAIRS = frozenset({"veth", "netkit"})
 """Kinds of devices that are created in pairs. Usually one end of a pair is in a pod's network namespace."""
 
 
+class OnLinkRoute(NamedTuple):
+    """A route without a gateway to several addresses: the kernel finds the machines that have them by ARP or
+    neighbor discovery.
+
+    - `table`: the number of the routing table (RT_TABLE_*).
+    - `source`: the source address that the route requests, None for none.
+    - `holes`: the networks within `network` that have more specific routes in the table, except single
+      addresses.
+    """
+
+    table: int
+    network: Network
+    source: Address | None = None
+    holes: tuple[Network, ...] = ()
+
+
 class Device(NamedTuple):
     """A network device, as netlink describes it.
 
@@ -30,6 +46,7 @@ class Device(NamedTuple):
       the gateway alone, or the destination of a route without one.
     - `networks`: the networks of its addresses of global scope, sorted. They are on-link: the kernel finds
       the machines in them by ARP or neighbor discovery.
+    - `on_link`: its on-link routes, which may be to other networks, sorted.
     """
 
     ifindex: int
@@ -46,6 +63,7 @@ class Device(NamedTuple):
     mac: bytes = b""
     connected: tuple[tuple[Network, Address], ...] = ()
     preferred: tuple[tuple[Network, Address], ...] = ()
+    on_link: tuple[OnLinkRoute, ...] = ()
 
 
 class DeviceSide(NamedTuple):

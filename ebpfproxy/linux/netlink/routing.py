@@ -10,7 +10,7 @@ from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.netlink import netlink, rtnetlink
 from ebpfproxy.model.address import V4_PREFIX, Address, Family, family
 
-RTA_SRC, RTA_IIF, RTA_GATEWAY, RTA_PREFSRC, RTA_VIA = 2, 3, 5, 7, 18  # RTA_VIA: a gateway of another family
+RTA_SRC, RTA_IIF = 2, 3
 
 _U32 = struct.Struct("=I")
 _V4_BYTES = 4
@@ -39,7 +39,7 @@ def mapped(raw: bytes) -> Address:
 
 def gateway_of(attributes: Mapping[int, bytes]) -> Address | None:
     """The gateway in the attributes of a route or a hop, None without one."""
-    raw = attributes.get(RTA_GATEWAY) or attributes.get(RTA_VIA, b"")[_VIA_FAMILY_BYTES:]
+    raw = attributes.get(rtnetlink.RTA_GATEWAY) or attributes.get(rtnetlink.RTA_VIA, b"")[_VIA_FAMILY_BYTES:]
     return mapped(raw) if raw else None
 
 
@@ -57,7 +57,7 @@ def route_to(address: Address) -> Route:
             return Route(0, None)
         raise _unreadable(error) from error
     found = dict(netlink.attributes(replies[0], rtnetlink.ROUTE.size)) if replies else {}
-    source = found.get(RTA_PREFSRC, b"")
+    source = found.get(rtnetlink.RTA_PREFSRC, b"")
     gateway = gateway_of(found)
     return Route(
         netlink.number(found.get(rtnetlink.RTA_OIF)),

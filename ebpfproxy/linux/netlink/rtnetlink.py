@@ -26,8 +26,11 @@ IFA_F_NODAD, IFA_F_NOPREFIXROUTE = 0x2, 0x200
 
 RT_TABLE_UNSPEC, RT_TABLE_MAIN, RT_TABLE_LOCAL = 0, 254, 255
 RTN_UNICAST, RTN_LOCAL = 1, 2
-RTA_DST, RTA_OIF, RTA_PRIORITY, RTA_MULTIPATH, RTA_TABLE = 1, 4, 6, 9, 15
-RT_SCOPE_HOST = 254
+RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC = 1, 4, 5, 6, 7
+RTA_MULTIPATH, RTA_TABLE, RTA_VIA, RTA_ENCAP_TYPE = 9, 15, 18, 21  # RTA_VIA: a gateway of another family
+RT_SCOPE_LINK, RT_SCOPE_HOST = 253, 254
+RTNH_F_DEAD, RTNH_F_ONLINK, RTNH_F_LINKDOWN = 1, 4, 16
+RTPROT_STATIC, RTPROT_RA, RTPROT_DHCP = 4, 9, 16
 NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 """The errors of a lookup without a route, or with one of type unreachable, prohibit or blackhole."""
 
@@ -36,8 +39,8 @@ ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefixlen, flags,
 # struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
 ROUTE = struct.Struct("=BBBBBBBBI")
 _U32 = struct.Struct("=I")
-# The type in struct nlmsghdr; the destination's prefix length, the table and the protocol in struct rtmsg.
-_REPORT = struct.Struct("=4xH10xxB2xBB")
+# The type in struct nlmsghdr; family, destination's prefix length, table, protocol and scope in struct rtmsg.
+_REPORT = struct.Struct("=4xH10xBB2xBBB")
 
 
 class Link(NamedTuple):
@@ -52,11 +55,13 @@ class Link(NamedTuple):
 
 class ReportedRoute(NamedTuple):
     """The prefix length of its destination, in bits of its own family, its table, and its protocol: the
-    program that added it (RTPROT_*)."""
+    program that added it (RTPROT_*). `scope`: RT_SCOPE_*, always 0 for IPv6."""
 
     length: int
     table: int
     protocol: int
+    family: int
+    scope: int
 
 
 def link(payload: bytes) -> Link:
@@ -79,15 +84,16 @@ def link_named(name: str) -> Link | None:
     return link(answers[0]) if answers else None
 
 
-def routes(table: int, kind: int) -> list[bytes]:
+def routes(table: int, kind: int, protocol: int = 0) -> list[bytes]:
     """The payloads of the routes of both families in `table` (RT_TABLE_*) with the type `kind` (RTN_*).
 
-    With RT_TABLE_UNSPEC, those of all tables.
+    With RT_TABLE_UNSPEC, those of all tables. `protocol`: only routes of this program (RTPROT_*), 0 for all.
+
     A kernel before 4.20 returns all routes: see `netlink.dump`. Raises OSError.
     """
     found: list[bytes] = []
     for family in (socket.AF_INET, socket.AF_INET6):
-        request = ROUTE.pack(family, 0, 0, 0, table, 0, 0, kind, 0)
+        request = ROUTE.pack(family, 0, 0, 0, table, protocol, 0, kind, 0)
         try:
             found += netlink.dump(socket.NETLINK_ROUTE, RTM_GETROUTE, request, strict=True)
         except OSError as error:
@@ -118,5 +124,6 @@ def reported_route(report: bytes) -> ReportedRoute | None:
     """The route in a notification (with struct nlmsghdr). None if it is truncated or has no route."""
     if len(report) < _REPORT.size:
         return None
-    kind, length, table, protocol = _REPORT.unpack_from(report)
-    return ReportedRoute(length, table, protocol) if kind in (RTM_NEWROUTE, RTM_DELROUTE) else None
+    kind, family, length, table, protocol, scope = _REPORT.unpack_from(report)
+    is_route = kind in (RTM_NEWROUTE, RTM_DELROUTE)
+    return ReportedRoute(length, table, protocol, family, scope) if is_route else None
