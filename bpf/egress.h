@@ -13,6 +13,7 @@
 #include "icmp_error.h"
 #include "masquerade.h"
 #include "mss.h"
+#include "on_link.h"
 #include "reserve.h"
 #include "route.h"
 #include "socket.h"
@@ -498,6 +499,8 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 		scratch->tuple = packet->tuple;
 		break;
 	case ICMP:
+		if (names_on_link_gateway(skb, packet))
+			return DROP;
 		if (is_answered_ping_out(skb, packet))
 			return answer_echo(skb, packet) ? reinject(skb) : DROP;
 		if ((!is_icmp_error(packet) && !is_icmp_redirect(packet)) ||

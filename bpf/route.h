@@ -56,6 +56,17 @@ static __always_inline void mark_set(struct __sk_buff *skb, u32 mark)
  */
 static const u8 REINJECTION_ETHERNET[6] = {0x02, 0xeb, 0xbf, 0x00, 0x00, 0x01};
 
+/* Whether this is the Ethernet address of the gateway in the routes of on-link frontends: see
+ * on_link.h. No machine has it.
+ */
+static __always_inline bool is_on_link_gateway(const void *ethernet)
+{
+	const __be16 *halves = ethernet;
+
+	return halves[0] == bpf_htons(0x02eb) && halves[1] == bpf_htons(0xbf00) &&
+	       halves[2] == bpf_htons(0x0002);
+}
+
 /* bpf_redirect_neigh(). Up to version 0.37, bcc declares it without the length of its parameters.
  */
 static long (*redirect_by_neighbor)(u32 ifindex, void *parameters, int length,
@@ -94,6 +105,12 @@ static __always_inline u32 route_by(void *context, u32 ifindex, u32 length,
 		__builtin_memcpy(next_hop->ethernet, lookup.dmac, 6);
 		__builtin_memcpy(next_hop->ethernet + 6, lookup.smac, 6);
 		next_hop->into_pod = false;
+		if (is_on_link_gateway(next_hop->ethernet)) {
+			*(struct address *)next_hop->neighbor.ipv6_nh = *to;
+			if (packet->version == 4)
+				next_hop->neighbor.ipv4_nh = to->word[3];
+			next_hop->has_ethernet = false;
+		}
 		return lookup.ifindex;
 	}
 	return 0;

@@ -42,8 +42,11 @@ int from_any_l3(struct __sk_buff *skb)
 
 int to_any(struct __sk_buff *skb)
 {
+	int action;
+
 	device_count(skb, EGRESS_SLOT);
-	return egress(skb, ETHERNET_HEADER);
+	action = egress(skb, ETHERNET_HEADER);
+	return action == PASS_ON && is_to_on_link_gateway(skb) ? find_on_link(skb) : action;
 }
 
 int to_any_l3(struct __sk_buff *skb)

@@ -13,7 +13,7 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Backend, Delta
 from ebpfproxy.errors import KernelError, NotYet
 from ebpfproxy.log import Logger
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Address, Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.service import NamespacedName, ServicePortName
 from ebpfproxy.plan.balancing import EVERYTHING, Support
@@ -26,6 +26,7 @@ from ebpfproxy.plan.health_check_node_port import HealthCheck, plan_health_check
 from ebpfproxy.plan.host_ports import has_host_address
 from ebpfproxy.plan.local_traffic import families_without_detector
 from ebpfproxy.plan.node_plan import plan_node
+from ebpfproxy.plan.on_link import FrontendAddresses
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, Role, ServicePortPlan
 
 K = TypeVar("K")
@@ -85,6 +86,8 @@ class Reconciler(Generic[K, E]):
         self.node_plan: NodePlan | None = None
         self._undetected: frozenset[Family] = frozenset()
         self._needed = False, False  # whether `node_plan` includes the devices of pods, and loopback
+        self._addresses = FrontendAddresses()
+        self._on_link: frozenset[Address] = frozenset()  # those that `node_plan` includes
         self._actual: dict[K, E] | None = None  # None: unknown, so the next sync reads it
         self._generation: Hashable = None  # `Backend.generation` at the time of `_actual`
         self._touched: set[K] = set()
@@ -166,14 +169,16 @@ class Reconciler(Generic[K, E]):
         for name in names:
             self._plan_service(name, state, large)
         needed = self.needing_pods > 0, self._needing_node > 0
-        if node_changed or host_changed or peers_changed or needed != self._needed or self.node_plan is None:
-            self._needed = needed
+        on_link = self._addresses.on_link(state.devices)
+        needs_other = needed != self._needed or on_link != self._on_link
+        if node_changed or host_changed or peers_changed or needs_other or self.node_plan is None:
+            self._needed, self._on_link = needed, on_link
             self._plan_node(state)
 
     def _plan_node(self, state: ClusterState) -> None:
         self._report_undetected(families_without_detector(self._context, state.node))
         pods, of_node = self._needed
-        plan = plan_node(state, self._context, pods, self.node_plan, of_node)
+        plan = plan_node(state, self._context, pods, self.node_plan, of_node, self._on_link)
         if plan != self.node_plan:  # not every change of a device changes the plan
             self._desire(None, self._backend.render((), plan))
             self.node_plan = plan
@@ -289,6 +294,7 @@ class Reconciler(Generic[K, E]):
         of_family[1] += sign * external
         self.needing_pods += sign * needs_packets_of_pods(plan)
         self._needing_node += sign * needs_packets_of_node(plan)
+        self._addresses.count(plan, sign)
         if self.edge:
             self.edge.count(plan, sign)
 

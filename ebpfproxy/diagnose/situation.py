@@ -21,6 +21,7 @@ from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
 from ebpfproxy.plan.endpoints import NodeLocation
 from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.node_plan import plan_node
+from ebpfproxy.plan.on_link import FrontendAddresses
 from ebpfproxy.plan.protected_addresses import Protected, protected, without_protected
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
@@ -191,13 +192,16 @@ def plan_situation(
     of_node = any(map(needs_packets_of_node, claims.plans.values())) or any(
         each.link_type == LOOPBACK and each.ifindex in served_devices for each in state.devices
     )
+    addresses = FrontendAddresses()
+    for plan in claims.plans.values():
+        addresses.count(plan, 1)
     # Not in the result: a pod whose device has programs need not bypass the socket hooks.
     with_programs = dataclasses.replace(state, bypassing=state.bypassing | served_devices)
     return Situation(
         mode,
         state,
         context,
-        plan_node(with_programs, context, pods, of_node=of_node),
+        plan_node(with_programs, context, pods, of_node=of_node, on_link=addresses.on_link(state.devices)),
         claims.plans,
         requested,
         cluster.unserved,

@@ -1,8 +1,8 @@
 """The plan of this node: what all Services share, such as NodePort addresses and devices."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Address, Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.devices import plan_devices
@@ -11,6 +11,7 @@ from ebpfproxy.plan.foreign_addresses import foreign_networks
 from ebpfproxy.plan.local_traffic import local_traffic
 from ebpfproxy.plan.namespaces import by_socket, is_of_pod, is_opted_out
 from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
+from ebpfproxy.plan.on_link import frontend_routes
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
 
 
@@ -20,11 +21,13 @@ def plan_node(
     pods: bool,
     previous: NodePlan | None = None,
     of_node: bool = False,
+    on_link: Collection[Address] = (),
 ) -> NodePlan:
     """Return the plan of this node.
 
     `pods`: whether any ServicePort needs the packets of pods (`needs_packets_of_pods`); `of_node`: those of
-    the node (`needs_packets_of_node`). `previous`: the plan before this one. Loopback, and a pod's device, in
+    the node (`needs_packets_of_node`). `on_link`: the addresses of frontends in on-link networks
+    (`FrontendAddresses`). `previous`: the plan before this one. Loopback, and a pod's device, in
     `previous` keep their programs as long as they exist, since their established connections are translated
     there. Only a device that had them because its pod was unknown loses them, once the socket path serves
     the pod and no such connection is left.
@@ -60,6 +63,7 @@ def plan_node(
         lasting,
         frozenset(state.node.addresses if state.node else ()),
         foreign_networks(state),
+        frontend_routes(on_link, devices, state),
     )
 
 

@@ -181,6 +181,19 @@ class DevicePlan(NamedTuple):
     sources: tuple[Source, ...] = ()
 
 
+class FrontendRoute(NamedTuple):
+    """A route that leads packets to an on-link address of frontends to the programs of a device (`on_link`).
+
+    `table`: the number of its routing table. `source`: the source address of the on-link route, None for the
+    kernel's choice.
+    """
+
+    address: Address
+    table: int
+    ifindex: int
+    source: Address | None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodePlan:
     """The plan of this node: what all Services share, in both families.
@@ -199,6 +212,7 @@ class NodePlan:
       annotation. They keep them, since connections may have begun there at any time.
     - `addresses`: those of the Node object; empty if it is unknown.
     - `foreign_networks`: addresses in them may be another machine's (`foreign_addresses`).
+    - `frontend_routes`: the routes that on-link frontends need.
     """
 
     local_networks: frozenset[Network] = frozenset()
@@ -212,6 +226,7 @@ class NodePlan:
     lasting: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
     addresses: frozenset[Address] = frozenset()
     foreign_networks: frozenset[Network] = frozenset()
+    frontend_routes: frozenset[FrontendRoute] = frozenset()
 
 
 class SocketLb(enum.Enum):

@@ -18,6 +18,7 @@ from ebpfproxy.backends.ebpf.devices.filters import (
     previous_clsacts,
     served_pods,
 )
+from ebpfproxy.backends.ebpf.devices.frontend_routes import FrontendRoutes, are_supported
 from ebpfproxy.backends.ebpf.devices.packet_check import PacketCheck
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.devices.xdp import XdpDevices, XdpState
@@ -56,6 +57,8 @@ from ebpfproxy.backends.interface import Delta
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.locks import FolderLock
+from ebpfproxy.linux.netlink import on_link_routes
+from ebpfproxy.linux.netlink.on_link_routes import Target
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network, Protocol
 from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
@@ -107,6 +110,7 @@ class _Attachments(NamedTuple):
     pinned: bool
     hooks: frozenset[tuple[str, str]] = frozenset()
     devices: frozenset[tuple[DeviceKey, DeviceEntry]] = frozenset()
+    routes: frozenset[tuple[Target, on_link_routes.Path]] = frozenset()
 
 
 def _without(devices: frozenset[int], of: _Attachments) -> _Attachments:
@@ -160,6 +164,7 @@ class EbpfBackend:
         self._grows_from = 0.0  # after a failed growth: the time of the next attempt
         self._watch: FilterWatch | None = None  # if programs are attached by tc filters
         self._positions = Positions(clock)
+        self._routes = FrontendRoutes()
         self._xdp_reported: dict[int, XdpState] = {}
         self._clsacts: frozenset[int] = frozenset()  # ifindexes; previous maps record them as the agent's
         self._lock: FolderLock | None = None
@@ -284,7 +289,8 @@ class EbpfBackend:
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         off = self._settings.socket_lb is SocketLb.OFF
         hooks = () if off else self._programs.hooks
-        return entries.render(plans, node, hooks, self._node.tunnel_device)
+        routes = bool(node and node.frontend_routes) and are_supported()
+        return entries.render(plans, node, hooks, self._node.tunnel_device, routes)
 
     def read(self) -> dict[Key, Entry]:
         """Read all entries. If the pins were removed, open again first; then nothing is in force.
@@ -337,6 +343,8 @@ class EbpfBackend:
         found.update(source_addresses.read(self._maps).items())
         found.update(self._devices.read().items())
         found.update({HookKey(name): state for name, state in self._programs.hook_states().items()})
+        if self._settings.devices:
+            found.update(self._routes.read().items())
         return found
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
@@ -345,7 +353,7 @@ class EbpfBackend:
 
         Services are put and dropped together, since a put may reuse a frontend or the room of a dropped
         service. Hooks, devices and networks are dropped last, in this order, when their replacements are in
-        force.
+        force. Routes need the programs: they are put after the devices, and dropped before them.
         """
         with self._converted():
             return self._apply_all(delta)
@@ -483,7 +491,12 @@ class EbpfBackend:
         services = self._table.apply(puts, drops, _LONGEST if is_limited else math.inf)
         self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
         rejected.update(services.items())
+        rejected |= dict(self._routes.drop([k for k in delta.drops if isinstance(k, Target)]).items())
         attached = self._attach(delta.puts, rejected)
+        routes = {
+            k: cast(on_link_routes.Path, each) for k, each in delta.puts.items() if isinstance(k, Target)
+        }
+        rejected |= dict(self._routes.put(routes).items())
         rejected.update(self._detach(delta.drops))
         for key in delta.drops:
             if isinstance(key, Network):
@@ -605,7 +618,8 @@ class EbpfBackend:
         if not self._opened or not self._programs.is_pinned():
             return _Attachments(False)
         hooks = frozenset(self._programs.hook_states().items())
-        return _Attachments(True, hooks, frozenset(self._devices.look().items()))
+        routes = self._routes.read().items() if self._settings.devices else ()
+        return _Attachments(True, hooks, frozenset(self._devices.look().items()), frozenset(routes))
 
     def close(self) -> None:
         """Close everything. Does nothing if it is not open, for example after a `read` that failed to open

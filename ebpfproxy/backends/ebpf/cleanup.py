@@ -12,7 +12,7 @@ from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.linux.locks import FolderLock
-from ebpfproxy.linux.netlink import dummy, geneve, reinjection
+from ebpfproxy.linux.netlink import dummy, geneve, on_link_routes, reinjection
 
 
 def remove(bpffs_root: Path, cgroup_root: Path | None, dry_run: bool = False) -> list[str]:
@@ -78,11 +78,14 @@ def remove_held(pins: Pins | None, cgroup_root: Path | None, dry_run: bool = Fal
 
 
 def _remove_devices(pins: Pins | None, clsacts: frozenset[int], dry_run: bool) -> list[str]:
-    """Remove XDP links, filters, links and clsacts, and the devices of the agent. Return what was removed.
+    """Remove routes of frontends, XDP links, filters, links and clsacts, and the devices of the agent. Return
+    what was removed.
 
     `clsacts`: ifindexes of devices whose clsact the agent created.
     """
-    removed = xdp.detach_all(pins.xdp, dry_run) if pins else []
+    routes = on_link_routes.remove_all(dry_run)  # they need the programs
+    removed = [f"{routes} routes of frontends"] if routes else []
+    removed += xdp.detach_all(pins.xdp, dry_run) if pins else []
     removed += filters.detach_all(pins.devices if pins else None, dry_run)
     removed += filters.remove_clsacts(clsacts, dry_run)
     if reinjection.has_pair() if dry_run else reinjection.remove_pair():

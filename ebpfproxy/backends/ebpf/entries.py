@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.hooks import Hook
 from ebpfproxy.linux.netlink import geneve
+from ebpfproxy.linux.netlink.on_link_routes import Path, Target
 from ebpfproxy.model.address import (
     Address,
     Family,
@@ -150,8 +151,8 @@ INGRESS, EGRESS = "ingress", "egress"
 _TUNNEL_ENTRY = DeviceEntry(abi.DEVICE_TUNNEL, unspecified(Family.IPV4), unspecified(Family.IPV6), (INGRESS,))
 """The Geneve device needs no egress program: ingress has translated or selected everything."""
 
-Key = ServicePortKey | Network | HookKey | DeviceKey | TunnelSourceKey | NamespaceKey | SourceKey
-Entry = ServicePortEntry | int | str | DeviceEntry | Address
+Key = ServicePortKey | Network | HookKey | DeviceKey | TunnelSourceKey | NamespaceKey | SourceKey | Target
+Entry = ServicePortEntry | int | str | DeviceEntry | Address | Path
 """For a Network: abi.h's network_flag. For a SourceKey: the address. For a hook: its state, where ATTACHED is
 the desired one. For a tunnel source or a network namespace: 1."""
 
@@ -176,11 +177,16 @@ _KIND = {FrontendKind(name): number for number, name in abi.KINDS.items()}
 
 
 def render(
-    plans: Iterable[ServicePortPlan], node: NodePlan | None, hooks: Iterable[Hook], tunnel_device: int = 0
+    plans: Iterable[ServicePortPlan],
+    node: NodePlan | None,
+    hooks: Iterable[Hook],
+    tunnel_device: int = 0,
+    routes: bool = True,
 ) -> dict[Key, Entry]:
     """The desired entries of the plans. With a `node`, they include its networks and devices, and `hooks`.
 
-    `tunnel_device`: the ifindex of the Geneve device, 0 if this node accepts no tunneled packets.
+    `tunnel_device`: the ifindex of the Geneve device, 0 if this node accepts no tunneled packets. `routes`:
+    whether the kernel has what routes of on-link frontends need.
     """
     entries: dict[Key, Entry] = {}
     for plan in plans:
@@ -200,6 +206,8 @@ def render(
         entries.update({DeviceKey(each.ifindex, each.name): _device(each) for each in node.devices})
         entries.update(_sources(node))
         entries.update({HookKey(hook.name): ATTACHED for hook in hooks})
+        for address, table, ifindex, source in node.frontend_routes if routes else ():
+            entries[Target(table, address)] = Path(ifindex, source)
         if tunnel_device:
             entries.update({TunnelSourceKey(each): 1 for each in node.tunnel_sources})
             entries[DeviceKey(tunnel_device, geneve.DEVICE)] = _TUNNEL_ENTRY

@@ -86,15 +86,16 @@ class Probe(NamedTuple):
     code: bytes
 
 
+REDIRECT_NEIGH = Probe(  # 5.10, b4ab31414970: an ifindex, no next hop, no flags
+    "HAVE_REDIRECT_NEIGH", _set(1, 1) + _set(2, 0) + _set(3, 0) + _set(4, 0) + _call(152) + RETURN_0
+)
 PROBES = (
     Probe("HAVE_SK_LOOKUP_UDP", _lookup(85)),  # 4.20, 6acc9b432e67
     Probe(  # 4.18, 87f5fc7e48dd
         "HAVE_FIB_LOOKUP", _stack(2, _FIB) + _set(3, _FIB) + _set(4, 0) + _call(69) + RETURN_0
     ),
     Probe("HAVE_SKC_LOOKUP_TCP", _lookup(99)),  # 5.2, edbf8c01de5a
-    Probe(  # 5.10, b4ab31414970: an ifindex, no next hop, no flags
-        "HAVE_REDIRECT_NEIGH", _set(1, 1) + _set(2, 0) + _set(3, 0) + _set(4, 0) + _call(152) + RETURN_0
-    ),
+    REDIRECT_NEIGH,
     Probe("HAVE_REDIRECT_PEER", _set(1, 1) + _set(2, 0) + _call(155) + RETURN_0),  # 5.10, 9aa1206e8f48
     Probe("HAVE_KTIME_COARSE", _call(160) + RETURN_0),  # 5.11, d05512618056
     Probe("HAVE_NETNS_COOKIE", GET_NETNS_COOKIE + RETURN_0),  # 6.15, eb62f49de7ec

@@ -80,7 +80,11 @@ HELPERS = {
         "6.7",
     ),
     "HAVE_SKC_LOOKUP_TCP": Helper("bpf_skc_lookup_tcp", _NO_COMPARISON, "5.2"),
-    "HAVE_REDIRECT_NEIGH": Helper("bpf_redirect_neigh", _NO_REDIRECT, "5.10"),
+    "HAVE_REDIRECT_NEIGH": Helper(
+        "bpf_redirect_neigh",
+        f"{_NO_REDIRECT}, and packets to on-link frontends wait until a machine answers for the address",
+        "5.10",
+    ),
     "HAVE_REDIRECT_PEER": Helper(
         "bpf_redirect_peer", "--ebpf-redirect sends packets to pods through their devices' queues", "5.10"
     ),

@@ -27,7 +27,9 @@ def path(
         return Path(Via.PACKET, Reason.INGRESS_OF_POD, place, exception)
     if reaches_itself(situation, destination):
         return Path(Via.NOTHING, Reason.NO_DEVICE_PASSED, "no program", exception)
-    return Path(Via.PACKET, Reason.EGRESS_OF_DEVICE, _output(situation, destination), exception)
+    has_route = any(each.address == destination.address for each in situation.node.frontend_routes)
+    by = Reason.ROUTE_OF_FRONTEND if has_route else Reason.EGRESS_OF_DEVICE
+    return Path(Via.PACKET, by, _output(situation, destination), exception)
 
 
 def reaches_itself(situation: Situation, destination: Destination) -> bool:

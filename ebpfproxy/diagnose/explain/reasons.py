@@ -96,6 +96,11 @@ class Reason(enum.Enum):
         Subject.PATH,
         "the egress program at the device that the node's packet leaves by translates it",
     )
+    ROUTE_OF_FRONTEND = (
+        "RouteOfFrontend",
+        Subject.PATH,
+        "a route of the agent leads packets for the on-link address to the egress program of the uplink",
+    )
     RANGES_NEED_PACKETS = (
         "RangesNeedPackets",
         Subject.PATH,

@@ -21,7 +21,6 @@ BY_PACKET = ("ebpf-off",)
 RELAY = ("userspace",)
 GUEST_DEVICE = "a guest's bridge or bridge port counts as a pod's device, so that its packets are a pod's"
 OTHERS_ADDRESS = "a Service's address that a process of the node has is taken from it"
-ON_LINK = "no neighbor answers for the address, so that no program sees the packet"
 BOUND = "packets of a bound socket to the node itself pass loopback, which has no programs yet"
 NEW_DEVICE = "relays of load balancer addresses accept clients at a new device that the policy excludes"
 BRIDGED_REPLY = "replies of pods at a bridge with the node's address do not return to the node itself"
@@ -37,8 +36,6 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known(("broken_ipv6",), EBPF, "guest NodePort|LoadBalancer away * v4", "node", GUEST_DEVICE),
     Known(("routed_guest",), EBPF, "guest ClusterIP there * *", "silent", GUEST_DEVICE),
     Known(("macvlan",), EBPF, "guest LoadBalancer empty * *", "refused", SENT_BACK),
-    Known(("on_link_balancer",), BY_SOCKET, "node|pod LoadBalancer empty udp *", "silent", ON_LINK),
-    Known(("on_link_balancer",), BY_PACKET, "node LoadBalancer * * *", "silent", ON_LINK),
     Known(("pods_on_a_bridge",), BY_PACKET, "node ClusterIP here * *", "silent", BRIDGED_REPLY),
     Known(
         ("pods_on_a_bridge",), BY_PACKET, "node NodePort|LoadBalancer here|local * *", "silent", BRIDGED_REPLY

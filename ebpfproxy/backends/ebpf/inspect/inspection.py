@@ -15,6 +15,7 @@ from ebpfproxy.backends.difference import DIFFERENT, MISSING, UNEXPECTED, Differ
 from ebpfproxy.backends.ebpf import abi, attachments, entries
 from ebpfproxy.backends.ebpf.devices import source_addresses, xdp
 from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, bypassing_pods, served_loopback, served_pods
+from ebpfproxy.backends.ebpf.devices.frontend_routes import are_supported
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.entries import (
     BEHIND,
@@ -43,7 +44,7 @@ from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.backends.ebpf.sockets import netns_cookie, pod_namespaces
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf import cgroup
-from ebpfproxy.linux.netlink import geneve
+from ebpfproxy.linux.netlink import geneve, on_link_routes
 from ebpfproxy.model.address import (
     Address,
     Network,
@@ -76,7 +77,8 @@ class EbpfInspection:
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         off = self._settings.socket_lb is SocketLb.OFF
         device = geneve.find() if self._settings.tunnels else 0
-        return entries.render(plans, node, () if off else self._hooks, device)
+        routes = bool(node and node.frontend_routes) and are_supported()
+        return entries.render(plans, node, () if off else self._hooks, device, routes)
 
     def read(self) -> dict[Key, Entry]:
         """The entries. Empty if a pin is missing: `further` then names it. Raises KernelError."""
@@ -104,6 +106,8 @@ class EbpfInspection:
             self._further += self._node(maps, entries.has_loopback(found))
             found |= {HookKey(name): state for name, state in programs.hook_states().items()}
             self._further += self._before_hooks(programs)
+            if self._settings.devices:
+                found.update(on_link_routes.read().items())
             return found
 
     def endpoint_of(self, connection: Connection) -> Translation | None:

@@ -14,6 +14,7 @@ from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, EbpfForwarding, Forwarding, parse_weights
+from ebpfproxy.model.device import OnLinkRoute
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import HostPort, Pod
@@ -58,6 +59,7 @@ FORWARDED = to("203.0.113.3", 8080)
 ROUND_ROBIN = dataclasses.replace(
     WEB, balancing=Balancing(Algorithm.ROUND_ROBIN, parse_weights(f"{REMOTE_POD}=3"))
 )
+ON_LINK = (DEVICES[0]._replace(on_link=(OnLinkRoute(254, networks(["203.0.113.0/24"])[0]),)),)
 DSR_WEB = dataclasses.replace(ROUTED_WEB, balancing=Balancing(ebpf_forwarding=EbpfForwarding.DSR))
 LEAST_CONNECTIONS = dataclasses.replace(WEB, balancing=Balancing(Algorithm.LEAST_CONNECTIONS))
 HEAVY = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=3")))
@@ -141,6 +143,14 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.EGRESS_OF_DEVICE: (
         CONNECTS,
         lambda: explained(situation(WEB, READY, socket_lb=SocketLb.OFF), origin=THE_NODE),
+    ),
+    Reason.ROUTE_OF_FRONTEND: (
+        CONNECTS,
+        lambda: explained(
+            situation(service("web", external=[EXTERNAL]), READY, socket_lb=SocketLb.OFF, devices=ON_LINK),
+            to(EXTERNAL),
+            THE_NODE,
+        ),
     ),
     Reason.RANGES_NEED_PACKETS: (
         DROPPED,
