@@ -167,3 +167,14 @@ def test_routes_and_gateways_that_others_remove_are_restored(two_nodes: TwoNodes
     eventually(lambda: (routes(node), gateways(node)) == before, "the route is restored")
     node.run(["ip", "neighbor", "flush", "dev", "eth0", "nud", "permanent"])
     eventually(lambda: (routes(node), gateways(node)) == before, "the gateways are restored")
+
+
+@pytest.mark.ways("ebpf-on")
+def test_routes_of_a_previous_run_are_removed_with_its_programs(two_nodes: TwoNodes, web: Everywhere) -> None:
+    """Without programs at the device, other ports of the addresses would be unreachable."""
+    two_nodes.restart("--tc-devices=none")
+    try:
+        eventually(lambda: not routes(two_nodes.node), "the routes are removed")
+    finally:
+        two_nodes.restart()
+    eventually(lambda: len(routes(two_nodes.node)) == 2, "the routes are back")

@@ -491,7 +491,7 @@ class EbpfBackend:
         services = self._table.apply(puts, drops, _LONGEST if is_limited else math.inf)
         self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
         rejected.update(services.items())
-        rejected |= dict(self._routes.drop([k for k in delta.drops if isinstance(k, Target)]).items())
+        rejected |= dict(self._drop_routes(delta.drops).items())
         attached = self._attach(delta.puts, rejected)
         routes = {
             k: cast(on_link_routes.Path, each) for k, each in delta.puts.items() if isinstance(k, Target)
@@ -513,6 +513,14 @@ class EbpfBackend:
         if any(key.protocol is Protocol.UDP for key in (*puts, *drops)):
             self._stale.look()
         return rejected
+
+    def _drop_routes(self, drops: Collection[Key]) -> dict[Target, KernelError]:
+        """An agent without devices has no routes. A previous run with devices may have left some."""
+        targets = [key for key in drops if isinstance(key, Target)]
+        gone = {key.ifindex for key in drops if isinstance(key, DeviceKey)}
+        if gone and not self._settings.devices:
+            targets = [target for target, path in self._routes.read().items() if path.ifindex in gone]
+        return self._routes.drop(targets)
 
     def _put_networks(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
         rejected: dict[Key, KernelError] = {}

@@ -10,8 +10,8 @@ import pytest
 from ebpfproxy.agent import reconciler
 from ebpfproxy.agent.reconciler import LOCAL_DETECTION, NO_LOCAL_DETECTION, UNSERVED, Reconciler, SyncResult
 from ebpfproxy.api.event import AddressesChanged, DevicesChanged, NodeChanged, PodsBypass
-from ebpfproxy.model.address import Protocol, parse_address, parse_network
-from ebpfproxy.model.device import ETHERNET, LOOPBACK, Device
+from ebpfproxy.model.address import Address, Protocol, parse_address, parse_network
+from ebpfproxy.model.device import ETHERNET, LOOPBACK, Device, OnLinkRoute
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import Service, ServiceType
 from ebpfproxy.plan import frontends, node_plan
@@ -76,6 +76,26 @@ def test_a_new_local_address_plans_the_node_and_no_service(agent: Agent, work: W
     assert agent.sync(AddressesChanged(more)) == SyncResult(1, 0, 0, 0)
     assert work == Work([], 2)
     assert set(agent.kernel.networks) == more
+
+
+def addresses_with_routes(agent: Agent) -> list[Address]:
+    plan = agent.reconciler.node_plan
+    return sorted(each.address for each in plan.frontend_routes) if plan else []
+
+
+def test_an_on_link_frontend_plans_the_node(agent: Agent, work: Work) -> None:
+    uplink = ETH0._replace(on_link=(OnLinkRoute(254, parse_network("203.0.113.0/24")),))
+    agent.sync(LOCAL, DevicesChanged((uplink,)), NodeChanged(node()))
+    before = work.nodes
+    near = service("web", balancer=["203.0.113.1"], type_=ServiceType.LOAD_BALANCER)
+    agent.sync(API)
+    assert work.nodes == before
+    agent.sync(near)
+    assert work.nodes == before + 1
+    assert addresses_with_routes(agent) == [parse_address("203.0.113.1")]
+    agent.sync(gone("web"))
+    assert work.nodes == before + 2
+    assert not addresses_with_routes(agent)
 
 
 def test_simultaneous_changes_of_node_and_service_plan_each_service_once(agent: Agent, work: Work) -> None:
