@@ -324,6 +324,7 @@ enum device_flag {
 	DEVICE_TUNNEL = 16,   /* the Geneve device of direct server return */
 	DEVICE_SWITCHED = 32, /* a port of a switch other than a bridge, such as Open vSwitch */
 	DEVICE_SOURCES = 64,  /* the masquerade address depends on the destination (masquerade.h) */
+	DEVICE_GUEST = 128,   /* received packets are from a container or VM that is no pod */
 };
 
 /* Value of `devices`; the key is the interface index. The devices are those with attached programs.

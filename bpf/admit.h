@@ -52,7 +52,8 @@ static __always_inline bool is_for_this_node(struct __sk_buff *skb)
 	if (skb->pkt_type != PACKET_OTHERHOST)
 		return true;
 	device = devices.lookup(&ifindex);
-	if (!device || !(device->flags & DEVICE_POD) || device->flags & DEVICE_LAYER3)
+	if (!device || !(device->flags & (DEVICE_POD | DEVICE_GUEST)) ||
+	    device->flags & DEVICE_LAYER3)
 		return false;
 	if (device->flags & DEVICE_SWITCHED)
 		return true;

@@ -97,6 +97,7 @@ def node(
     *,
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
+    pod_cidrs: Sequence[str] = (),
 ) -> Object:
     metadata: Object = {"name": name, "labels": {"kubernetes.io/hostname": name} | dict(labels or {})}
     if annotations:
@@ -105,6 +106,7 @@ def node(
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": metadata,
+        "spec": {"podCIDRs": list(pod_cidrs)},
         "status": {"addresses": [{"type": "InternalIP", "address": address} for address in addresses]},
     }
 

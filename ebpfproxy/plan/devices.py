@@ -64,6 +64,7 @@ def plan_devices(
       `bypassing`.
     - A tap device always gets them. It leads to a guest with its own kernel, whose sockets are invisible to
       this node.
+    - So do the ports of a bridge that is not the pods', such as Docker's. They lead to guests.
 
     `pods`: whether any ServicePort needs the packets of pods. `of_node`: the same for the node's own packets.
     `bypassing`: the ifindexes of devices whose pods were seen to need programs, or whose devices have had
@@ -90,7 +91,7 @@ def plan_devices(
             # Packets of a bridge port have the bridge as their ingress device (skb_iif), so `bypassing` may
             # have the bridge instead of the port.
             is_bypassing = device.ifindex in bypassing or device.master in bypassing
-            needs_packets = device.ifindex not in by_socket and host.leads_through_node(device)
+            needs_packets = device.peer_elsewhere and device.ifindex not in by_socket
             needs_packets = needs_packets or context.socket_lb is not SocketLb.ON
             wanted = needs_packets or context.redirect or pods or is_bypassing
         else:
@@ -160,6 +161,7 @@ class _Host:
         self._pod_cidrs = node.pod_cidrs if node else ()
         ordered = sorted(devices, key=lambda each: each.ifindex)
         self._devices = {each.ifindex: each for each in ordered}
+        self._pod_bridges = {each.master for each in ordered if each.ifindex in of_pods}
         local = {address for each in ordered for address in each.addresses}
         self._node = tuple(address for address in (node.addresses if node else ()) if address in local)
         self._routed = tuple(a for each in ordered if each.default_route for a in each.addresses)
@@ -178,30 +180,30 @@ class _Host:
             return DeviceRole.TUNNEL if device.up else None
         if self._is_uplink(device):
             return DeviceRole.UPLINK
-        if self._is_port_of_uplink(device):
+        if self._is_edge or not _is_of_pod(device):
             return None
-        return DeviceRole.POD if _is_of_pod(device) and not self._is_edge else None
+        return DeviceRole.POD if device.ifindex in self._of_pods else self._role_at(device)
 
-    def leads_through_node(self, device: Device) -> bool:
-        """Return whether all packets of another network namespace pass this pair and then this node's stack.
+    def _role_at(self, port: Device) -> DeviceRole | None:
+        """Return the role of a pair or tap device that leads to no known pod: its bridge decides.
 
-        A bridge with an uplink forwards to the router without it; that bridge has programs for the node's own
-        packets.
+        At a bridge that is an uplink, it may be the cable itself, as on a node in a container, or lead to a
+        guest, which is a machine of that network like others. The bridge has programs for packets to the
+        node. Without a bridge or the facts about it, the device may lead to a pod.
         """
-        return device.peer_elsewhere and not self._has_uplink_as_master(device)
+        bridge = self._devices.get(port.master)
+        if not bridge or port.master_kind != "bridge":
+            return DeviceRole.POD
+        if self._is_uplink(bridge):
+            return None
+        return DeviceRole.GUEST if self._is_of_guests(bridge) else DeviceRole.POD
 
-    def _has_uplink_as_master(self, device: Device) -> bool:
-        master = self._devices.get(device.master)
-        return device.master_kind == "bridge" and bool(master and self._is_uplink(master))
-
-    def _is_port_of_uplink(self, device: Device) -> bool:
-        """Return whether the device is a pair at a bridge that is an uplink, and leads to no known pod.
-
-        It may be the cable itself, as on a node in a container, or lead to a guest, which is a machine of
-        that network like others. The bridge has programs for packets to the node.
-        """
-        is_of_pod = device.ifindex in self._of_pods
-        return device.kind in PAIRS and not is_of_pod and self._has_uplink_as_master(device)
+    def _is_of_guests(self, bridge: Device) -> bool:
+        """Return whether it is known that a bridge leads to guests: to no known pod, and to a network that
+        is not the pods'. This needs the pods' CIDRs, or known pods elsewhere."""
+        if not self._pod_cidrs and not self._of_pods:
+            return False
+        return bridge.ifindex not in self._pod_bridges and self._has_network(bridge)
 
     def _is_uplink(self, device: Device) -> bool:
         """Return whether the device leads to the node's network. A device that is down counts, too.
@@ -218,22 +220,22 @@ class _Host:
             return device.link_type == ETHERNET
         if device.kind == "bridge" and device.ifindex not in self._uplink_bridges:
             return False
-        return bool(device.addresses) and (
-            self._is_edge or not _is_of_pod(device) or self._has_network(device)
-        )
+        if self._is_edge or not _is_of_pod(device):
+            return bool(device.addresses)
+        return device.ifindex not in self._of_pods and self._has_network(device)
 
     def _has_network(self, device: Device) -> bool:
-        """Return whether a pair has a network of several hosts that is not the pods', as the network card of
-        a node in a container does.
+        """Return whether a device has a network of several hosts that is not the pods', as the network card
+        of a node in a container does, and the bridge of guests.
 
         Network plugins give the node's end of a pod's pair no address, one without a network, or one of the
-        pods' CIDRs.
+        pods' CIDRs. They give the pods' bridge one of the pods' CIDRs.
         """
-        if device.kind not in PAIRS or device.ifindex in self._of_pods:
-            return False
-        return any(
-            net.length < _ONE_PEER and not any(contains(cidr, net.address) for cidr in self._pod_cidrs)
-            for net in device.networks
+        networks = [net for net in device.networks if net.length < _ONE_PEER]
+        return bool(networks) and not any(
+            contains(cidr, net.address) or contains(net, cidr.address)
+            for net in networks
+            for cidr in self._pod_cidrs
         )
 
     def plan(self, device: Device, role: DeviceRole) -> DevicePlan:

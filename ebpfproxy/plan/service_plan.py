@@ -139,6 +139,7 @@ class DeviceRole(enum.Enum):
     UPLINK = "uplink"  # the node's network: clients outside
     TUNNEL = "tunnel"  # other nodes and their pods
     POD = "pod"  # a pod of this node
+    GUEST = "guest"  # a container or VM of this machine that is no pod: a client outside
     LOOPBACK = "loopback"  # the node itself
 
 

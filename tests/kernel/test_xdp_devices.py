@@ -98,7 +98,7 @@ def test_an_uplink_gets_the_program_and_an_entry(place: Place, mode: Mode) -> No
         assert flags == abi.XDP_SENDS | abi.XDP_SENDS_BACK
 
 
-@pytest.mark.parametrize("flags", [abi.DEVICE_POD, abi.DEVICE_LAYER3, abi.DEVICE_TUNNEL])
+@pytest.mark.parametrize("flags", [abi.DEVICE_POD, abi.DEVICE_GUEST, abi.DEVICE_LAYER3, abi.DEVICE_TUNNEL])
 def test_pods_and_devices_without_ethernet_get_no_program(place: Place, flags: int) -> None:
     place.sync(Mode.GENERIC, flags=flags)
     assert place.programs(place.n0) == {}

@@ -238,7 +238,7 @@ def _source_ranges(plan: ServicePortPlan) -> tuple[Network, ...]:
 
 
 def _device(plan: DevicePlan) -> DeviceEntry:
-    flags = abi.DEVICE_POD if plan.role is DeviceRole.POD else 0
+    flags = {DeviceRole.POD: abi.DEVICE_POD, DeviceRole.GUEST: abi.DEVICE_GUEST}.get(plan.role, 0)
     if plan.layer3:
         flags |= abi.DEVICE_LAYER3
     if plan.peer_elsewhere:

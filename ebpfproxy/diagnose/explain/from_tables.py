@@ -89,7 +89,7 @@ def _socket_lb(view: DumpView, devices: Sequence[DeviceRow]) -> SocketLb:
 
 def _device(row: DeviceRow) -> DevicePlan:
     addresses = list(map(parse_address, row.masquerade))
-    role = DeviceRole.POD if row.role == "pod" else DeviceRole.UPLINK
+    role = {"pod": DeviceRole.POD, "guest": DeviceRole.GUEST}.get(row.role, DeviceRole.UPLINK)
     if row.device == LOOPBACK_DEVICE:
         role = DeviceRole.LOOPBACK
     return DevicePlan(

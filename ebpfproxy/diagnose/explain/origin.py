@@ -8,7 +8,7 @@ from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Address, Family, contains, family, format_address
 from ebpfproxy.model.namespace import NamespaceClass
 from ebpfproxy.plan import namespaces
-from ebpfproxy.plan.service_plan import DetectLocal, LocalTraffic
+from ebpfproxy.plan.service_plan import DetectLocal, DeviceRole, LocalTraffic
 
 EBPF = "ebpf"
 
@@ -75,7 +75,7 @@ def classify(origin: Origin, situation: Situation, ip_family: Family) -> Classif
     if origin.kind is ClientClass.NODE:
         return Classified(ClientClass.NODE, Reason.IS_NODE)
     if situation.context.detect_local is DetectLocal.DEVICES:
-        if origin.kind is ClientClass.POD:
+        if origin.kind is ClientClass.POD and not _is_guest(origin, situation):
             return Classified(ClientClass.POD, Reason.POD_BY_DEVICE)
         return Classified(ClientClass.OUTSIDE, Reason.IS_OUTSIDE)
     traffic = situation.node.local_traffic.get(ip_family)
@@ -86,6 +86,13 @@ def classify(origin: Origin, situation: Situation, ip_family: Family) -> Classif
         return Classified(ClientClass.POD, by)
     is_pod = origin.kind is ClientClass.POD
     return Classified(ClientClass.OUTSIDE, Reason.NOT_DETECTED_AS_POD if is_pod else Reason.IS_OUTSIDE)
+
+
+def _is_guest(origin: Origin, situation: Situation) -> bool:
+    """Return whether the device, or a port of the bridge, that leads to the client is a guest's."""
+    guests = {each.ifindex for each in situation.node.devices if each.role is DeviceRole.GUEST}
+    guests |= {each.master for each in situation.state.devices if each.ifindex in guests}
+    return origin.ifindex in guests
 
 
 def _is_detected(origin: Origin, traffic: LocalTraffic, ip_family: Family) -> bool:

@@ -153,16 +153,17 @@ def test_a_frame_that_is_not_for_this_node_opens_no_flow(
     [(OTHER, 0, True), (THERE, 0, False), (NO_BRIDGE, 0, False), (NO_BRIDGE, abi.DEVICE_SWITCHED, True)],
     ids=["bridge", "another bridge", "no port", "another switch"],
 )
+@pytest.mark.parametrize(("device", "role"), [("pod", 0), ("net", abi.DEVICE_GUEST)], ids=["pod", "guest"])
 def test_a_frame_at_a_port_is_for_this_node_if_it_is_addressed_to_its_bridge(
-    path: PacketPath, at: Places, bridge: str, flags: int, is_for_node: bool
+    path: PacketPath, at: Places, bridge: str, flags: int, is_for_node: bool, device: str, role: int
 ) -> None:
     """A guest's frames to the network's router pass the bridge. What the router does is not this node's."""
     serve(path, at, at.there)
-    path.set_device("pod", bridge=bridge, flags=flags)
+    path.set_device(device, bridge=bridge, flags=flags | role)
     for protocol in PORTS:
         packet = request(at, protocol=protocol, client=at.pod)
         packet.dst = OTHER
-        assert is_left_alone(path.ingress(packet, "pod"), packet) is not is_for_node
+        assert is_left_alone(path.ingress(packet, device), packet) is not is_for_node
     assert bool(path.flows()) is is_for_node
 
 

@@ -208,8 +208,11 @@ class Zoo:
 
     def _objects(self) -> Iterator[manifests.Object]:
         second = Pair(self.second.v4, self.second.v6)
-        for pair, of in zip((self.addresses["node"], second), self.lab.nodes, strict=True):
-            yield manifests.node(of.name, self._of_families(pair))
+        for index, (pair, of) in enumerate(
+            zip((self.addresses["node"], second), self.lab.nodes, strict=True)
+        ):
+            pods = self._of_families(self.lab.addresses.pods(index))
+            yield manifests.node(of.name, self._of_families(pair), pod_cidrs=pods)
         for name in SERVICES:
             yield from self._service(name)
 

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-from tests.kernel.zoo.situations import SITUATIONS
-
 
 class Known(NamedTuple):
     """`ways`: names of `test_zoo.WAYS`; `flows`: a pattern of `Flow.matches`."""
@@ -19,7 +17,6 @@ EBPF = ("ebpf", "ebpf-off")
 BY_SOCKET = ("ebpf",)
 BY_PACKET = ("ebpf-off",)
 RELAY = ("userspace",)
-GUEST_DEVICE = "a guest's bridge or bridge port counts as a pod's device, so that its packets are a pod's"
 OTHERS_ADDRESS = "a Service's address that a process of the node has is taken from it"
 BOUND = "packets of a bound socket to the node itself pass loopback, which has no programs yet"
 NEW_DEVICE = "relays of load balancer addresses accept clients at a new device that the policy excludes"
@@ -27,14 +24,7 @@ BRIDGED_REPLY = "replies of pods at a bridge with the node's address do not retu
 SENT_BACK = "no failure: a rejection returns by the router, and reaches a guest that the node does not reach"
 BEFORE_NAT = "programs at the uplink run before rules of netdev ingress and PREROUTING"
 
-OWN_GUESTS = {"routed_guest", "lxc_on_the_uplink", "macvlan", "nested_cluster", "broken_ipv6"}
-DOCKER = tuple(name for name in SITUATIONS if name not in OWN_GUESTS)
-"""The situations with a guest that the host masquerades."""
-
 KNOWN_FAILURES: tuple[Known, ...] = (
-    Known(DOCKER, EBPF, "guest NodePort|LoadBalancer away * *", "node", GUEST_DEVICE),
-    Known(("broken_ipv6",), EBPF, "guest NodePort|LoadBalancer away * v4", "node", GUEST_DEVICE),
-    Known(("routed_guest",), EBPF, "guest ClusterIP there * *", "silent", GUEST_DEVICE),
     Known(("macvlan",), EBPF, "guest LoadBalancer empty * *", "refused", SENT_BACK),
     Known(("pods_on_a_bridge",), BY_PACKET, "node ClusterIP here * *", "silent", BRIDGED_REPLY),
     Known(

@@ -135,6 +135,7 @@ def nspawn(node: Zoo) -> None:
     """
     gateway, own = Pair("10.0.0.1", "fd00:10::1"), Pair("10.0.0.2", "fd00:10::2")
     connect_routed(node.node, gateway, node.guest_netns(own), "ve-guest")
+    node.ip(f"addr add {gateway.v4}/28 dev ve-guest")
     node.masquerade("ve-guest", Pair("10.0.0.0/28", "fd00:10::/64"))
 
 

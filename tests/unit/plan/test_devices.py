@@ -16,7 +16,7 @@ from tests.support import build
 from tests.support.build import CONTEXT
 
 NODE = build.node(addresses=["192.0.2.10", "2001:db8::10"])
-UPLINK, TUNNEL, POD = DeviceRole.UPLINK, DeviceRole.TUNNEL, DeviceRole.POD
+UPLINK, TUNNEL, POD, GUEST = DeviceRole.UPLINK, DeviceRole.TUNNEL, DeviceRole.POD, DeviceRole.GUEST
 NO_HEADER, IPIP = 65534, 768  # ARPHRD_NONE, ARPHRD_TUNNEL
 
 LO = Device(1, "lo", "", LOOPBACK, up=True)
@@ -246,6 +246,8 @@ def test_a_tap_device_always_gets_programs() -> None:
     tap = device("tun", master=5, master_kind="bridge")
     assert role(tap) is POD
     assert role(device("tun", "198.51.100.1")) is POD
+    address = parse_address("198.51.100.1")
+    assert role(device("tun", "198.51.100.1", networks=(network(address, 96 + 24),))) is UPLINK
 
 
 def test_a_pods_veth_with_the_gateways_address_is_no_uplink() -> None:
@@ -274,15 +276,45 @@ def test_a_bridge_of_pods_gets_no_programs_but_its_ports_do() -> None:
 
 def test_a_bridge_with_a_hardware_port_is_the_uplink() -> None:
     assert roles(bridge("198.51.100.1"), part("")) == {"br0": UPLINK}
-    assert roles(bridge("198.51.100.1"), part("bond"), part("tun", 7)) == {"br0": UPLINK, "port7": POD}
+    assert roles(bridge("198.51.100.1"), part("bond"), part("tun", 7)) == {"br0": UPLINK}
 
 
 def test_a_bridge_without_address_gets_no_programs() -> None:
     assert roles(bridge(), part("")) == {}
 
 
-def test_a_bridge_with_the_nodes_address_is_an_uplink_and_its_guest_port_a_pod() -> None:
-    assert roles(bridge("192.0.2.10"), part(""), part("tun", 7)) == {"br0": UPLINK, "port7": POD}
+def test_a_guest_at_a_bridge_with_the_nodes_address_is_a_machine_of_that_network() -> None:
+    assert roles(bridge("192.0.2.10"), part(""), part("tun", 7)) == {"br0": UPLINK}
+
+
+@pytest.mark.parametrize("kind", ["veth", "tun"])
+@pytest.mark.parametrize(
+    ("network_of_bridge", "pod_cidrs", "of_pods", "wanted"),
+    [
+        ("172.17.0.1/16", ["10.1.0.0/24"], (), GUEST),
+        ("172.17.0.1/16", [], (9,), GUEST),  # without podCIDRs: a pod elsewhere is known
+        ("172.17.0.1/16", [], (), POD),  # without any facts
+        ("172.17.0.1/16", ["10.1.0.0/24"], (8,), POD),  # a known pod at the bridge
+        ("10.1.0.1/24", ["10.1.0.0/24"], (), POD),
+        ("10.1.0.1/16", ["10.1.7.0/24"], (), POD),  # one bridge network for all nodes
+        ("172.17.0.1/32", ["10.1.0.0/24"], (), POD),
+        ("", ["10.1.0.0/24"], (), POD),
+    ],
+)
+def test_a_bridge_leads_to_guests_only_if_that_is_known(
+    kind: str, network_of_bridge: str, pod_cidrs: list[str], of_pods: tuple[int, ...], wanted: DeviceRole
+) -> None:
+    address, _, length = network_of_bridge.partition("/")
+    made = bridge(address) if address else bridge()
+    if address:
+        made = made._replace(networks=(network(parse_address(address), 96 + int(length)),))
+    guest, pod = (part(kind, each)._replace(peer_elsewhere=kind == "veth") for each in (7, 8))
+    elsewhere = POD_VETH
+    node = dataclasses.replace(NODE, pod_cidrs=tuple(map(parse_network, pod_cidrs)))
+    devices = (ETH0, made, guest, pod, elsewhere)
+    plans = plan_devices(devices, node, CONTEXT, False, (), of_pods=of_pods)
+    found = {each.name: each.role for each in plans}
+    assert found == {"eth0": UPLINK, "port7": wanted, "port8": wanted, "veth1": POD}
 
 
 # Loopback

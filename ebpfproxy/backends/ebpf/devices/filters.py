@@ -239,7 +239,7 @@ class DeviceTable:
                 return
             self._positions.tried(ifindex, side)
         self._attach(ifindex, place, entry, self._classifiers.classifier(name))
-        if side == EGRESS and not entry.flags & abi.DEVICE_POD:
+        if side == EGRESS and not entry.flags & (abi.DEVICE_POD | abi.DEVICE_GUEST):
             arp.announce_own_addresses(iproute.device_name(ifindex))
 
     def _attach(self, ifindex: int, place: Side, entry: DeviceEntry, program: Program) -> None:

@@ -65,7 +65,8 @@ class XdpState(NamedTuple):
 
 def is_wanted(ifindex: int, flags: int) -> bool:
     """Whether a device with these flags (abi.h's device_flag) gets the program."""
-    return ifindex != LOOPBACK and not flags & (abi.DEVICE_POD | abi.DEVICE_LAYER3 | abi.DEVICE_TUNNEL)
+    unwanted = abi.DEVICE_POD | abi.DEVICE_GUEST | abi.DEVICE_LAYER3 | abi.DEVICE_TUNNEL
+    return ifindex != LOOPBACK and not flags & unwanted
 
 
 def states(

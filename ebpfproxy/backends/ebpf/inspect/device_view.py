@@ -93,6 +93,8 @@ def _device(
 def _role(flags: int) -> str:
     if flags & abi.DEVICE_TUNNEL:
         return "tunnel"
+    if flags & abi.DEVICE_GUEST:
+        return "guest"
     return "pod" if flags & abi.DEVICE_POD else "net"
 
 
