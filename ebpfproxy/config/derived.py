@@ -3,7 +3,7 @@
 from ebpfproxy.config.settings import Config
 from ebpfproxy.model.address import is_unspecified
 from ebpfproxy.model.balancing import EbpfForwarding, Forwarding
-from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, Role
+from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, Protection, Role
 
 EBPF, IPVS, USERSPACE = "ebpf", "ipvs", "userspace"
 
@@ -36,10 +36,17 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         dsr_port=config.ebpf_dsr_port if mode == EBPF else 0,
         direct_return=config.ebpf_forwarding is EbpfForwarding.DSR,
         tunnel_sources=config.ebpf_dsr_sources,
-        protection=config.protected_addresses,
+        protection=_protection(config, mode),
         forwarding=Forwarding(config.ipvs_forwarding) if mode == IPVS else Forwarding.NAT,
         service_forwarding=config.ipvs_service_forwarding,
     )
+
+
+def _protection(config: Config, mode: str) -> Protection:
+    """Mode userspace makes addresses of Services local, so no other port of another Node could be reached."""
+    if mode == USERSPACE and config.protected_addresses is Protection.NODE:
+        return Protection.NODES
+    return config.protected_addresses
 
 
 def least_interval(config: Config, mode: str) -> float:

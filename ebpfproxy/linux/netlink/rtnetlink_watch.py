@@ -34,6 +34,9 @@ STOP_SECONDS = 0.2
 GROUPS = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
 """RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR, _IPV6_ROUTE: links, addresses and routes."""
 
+LINKS = 0x1
+"""RTMGRP_LINK."""
+
 REPORT_BYTES = 160
 """The bytes of each notification that `concerns` gets: struct nlmsghdr, and the start of the message. A route
 has its preferred source within them, unless it has many metrics."""
@@ -84,7 +87,7 @@ def watch(
 
     Raises Rejected if the subscription fails, and the errors of the first `read`.
     """
-    with _subscribed(what, GROUPS) as notifications:
+    with subscribed(what, GROUPS) as notifications:
         last = read()
         changed(last)
         while _await_report(what, notifications, concerns, stop, REREAD_SECONDS):
@@ -114,7 +117,7 @@ def await_reports(
 
     Raises Rejected if notifications cannot be received.
     """
-    with _subscribed(what, groups) as notifications:
+    with subscribed(what, groups) as notifications:
         while _await_report(what, notifications, concerns, stop, math.inf):
             reported()
             stop.wait(STOP_SECONDS)
@@ -138,12 +141,16 @@ def _await_report(
     while not stop.is_set() and time.monotonic() < due:
         if poll.poll(timeout):
             stop.wait(COALESCE_SECONDS)
-            if _drain(what, notifications, concerns):
+            if drain(what, notifications, concerns):
                 break
     return not stop.is_set()
 
 
-def _subscribed(what: str, groups: int) -> socket.socket:
+def subscribed(what: str, groups: int) -> socket.socket:
+    """Return a non-blocking socket that receives notifications of these groups, for `drain`.
+
+    `what` is as in `watch`. Raises Rejected.
+    """
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     notifications = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
     try:
@@ -156,10 +163,12 @@ def _subscribed(what: str, groups: int) -> socket.socket:
     return notifications
 
 
-def _drain(what: str, notifications: socket.socket, concerns: Callable[[bytes], bool]) -> bool:
+def drain(
+    what: str, notifications: socket.socket, concerns: Callable[[bytes], bool] = lambda report: True
+) -> bool:
     """Receive all pending notifications; return whether one of them is relevant.
 
-    The kernel reports dropped notifications once, with ENOBUFS. They count as relevant.
+    The kernel reports dropped notifications once, with ENOBUFS. They count as relevant. Raises Rejected.
     """
     relevant = False
     while True:

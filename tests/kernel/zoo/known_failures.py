@@ -17,9 +17,8 @@ EBPF = ("ebpf", "ebpf-off")
 BY_SOCKET = ("ebpf",)
 BY_PACKET = ("ebpf-off",)
 RELAY = ("userspace",)
-OTHERS_ADDRESS = "a Service's address that a process of the node has is taken from it"
+LEFT_TO_NODE = "no failure: another Node's address is left to that Node, which has no agent in this situation"
 BOUND = "packets of a bound socket to the node itself pass loopback, which has no programs yet"
-NEW_DEVICE = "relays of load balancer addresses accept clients at a new device that the policy excludes"
 BRIDGED_REPLY = "replies of pods at a bridge with the node's address do not return to the node itself"
 SENT_BACK = "no failure: a rejection returns by the router, and reaches a guest that the node does not reach"
 BEFORE_NAT = "programs at the uplink run before rules of netdev ingress and PREROUTING"
@@ -30,10 +29,13 @@ KNOWN_FAILURES: tuple[Known, ...] = (
     Known(
         ("pods_on_a_bridge",), BY_PACKET, "node NodePort|LoadBalancer here|local * *", "silent", BRIDGED_REPLY
     ),
-    Known(("recreated_uplink", "new_uplink"), RELAY, "outside LoadBalancer away tcp *", "reset", NEW_DEVICE),
-    Known(("servicelb_other",), RELAY, "pod|guest Address second * *", "host client", OTHERS_ADDRESS),
-    Known(("servicelb_other",), RELAY, "node Address second * v4", "host 172.18.78.3", OTHERS_ADDRESS),
-    Known(("servicelb_other",), RELAY, "node Address second * v6", "host node", OTHERS_ADDRESS),
+    Known(
+        ("servicelb_other",),
+        RELAY,
+        "pod|node|guest LoadBalancer here|there|local|away * *",
+        "refused",
+        LEFT_TO_NODE,
+    ),
     Known(("bound_source",), BY_SOCKET, "node NodePort there|away * *", "silent", BOUND),
     Known(
         ("closed_before_nat", "closed_at_the_device"),

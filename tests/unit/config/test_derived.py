@@ -21,7 +21,7 @@ from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval, plan_context
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.model.balancing import Forwarding
-from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, SocketLb
+from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, Protection, SocketLb
 from tests.support.build import networks
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -34,6 +34,19 @@ def settings(**texts: Any) -> EbpfSettings:
 def test_without_flags_all_parts_have_their_defaults() -> None:
     assert settings() == EbpfSettings(CGROUP, Path("/sys/fs/bpf/ebpfproxy"))
     assert plan_context(Config.parse({"hostname_override": "here"}), "ebpf") == PlanContext("here")
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "wanted"),
+    [
+        ("userspace", "node", Protection.NODES),  # it would take all ports of the other Node's address
+        ("userspace", "none", Protection.NONE),
+        ("nftables", "node", Protection.NODE),
+    ],
+)
+def test_relays_leave_addresses_of_other_nodes_to_them(mode: str, given: str, wanted: Protection) -> None:
+    config = Config.parse({"hostname_override": "here", "protected_addresses": given})
+    assert plan_context(config, mode).protection is wanted
 
 
 @pytest.mark.parametrize(("text", "address"), [("0.0.0.0", None), ("::", None), ("192.0.2.9", "192.0.2.9")])

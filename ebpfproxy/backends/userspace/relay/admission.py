@@ -69,7 +69,7 @@ class Admission:
         network = entry.pods.network if entry.pods else None
         if entry.pods and not network and self._pod and not self._outside:
             # Pods that start later have other devices, so the filter contains those of other clients.
-            for index in _other_interfaces(entry.pods):
+            for index in other_interfaces(entry.pods):
                 program += socket_filter.on_interface(index, DROP)
             return [*program, *ranges]
         if network and self._pod and not self._outside:
@@ -114,8 +114,8 @@ def _is_local(client: Client) -> bool:
     return rtnetlink.is_local(number, socket.inet_pton(number, host), client.interface if zone else 0)
 
 
-def _other_interfaces(pods: Pods) -> list[int]:
-    """Return the ifindexes of the devices that do not lead to pods."""
+def other_interfaces(pods: Pods) -> list[int]:
+    """Return the ifindexes of the devices that do not lead to pods, in the kernel's order."""
     return [index for index, name in socket.if_nameindex() if not _leads_to_pods(pods, name)]
 
 

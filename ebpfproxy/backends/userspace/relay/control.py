@@ -22,6 +22,9 @@ from ebpfproxy.backends.userspace.messages import (
 )
 from ebpfproxy.backends.userspace.relay.held import Entries
 from ebpfproxy.backends.userspace.relay.workload import Workload
+from ebpfproxy.linux.netlink import rtnetlink_watch
+
+_DEVICES = "network devices"
 
 
 class Control:
@@ -34,7 +37,15 @@ class Control:
     async def follow(self, control: socket.socket) -> None:
         """Answer the agent's requests until it ends or closes its socket."""
         reader, writer = await asyncio.open_connection(sock=control)
-        await self._serve(reader, writer, may_change=True)
+        with rtnetlink_watch.subscribed(_DEVICES, rtnetlink_watch.LINKS) as notifications:
+            self._loop.add_reader(notifications, self._devices_changed, notifications)
+            await self._serve(reader, writer, may_change=True)
+            self._loop.remove_reader(notifications)
+
+    def _devices_changed(self, notifications: socket.socket) -> None:
+        rtnetlink_watch.drain(_DEVICES, notifications)
+        if self._work:
+            self._entries.devices_changed()
 
     async def serve_reader(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of another command of the same user."""

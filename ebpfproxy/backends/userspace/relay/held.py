@@ -9,8 +9,9 @@ import errno
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 
-from ebpfproxy.backends.userspace.entries import Balanced, Listen, Listening, NodePorts, other_port
+from ebpfproxy.backends.userspace.entries import Balanced, Listen, Listening, NodePorts, Pods, other_port
 from ebpfproxy.backends.userspace.messages import Change, Failure, Held
+from ebpfproxy.backends.userspace.relay.admission import other_interfaces
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
 from ebpfproxy.backends.userspace.relay.target import Target, target
 from ebpfproxy.backends.userspace.relay.tcp import TcpListener
@@ -75,6 +76,7 @@ class Entries:
         self._frontends: dict[Listen, _Frontend] = {}
         self._of_service: dict[Balanced, set[Listen]] = {}
         self._present: Mapping[Listen, Listening] = {}  # after the current change
+        self._devices: dict[Pods, list[int]] = {}
 
     def apply(self, change: Change) -> list[Failure]:
         """Put and drop entries; return where a relay does not listen."""
@@ -109,6 +111,17 @@ class Entries:
                 self._drop(key)
             self._services.pop(service, None)
         return failures
+
+    def devices_changed(self) -> None:
+        """Renew the filters that contain devices, if others than those of pods have changed."""
+        by_device = [
+            (key, each.entry) for key, each in self._frontends.items() if _contains_devices(each.entry)
+        ]
+        found = {pods: other_interfaces(pods) for _, entry in by_device if (pods := entry.pods)}
+        if found != self._devices:
+            self._devices = found
+            for key, entry in by_device:
+                self._open(key, entry)  # a listener that fails is missing in `held`
 
     def held(self) -> Held:
         """Return the entries, except those of listeners that do not listen."""
@@ -149,6 +162,10 @@ class Entries:
         if frontend:
             frontend.close()
             self._of_service.get(frontend.entry.service, set()).discard(key)
+
+
+def _contains_devices(entry: Listening) -> bool:
+    return entry.pods is not None and not entry.pods.network
 
 
 def _is_node_port(key: Listen) -> bool:
