@@ -24,6 +24,7 @@ from tests.kernel import clients
 from tests.kernel.clients import SILENT, Dial
 from tests.kernel.cluster import SERVICE_NETWORKS, START_PATIENCE, TCP_TARGET, UDP_TARGET
 from tests.kernel.zoo.flows import CLIENT, DEFAULTS, ENDPOINTS, FAMILIES, HOST, NODE, SERVICES, Flow
+from tests.kernel.zoo.virtual_machine import connect_taps
 
 PORTS = {name: 101 + number for number, name in enumerate(SERVICES)}
 HOST_PORTS = dict.fromkeys(("self", "second"), 9090)
@@ -49,6 +50,7 @@ class Zoo:
     - `balancer`: a function that returns the load balancer addresses of the n-th Service;
     - `towards`: the node's address towards endpoints on this and the other node, and towards the other node
       itself: "here", "there" and "second"; "there from pod" only for clients in the pod;
+    - `also_towards`: another address that the node may have towards all of them;
     - `by_packet`: clients whose pod has devices or rules of its own, so that the packet path serves it;
     - `source`: addresses to which clients bind their sockets, by name of the client;
     - `beyond`: the result of packets from the node to load balancer addresses without a proxy;
@@ -70,6 +72,7 @@ class Zoo:
         node = Pair(self.node.v4, self.node.v6)
         self.addresses = dict.fromkeys(("pod", "node", "guest", "outside"), node)
         self.towards = {"here": lab.addresses.gateway(0), "there": node, "second": node}
+        self.also_towards: Pair | None = None
         self.balancer: Callable[[int], Pair] = usual_balancer
         self.by_packet: set[str] = set()
         self.source: dict[str, Pair] = {}
@@ -111,11 +114,17 @@ class Zoo:
             f"link set {name} up",
         )
 
-    def guest_at_bridge(self, bridge: str, gateway: Pair, host: int, device: str = "vguest") -> Pod:
-        """The guest at a bridge with the gateway's networks, /24 and /64."""
+    def guest_at_bridge(
+        self, bridge: str, gateway: Pair, host: int, device: str = "vguest", is_vm: bool = False
+    ) -> Pod:
+        """The guest at a bridge with the gateway's networks, /24 and /64. A VM has a tap device."""
         four, six = gateway.v4.rpartition(".")[0], gateway.v6.rpartition(":")[0]
         guest = self.guest_netns(Pair(f"{four}.{host}", f"{six}:{host:x}"))
-        self.ip(f"link add {device} type veth peer name eth0 netns {guest.namespace}")
+        if is_vm:
+            self.ip(f"tuntap add dev {device} mode tap")
+            self.lab.ip(guest, "tuntap add dev eth0 mode tap")
+        else:
+            self.ip(f"link add {device} type veth peer name eth0 netns {guest.namespace}")
         self.ip(f"link set {device} master {bridge} up")
         self.lab.ip(
             guest,
@@ -125,6 +134,8 @@ class Zoo:
             f"route add default via {gateway.v4}",
             f"route add default via {gateway.v6}",
         )
+        if is_vm:  # a device that is down rejects frames
+            connect_taps(self.node, device, guest, "eth0")
         return guest
 
     def by_router(self, *rules: str) -> None:
@@ -305,7 +316,7 @@ class Zoo:
         client = self.clients[flow.client]
         place = {"a": "here", "host-2": "second"}.get(name, "there")
         own = self.towards.get(f"{place} from {flow.client}", self.towards[place])
-        names = {getattr(own, flow.family): NODE}
+        names = {getattr(each, flow.family): NODE for each in (own, self.also_towards) if each}
         if flow.client != "node" or flow.client in self.source:
             seen = self.source_seen.get(flow.client) or self.source.get(flow.client) or client
             names[getattr(seen, flow.family)] = CLIENT

@@ -35,6 +35,17 @@ def routed_guest(node: Zoo) -> None:
     node.expect("silent", "guest Address second * *")
 
 
+def virtual_machine(node: Zoo) -> None:
+    """A VM behind a tap device at a bridge that libvirt masquerades.
+
+    libvirt: network default (virbr0)
+    """
+    gateway = Pair("192.168.122.1", "fd00:192:168:122::1")
+    node.bridge("virbr0", gateway)
+    node.guest_at_bridge("virbr0", gateway, 2, "vnet0", is_vm=True)
+    node.masquerade("virbr0", Pair("192.168.122.0/24", "fd00:192:168:122::/64"))
+
+
 def _without_addresses(node: Zoo) -> list[str]:
     """Commands that remove the uplink's addresses and routes."""
     return [
@@ -453,6 +464,23 @@ def second_network_card(node: Zoo) -> None:
     node.addresses["outside"] = own
 
 
+def several_paths(node: Zoo) -> None:
+    """The default route has two next hops at two uplinks (ECMP), as in a routed data center.
+
+    romana/romana#179
+    """
+    node.also_towards = node.second_uplink()
+    for netns in (node.node, node.router):
+        node.sysctl(netns, "net/ipv4/conf/all/rp_filter=2")
+    number, gateway = node.lab.number, node.lab.addresses.router
+    for family, first, second in (
+        ("-4", gateway.v4, f"172.19.{number}.254"),
+        ("-6", gateway.v6, f"fd00:172:19:{number}::fe"),
+    ):
+        hops = ("nexthop", "via", first, "dev", "eth0", "nexthop", "via", second, "dev", "eth1")
+        node.node.run(["ip", family, "route", "replace", "default", *hops])
+
+
 def asymmetric(node: Zoo) -> None:
     """Clients reach the node by a second uplink; replies leave by the first one, which no filter drops.
 
@@ -625,6 +653,17 @@ def docker_drops(node: Zoo) -> None:
     )
 
 
+def marks_of_cni(node: Zoo) -> None:
+    """Chains of the network plugin at kube-proxy's priority and after it replace all bits of the mark.
+
+    aws/amazon-vpc-cni-k8s#3872
+    """
+    for word, priority in itertools.product(("ip", "ip6"), (-100, -90)):
+        node.chain(
+            f"{word} cni{-priority}", f"nat hook prerouting priority {priority}", "meta mark set ct mark"
+        )
+
+
 def closed_before_nat(node: Zoo) -> None:
     """A firewall closes all NodePorts for the uplink in a chain before NAT.
 
@@ -650,6 +689,7 @@ SITUATIONS: dict[str, Situation] = {
     for each in (
         plain,
         routed_guest,
+        virtual_machine,
         lxc_on_the_uplink,
         macvlan,
         nspawn,
@@ -672,6 +712,7 @@ SITUATIONS: dict[str, Situation] = {
         unnumbered,
         bridge_uplink,
         second_network_card,
+        several_paths,
         asymmetric,
         pods_by_second_uplink,
         tun_pod_network,
@@ -685,6 +726,7 @@ SITUATIONS: dict[str, Situation] = {
         ipv4_only,
         broken_ipv6,
         docker_drops,
+        marks_of_cni,
         closed_before_nat,
         closed_at_the_device,
     )

@@ -17,24 +17,26 @@ pytestmark = pytest.mark.kernel
 
 WAYS = MODES | {"ebpf-off": ("ebpf", ("--socket-lb=off",))}
 OTHER_WAYS = [way for way in WAYS if way not in ("ebpf", "ipvs")]
-"""A fourth of the situations is tried with them in `make test`: netfilter is the same in all."""
+NOT_EBPF = {"marks_of_cni"}
+IN_OTHER_WAYS = {*tuple(SITUATIONS)[::4], *NOT_EBPF}
+"""The situations in which `make test` tries other modes: netfilter is the same in most."""
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
+def situations(left_to_test_all: set[str]) -> list[object]:
+    return [
+        pytest.param(each, marks=[pytest.mark.long] if each in left_to_test_all else [])
+        for each in SITUATIONS
+    ]
+
+
+@pytest.mark.parametrize("situation", situations(NOT_EBPF))
 def test_mode_ebpf(situation: str) -> None:
     check(situation, "ebpf")
 
 
 @pytest.mark.parametrize("way", OTHER_WAYS)
-@pytest.mark.parametrize("situation", tuple(SITUATIONS)[::4])
+@pytest.mark.parametrize("situation", situations(set(SITUATIONS) - IN_OTHER_WAYS))
 def test_other_modes(situation: str, way: str) -> None:
-    check(situation, way)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("way", OTHER_WAYS)
-@pytest.mark.parametrize("situation", [name for n, name in enumerate(SITUATIONS) if n % 4])
-def test_other_modes_in_further_situations(situation: str, way: str) -> None:
     check(situation, way)
 
 
