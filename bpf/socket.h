@@ -261,10 +261,26 @@ static __always_inline bool bound_address(struct bpf_sock *sk, struct address *s
 	return !address_is_unspecified(source);
 }
 
+/* Whether the programs of loopback see packets to this node's own addresses. If they do not, the
+ * entry in `bypassing` causes the agent to attach them. Replies then need the reinjection pair.
+ */
+static __always_inline bool loopback_has_programs(void)
+{
+	u32 zero = 0, loopback = 1; /* its index in every network namespace */
+	struct node *settings = node.lookup(&zero);
+	u64 now;
+
+	if (settings && settings->reinjection_device)
+		return true;
+	now = bpf_ktime_get_ns();
+	bypassing.update(&loopback, &now);
+	return false;
+}
+
 /* Whether a socket of the node can be redirected to the endpoint although it is bound to an
  * address. Each endpoint can reply to an address of the Node, and one on this node to any address
- * of this node, except loopback. For all others egress masquerades. It sees no packets to local
- * addresses.
+ * of this node, except loopback. For all others egress masquerades, and sees packets to local
+ * addresses only at loopback. Without programs there, they would be rejected.
  */
 static __always_inline bool replies_reach(struct bpf_sock *sk,
 					  const struct service_key *destination,
@@ -276,10 +292,12 @@ static __always_inline bool replies_reach(struct bpf_sock *sk,
 	if (!bound_address(sk, &source))
 		return true;
 	flags = network_flags(&source);
-	if (flags & NETWORK_OF_NODE || network_flags(&destination->address) & NETWORK_LOCAL)
+	if (flags & NETWORK_OF_NODE)
 		return true;
-	return flags & NETWORK_LOCAL && endpoint->flags & ENDPOINT_ON_NODE &&
-	       !address_is_loopback(&source);
+	if (flags & NETWORK_LOCAL && endpoint->flags & ENDPOINT_ON_NODE &&
+	    !address_is_loopback(&source))
+		return true;
+	return network_flags(&destination->address) & NETWORK_LOCAL && !loopback_has_programs();
 }
 
 /* A UDP socket reconnects to another endpoint of the same frontend. Its receive queue may still

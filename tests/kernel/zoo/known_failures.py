@@ -18,7 +18,6 @@ BY_SOCKET = ("ebpf",)
 BY_PACKET = ("ebpf-off",)
 RELAY = ("userspace",)
 LEFT_TO_NODE = "no failure: another Node's address is left to that Node, which has no agent in this situation"
-BOUND = "packets of a bound socket to the node itself pass loopback, which has no programs yet"
 BRIDGED_REPLY = "replies of pods at a bridge with the node's address do not return to the node itself"
 SENT_BACK = "no failure: a rejection returns by the router, and reaches a guest that the node does not reach"
 BEFORE_NAT = "programs at the uplink run before rules of netdev ingress and PREROUTING"
@@ -36,7 +35,6 @@ KNOWN_FAILURES: tuple[Known, ...] = (
         "refused",
         LEFT_TO_NODE,
     ),
-    Known(("bound_source",), BY_SOCKET, "node NodePort there|away * *", "silent", BOUND),
     Known(
         ("closed_before_nat", "closed_at_the_device"),
         EBPF,
