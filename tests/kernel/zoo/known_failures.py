@@ -18,15 +18,16 @@ BY_SOCKET = ("ebpf",)
 BY_PACKET = ("ebpf-off",)
 RELAY = ("userspace",)
 LEFT_TO_NODE = "no failure: another Node's address is left to that Node, which has no agent in this situation"
-BRIDGED_REPLY = "replies of pods at a bridge with the node's address do not return to the node itself"
+OF_BRIDGE = "packets of the node to pods at a bridge get the uplink's address instead of the bridge's"
 SENT_BACK = "no failure: a rejection returns by the router, and reaches a guest that the node does not reach"
 BEFORE_NAT = "programs at the uplink run before rules of netdev ingress and PREROUTING"
 
 KNOWN_FAILURES: tuple[Known, ...] = (
     Known(("macvlan",), EBPF, "guest LoadBalancer empty * *", "refused", SENT_BACK),
-    Known(("pods_on_a_bridge",), BY_PACKET, "node ClusterIP here * *", "silent", BRIDGED_REPLY),
-    Known(
-        ("pods_on_a_bridge",), BY_PACKET, "node NodePort|LoadBalancer here|local * *", "silent", BRIDGED_REPLY
+    *(
+        Known(("pods_on_a_bridge",), BY_PACKET, f"node {flows} * {family}", address, OF_BRIDGE)
+        for flows in ("ClusterIP here", "NodePort|LoadBalancer here|local")
+        for family, address in (("v4", "172.18.78.2"), ("v6", "fd00:172:18:78::2"))
     ),
     Known(
         ("servicelb_other",),
