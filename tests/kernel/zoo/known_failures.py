@@ -14,7 +14,6 @@ class Known(NamedTuple):
 
 
 EBPF = ("ebpf", "ebpf-off")
-BY_SOCKET = ("ebpf",)
 BY_PACKET = ("ebpf-off",)
 RELAY = ("userspace",)
 LEFT_TO_NODE = "no failure: another Node's address is left to that Node, which has no agent in this situation"
