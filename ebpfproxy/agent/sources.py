@@ -65,7 +65,8 @@ def tracker_for(config: Config) -> Tracker:
         time.time(),
         node=config.role is not Role.EDGE,
         peers=needs_peers(config),
-        host_ports=config.host_ports,
+        pods=config.host_ports or config.socket_lb_annotations,
+        namespaces=config.socket_lb_annotations,
         listening=True,
     )
 
@@ -185,8 +186,15 @@ class Sources:
     def _api(self, access: "Access") -> "ApiSource":
         from ebpfproxy.api.watch import ApiSource
 
-        host_ports, peers = self._config.host_ports, needs_peers(self._config)
-        return ApiSource(access, self._node_name, self.put, self._metrics, host_ports=host_ports, peers=peers)
+        return ApiSource(
+            access,
+            self._node_name,
+            self.put,
+            self._metrics,
+            pods=self._config.host_ports,
+            annotations=self._config.socket_lb_annotations,
+            peers=needs_peers(self._config),
+        )
 
     def _api_server_reached(self, address: Address, port: int) -> None:
         self.put(ApiServerReached(address, port))

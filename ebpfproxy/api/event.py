@@ -17,10 +17,11 @@ from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
 
 SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
+NAMESPACE = "Namespace"
 PEER_NODE = "PeerNode"
 """Any Node, with what this machine needs of it; `NODE` is this node's."""
 SERVICE_CIDR = "ServiceCIDR"
-DISPENSABLE = frozenset({NODE, PEER_NODE, SERVICE_CIDR})
+DISPENSABLE = frozenset({NODE, PEER_NODE, SERVICE_CIDR, NAMESPACE})
 """The kinds without which Services are served, if the server does not have them or does not permit them."""
 ADDRESSES, DEVICES, LISTENING = "addresses", "devices", "listening sockets"
 
@@ -71,12 +72,21 @@ class SliceChanged(NamedTuple):
 class PodChanged(NamedTuple):
     """A pod was added, changed or deleted.
 
-    `pod` is None if it was deleted, or if neither its host ports nor its annotation matter now: it has none
-    of them or no address, or it has ended. `complaints` are as in ServiceChanged.
+    `pod` is None if it was deleted, has ended, or shares the network namespace of its node. `complaints` are
+    as in ServiceChanged.
     """
 
     name: NamespacedName
     pod: Pod | None
+    complaints: tuple[str, ...] = ()
+
+
+class NamespaceChanged(NamedTuple):
+    """A Namespace was added, changed or deleted. `socket_lb`: its annotation; None if it has none or was
+    deleted. `complaints` are as in ServiceChanged."""
+
+    name: str
+    socket_lb: bool | None
     complaints: tuple[str, ...] = ()
 
 
@@ -171,6 +181,7 @@ Event = (
     ServiceChanged
     | SliceChanged
     | PodChanged
+    | NamespaceChanged
     | NodeChanged
     | PeerChanged
     | ServiceCidrChanged

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType, field
 
 DSR_PORT = "ebpfproxy/dsr-port"
-SOCKET_LB = "ebpfproxy/socket-lb"
 """The annotation with which a Node announces that it accepts tunneled packets, and at which UDP port."""
+SOCKET_LB = "ebpfproxy/socket-lb"
+"""The annotation of a pod or Namespace that says whether the socket path may serve it: on or off."""
 
 _WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`(?: - at `(?:key in )?\$\.?([^`]*)`)?")
 _TYPES = {
@@ -68,6 +69,7 @@ class Annotations(Api):
     ebpf_forwarding: str | None = field(name="ebpfproxy/ebpf-forwarding", default=None)
     socket_lb: str | None = field(name=SOCKET_LB, default=None)
     dsr_port: str | None = field(name=DSR_PORT, default=None)
+    config_hash: str | None = field(name="kubernetes.io/config.hash", default=None)
 
 
 class Metadata(Api):
@@ -233,6 +235,10 @@ class Pod(Api):
     status: PodStatus | None = None
 
 
+class Namespace(Api):
+    metadata: Metadata
+
+
 class ServiceCIDRSpec(Api):
     cidrs: list[str | None] | None = None
 
@@ -289,6 +295,7 @@ class Manifest(Api):
 SERVICE_DECODER = msgspec.json.Decoder(Service)
 SLICE_DECODER = msgspec.json.Decoder(EndpointSlice)
 POD_DECODER = msgspec.json.Decoder(Pod)
+NAMESPACE_DECODER = msgspec.json.Decoder(Namespace)
 SERVICE_CIDR_DECODER = msgspec.json.Decoder(ServiceCIDR)
 NODE_DECODER = msgspec.json.Decoder(Node)
 LIST_DECODER = msgspec.json.Decoder(List)

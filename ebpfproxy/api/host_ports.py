@@ -1,9 +1,9 @@
-"""Parse the host ports of a pod, and its annotation about the socket path."""
+"""Parse the host ports of a pod, and the annotations of pods and Namespaces about the socket path."""
 
 from collections.abc import Iterator
 
 from ebpfproxy.api import fields, parts
-from ebpfproxy.api.event import PodChanged
+from ebpfproxy.api.event import NamespaceChanged, PodChanged
 from ebpfproxy.api.parts import Complaints, shorten, usable_name
 from ebpfproxy.model.address import Address, Family, family, parse_address
 from ebpfproxy.model.pod import HostPort, Pod
@@ -23,16 +23,26 @@ def pod_changed(decoded: fields.Pod) -> PodChanged:
         return PodChanged(name, None)
     addresses = _addresses(status, complaints)
     ports = tuple(dict.fromkeys(_host_ports(decoded.spec, complaints)))
-    socket_lb = _socket_lb(decoded.metadata.annotations, complaints)
-    pod = Pod(name, addresses, ports, socket_lb) if addresses and (ports or not socket_lb) else None
+    annotations = decoded.metadata.annotations
+    # The cgroup of a static pod has the hash of its manifest (Kubernetes, pkg/kubelet/config/common.go).
+    uid = (annotations and annotations.config_hash) or decoded.metadata.uid or ""
+    socket_lb = _socket_lb(annotations, complaints)
+    pod = Pod(name, addresses, ports if addresses else (), socket_lb, uid)
     return PodChanged(name, pod, complaints.reported())
 
 
-def _socket_lb(annotations: fields.Annotations | None, complaints: Complaints) -> bool:
+def namespace_changed(decoded: fields.Namespace) -> NamespaceChanged:
+    """Return the annotation of a Namespace. Raises InvalidObject if the name is not usable."""
+    name, complaints = usable_name(decoded.metadata), Complaints()
+    socket_lb = _socket_lb(decoded.metadata.annotations, complaints)
+    return NamespaceChanged(name.name, socket_lb, complaints.reported())
+
+
+def _socket_lb(annotations: fields.Annotations | None, complaints: Complaints) -> bool | None:
     text = annotations.socket_lb if annotations else None
     if text not in (None, "on", "off"):
         complaints.append(f"annotation {fields.SOCKET_LB}: {shorten(repr(text))} is neither on nor off")
-    return text != "off"
+    return {"on": True, "off": False}.get(text or "")
 
 
 def _addresses(status: fields.PodStatus, complaints: Complaints) -> tuple[Address, ...]:

@@ -18,6 +18,7 @@ import watchfiles
 
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
+    NAMESPACE,
     NODE,
     PEER_NODE,
     POD,
@@ -25,6 +26,7 @@ from ebpfproxy.api.event import (
     SERVICE_CIDR,
     Event,
     Invalid,
+    NamespaceChanged,
     NodeChanged,
     PeerChanged,
     PodChanged,
@@ -249,7 +251,7 @@ class FileSource:
         for event in changes(self._reading or Reading(), reading):
             self._put(event)
         if self._reading is None:
-            for kind in SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD, SERVICE_CIDR:
+            for kind in SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD, NAMESPACE, SERVICE_CIDR:
                 self._put(Synced(kind))
         self._reading = reading
 
@@ -339,6 +341,8 @@ def _key(event: Event) -> Key:
             return ENDPOINT_SLICE, str(name)
         case PodChanged(name):
             return POD, str(name)
+        case NamespaceChanged(name):
+            return NAMESPACE, name
         case NodeChanged(node):
             return NODE, node.name if node else ""
         case PeerChanged(name):
@@ -357,6 +361,8 @@ def _deleted(event: Event) -> Event:
             return SliceChanged(name, None)
         case PodChanged(name):
             return PodChanged(name, None)
+        case NamespaceChanged(name):
+            return NamespaceChanged(name, None)
         case PeerChanged(name):
             return PeerChanged(name, None)
         case ServiceCidrChanged(name):

@@ -15,12 +15,14 @@ from ebpfproxy.api import fields, parts
 from ebpfproxy.api.balancing import balancing
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
+    NAMESPACE,
     NODE,
     POD,
     SERVICE,
     SERVICE_CIDR,
     Event,
     Invalid,
+    NamespaceChanged,
     NodeChanged,
     PeerChanged,
     PodChanged,
@@ -29,7 +31,7 @@ from ebpfproxy.api.event import (
     SliceChanged,
     Unserved,
 )
-from ebpfproxy.api.host_ports import pod_changed
+from ebpfproxy.api.host_ports import namespace_changed, pod_changed
 from ebpfproxy.api.parts import FAMILIES, JUNK, NAME, Complaints, shorten, usable_name
 from ebpfproxy.errors import InvalidObject, SourceError
 from ebpfproxy.model.address import Address
@@ -48,6 +50,7 @@ _PORT_DIGITS, _MAX_PORT = 5, 65535
 _API_VERSIONS = {
     SERVICE: "v1",
     NODE: "v1",
+    NAMESPACE: "v1",
     POD: "v1",
     ENDPOINT_SLICE: "discovery.k8s.io/v1",
     SERVICE_CIDR: "networking.k8s.io/v1",
@@ -227,6 +230,14 @@ def parse_pod(raw: bytes | Raw) -> PodChanged | Invalid:
         return _invalid(POD, raw, error)
 
 
+def parse_namespace(raw: bytes | Raw) -> NamespaceChanged | Invalid:
+    """Parse a core/v1 Namespace. Never raises."""
+    try:
+        return namespace_changed(fields.NAMESPACE_DECODER.decode(raw))
+    except (*JUNK, InvalidObject) as error:
+        return _invalid(NAMESPACE, raw, error)
+
+
 def parse_service_cidr(raw: bytes | Raw) -> ServiceCidrChanged | Invalid:
     """Parse a networking.k8s.io/v1 ServiceCIDR. Never raises."""
     try:
@@ -269,6 +280,8 @@ def _manifest(raw: bytes | Raw, node_name: str, kind: str, depth: int) -> list[E
         return [parse_slice(raw)]
     if kind == POD:
         return _pod_of_node(raw, node_name)
+    if kind == NAMESPACE:
+        return [parse_namespace(raw)]
     if kind == SERVICE_CIDR:
         return [parse_service_cidr(raw)]
     peer = parse_peer(raw)

@@ -9,12 +9,14 @@ from typing import Any
 
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
+    NAMESPACE,
     NODE,
     PEER_NODE,
     POD,
     SERVICE,
     SERVICE_CIDR,
     Event,
+    NamespaceChanged,
     NodeChanged,
     PeerChanged,
     PodChanged,
@@ -22,7 +24,9 @@ from ebpfproxy.api.event import (
     ServiceCidrChanged,
     SliceChanged,
 )
+from ebpfproxy.api.fields import SOCKET_LB
 from ebpfproxy.api.parse import (
+    parse_namespace,
     parse_node,
     parse_peer,
     parse_pod,
@@ -34,6 +38,7 @@ from ebpfproxy.model.service import NamespacedName
 
 _SERVICES = {"labelSelector": "!service.kubernetes.io/service-proxy-name"}
 _WITH_CLUSTER_IP = {"fieldSelector": "spec.clusterIP!=None"}
+_OPT_OUT = f"annotations {SOCKET_LB} need list and watch for {{}} in the ClusterRole"
 _SLICES = {"labelSelector": "!service.kubernetes.io/headless"}
 
 
@@ -79,10 +84,30 @@ def endpoint_slices() -> Resource:
     return Resource(ENDPOINT_SLICE, path, _SLICES, parse_slice, lambda name: SliceChanged(name, None))
 
 
-def pods_of(node: str) -> Resource:
-    """The pods on a node, for host ports."""
-    selector = {"fieldSelector": f"spec.nodeName={node}"}
-    return Resource(POD, "/api/v1/pods", selector, parse_pod, lambda name: PodChanged(name, None))
+def pods_of(node: str, *, optional: bool) -> Resource:
+    """The pods on a node, for host ports and annotations. `optional`: only for annotations."""
+    return Resource(
+        POD,
+        "/api/v1/pods",
+        {"fieldSelector": f"spec.nodeName={node}"},
+        parse_pod,
+        lambda name: PodChanged(name, None),
+        hint=_OPT_OUT.format("pods"),
+        optional=optional,
+    )
+
+
+def namespaces() -> Resource:
+    """All Namespaces, for their annotation about the socket path."""
+    return Resource(
+        NAMESPACE,
+        "/api/v1/namespaces",
+        {},
+        parse_namespace,
+        lambda name: NamespaceChanged(name.name, None),
+        hint=_OPT_OUT.format("namespaces"),
+        optional=True,
+    )
 
 
 def peer_nodes() -> Resource:

@@ -21,6 +21,7 @@ from ebpfproxy.api.event import (
     DEVICES,
     ENDPOINT_SLICE,
     LISTENING,
+    NAMESPACE,
     NODE,
     PEER_NODE,
     POD,
@@ -33,6 +34,7 @@ from ebpfproxy.api.event import (
     Event,
     Invalid,
     ListeningChanged,
+    NamespaceChanged,
     NamespacesChanged,
     NodeChanged,
     PeerChanged,
@@ -109,7 +111,7 @@ class Tracker:
 
     - `node`: whether the Node of this machine is awaited, and ServiceCIDRs;
     - `peers`: whether all Nodes are awaited; if not, they are ignored;
-    - `host_ports`: whether pods are awaited;
+    - `pods`, `namespaces`: whether they are awaited; Namespaces that are not are ignored;
     - `listening`: whether the listening sockets of this node are awaited.
     """
 
@@ -119,7 +121,8 @@ class Tracker:
         *,
         node: bool = True,
         peers: bool = False,
-        host_ports: bool = False,
+        pods: bool = False,
+        namespaces: bool = False,
         listening: bool = False,
     ) -> None:
         self._started = started
@@ -127,7 +130,8 @@ class Tracker:
             NODE: node,
             SERVICE_CIDR: node,
             PEER_NODE: peers,
-            POD: host_ports,
+            POD: pods,
+            NAMESPACE: namespaces,
             LISTENING: listening,
         }
         self._awaited = AWAITED - {NODE, SERVICE_CIDR} | {
@@ -137,6 +141,8 @@ class Tracker:
         self._slices: dict[NamespacedName, EndpointSlice] = {}
         self._by_service: dict[NamespacedName, tuple[EndpointSlice, ...]] = {}
         self._pods: dict[NamespacedName, Pod] = {}  # by `host_ports.name_of`
+        self._opted_out: frozenset[Pod] = frozenset()
+        self._namespaces_without_socket: set[str] = set()
         self._down: frozenset[NodeCheck] = frozenset()
         self._rechecked: set[str] = set()  # the nodes with changes of `_down` since the last drain
         self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
@@ -207,6 +213,8 @@ class Tracker:
                 self._fold_slice(event)
             case PodChanged():
                 self._fold_pod(event)
+            case NamespaceChanged():
+                self._fold_namespace(event)
             case NodeChanged(node):
                 self._fold_node(node)
             case PeerChanged(name, peer):
@@ -304,8 +312,7 @@ class Tracker:
             return True
         if self._bypassing != previous.bypassing or self._namespaces != previous.namespaces:
             return True
-        changed = ((old, self._pods.get(name)) for name, old in self._previous_pods.items())
-        if any(_without_socket(old) != _without_socket(new) for old, new in changed):
+        if self._opted_out != previous.opted_out:
             return True
         return self._networks_of_services != previous.service_cidrs
 
@@ -330,6 +337,7 @@ class Tracker:
             self._listening,
             self._api_servers,
             self._namespaces,
+            self._opted_out,
         )
 
     def _addresses_of_nodes(self) -> frozenset[Address]:
@@ -377,8 +385,24 @@ class Tracker:
             del self._pods[name]
         else:
             self._pods[name] = event.pod
-        if self._previous_pods.setdefault(name, old) == event.pod:
+        if _with_ports(self._previous_pods.setdefault(name, old)) == _with_ports(event.pod):
             del self._previous_pods[name]
+        self._opted_out -= {old}
+        if event.pod and self._is_opted_out(event.pod):
+            self._opted_out |= {event.pod}
+
+    def _fold_namespace(self, event: NamespaceChanged) -> None:
+        if NAMESPACE not in self._awaited:
+            return
+        self._complain(NAMESPACE, event.name, event.socket_lb is None, event.complaints)
+        if (event.name in self._namespaces_without_socket) is not (event.socket_lb is False):
+            self._namespaces_without_socket ^= {event.name}
+            self._opted_out = frozenset(filter(self._is_opted_out, self._pods.values()))
+
+    def _is_opted_out(self, pod: Pod) -> bool:
+        if pod.socket_lb is None:
+            return pod.name.namespace in self._namespaces_without_socket
+        return not pod.socket_lb
 
     def _fold_peer(self, name: str, peer: PeerNode | None) -> None:
         old = self._peers.get(name)
@@ -464,9 +488,9 @@ class Tracker:
                 log.warning(REJECTED_PART, kind=kind, name=name, reason=complaint)
 
 
-def _without_socket(pod: Pod | None) -> tuple[Address, ...]:
-    """Return the addresses of a pod that the socket path must not serve."""
-    return pod.addresses if pod and not pod.socket_lb else ()
+def _with_ports(pod: Pod | None) -> Pod | None:
+    """Return the pod if it has host ports: no other one has plans."""
+    return pod if pod and pod.host_ports else None
 
 
 def _plan_input(node: Node | None) -> Node:

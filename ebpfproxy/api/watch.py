@@ -20,7 +20,15 @@ from ebpfproxy.api.event import Event
 from ebpfproxy.api.parse import parse_status_reason
 from ebpfproxy.api.reflector import UNOBSERVED, Observer, Reflector
 from ebpfproxy.api.requests import UNOBSERVED_REQUESTS, RequestObserver
-from ebpfproxy.api.resource import endpoint_slices, own_node, peer_nodes, pods_of, service_cidrs, services
+from ebpfproxy.api.resource import (
+    endpoint_slices,
+    namespaces,
+    own_node,
+    peer_nodes,
+    pods_of,
+    service_cidrs,
+    services,
+)
 from ebpfproxy.errors import ConfigError, SourceError
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, parse_address
@@ -340,10 +348,12 @@ class ApiSource:
         put: Callable[[Event], object],
         observer: Observer = UNOBSERVED,
         *,
-        host_ports: bool = False,
+        pods: bool = False,
+        annotations: bool = False,
         peers: bool = False,
     ) -> None:
-        """`host_ports`: whether to watch the pods of the node; `peers`: all Nodes.
+        """`pods`: whether to watch the pods of the node; `annotations`: them and all Namespaces; `peers`: all
+        Nodes.
 
         `node_name` is "" if this machine is no node.
         """
@@ -354,8 +364,10 @@ class ApiSource:
             resources += [own_node(node_name), service_cidrs()]
         if peers:
             resources.append(peer_nodes())
-        if host_ports:
-            resources.append(pods_of(node_name))
+        if pods or annotations:
+            resources.append(pods_of(node_name, optional=not pods))
+        if annotations:
+            resources.append(namespaces())
         self.reflectors = tuple(
             Reflector(resource, access.session, put, self._stopping, access.timing, observer)
             for resource in resources

@@ -201,6 +201,12 @@ class EbpfOptions:
         "Other connections are translated packet by packet. All values are functionally equivalent. A "
         "service mesh whose sidecars must see the Service's address needs host or off.",
     )  # fmt: skip
+    socket_lb_annotations: bool = option(
+        "--socket-lb-annotations", flag_types.BOOLEAN, "false", _EBPF,
+        "Translate the packets of pods that have the annotation ebpfproxy/socket-lb: off, or whose Namespace "
+        "has it, instead of redirecting their sockets. The account needs list and watch for pods and "
+        "namespaces.",
+    )  # fmt: skip
     tc_devices: tuple[str, ...] = option(
         "--tc-devices", flag_types.DEVICE_PATTERNS, "", _EBPF,
         "Translate packets only on network devices with these names or patterns, such as eth*, and on "

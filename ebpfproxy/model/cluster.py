@@ -26,8 +26,7 @@ class ClusterState:
     - `local_networks`: the kernel's local routing table, which lists what this node delivers to itself. Most
       entries are single addresses; some are networks such as 127.0.0.0/8.
     - `devices`: all network devices of this node, sorted by ifindex.
-    - `pods`: those of this node with host ports, or without the socket path, by name. Empty unless host ports
-      are served.
+    - `pods`: those of this node by name. Empty unless host ports are served or annotations are read.
     - `bypassing`: the ifindexes of devices whose pods reach Services through no program of ebpfproxy.
       Loopback is one of them if packets of the node itself reach Services by the packet path.
     - `peers`: all Nodes by name, this node's included. Empty unless direct server return is enabled, or
@@ -39,6 +38,8 @@ class ClusterState:
       protocol and port, the addresses. The unspecified address of a family means all addresses of it.
     - `namespaces`: the network namespaces that may be those of pods, by cookie. Empty unless the mode needs
       them.
+    - `opted_out`: those of `pods` that the socket path must not serve, by their annotation or that of their
+      Namespace.
     - `api_servers`: addresses and TCP ports at which the agent has reached the API server.
     """
 
@@ -56,6 +57,7 @@ class ClusterState:
     listening: Listening = dataclasses.field(default_factory=dict)
     api_servers: frozenset[tuple[Address, int]] = frozenset()
     namespaces: tuple[Namespace, ...] = ()
+    opted_out: frozenset[Pod] = frozenset()
 
     def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:
         """Return the EndpointSlices of `service`; empty if it has none."""

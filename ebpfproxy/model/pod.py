@@ -1,4 +1,4 @@
-"""Pod (core/v1): its host ports, and whether the socket path may serve it."""
+"""Pod (core/v1): its host ports, and its annotation about the socket path."""
 
 import dataclasses
 from typing import NamedTuple
@@ -22,13 +22,17 @@ class HostPort(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that runs or starts, has addresses, and does not share the network namespace of its node.
+    """A pod that runs or starts, and does not share the network namespace of its node.
 
-    `addresses`: at most one of each family. `host_ports`: in the order of the API, without duplicates.
-    `socket_lb`: whether the socket path may serve its sockets, in mode ebpf.
+    - `addresses`: at most one of each family; empty if it has none yet.
+    - `host_ports`: in the order of the API, without duplicates; empty without addresses.
+    - `socket_lb`: its annotation: whether the socket path may serve its sockets, in mode ebpf. None: as its
+      Namespace says.
+    - `uid`: as in the name of its cgroup.
     """
 
     name: NamespacedName
     addresses: tuple[Address, ...]
     host_ports: tuple[HostPort, ...]
-    socket_lb: bool = True
+    socket_lb: bool | None = None
+    uid: str = ""

@@ -29,8 +29,8 @@ def classify(namespace: Namespace, state: ClusterState) -> tuple[NamespaceClass,
     if not namespace.pod and not has_address:
         return NamespaceClass.OTHER, "neither in a pod's cgroup nor with an address of the Node's podCIDRs"
     identity = f"cgroup of pod {namespace.pod}" if namespace.pod else "address of the Node's podCIDRs"
-    if is_opted_out(namespace, state):
-        return NamespaceClass.PACKET_PATH, f"{identity}; the pod has the annotation {SOCKET_LB}"
+    if owner := opted_out_by(namespace, state):
+        return NamespaceClass.PACKET_PATH, f"{identity}; {owner} has the annotation {SOCKET_LB}"
     if len(namespace.up) != 1:
         return NamespaceClass.PACKET_PATH, f"{identity}; {len(namespace.up)} devices are up, not 1"
     if namespace.special:
@@ -43,11 +43,12 @@ def is_of_pod(namespace: Namespace, state: ClusterState) -> bool:
     return classify(namespace, state)[0] is not NamespaceClass.OTHER
 
 
-def is_opted_out(namespace: Namespace, state: ClusterState) -> bool:
-    """Return whether the namespace is that of a pod with the annotation."""
-    return any(
-        not pod.socket_lb and not namespace.addresses.isdisjoint(pod.addresses) for pod in state.pods.values()
-    )
+def opted_out_by(namespace: Namespace, state: ClusterState) -> str:
+    """Return whose annotation excludes the network namespace from the socket path; "" if there is none."""
+    for pod in state.opted_out:
+        if namespace.pod == pod.uid != "" or not namespace.addresses.isdisjoint(pod.addresses):
+            return "the pod" if pod.socket_lb is False else f"the Namespace {pod.name.namespace}"
+    return ""
 
 
 def by_socket(state: ClusterState, context: PlanContext) -> tuple[Namespace, ...]:

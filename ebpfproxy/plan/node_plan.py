@@ -9,7 +9,7 @@ from ebpfproxy.plan.devices import plan_devices
 from ebpfproxy.plan.direct_return import tunnel_sources
 from ebpfproxy.plan.foreign_addresses import foreign_networks
 from ebpfproxy.plan.local_traffic import local_traffic
-from ebpfproxy.plan.namespaces import by_socket, is_of_pod, is_opted_out
+from ebpfproxy.plan.namespaces import by_socket, is_of_pod, opted_out_by
 from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
 from ebpfproxy.plan.on_link import frontend_routes
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
@@ -48,7 +48,7 @@ def plan_node(
         _outer(served),
         _outer(each for each in state.namespaces if is_of_pod(each, state)),
     )
-    lasting |= _outer(each for each in state.namespaces if is_opted_out(each, state))
+    lasting |= _outer(each for each in state.namespaces if opted_out_by(each, state))
     if pods:
         lasting = frozenset(each.ifindex for each in devices if each.role is DeviceRole.POD)
     return NodePlan(

@@ -120,10 +120,11 @@ def test_all_nodes_are_reported_as_peers(server: ApiServer, watched: Callable[..
     [
         (OWN, {}, ["Node", SERVICE_CIDR]),
         (OWN, {"peers": True}, ["Node", SERVICE_CIDR, PEER_NODE]),
-        (OWN, {"peers": True, "host_ports": True}, ["Node", SERVICE_CIDR, PEER_NODE, "Pod"]),
+        (OWN, {"peers": True, "pods": True}, ["Node", SERVICE_CIDR, PEER_NODE, "Pod"]),
+        (OWN, {"annotations": True}, ["Node", SERVICE_CIDR, "Pod", "Namespace"]),
         ("", {"peers": True}, [PEER_NODE]),
     ],
-    ids=["node", "direct server return", "host ports", "edge"],
+    ids=["node", "direct server return", "host ports", "annotations", "edge"],
 )
 def test_each_kind_is_watched_once(
     access: Access, node: str, options: dict[str, Any], further: list[str]

@@ -78,6 +78,7 @@ KUSTOMIZED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "userspace": ("modes/userspace", "", {"mode": "userspace"}),
     "one-node": ("base", "one-node", {"nodeSelector": {"service-proxy": "ebpfproxy"}}),
     "host-ports": ("base", "host-ports", {"hostPorts": True}),
+    "socket-lb-annotations": ("base", "socket-lb-annotations", {"socketLbAnnotations": True}),
     "direct-server-return": ("base", "direct-server-return", {"dsrPort": 6083}),
     "with-bcc": ("base", "with-bcc", {"compiler": True}),
     "least-privilege": ("base", "least-privilege", {"privileged": False}),

@@ -23,7 +23,8 @@ from tests.kernel.test_socket_lb import actual_peer, as_in_proc
 
 pytestmark = pytest.mark.kernel
 
-FLAGS = ("--sync-period=1s", "--host-ports")  # with host ports, the agent watches pods
+FLAGS = ("--sync-period=1s", "--socket-lb-annotations")
+OFF = {"annotations": {"ebpfproxy/socket-lb": "off"}}
 OWN_PORT = 9999
 """Where a pod serves what its own rules translate the Service's address to."""
 
@@ -248,7 +249,7 @@ def test_a_pod_that_gets_rules_of_its_own_later_returns_to_the_packet_path(
 def test_an_annotation_of_a_pod_selects_the_packet_path_live(place: Cluster, web: Exposed, pod: Pod) -> None:
     await_socket_path(place, pod)
     made = manifests.pod("made", place.lab.node_name, [pod.v4, pod.v6], [])
-    made["metadata"]["annotations"] = {"ebpfproxy/socket-lb": "off"}
+    made["metadata"] |= OFF
     place.write("made", made)
     assert actual_peer(pod, "v4", web.v4, 80) == as_in_proc("v4", web.v4, 80)
     with connected(pod, TCP, web.v4, 80) as sock:
@@ -256,6 +257,24 @@ def test_an_annotation_of_a_pod_selects_the_packet_path_live(place: Cluster, web
         place.write("made")
         assert actual_peer(pod, "v4", web.v4, 80) == as_in_proc("v4", place.a.v4, TCP_TARGET)
         assert converse(sock) == "a"
+
+
+def test_an_annotation_of_a_namespace_selects_the_packet_path_of_its_pods_live(
+    place: Cluster, web: Exposed, pod: Pod
+) -> None:
+    """Pods are recognized by the UID in their cgroup, before the API has their addresses."""
+    await_socket_path(place, pod)
+    made = manifests.pod("made", place.lab.node_name, [], [])
+    made["metadata"]["uid"] = pod.cgroup.parent.name.removeprefix("pod")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"} | OFF}
+    place.write("made", made, namespace)
+    try:
+        assert actual_peer(pod, "v4", web.v4, 80) == as_in_proc("v4", web.v4, 80)
+        made["metadata"]["annotations"] = {"ebpfproxy/socket-lb": "on"}
+        place.write("made", made, namespace)
+        assert actual_peer(pod, "v4", web.v4, 80) == as_in_proc("v4", place.a.v4, TCP_TARGET)
+    finally:
+        place.write("made")
 
 
 @pytest.fixture

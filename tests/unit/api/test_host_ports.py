@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ebpfproxy.api.event import Invalid, PodChanged
+from ebpfproxy.api.event import Invalid, NamespaceChanged, PodChanged
 from ebpfproxy.api.parse import parse_manifest_object, parse_pod
 from ebpfproxy.lab import manifests
 from ebpfproxy.model.address import Protocol, parse_address
@@ -57,11 +57,45 @@ def test_a_pod_that_has_ended_is_not_served(phase: str) -> None:
     assert changed(raw).pod is None
 
 
-def test_a_pod_without_address_or_host_port_or_with_the_host_network_is_not_served() -> None:
+def test_a_pod_without_address_has_no_host_ports_and_one_with_the_host_network_is_not_served() -> None:
     host_network = pod(WEB)
     host_network["spec"]["hostNetwork"] = True
-    for raw in pod({"containerPort": 80}), pod(WEB, addresses=()), host_network:
-        assert changed(raw) == PodChanged(name("web-0"), None)
+    assert changed(host_network) == PodChanged(name("web-0"), None)
+    for raw in pod({"containerPort": 80}), pod(WEB, addresses=()):
+        found = changed(raw).pod
+        assert found
+        assert found.host_ports == ()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "uid"),
+    [
+        ({"uid": "7d2c4a5e-0000-4000-8000-000000000001"}, "7d2c4a5e-0000-4000-8000-000000000001"),
+        ({"uid": "x", "annotations": {"kubernetes.io/config.hash": "a" * 32}}, "a" * 32),
+    ],
+    ids=["pod", "static pod"],
+)
+def test_the_uid_is_that_of_the_cgroup(metadata: dict[str, Any], uid: str) -> None:
+    raw = pod()
+    raw["metadata"] |= metadata
+    found = changed(raw).pod
+    assert found
+    assert found.uid == uid
+
+
+def test_annotations_of_pods_and_namespaces_are_on_off_or_rejected() -> None:
+    for text, socket_lb, complaints in (("on", True, 0), ("off", False, 0), ("no", None, 1)):
+        metadata = {"name": "mesh", "annotations": {"ebpfproxy/socket-lb": text}}
+        raw = pod()
+        raw["metadata"] |= metadata
+        of_pod = changed(raw)
+        assert of_pod.pod
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+        (of_namespace,) = parse_manifest_object(msgspec.json.encode(namespace), HERE)
+        assert isinstance(of_namespace, NamespaceChanged)
+        assert of_namespace.name == "mesh"
+        assert of_pod.pod.socket_lb is of_namespace.socket_lb is socket_lb
+        assert len(of_pod.complaints) == len(of_namespace.complaints) == complaints
 
 
 @pytest.mark.parametrize(
@@ -93,18 +127,3 @@ def test_manifests_yield_only_pods_of_this_node() -> None:
     raw = msgspec.json.encode(pod(WEB))
     assert parse_manifest_object(raw, HERE) == [parse_pod(raw)]
     assert parse_manifest_object(raw, "elsewhere") == []
-
-
-@pytest.mark.parametrize(
-    ("text", "kept", "complaints"),
-    [("off", True, 0), ("on", False, 0), ("never", False, 1)],
-)
-def test_a_pod_without_host_ports_counts_if_an_annotation_excludes_it_from_the_socket_path(
-    text: str, kept: bool, complaints: int
-) -> None:
-    raw = pod()
-    raw["metadata"]["annotations"] = {"ebpfproxy/socket-lb": text}
-    event = changed(raw)
-    assert (event.pod is not None) is kept
-    assert event.pod is None or not event.pod.socket_lb
-    assert len(event.complaints) == complaints

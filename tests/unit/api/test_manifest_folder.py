@@ -14,6 +14,7 @@ import pytest
 from ebpfproxy.api import manifest_folder
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
+    NAMESPACE,
     NODE,
     PEER_NODE,
     POD,
@@ -305,7 +306,9 @@ def write(path: Path, content: str) -> None:
 
 
 def test_all_objects_are_reported_before_synced_of_each_kind(followed: Followed) -> None:
-    synced = [Synced(kind) for kind in (SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD, SERVICE_CIDR)]
+    synced = [
+        Synced(kind) for kind in (SERVICE, ENDPOINT_SLICE, NODE, PEER_NODE, POD, NAMESPACE, SERVICE_CIDR)
+    ]
     assert followed.until_synced() == [changed("web"), *synced]
 
 

@@ -21,6 +21,7 @@ from ebpfproxy.api.event import (
     Event,
     Invalid,
     ListeningChanged,
+    NamespaceChanged,
     NodeChanged,
     PeerChanged,
     PodChanged,
@@ -364,6 +365,36 @@ def test_the_annotation_of_a_pod_changes_the_host() -> None:
         tracker.fold(PodChanged(opted_out.name, pod))
         assert tracker.drain().host_changed
     assert not tracker.drain().host_changed
+
+
+def test_a_pod_is_opted_out_by_its_annotation_or_else_by_that_of_its_namespace() -> None:
+    pods = {
+        socket_lb: Pod(name(f"web-{socket_lb}"), (parse_address("10.1.0.1"),), (), socket_lb)
+        for socket_lb in (None, True, False)
+    }
+    tracker = Tracker(0.0, pods=True, namespaces=True)
+    for pod in pods.values():
+        tracker.fold(PodChanged(pod.name, pod))
+    drained = tracker.drain()
+    assert drained.host_changed
+    assert not drained.services  # pods without host ports have no plans
+    assert drained.state.opted_out == {pods[False]}
+    for annotation, expected in ((False, {pods[None], pods[False]}), (None, {pods[False]})):
+        tracker.fold(NamespaceChanged("other", False))
+        tracker.fold(NamespaceChanged(pods[None].name.namespace, annotation))
+        drained = tracker.drain()
+        assert drained.state.opted_out == expected
+        assert drained.host_changed
+    tracker.fold(NamespaceChanged("other", None))
+    assert not tracker.drain().host_changed
+
+
+def test_namespaces_are_ignored_unless_they_are_awaited() -> None:
+    pod = Pod(name("web-0"), (parse_address("10.1.0.1"),), ())
+    tracker = Tracker(0.0, pods=True)
+    tracker.fold(PodChanged(pod.name, pod))
+    tracker.fold(NamespaceChanged(pod.name.namespace, False))
+    assert tracker.drain().state.opted_out == frozenset()
 
 
 def test_a_pod_may_bypass_before_its_device_is_known() -> None:

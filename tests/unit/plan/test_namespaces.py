@@ -86,7 +86,17 @@ def test_a_device_that_had_programs_for_a_service_keeps_them() -> None:
 
 
 def test_an_annotation_of_the_pod_selects_the_packet_path() -> None:
-    name = NamespacedName("default", "vpn")
-    for socket_lb, expected in ((True, NamespaceClass.SOCKET_PATH), (False, NamespaceClass.PACKET_PATH)):
-        pods = {name: Pod(name, (parse_address("10.244.1.5"),), (), socket_lb)}
-        assert classify(POD, dataclasses.replace(STATE, pods=pods))[0] is expected
+    by_address = Pod(NamespacedName("mesh", "vpn"), (parse_address("10.244.1.5"),), ())
+    by_uid = Pod(by_address.name, (), (), uid=POD.pod)
+    for pod in by_address, by_uid:
+        state = dataclasses.replace(STATE, opted_out=frozenset({pod}))
+        found, reason = classify(POD, state)
+        assert found is NamespaceClass.PACKET_PATH
+        assert "; the Namespace mesh has the annotation" in reason
+        annotated = dataclasses.replace(pod, socket_lb=False)
+        _, reason = classify(POD, dataclasses.replace(STATE, opted_out=frozenset({annotated})))
+        assert "; the pod has the annotation" in reason
+    other = Pod(by_address.name, (parse_address("10.244.1.6"),), ())
+    without_uid = POD._replace(pod="")
+    state = dataclasses.replace(STATE, opted_out=frozenset({other}))
+    assert [classify(each, state)[0] for each in (POD, without_uid)] == [NamespaceClass.SOCKET_PATH] * 2
