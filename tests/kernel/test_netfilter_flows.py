@@ -124,6 +124,25 @@ def test_a_connection_without_destination_nat_is_not_learned(testbed: Testbed, f
     assert flows.switches == [(False, 0)]
 
 
+def test_a_connection_of_the_node_is_learned_and_one_of_others_only_if_it_is_masqueraded(
+    testbed: Testbed, flows: RecordedFlows
+) -> None:
+    """Found with random changes: a new flow got the port of a connection of the node, which then ended."""
+    testbed.nft(f"flush table {testbed.at.nft} {_MASQUERADE}")
+    with (
+        testbed.pod(0) as server,
+        testbed.client_socket(testbed.node, testbed.at.vip) as own,
+        testbed.client_socket(testbed.client, testbed.at.vip) as other,
+    ):
+        other.send(b"?")
+        server.recvfrom(16)
+        own.send(b"?")
+        seen = server.recvfrom(16)[1]
+        with testbed.node.entered():
+            assert flows.learn() == 1
+            assert known(flows.map) == [(testbed.at.pods[0], TARGET, *seen[:2], UDP)]
+
+
 def test_without_tracked_connections_conntrack_is_not_queried(
     testbed: Testbed, flows: RecordedFlows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,10 +115,19 @@ def masqueraded() -> Iterator[Flow]:
     Like `flows`, and raises the same errors. If nothing is tracked, the result is empty, and the kernel loads
     no module for this call.
     """
+    return _translated(IPS_SRC_NAT)
+
+
+def redirected() -> Iterator[Flow]:
+    """The entries whose destination is translated (DNAT), as `masqueraded`."""
+    return _translated(IPS_DST_NAT)
+
+
+def _translated(bit: int) -> Iterator[Flow]:
     if not _any_tracked():
         return iter(())
-    payloads = _dump(socket.AF_UNSPEC, _with_status(IPS_SRC_NAT))
-    return (flow for flow in map(_flow, payloads) if flow and flow.is_snated)
+    payloads = _dump(socket.AF_UNSPEC, _with_status(bit))
+    return (flow for flow in map(_flow, payloads) if flow and flow.status & bit)
 
 
 def find(connection: Connection) -> Flow | None:

@@ -1,9 +1,11 @@
-"""The map `netfilter_flows`: connections to Services that netfilter still masquerades.
+"""The map `netfilter_flows`: connections to Services that netfilter translates, with an address of this node.
 
-They were opened while another mode was active on this node. Their endpoints receive them from ports of this
-node that the map `replies` does not contain. If a new flow to the same endpoint got such a port, its entry
-would be found first, and the older connection would receive no more replies. So the programs assign no port
-that is in this map. They use the map only while NODE_NETFILTER_FLOWS is set.
+They were opened while another mode was active on this node: masqueraded ones, and those of the node itself,
+whose sockets are connected to the frontend. Their endpoints receive them from ports of this node that the map
+`replies` does not contain, and that no socket with the endpoint as its peer has. If a new flow to the same
+endpoint got such a port, its entry would be found first, and the older connection would receive no more
+replies. So the programs assign no port that is in this map. They use the map only while NODE_NETFILTER_FLOWS
+is set.
 
 An entry is the key of the packets that the endpoint sends, at ingress. It is removed once conntrack no longer
 has that connection. The map is pinned, so the next agent removes the entries that this one has added.
@@ -19,7 +21,7 @@ from struct import Struct
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux.bpf.bpf import Map
-from ebpfproxy.linux.netlink import conntrack
+from ebpfproxy.linux.netlink import conntrack, local_addresses
 from ebpfproxy.model.address import Address, Protocol
 
 _KEY = abi.FLOW_KEY.size
@@ -48,17 +50,17 @@ class NetfilterFlows:
     def learn(self) -> int:
         """Add the connections in conntrack, in the calling thread's network namespace. Return their number.
 
-        A masqueraded connection whose destination is not translated belongs to no Service and is skipped. The
-        result is 0 if conntrack is not active or not supported.
+        A connection of a pod that is not masqueraded is skipped, and one whose destination is not translated,
+        which belongs to no Service. The result is 0 if conntrack is not active or not supported.
 
         Raises Rejected, also if the map is full.
         """
         try:
-            found = {
-                _key(flow): _ZONE.pack(flow.reply_zone)
-                for flow in conntrack.masqueraded()
-                if _is_dnated(flow)
-            }
+            flows = [flow for flow in conntrack.masqueraded() if _is_dnated(flow)]
+            if redirected := list(conntrack.redirected()):
+                own = {each.address for each in local_addresses.read()}
+                flows += [flow for flow in redirected if flow.source in own]
+            found = {_key(flow): _ZONE.pack(flow.reply_zone) for flow in flows}
         except Unsupported:
             return 0
         if found:
