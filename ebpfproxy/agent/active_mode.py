@@ -16,6 +16,10 @@ from ebpfproxy.plan.service_plan import NodePlan
 _NO_CHANGE = SyncResult(put=0, dropped=0, rejected=0, drifted=0)
 
 
+class Unsettled(Rejected):
+    """A second sync of a mode found changed entries, for example because a device was renamed meanwhile."""
+
+
 class ActiveMode:
     """A mode that is in use from `open` to `close`. Only the control thread may use `reconciler`."""
 
@@ -106,14 +110,15 @@ class ActiveMode:
         """Open the mode, apply the complete state, and verify that it is in the kernel.
 
         `state_now` is called after the mode is open, since the state may include what the mode finds of a
-        previous run. Raises KernelError; the caller then closes the mode and removes its objects.
+        previous run. Raises KernelError; the caller then closes the mode and removes its objects. Raises
+        Unsettled if the node may have changed meanwhile.
         """
         self.open()
         self.plan_all(state_now())
         result = self.sync(verify=True)
         second = self.sync(verify=True)
         if second._replace(rejected=0) != _NO_CHANGE:
-            raise Rejected(f"cannot use mode {self.name}: a second sync found changed entries: {second}")
+            raise Unsettled(f"cannot use mode {self.name}: a second sync found changed entries: {second}")
         return result
 
     def close(self) -> None:

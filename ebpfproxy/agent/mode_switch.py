@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ebpfproxy.agent import firewall_report
-from ebpfproxy.agent.active_mode import ActiveMode
+from ebpfproxy.agent.active_mode import ActiveMode, Unsettled
 from ebpfproxy.agent.mode_cleanup import ModeCleanup
 from ebpfproxy.agent.reconciler import SyncResult
 from ebpfproxy.backends.mode import Callbacks, Mode
@@ -26,6 +26,8 @@ SWITCHED = "Switched mode"
 """The other mode is in use. Objects of the previous one are removed next."""
 SWITCH_FAILED = "Failed to switch mode, keeping the current one"
 """`reason` is the error of the other mode."""
+SWITCH_AGAIN = "Switching mode again after the next sync, the node may have changed"
+"""The switch found other entries than it had written, for example because a device was renamed meanwhile."""
 SAME_MODE = "Mode is unchanged"
 """The changed configuration names or selects the current mode."""
 CHECK_FAILED = "Cannot look for changes of other programs"
@@ -42,6 +44,7 @@ UNAVAILABLE = "Proxy mode unavailable"
 probes. Logged once for each mode and reason."""
 
 _MAX_ATTEMPTS = 3  # failed first syncs before `auto` gives a mode up: another process may hold a lock briefly
+_MAX_SWITCHES = 5  # in a row, while the node changes
 _LOCK_TIMEOUT = 5.0  # seconds to wait for an agent that is about to end, as in an update of the DaemonSet
 
 
@@ -73,6 +76,7 @@ class ModeSwitcher:
         self.serving = self._prepare_usable()
         self._mode_cleanup = ModeCleanup(config, metrics.drained)
         self.pending_config: Config | None = None  # apply it after the first successful sync
+        self._unsettled_switches = 0  # in a row
         self._last_result: SyncResult | None = None
         self._lock: NamespaceLock | None = None
 
@@ -160,8 +164,8 @@ class ModeSwitcher:
         """Switch to the mode of `config` and apply the complete state, if it is not the current mode.
 
         Return whether the current mode is in sync afterwards; if not, the caller should sync soon. If the
-        switch fails, the current mode continues. Before the first sync no switch is possible: `config`
-        becomes `pending_config`, and the caller calls again later.
+        switch fails, the current mode continues. Before the first sync no switch is possible, and while the
+        node changes it may fail: `config` becomes `pending_config`, and the caller calls again later.
         """
         self.pending_config = None
         try:
@@ -187,7 +191,15 @@ class ModeSwitcher:
             try:
                 new, result = self._start_other(choice, config, state_now)
             except KernelError as failure:
+                self._unsettled_switches += 1
+                if isinstance(failure, Unsettled) and self._unsettled_switches < _MAX_SWITCHES:
+                    log.info(SWITCH_AGAIN, other=choice.mode.name, reason=failure.message)
+                    self.pending_config = config
+                    self._restore_current(choice.mode)
+                    return False
+                self._unsettled_switches = 0
                 return self._keep_current(choice.mode, failure)
+            self._unsettled_switches = 0
             previous, self.serving, self._last_result = self.serving, new, result
             self._failed.pop(new.name, None)
             self.config = config
@@ -228,6 +240,10 @@ class ModeSwitcher:
             hint=failure.hint,
         )
         self._metrics.switch_failed(other.name)
+        return self._restore_current(other)
+
+    def _restore_current(self, other: Mode) -> bool:
+        """Sync the current mode after a failed switch, and return whether it is in sync."""
         try:
             # The other mode may have changed chains that both modes share.
             self._last_result = self.serving.sync(verify=True)

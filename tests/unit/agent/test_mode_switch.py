@@ -203,6 +203,33 @@ def test_a_failed_switch_keeps_the_first_mode(node: Node, when: str, monkeypatch
     gone(node.other)
 
 
+@pytest.mark.parametrize(("times", "serving", "failed"), [(1, "other", 0), (4, "other", 0), (5, "one", 1)])
+def test_a_switch_during_which_the_node_changes_is_repeated_after_a_sync(
+    node: Node, times: int, serving: str, failed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found with random changes: a device was renamed, and the agent stayed in its mode."""
+    apply, left = FakeBackend.apply, [None] * times
+
+    def change(plane: FakeBackend, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        result = apply(plane, delta)
+        if plane is not node.one.plane and plane not in changed and left:
+            changed.append(plane)
+            left.pop()
+            node.other.kernel.ports.clear()
+        return result
+
+    changed: list[FakeBackend] = []
+    monkeypatch.setattr(FakeBackend, "apply", change)
+    assert node.switcher.follow(OTHER, lambda: STATE) is False
+    while node.switcher.pending_config:
+        assert node.switcher.serving.name == "one"
+        changed.clear()
+        node.switcher.sync(verify=False)
+        node.switcher.follow(node.switcher.pending_config, lambda: STATE)
+    assert node.switcher.serving.name == serving
+    assert node.metric("ebpfproxy_mode_switches_failed_total") == failed
+
+
 def test_after_a_failed_switch_the_first_mode_is_restored_before_the_cleanup(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
