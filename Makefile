@@ -207,6 +207,12 @@ soak: $(STAMP)  ## an hour of changes, and a million connections while agents ar
 	$(CLI) bench churn --seconds=0 --crash-s=15 --replace
 	$(CLI) bench churn --seconds=0 --switch-s=20 --modes=$(SOAK_MODES) --from=pod,node,outside
 	$(PYTHON) -m pytest -q --timeout=0 --connects=1000000 tests/kernel/test_agent_api.py -k no_connection_fails
+	@$(MAKE) --no-print-directory random-node
+
+.PHONY: random-node
+random-node: $(STAMP)  ## a million connections while agents restart, modes switch, devices, addresses and routes change; SEED repeats a run
+	@seed=$${SEED:-$$(date +%s)}; echo "repeat with: make random-node SEED=$$seed"; \
+	$(PYTHON) -m pytest -q -s --timeout=0 --connects=1000000 --faults-seed=$$seed tests/kernel/zoo/test_random_changes.py
 
 .PHONY: bench
 bench: $(STAMP)  ## the figures of docs/benchmarks.md, measured here

@@ -79,8 +79,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--connects",
         type=int,
         metavar="N",
-        help="number of connections while the API server is unreachable; twice as many while endpoints "
-        "change (make soak: 1000000)",
+        help="number of connections while the API server is unreachable or the node changes at random; "
+        "twice as many while endpoints change (make soak: 1000000)",
     )
     parser.addoption(
         "--sync-period",
@@ -135,7 +135,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--faults-seed",
         default="",
         metavar="SEED",
-        help="repeat the faults of a run, which printed its seed; default: those of make test",
+        help="repeat the faults or changes of a run, which printed its seed; default: those of make test",
     )
     parser.addoption(
         "--image",

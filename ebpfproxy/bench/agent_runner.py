@@ -77,15 +77,23 @@ class AgentRunner:
         """Cause the faults that are due `elapsed` seconds after the start. Raises AgentFailed."""
         check_alive(self._agent)
         if self._faults.crash_s and elapsed > self._faults.crash_s * (self._crashes + 1):
-            self._crashes += 1
-            self._syncs_of_previous += _syncs(self._agent)
-            self._agent.kill()
-            self._agent = self._start(wait=0)
+            self.crash()
         if self._faults.switch_s and elapsed > self._faults.switch_s * (self._switches + 1):
-            self._await_switch()
-            self._switches += 1
-            self._configure()
-            self._switching = True
+            self.switch()
+
+    def crash(self) -> None:
+        """Kill the agent and start it again, without waiting for its sync."""
+        self._crashes += 1
+        self._syncs_of_previous += _syncs(self._agent)
+        self._agent.kill()
+        self._agent = self._start(wait=0)
+
+    def switch(self) -> None:
+        """Begin the switch to the next mode, once the previous one is complete. Raises AgentFailed."""
+        self._await_switch()
+        self._switches += 1
+        self._configure()
+        self._switching = True
 
     @property
     def agent(self) -> Agent:
