@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _OBJECTS = "objects"
 _CONNECTIONS = "connections"
+_NAMESPACES = "namespaces"
 _DIFFERENT = 1
 _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --ebpf-traffic-max=0"
 
@@ -46,7 +47,10 @@ _NOT_COUNTED = "note: traffic is not counted by Service: the agent runs with --e
     """),
 )
 @click.argument(
-    "what", type=click.Choice([*SUBJECTS, _OBJECTS, _CONNECTIONS]), default="services", metavar="WHAT"
+    "what",
+    type=click.Choice([*SUBJECTS, _NAMESPACES, _OBJECTS, _CONNECTIONS]),
+    default="services",
+    metavar="WHAT",
 )
 @click.option(
     "-o",
@@ -126,6 +130,7 @@ def command(
     counters   events in the programs, and traffic (by Service with --ebpf-traffic-max)
     maps       use of each map
     all        all of these
+    namespaces  network namespaces of pods and guests, and the path of their sockets
     objects    all objects that verify compares, in any mode
     connections  connections and UDP flows that the relays of mode userspace have open
 
@@ -147,6 +152,11 @@ def command(
     if what == _CONNECTIONS:
         _show_or_watch(
             lambda: {what: dump_sections.connections(row_filter)}, output, False, interval if watch else None
+        )
+        return 0
+    if what == _NAMESPACES:
+        _show_or_watch(
+            lambda: {what: dump_sections.namespaces(config)}, output, False, interval if watch else None
         )
         return 0
     names = [name for name in SUBJECTS[what] if SECTIONS[name].supports(row_filter)]
@@ -184,11 +194,13 @@ def _check_combination(
         what: what not in ("services", "all"),
         _OBJECTS: what == _OBJECTS,
         _CONNECTIONS: what == _CONNECTIONS,
+        _NAMESPACES: what == _NAMESPACES,
     }
     excluding = (
         ("--diff", ("--drift", "--watch", "--service or --address", what)),
-        ("--drift", ("--watch", _OBJECTS, _CONNECTIONS)),
+        ("--drift", ("--watch", _OBJECTS, _CONNECTIONS, _NAMESPACES)),
         (_CONNECTIONS, ("--from-dump",)),
+        (_NAMESPACES, ("--from-dump", "--service or --address")),
         ("--watch", ("--from-dump", "-o yaml")),
         (_OBJECTS, ("--service or --address",)),
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ebpfproxy.cli.rows import Row
+from ebpfproxy.config import Config
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.model.address import contains, format_address, parse_address, parse_network
 
@@ -106,6 +107,14 @@ def connections(row_filter: Filter) -> list[Row]:
 
     found = (each._asdict() for each in inspection.connections(_MOST_CONNECTIONS))
     return [row for row in found if row_filter.admits(row)]
+
+
+def namespaces(config: Config) -> list[Row]:
+    """The network namespaces that may be those of pods, and the path of their sockets. Raises KernelError."""
+    from ebpfproxy.backends.ebpf.inspect import namespace_view
+
+    found = namespace_view.namespaces(config.bpffs_root, config.proc_root, config.cgroup_root)
+    return [each._asdict() for each in found]
 
 
 def parse_address_filter(text: str) -> tuple[str, int | None]:

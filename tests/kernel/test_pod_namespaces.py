@@ -4,13 +4,16 @@ The sockets of guests, of clusters within pods, and of pods with routes or rules
 frontend. Their endpoints may be unreachable for them, or they have another Service at the same address.
 """
 
+import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.diagnose.doctor.socket_path import FEATURE
 from ebpfproxy.lab import Lab, Netns, Pod, manifests
 from ebpfproxy.lab.addresses import Pair
 from ebpfproxy.linux.bpf.tc import Side
@@ -275,6 +278,29 @@ def test_an_annotation_of_a_namespace_selects_the_packet_path_of_its_pods_live(
         assert actual_peer(pod, "v4", web.v4, 80) == as_in_proc("v4", place.a.v4, TCP_TARGET)
     finally:
         place.write("made")
+
+
+def test_dump_and_doctor_show_the_path_of_each_namespace_and_the_reason(
+    place: Cluster, web: Exposed, pod: Pod
+) -> None:
+    await_socket_path(place, pod)
+    assert shown(place, pod)["path"] == "socket"
+    place.lab.ip(pod, "link add second type veth peer name third", "link set second up", "link set third up")
+    eventually(lambda: not on_socket_path(place, pod), "the pod is on the packet path")
+    row = shown(place, pod)
+    assert (row["path"], row["pod"]) == ("packet", pod.cgroup.parent.name.removeprefix("pod"))
+    assert row["reason"] == f"cgroup of pod {row['pod']}; 3 devices are up, not 1"
+    assert row["addresses"] == [pod.v4, pod.v6]
+    report = place.ebpfproxy("doctor", "-o", "json", "--proxy-mode=ebpf", check=False)
+    (check,) = (each for each in json.loads(report.stdout)["checks"] if each["feature"] == FEATURE)
+    assert "1 not: 3 devices are up, not 1" in check["detail"]
+
+
+def shown(place: Cluster, pod: Pod) -> dict[str, Any]:
+    """The row of the pod's namespace in `dump namespaces`."""
+    rows = json.loads(place.ebpfproxy("dump", "namespaces", "-o", "json").stdout)
+    (row,) = (each for each in rows if each["cookie"] == cookie(pod))
+    return dict(row)
 
 
 @pytest.fixture

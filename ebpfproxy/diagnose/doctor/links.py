@@ -13,6 +13,7 @@ class Page(enum.StrEnum):
     EBPF_FEATURES = "kernels.md#what-does-each-feature-of-mode-ebpf-need"
     EBPF_START = "troubleshooting.md#errors-at-the-start"
     STALE_SOCKETS = "troubleshooting.md#connections-end-or-go-to-an-endpoint-that-is-gone"
+    SOCKET_PATH = "dataplanes/ebpf.md#which-clients-use-the-socket-path"
     FIRST_PLACE = "other-programs.md#programs-of-others-at-the-same-device"
     NFTABLES = "dataplanes/nftables.md#requirements"
     IPTABLES = "dataplanes/iptables.md#requirements"

@@ -8,7 +8,15 @@ from ebpfproxy.backends import bridge_checks, firewall_checks, uplink_checks
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.selection import AUTO, MODES, best, examine
 from ebpfproxy.config import Config
-from ebpfproxy.diagnose.doctor import modes, other_proxies, plugin_settings, plugins, remedies, traces
+from ebpfproxy.diagnose.doctor import (
+    modes,
+    other_proxies,
+    plugin_settings,
+    plugins,
+    remedies,
+    socket_path,
+    traces,
+)
 from ebpfproxy.diagnose.doctor.check import NODE, Check, State
 from ebpfproxy.diagnose.doctor.cni_files import CniFile
 from ebpfproxy.diagnose.doctor.links import Page
@@ -51,6 +59,7 @@ def make_report(config: Config, cni_folder: Path | None = None) -> Report:
         *modes.checks(NODE, uplink_checks.probe()),
         *modes.checks(NODE, firewall_checks.probe(config, selected) if selected else ()),
         *modes.checks(NODE, bridge_checks.probe(selected) if selected else ()),
+        *socket_path.checks(config),
     )
     return Report(findings, selected, reason, rows)
 

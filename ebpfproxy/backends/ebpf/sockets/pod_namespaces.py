@@ -42,7 +42,7 @@ _ADDRESS_BYTES = 16  # the source, at the start of struct flow_key
 _MAPS = "pod_namespaces", "devices", "flows", "services"
 
 
-def read(proc_root: Path, cgroup_root: Path) -> tuple[Namespace, ...]:
+def read(proc_root: Path, cgroup_root: Path | None) -> tuple[Namespace, ...]:
     """The namespaces, sorted by cookie. Raises KernelError."""
     return survey.survey(proc_root, lambda: netns_cookie.own(cgroup_root))
 
