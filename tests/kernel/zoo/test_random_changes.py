@@ -10,7 +10,7 @@ import pytest
 from ebpfproxy.bench.agent_runner import AgentRunner, FaultSchedule
 from ebpfproxy.bench.load import Load, Target
 from ebpfproxy.lab import Lab, Pod, PodNetwork
-from tests.kernel.cluster import TCP_TARGET
+from tests.kernel.cluster import START_PATIENCE, TCP_TARGET
 from tests.kernel.zoo.base import HOST_PORTS, NODE_PORTS, PORTS, Zoo
 from tests.kernel.zoo.random_changes import RandomChanges
 from tests.kernel.zoo.situations import routed_guest
@@ -51,6 +51,7 @@ def test_no_connection_fails_while_the_node_changes_at_random(pytestconfig: pyte
         while attempts < wanted:
             since = len(changes.done)
             reports = _round(node, load, targets, changes)
+            runner.agent.await_sync(timeout=START_PATIENCE)
             runner.end()
             rounds += 1
             attempts += sum(each["attempts"] for each in reports.values())
