@@ -115,6 +115,10 @@ class _Libc:
             return lambda *arguments: self._syscall(real, *arguments)
         return lambda *arguments: self._run(name, _LIBC.get(name, ()), real, *arguments)
 
+    def __getitem__(self, name: str) -> Any:
+        """For test runs of programs, which do not fail."""
+        return self._real[name]
+
     def _syscall(self, real: Any, number: int, *arguments: Any) -> int:
         if number != bpf.syscall_number():
             return self._run(f"syscall {number}", _LIBC["syscall"], real, number, *arguments)
