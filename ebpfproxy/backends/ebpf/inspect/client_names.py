@@ -43,7 +43,8 @@ class ClientNames:
             contextlib.closing(namespaces.opened_network_namespaces()) as opened,
         ):
             for descriptor in opened:
-                with namespaces.in_namespace(descriptor):
+                # One may be about to end: the others count all the same.
+                with contextlib.suppress(KernelError), namespaces.in_namespace(descriptor):
                     self._add(netns.cookie(), _addresses())
 
     def _add(self, cookie: int, addresses: list[Address]) -> None:
