@@ -66,6 +66,8 @@ PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 /* For devices with DEVICE_SOURCES. Only used if the kernel lacks BPF_FIB_LOOKUP_SRC. */
 PINNED("lpm_trie", struct source_key, struct address, source_addresses, 65536, BPF_F_NO_PREALLOC);
 PINNED("hash", u32, struct xdp_device, xdp_devices, 4096, BPF_F_NO_PREALLOC);
+#define LOOPBACK_IFINDEX 1 /* in every network namespace (include/net/flow.h) */
+
 /* Key: the interface index of a pod whose packets to a frontend were processed by no program before
  * egress (bypass.h), or whose replies to the node would be. Loopback: the node's packets to
  * frontends take the packet path. Value: the time of the last such packet.

@@ -9,7 +9,7 @@
 #include "flow.h"
 #include "route.h"
 
-/* Bits of the fields in struct source_key before the address, and of the complete key. */
+/* `length` of a complete struct source_key: the two fields before the address, and the address. */
 #define SOURCE_KEY_BITS 192
 
 /* Returns the masquerade address of the device in the family of `like`. It is unspecified if the

@@ -9,11 +9,17 @@
  */
 #pragma once
 
+#include "icmp_error.h"
 #include "route.h"
 
-#define ON_LINK_GATEWAY4      bpf_htonl(0xc0000008) /* 192.0.0.8 */
-#define ICMP_REDIRECT6	      137
-#define ICMP_REDIRECT6_TARGET 8 /* its offset in the message */
+#define ON_LINK_GATEWAY4 bpf_htonl(0xc0000008) /* 192.0.0.8 */
+#define ICMP_REDIRECT6	 137
+/* Offsets in the message. */
+#define ICMP_REDIRECT_GATEWAY 4
+#define ICMP_REDIRECT6_TARGET 8
+/* Offsets of the destination address in the IP header. */
+#define DESTINATION4 16
+#define DESTINATION6 24
 
 static __always_inline bool is_to_on_link_gateway(struct __sk_buff *skb)
 {
@@ -28,10 +34,11 @@ static __always_inline bool names_on_link_gateway(struct __sk_buff *skb,
 {
 	__be32 gateway[4] = {};
 
-	if (packet->version == 4)
-		return packet->icmp_type == 5 &&
-		       !bpf_skb_load_bytes(skb, packet->l4 + 4, gateway, 4) &&
+	if (is_icmp_redirect(packet))
+		return !bpf_skb_load_bytes(skb, packet->l4 + ICMP_REDIRECT_GATEWAY, gateway, 4) &&
 		       gateway[0] == ON_LINK_GATEWAY4;
+	if (packet->version == 4)
+		return false;
 	/* fe80::eb:bfff:fe00:2 */
 	return packet->icmp_type == ICMP_REDIRECT6 &&
 	       !bpf_skb_load_bytes(skb, packet->l4 + ICMP_REDIRECT6_TARGET, gateway, 16) &&
@@ -50,10 +57,12 @@ static __always_inline int find_on_link(struct __sk_buff *skb)
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		neighbor.nh_family = AF_INET;
-		missing = bpf_skb_load_bytes(skb, ETHERNET_HEADER + 16, &neighbor.ipv4_nh, 4);
+		missing =
+		    bpf_skb_load_bytes(skb, ETHERNET_HEADER + DESTINATION4, &neighbor.ipv4_nh, 4);
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		neighbor.nh_family = AF_INET6;
-		missing = bpf_skb_load_bytes(skb, ETHERNET_HEADER + 24, &neighbor.ipv6_nh, 16);
+		missing =
+		    bpf_skb_load_bytes(skb, ETHERNET_HEADER + DESTINATION6, &neighbor.ipv6_nh, 16);
 	} else {
 		return PASS_ON;
 	}

@@ -10,8 +10,6 @@
 #define PASS_ON (-1) /* TC_ACT_UNSPEC: filters of other programs run next, then the stack */
 #define DROP	2    /* TC_ACT_SHOT */
 
-#define LOOPBACK_IFINDEX 1 /* in every network namespace (include/net/flow.h) */
-
 /* A mark in skb->tc_index is a hint to the program that sees the packet next, after a redirect. A
  * filter that returns TC_ACT_OK overwrites tc_index, so a packet that has lost its mark must be
  * processed in the same way by its tuple. The upper byte identifies the node: with kind, a packet

@@ -266,7 +266,7 @@ static __always_inline bool bound_address(struct bpf_sock *sk, struct address *s
  */
 static __always_inline bool loopback_has_programs(void)
 {
-	u32 zero = 0, loopback = 1; /* its index in every network namespace */
+	u32 zero = 0, loopback = LOOPBACK_IFINDEX;
 	struct node *settings = node.lookup(&zero);
 	u64 now;
 

@@ -31,7 +31,7 @@ from ebpfproxy.api.event import (
     PEER_NODE,
     ChecksChanged,
     Invalid,
-    NamespacesChanged,
+    NetworkNamespacesChanged,
     NodeChanged,
     PodsBypass,
     ServiceChanged,
@@ -475,9 +475,9 @@ class _Agent:
 
     def _namespaces_changed(self, namespaces: tuple[Namespace, ...]) -> None:
         """Record the network namespaces, as `_pods_bypass` does with devices."""
-        self._fold_or_put(NamespacesChanged(namespaces))
+        self._fold_or_put(NetworkNamespacesChanged(namespaces))
 
-    def _fold_or_put(self, event: PodsBypass | NamespacesChanged) -> None:
+    def _fold_or_put(self, event: PodsBypass | NetworkNamespacesChanged) -> None:
         if threading.get_ident() == self._thread:
             self._tracker.fold(event)
         else:

@@ -191,8 +191,8 @@ class ModeSwitcher:
             try:
                 new, result = self._start_other(choice, config, state_now)
             except KernelError as failure:
-                self._unsettled_switches += 1
-                if isinstance(failure, Unsettled) and self._unsettled_switches < _MAX_SWITCHES:
+                if isinstance(failure, Unsettled) and self._unsettled_switches < _MAX_SWITCHES - 1:
+                    self._unsettled_switches += 1
                     log.info(SWITCH_AGAIN, other=choice.mode.name, reason=failure.message)
                     self.pending_config = config
                     self._restore_current(choice.mode)

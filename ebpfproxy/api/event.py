@@ -153,7 +153,7 @@ class PodsBypass(NamedTuple):
     ifindexes: frozenset[int]
 
 
-class NamespacesChanged(NamedTuple):
+class NetworkNamespacesChanged(NamedTuple):
     """All network namespaces that may be those of pods, by cookie."""
 
     namespaces: tuple[Namespace, ...]
@@ -191,7 +191,7 @@ Event = (
     | ApiServerReached
     | DevicesChanged
     | PodsBypass
-    | NamespacesChanged
+    | NetworkNamespacesChanged
     | Synced
     | Invalid
 )

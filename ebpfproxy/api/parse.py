@@ -31,8 +31,8 @@ from ebpfproxy.api.event import (
     SliceChanged,
     Unserved,
 )
-from ebpfproxy.api.host_ports import namespace_changed, pod_changed
 from ebpfproxy.api.parts import FAMILIES, JUNK, NAME, Complaints, shorten, usable_name
+from ebpfproxy.api.pods import namespace_changed, pod_changed
 from ebpfproxy.errors import InvalidObject, SourceError
 from ebpfproxy.model.address import Address
 from ebpfproxy.model.endpoint import EndpointSlice

@@ -35,7 +35,7 @@ from ebpfproxy.api.event import (
     Invalid,
     ListeningChanged,
     NamespaceChanged,
-    NamespacesChanged,
+    NetworkNamespacesChanged,
     NodeChanged,
     PeerChanged,
     PodChanged,
@@ -237,7 +237,7 @@ class Tracker:
             case ApiServerReached(address, port):
                 if (address, port) not in self._api_servers:
                     self._api_servers |= {(address, port)}
-            case NamespacesChanged(namespaces):
+            case NetworkNamespacesChanged(namespaces):
                 self._namespaces = namespaces
             case PodsBypass(ifindexes):
                 self._seen_to_bypass |= ifindexes

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from ebpfproxy.backends.ebpf import abi, attachments, entries, growth
-from ebpfproxy.backends.ebpf.devices import source_addresses
+from ebpfproxy.backends.ebpf.devices import frontend_routes, source_addresses
 from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
 from ebpfproxy.backends.ebpf.devices.filters import (
     DeviceTable,
@@ -18,7 +18,7 @@ from ebpfproxy.backends.ebpf.devices.filters import (
     previous_clsacts,
     served_pods,
 )
-from ebpfproxy.backends.ebpf.devices.frontend_routes import FrontendRoutes, are_supported
+from ebpfproxy.backends.ebpf.devices.frontend_routes import FrontendRoutes
 from ebpfproxy.backends.ebpf.devices.packet_check import PacketCheck
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.devices.xdp import XdpDevices, XdpState
@@ -289,8 +289,7 @@ class EbpfBackend:
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         off = self._settings.socket_lb is SocketLb.OFF
         hooks = () if off else self._programs.hooks
-        routes = bool(node and node.frontend_routes) and are_supported()
-        return entries.render(plans, node, hooks, self._node.tunnel_device, routes)
+        return entries.render(plans, node, hooks, self._node.tunnel_device, frontend_routes.are_wanted(node))
 
     def read(self) -> dict[Key, Entry]:
         """Read all entries. If the pins were removed, open again first; then nothing is in force.
@@ -491,12 +490,12 @@ class EbpfBackend:
         services = self._table.apply(puts, drops, _LONGEST if is_limited else math.inf)
         self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
         rejected.update(services.items())
-        rejected |= dict(self._drop_routes(delta.drops).items())
+        rejected.update(self._drop_routes(delta.drops).items())
         attached = self._attach(delta.puts, rejected)
         routes = {
             k: cast(on_link_routes.Path, each) for k, each in delta.puts.items() if isinstance(k, Target)
         }
-        rejected |= dict(self._routes.put(routes).items())
+        rejected.update(self._routes.put(routes).items())
         rejected.update(self._detach(delta.drops))
         for key in delta.drops:
             if isinstance(key, Network):
@@ -525,7 +524,6 @@ class EbpfBackend:
     def _put_networks(self, puts: Mapping[Key, Entry]) -> dict[Key, KernelError]:
         rejected: dict[Key, KernelError] = {}
         for key, entry in puts.items():
-            value = entry if isinstance(entry, bytes) else b""
             if isinstance(key, Network):
                 map_, packed = "local_networks", _network_key(key)
             elif isinstance(key, SourceKey):
@@ -536,8 +534,9 @@ class EbpfBackend:
                 map_, packed = "pod_namespaces", _U64.pack(*key)
             else:
                 continue
+            value = entry if isinstance(entry, bytes) else _U32.pack(cast(int, entry))
             try:
-                self._maps[map_].update(packed, value or _U32.pack(cast(int, entry)))
+                self._maps[map_].update(packed, value)
             except KernelError as failure:
                 rejected[key] = failure
         return rejected

@@ -31,6 +31,7 @@ from ebpfproxy.errors import KernelError, NotFound, Rejected
 from ebpfproxy.linux.netlink import iproute, netlink, rtnetlink
 from ebpfproxy.linux.netlink.local_routes import PROTOCOL
 from ebpfproxy.linux.netlink.netlink import Request, attribute
+from ebpfproxy.linux.netlink.routing import mapped
 from ebpfproxy.model.address import (
     V4_BITS,
     V4_PREFIX,
@@ -193,7 +194,7 @@ def remove_all(dry_run: bool = False) -> int:
 
 def _own_routes() -> list[_Route]:
     try:
-        found = rtnetlink.routes(0, rtnetlink.RTN_UNICAST, PROTOCOL)
+        found = rtnetlink.routes(rtnetlink.RT_TABLE_UNSPEC, rtnetlink.RTN_UNICAST, PROTOCOL)
     except OSError as error:
         raise Rejected(f"cannot read the routes: {error.strerror or error}") from error
     return [
@@ -221,18 +222,14 @@ def _route(payload: bytes) -> _Route | None:
     indirect = (rtnetlink.RTA_GATEWAY, rtnetlink.RTA_VIA, rtnetlink.RTA_MULTIPATH, rtnetlink.RTA_ENCAP_TYPE)
     return _Route(
         netlink.number(found.get(rtnetlink.RTA_TABLE)) or table,
-        Network(_address(raw), V4_BITS + length if is_v4 else length),
+        Network(mapped(raw), V4_BITS + length if is_v4 else length),
         netlink.number(found.get(rtnetlink.RTA_PRIORITY)),
         ifindex,
-        _address(found[rtnetlink.RTA_PREFSRC]) if rtnetlink.RTA_PREFSRC in found else None,
-        _address(found[rtnetlink.RTA_GATEWAY]) if rtnetlink.RTA_GATEWAY in found else None,
+        mapped(found[rtnetlink.RTA_PREFSRC]) if rtnetlink.RTA_PREFSRC in found else None,
+        mapped(found[rtnetlink.RTA_GATEWAY]) if rtnetlink.RTA_GATEWAY in found else None,
         protocol,
         bool(ifindex) and not any(each in found for each in indirect),
     )
-
-
-def _address(raw: bytes) -> Address:
-    return Address(V4_PREFIX + raw if len(raw) == 4 else raw)
 
 
 def _raw(address: Address) -> bytes:

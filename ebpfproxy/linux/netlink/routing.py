@@ -28,8 +28,11 @@ class Route(NamedTuple):
 
     ifindex: int
     source: Address | None
-    has_gateway: bool = False
     gateway: Address | None = None
+
+    @property
+    def has_gateway(self) -> bool:
+        return self.gateway is not None
 
 
 def mapped(raw: bytes) -> Address:
@@ -58,12 +61,10 @@ def route_to(address: Address) -> Route:
         raise _unreadable(error) from error
     found = dict(netlink.attributes(replies[0], rtnetlink.ROUTE.size)) if replies else {}
     source = found.get(rtnetlink.RTA_PREFSRC, b"")
-    gateway = gateway_of(found)
     return Route(
         netlink.number(found.get(rtnetlink.RTA_OIF)),
         mapped(source) if source else None,
-        gateway is not None,
-        gateway,
+        gateway_of(found),
     )
 
 

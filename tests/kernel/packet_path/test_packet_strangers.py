@@ -17,7 +17,8 @@ from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
 from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.model.address import Protocol, parse_address
+from ebpfproxy.linux.netlink import on_link_routes
+from ebpfproxy.model.address import Family, Protocol, format_address, parse_address
 from tests.kernel.cluster import eventually
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import answer, is_left_alone, request
@@ -78,11 +79,12 @@ def test_an_icmp_error_that_quotes_v4_mapped_addresses_is_left_alone(
     assert "icmp_error" not in path.counted()
 
 
-def redirect(at: Places, about: bytes) -> Packet:
+def redirect(at: Places, about: bytes, gateway: str = "") -> Packet:
     """A redirect of this node's stack to the client: there is a better route for this frame."""
     if at is V4:
-        return ip(at.node, at.client) / ICMP(type=5, code=1, gw="192.0.2.77") / Raw(about[14:][:28])
-    kind = ICMPv6ND_Redirect(tgt="fe80::77", dst=at.there)
+        of_node = ip(at.node, at.client) / ICMP(type=5, code=1, gw=gateway or "192.0.2.77")
+        return of_node / Raw(about[14:][:28])
+    kind = ICMPv6ND_Redirect(tgt=gateway or "fe80::77", dst=at.there)
     return ip("fe80::1", at.client) / kind / ICMPv6NDOptRedirectedHdr(pkt=about[14:])
 
 
@@ -96,6 +98,18 @@ def test_a_redirect_of_this_nodes_stack_about_a_flow_is_dropped(path: PacketPath
     other = become(post_dnat.packet, source_port=CLIENT_PORT + 1)
     about_another = redirect(at, other)
     assert is_left_alone(path.egress(about_another, came_in=""), about_another)
+
+
+@families
+def test_a_redirect_that_names_the_gateway_of_on_link_frontends_is_dropped(
+    path: PacketPath, at: Places
+) -> None:
+    """No other machine can use it."""
+    gateway = on_link_routes.GATEWAYS[Family.IPV4 if at is V4 else Family.IPV6]
+    frame = bytes(request(at))
+    assert path.egress(redirect(at, frame, format_address(gateway)), came_in="").verdict == SHOT
+    other = redirect(at, frame)
+    assert is_left_alone(path.egress(other, came_in=""), other)
 
 
 INVALID_SOURCES = [

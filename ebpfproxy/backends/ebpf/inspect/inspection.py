@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from ebpfproxy.backends.difference import DIFFERENT, MISSING, UNEXPECTED, Difference
 from ebpfproxy.backends.ebpf import abi, attachments, entries
-from ebpfproxy.backends.ebpf.devices import source_addresses, xdp
+from ebpfproxy.backends.ebpf.devices import frontend_routes, source_addresses, xdp
 from ebpfproxy.backends.ebpf.devices.filters import DeviceTable, bypassing_pods, served_loopback, served_pods
-from ebpfproxy.backends.ebpf.devices.frontend_routes import are_supported
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.entries import (
     BEHIND,
@@ -77,7 +76,7 @@ class EbpfInspection:
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         off = self._settings.socket_lb is SocketLb.OFF
         device = geneve.find() if self._settings.tunnels else 0
-        routes = bool(node and node.frontend_routes) and are_supported()
+        routes = frontend_routes.are_wanted(node)
         return entries.render(plans, node, () if off else self._hooks, device, routes)
 
     def read(self) -> dict[Key, Entry]:

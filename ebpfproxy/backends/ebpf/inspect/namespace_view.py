@@ -1,6 +1,7 @@
 """The network namespaces of this machine that may be those of pods, and the path of their sockets."""
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ def namespaces(bpffs_root: Path, proc_root: Path, cgroup_root: Path | None) -> l
     Raises NotFound if nothing is pinned, another KernelError if the map or the namespaces cannot be read.
     """
     with contextlib.closing(Map.pinned(Pins(bpffs_root).hooked_in() / "maps" / "pod_namespaces")) as served:
-        cookies = {int.from_bytes(key, "little") for key, _ in served.items()}
+        cookies = {int.from_bytes(key, sys.byteorder) for key, _ in served.items()}
     nothing = ClusterState({}, {})
     rows = []
     for each in pod_namespaces.read(proc_root, cgroup_root):

@@ -39,8 +39,10 @@ class Control:
         reader, writer = await asyncio.open_connection(sock=control)
         with rtnetlink_watch.subscribed(_DEVICES, rtnetlink_watch.LINKS) as notifications:
             self._loop.add_reader(notifications, self._devices_changed, notifications)
-            await self._serve(reader, writer, may_change=True)
-            self._loop.remove_reader(notifications)
+            try:
+                await self._serve(reader, writer, may_change=True)
+            finally:
+                self._loop.remove_reader(notifications)
 
     def _devices_changed(self, notifications: socket.socket) -> None:
         rtnetlink_watch.drain(_DEVICES, notifications)

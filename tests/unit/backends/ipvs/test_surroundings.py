@@ -23,7 +23,12 @@ PLAN = planned(DIRECT)
 def gateways(monkeypatch: pytest.MonkeyPatch) -> set[Address]:
     """The addresses behind gateways, and the node has none of its own."""
     found: set[Address] = set()
-    monkeypatch.setattr(routing, "route_to", lambda address: routing.Route(2, None, address in found))
+    gateway = parse_address("192.0.2.1")
+
+    def route(address: Address) -> routing.Route:
+        return routing.Route(2, None, gateway if address in found else None)
+
+    monkeypatch.setattr(routing, "route_to", route)
     monkeypatch.setattr(local_addresses, "read", frozenset)
     return found
 

@@ -468,7 +468,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.FORWARDING_LIMITED: (
         CONNECTS,
         lambda: explained(
-            situation(ROUTED_WEB, READY, mode="ipvs", routes=lambda address: Route(2, None, True)),
+            situation(ROUTED_WEB, READY, mode="ipvs", routes=lambda address: Route(2, None, address)),
             FORWARDED,
             A_CLIENT,
         ),

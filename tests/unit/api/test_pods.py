@@ -1,4 +1,4 @@
-"""The host ports of pods, from the API's JSON."""
+"""The host ports of pods, and the annotations of pods and Namespaces, from the API's JSON."""
 
 from typing import Any
 
