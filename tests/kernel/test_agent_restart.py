@@ -84,12 +84,7 @@ def test_no_connection_fails_over_a_restart_with_other_programs(
 ) -> None:
     """Other code, the same maps: the links get new programs one by one, and the maps keep their contents."""
     web = serve(restartable)
-    sticky = restartable.service().to(
-        restartable.a,
-        restartable.b,
-        sessionAffinity="ClientIP",
-        sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}},
-    )
+    sticky = restartable.service().to(restartable.a, restartable.b, sessionAffinity="ClientIP")
     await_socket_path(restartable, restartable.p)  # there the client is a namespace, before it is an address
     endpoint = set(answers(restartable.p, TCP, sticky.v4, 80, 5))
     restartable.agent.stop()
