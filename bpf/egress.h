@@ -261,16 +261,12 @@ static __always_inline int restore_frontend(struct __sk_buff *skb, struct packet
 		   : PASS_ON;
 }
 
-/* Initializes the direct flow of a packet without a Service. Without another source port the
- * endpoint could not distinguish it from a masqueraded client.
- */
-static __always_inline void direct_flow(const struct packet *packet, struct flow *flow)
+/* Initializes the direct flow of a packet with an address of this node. */
+static __always_inline void direct_flow_masqueraded(const struct packet *packet, struct flow *flow)
 {
-	__builtin_memset(flow, 0, sizeof(*flow));
-	flow->endpoint = packet->tuple.destination;
-	flow->endpoint_port = packet->tuple.destination_port;
+	direct_flow(packet, flow);
 	flow->masquerade = packet->tuple.source;
-	flow->flags = FLOW_NODE | FLOW_MASQUERADE | FLOW_DIRECT;
+	flow->flags |= FLOW_NODE | FLOW_MASQUERADE;
 }
 
 /* Returns the endpoint that the socket path selected for this host-originated packet, or
@@ -330,12 +326,12 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 	collides = scratch->outgoing == OUT_COLLIDES;
 	*outgoing = OUT_HOST_ORIGINATED;
 	if (admission == NO_FLOW && collides) {
-		direct_flow(packet, &scratch->flow);
+		direct_flow_masqueraded(packet, &scratch->flow);
 		*outgoing = OUT_DIRECT;
 		return OPENS;
 	}
 	if (admission == NO_FLOW && from_node && is_bound_to_frontend(skb, packet)) {
-		direct_flow(packet, &scratch->flow);
+		direct_flow_masqueraded(packet, &scratch->flow);
 		*outgoing = OUT_DIRECT;
 		return choose_masquerade(skb, skb->ifindex, scratch) ? OPENS : DROPPED;
 	}

@@ -142,7 +142,7 @@ static __always_inline struct reply *reply_find(struct scratch *scratch, enum re
 		return NULL;
 	}
 	scratch->reply = *reply;
-	if (!reply_matches(&scratch->reply, &scratch->tuple, match))
+	if (!scratch->reply.client_port || !reply_matches(&scratch->reply, &scratch->tuple, match))
 		return NULL;
 	if (scratch->reply.half_open && !reply_is_at(&scratch->reply_key, reply))
 		return NULL;
@@ -155,15 +155,31 @@ static __always_inline struct reply *reply_find(struct scratch *scratch, enum re
 	return reply;
 }
 
+/* Whether the endpoint's segment belongs to a connection that is older than the half-open flow in
+ * `scratch->reply`, and has the same tuple: it is no reply to a SYN. The programs do not know this
+ * connection. The client opened it without a Service, or netfilter masqueraded it.
+ */
+static __always_inline bool is_of_older_connection(const struct packet *packet,
+						   const struct scratch *scratch)
+{
+	return scratch->reply.half_open && !(scratch->reply.flags & FLOW_REPLIED) &&
+	       is_segment(packet) && !(packet->tcp_flags & (TCP_SYN | TCP_RST));
+}
+
 /* Records a packet that the endpoint has sent in the entry that reply_find() returned. Returns
  * false if the endpoint replies to another connection with the same tuple, which belongs to no
- * flow.
+ * flow. If that connection is older, the entry from then on only reserves the port, and the
+ * client's next SYN gets another one. See docs/decisions/0082.
  */
 static __always_inline bool reply_record(struct reply *reply, const struct packet *packet,
 					 struct scratch *scratch)
 {
 	if (packet->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
 		flow_remove(&scratch->flow_key, &scratch->reply_key);
+		return false;
+	}
+	if (is_of_older_connection(packet, scratch)) {
+		reply->client_port = 0;
 		return false;
 	}
 	if (scratch->reply.half_open)

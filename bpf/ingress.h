@@ -227,10 +227,35 @@ static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *pa
 	return client_is_node ? deliver_reply_to_node(skb, packet, scratch->reply.flags) : PASS_ON;
 }
 
+/* Whether a first packet without a Service, to the endpoint of a flow, has the tuple of that flow
+ * after its translation here. Packets of the flow itself may reach a second device with a program,
+ * but not the client's device again.
+ */
+static __always_inline bool collides_with_flow(struct __sk_buff *skb, struct scratch *scratch)
+{
+	const struct flow_key *tuple = &scratch->tuple;
+	struct flow_key *key = &scratch->reply_key;
+	struct reply *reply;
+
+	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_ENDPOINT) ||
+	    !is_for_this_node(skb))
+		return false;
+	tuple_reverse(key, tuple);
+	key->side = AT_EGRESS;
+	reply = replies.lookup(key);
+	if (!reply) {
+		key_of_masqueraded(key, &tuple->destination, tuple->destination_port,
+				   tuple->source_port, tuple->protocol);
+		reply = replies.lookup(key);
+	}
+	return reply && reply->client_port && !is_closed(reply->flags) &&
+	       reply->device == skb->ifindex && address_equal(&reply->client, &tuple->source);
+}
+
 #define OPENED (-2) /* no action of a program */
 
-/* Opens a flow if the first packet of a client is addressed to a frontend. Returns OPENED, or the
- * action for a packet that opens none.
+/* Opens a flow if the first packet of a client is addressed to a frontend, or collides with a flow.
+ * Returns OPENED, or the action for a packet that opens none.
  */
 static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *packet,
 					 struct scratch *scratch)
@@ -246,7 +271,9 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 	case DROPPED:
 		return DROP;
 	default:
-		return PASS_ON;
+		if (!collides_with_flow(skb, scratch))
+			return PASS_ON;
+		direct_flow(packet, flow);
 	}
 	device = stack_bypass_device(skb, packet, flow->flags, &packet->tuple.source,
 				     &flow->endpoint, &scratch->next_hop);

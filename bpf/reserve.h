@@ -178,9 +178,31 @@ static __always_inline bool remove_previous_owner(struct scratch *scratch)
 	return true;
 }
 
+/* Whether the stack would see the same tuple for the flow in the scratch and for another flow of
+ * its client to the same endpoint: one of both is masqueraded, and egress could not distinguish
+ * them. Host-originated packets are not translated twice.
+ */
+static __always_inline bool stack_sees_twin(struct scratch *scratch)
+{
+	const struct flow_key *own = &scratch->reply_key;
+	const struct reply *present;
+
+	if (scratch->flow.flags & FLOW_NODE)
+		return false;
+	key_of_masqueraded(&scratch->key, &own->source, own->source_port, own->destination_port,
+			   own->protocol);
+	if (own->side == MASQUERADED) {
+		scratch->key.destination = scratch->flow_key.source;
+		scratch->key.side = AT_EGRESS;
+	}
+	present = replies.lookup(&scratch->key);
+	return present && present->client_port &&
+	       address_equal(&present->client, &scratch->flow_key.source);
+}
+
 /* Inserts `scratch->reply` with the key `scratch->reply_key`. Returns EEXIST_NEGATIVE if another
- * flow has taken the port in the meantime, or if port_is_in_use(). Otherwise returns the result of
- * bpf_map_update_elem().
+ * flow has taken the port in the meantime, or if port_is_in_use() or stack_sees_twin(). Otherwise
+ * returns the result of bpf_map_update_elem().
  */
 static __always_inline int take_port(struct __sk_buff *skb, enum port_state state,
 				     struct scratch *scratch)
@@ -189,6 +211,8 @@ static __always_inline int take_port(struct __sk_buff *skb, enum port_state stat
 	const struct reply *previous = LOOKUP_PREVIOUS(previous_replies_map(), &scratch->reply_key);
 
 	if (previous && !is_reply_of(previous, &scratch->flow_key))
+		return EEXIST_NEGATIVE;
+	if (stack_sees_twin(scratch))
 		return EEXIST_NEGATIVE;
 	if (scratch->reply.masquerade_digest &&
 	    port_is_in_use(skb, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
@@ -285,6 +309,17 @@ static __always_inline bool flow_write(struct scratch *scratch)
 	port_set_use(client->protocol, client->destination_port, PORT_OF_FRONTEND);
 	port_set_use(client->protocol, flow->endpoint_port, PORT_OF_ENDPOINT);
 	return true;
+}
+
+/* Initializes the direct flow of a packet without a Service. Without another source port the
+ * endpoint could not distinguish it from another flow.
+ */
+static __always_inline void direct_flow(const struct packet *packet, struct flow *flow)
+{
+	__builtin_memset(flow, 0, sizeof(*flow));
+	flow->endpoint = packet->tuple.destination;
+	flow->endpoint_port = packet->tuple.destination_port;
+	flow->flags = FLOW_DIRECT;
 }
 
 /* Writes both entries of `scratch->flow`, whose key is `scratch->flow_key`. The entry in `replies`

@@ -478,7 +478,7 @@ def test_a_packet_translated_on_a_bridge_port_is_left_alone_on_the_bridge(
     """The programs do not use a mark for this, since other programs may overwrite it."""
     serve(path, at, at.there)
     once = path.ingress(request(at))
-    assert is_left_alone(path.ingress(once.packet), once.packet)
+    assert is_left_alone(path.ingress(once.packet, "pod"), once.packet)
     gone = path.egress(once.packet, "tunnel", came_in="net")
     back = path.ingress(answer(gone), "tunnel")
     assert is_left_alone(path.ingress(back.packet, "tunnel"), back.packet)

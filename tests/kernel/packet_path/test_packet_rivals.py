@@ -38,6 +38,7 @@ def test_a_spoofed_reset_does_not_free_the_masquerade_port(path: PacketPath, at:
     assert other.verdict == UNSPEC
     assert other.packet.sport != victim.packet.sport == CLIENT_PORT
     assert receiver(path, victim) == at.client
+    path.forward(answer(other), "tunnel", "net")
     assert receiver(path, other) == at.router
 
 
@@ -53,6 +54,40 @@ def test_the_port_of_a_closed_flow_is_not_used_by_another_client(path: PacketPat
     again = path.forward(request(at, flags="FA"), "net", "tunnel")
     assert (again.packet.payload.src, again.packet.sport) == (at.masquerade, CLIENT_PORT)
     assert receiver(path, got) == at.client
+
+
+# Other connections of the client
+
+
+@families
+def test_a_segment_of_an_older_connection_is_no_reply_to_a_syn(path: PacketPath, at: Places) -> None:
+    """The endpoint replies to the SYN for a connection that it already has. The other end of that connection
+    gets the reply, and the next SYN another port."""
+    serve(path, at, at.there)
+    first = path.forward(request(at), "net", "tunnel")
+    older = answer(first, flags="A")
+    assert is_left_alone(path.forward(older, "tunnel", "net"), older)
+    again = path.forward(request(at), "net", "tunnel")
+    assert again.packet.sport != first.packet.sport == CLIENT_PORT
+    path.forward(answer(again), "tunnel", "net")
+    assert receiver(path, again) == at.client
+    assert is_left_alone(path.forward(older, "tunnel", "net"), older)
+
+
+@families
+@protocols
+def test_a_direct_packet_with_the_tuple_of_a_flow_gets_another_port(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    serve(path, at, at.here)
+    established(path, at, "pod", protocol=protocol)
+    first = ip(at.client, at.here) / transport(protocol, CLIENT_PORT, TARGETS[protocol])
+    got = path.forward(first, "net", "pod")
+    assert got.raw == become(first, source_port=got.packet.sport) != bytes(first)
+    reply = answer(got)
+    assert path.forward(reply, "pod", "net").raw == become(reply, destination_port=CLIENT_PORT)
+    other = ip(at.client, at.here) / transport(protocol, CLIENT_PORT + 1, TARGETS[protocol])
+    assert is_left_alone(path.forward(other, "net", "pod"), other)
 
 
 # Other programs that translate

@@ -319,6 +319,7 @@ def test_a_small_segment_size_is_not_changed(path: PacketPath, at: Places, optio
 def test_other_segments_and_connections_are_not_changed(path: PacketPath, at: Places) -> None:
     serve_here(path, at)
     got = enter(path, receive(path, at, request(at)))
+    path.forward(answer(got), "pod", "net")
     data = with_options(answer(got, flags="A"), [("MSS", 1460)])
     back = path.forward(data, "pod", "net")
     assert back.raw == become(data, source=at.external, source_port=PORTS[TCP])
