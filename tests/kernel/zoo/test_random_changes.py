@@ -21,9 +21,6 @@ MODES = ("ebpf", "nftables", "iptables")
 DIRECT = "direct"
 _RATE = 200.0  # connections per second of each client
 _LASTING = 20  # connections of each client that last for a round
-_OTHER_PORT = 8099
-"""Of the servers, for direct connections. In mode ebpf, one to the port of a Service may be confused with one
-to the Service from the same port of the client (docs/dataplanes/ebpf.md)."""
 
 
 @pytest.mark.timeout(0)
@@ -39,7 +36,6 @@ def test_no_connection_fails_while_the_node_changes_at_random(pytestconfig: pyte
         load = Load(lab.folder)
         for pod in (node.a, node.d):
             load.serve(pod, TCP_TARGET)
-            load.serve(pod, _OTHER_PORT)
         load.serve(node.node, HOST_PORTS["self"])
         folder = lab.folder / "manifests"
         folder.mkdir()
@@ -93,7 +89,7 @@ def _targets(node: Zoo, load: Load) -> Iterator[tuple[str, tuple[Pod, Path]]]:
             yield _named(load, pod, client, kind, listed)
         # The network routes no replies to the guest.
         servers = (node.a,) if client == "guest" else (node.a, node.d)
-        direct = [(each, _OTHER_PORT) for server in servers for each in (server.v4, server.v6)]
+        direct = [(each, TCP_TARGET) for server in servers for each in (server.v4, server.v6)]
         if client != "node":
             direct += [(each, HOST_PORTS["self"]) for each in node.addresses[client]]
         yield _named(load, pod, client, DIRECT, direct)
