@@ -378,6 +378,8 @@ class Reconciler(Generic[K, E]):
         for key, entry in delta.puts.items():
             if key not in rejected:
                 actual[key] = entry
+            elif rejected[key].in_force:
+                actual.setdefault(key, entry)  # it is dropped once it is not desired, and retried until then
         dropped = delta.drops - rejected.keys()
         for key in dropped:
             actual.pop(key, None)
@@ -422,8 +424,10 @@ class Reconciler(Generic[K, E]):
         for key, failure in rejected.items():
             if kinds[key] and self._reported.get(key) != kinds[key]:
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
-        later = sorted(kinds, key=lambda key: not isinstance(rejected[key], NotYet))
-        self._reported = {**left, **{key: kinds[key] for key in later}}
+        postponed = {key: each for key, each in rejected.items() if isinstance(each, NotYet)}
+        begun = [key for key, each in postponed.items() if each.has_begun]
+        known = {**left, **kinds}
+        self._reported = {key: known[key] for key in (*begun, *left, *postponed, *kinds)}
 
 
 def _shared(actual: Mapping[K, E], desired: Mapping[K, E], different: Collection[K]) -> dict[K, E]:

@@ -5,9 +5,9 @@ table, and a packet that reaches another node selects the same endpoint. Another
 compute the same tables: change nothing here without a plan for clusters that have both versions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import cycle
+from itertools import cycle, islice
 from typing import NamedTuple
 
 from ebpfproxy.plan.weights import interleaved
@@ -44,18 +44,39 @@ def table(targets: Sequence[bytes], weights: Sequence[int], size: int) -> list[i
     `targets`: their addresses and ports, all different, in any order. `weights`: theirs, from 1. Empty: all
     are equal. `size`: the number of entries, a prime.
     """
-    if not targets:
-        return []
-    order = sorted(range(len(targets)), key=targets.__getitem__)
-    free = bytearray(b"\1") * size
-    preferences = {index: _preferences(targets[index], free) for index in order}
-    turns = [order[at] for at in interleaved([weights[index] for index in order])] if weights else order
-    found = [0] * size
-    for _, index in zip(range(size), cycle(turns), strict=False):
-        slot = next(preferences[index])
-        free[slot] = 0
-        found[slot] = index
-    return found
+    return (Filling(targets, weights, size).fill(lambda: True) or []) if targets else []
+
+
+class Filling:
+    """The table of one endpoint or more, filled in parts. The arguments are those of `table`."""
+
+    def __init__(self, targets: Sequence[bytes], weights: Sequence[int], size: int) -> None:
+        order = sorted(range(len(targets)), key=targets.__getitem__)
+        turns = [order[at] for at in interleaved([weights[index] for index in order])] if weights else order
+        self._turns = cycle(turns)
+        self._free = bytearray(b"\1") * size
+        self._preferences = {index: _preferences(targets[index], self._free) for index in order}
+        self._found = [0] * size
+        self._left = size
+
+    def fill(self, continues: Callable[[], bool]) -> list[int] | None:
+        """Fill entries while `continues` returns True; it is called after each part. Return the complete
+        table, None if entries are left.
+
+        The fewer entries are left, the longer takes each. So a part is a sixteenth of them, and takes some
+        milliseconds at most.
+        """
+        free, found, preferences = self._free, self._found, self._preferences
+        while self._left:
+            part = -(-self._left // 16)
+            for index in islice(self._turns, part):
+                slot = next(preferences[index])
+                free[slot] = 0
+                found[slot] = index
+            self._left -= part
+            if self._left and not continues():
+                return None
+        return found
 
 
 def _preferences(target: bytes, free: bytearray) -> Iterator[int]:

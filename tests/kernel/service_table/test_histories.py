@@ -1,6 +1,6 @@
 """Random histories of puts, drops, restarts and pauses, against a model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import pytest
@@ -116,7 +116,9 @@ class Histories(RuleBasedStateMachine):
         delta = diff(self.kernel, wanted)
         self.apply(delta.puts, delta.drops)
 
-    def apply(self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Iterable[ServicePortKey]) -> bool:
+    def apply(
+        self, puts: Mapping[ServicePortKey, ServicePortEntry], drops: Collection[ServicePortKey]
+    ) -> bool:
         """Return whether nothing was rejected."""
         rejected = self.table.apply(puts, drops)
         assert self.may_reject or not rejected

@@ -24,6 +24,39 @@ class Slow(FakeBackend):
         return {**rejected, **{key: NotYet("later") for key in keys[2:]}}
 
 
+class OneDrop(FakeBackend):
+    """Drops one entry at a time."""
+
+    def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        drops = sorted(delta.drops, key=str)
+        first, others = drops[:1], drops[1:]
+        rejected = super().apply(Delta(delta.puts, frozenset(first)))
+        return {**rejected, **{key: NotYet("later") for key in others}}
+
+
+class OneTable(FakeBackend):
+    """Postpones everything. The first put has begun."""
+
+    tried: list[set[Key]]
+
+    def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        self.tried.append(set(delta.puts))
+        rejected = {key: NotYet("later") for key in delta.puts}
+        rejected[min(rejected)].has_begun = True
+        return rejected
+
+
+class Partly(FakeBackend):
+    """Rejects each put, and serves it nevertheless."""
+
+    def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
+        super().apply(delta)
+        rejected = {key: KernelError("full") for key in delta.puts}
+        for failure in rejected.values():
+            failure.in_force = True
+        return rejected
+
+
 def rounds(agent: Agent, retries: int) -> int:
     """The number of further syncs until none remains."""
     count = 0
@@ -45,6 +78,38 @@ def test_postponed_entries_come_into_force_without_a_message(
         rounds(agent, retries)
     assert len(agent.served()) == len(MANY)
     assert NOT_SERVED not in caplog.messages
+
+
+def test_postponed_drops_come_into_force() -> None:
+    agent = Agent(plane=OneDrop())
+    agent.sync(*MANY)
+    before = len(agent.kernel.ports)
+    done = agent.sync(*(gone(each.name.name) for each in MANY))
+    assert (done.dropped, done.remaining) == (1, True)
+    assert rounds(agent, 1) >= before - 2
+    assert not agent.served()
+
+
+def test_what_has_begun_is_retried_before_everything_else() -> None:
+    plane = OneTable()
+    plane.tried = []
+    agent = Agent(plane=plane)
+    agent.sync(*MANY)
+    for _ in range(2 * len(MANY)):
+        agent.reconciler.sync(False, 2)
+    assert all(min(plane.tried[0]) in each for each in plane.tried)
+    assert set().union(*plane.tried[1:]) == plane.tried[0]
+
+
+def test_a_rejected_entry_of_which_a_part_is_in_force_is_dropped_with_its_service() -> None:
+    """Regression: the agent served a deleted Service until its end."""
+    agent = Agent(plane=Partly())
+    agent.sync()
+    agent.sync(MANY[0])
+    assert len(agent.served()) == 1
+    assert agent.sync().put == 0
+    agent.sync(gone("s1"))
+    assert not agent.served()
 
 
 def test_rejected_entries_are_retried_in_parts_and_all_of_them_after_a_change() -> None:

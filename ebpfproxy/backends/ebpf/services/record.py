@@ -7,7 +7,7 @@ from socket import htons
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, ServicePortKey
-from ebpfproxy.backends.ebpf.services.slot_lists import SlotList, places, slot_list
+from ebpfproxy.backends.ebpf.services.slot_lists import SlotList, Table, places, slot_list
 from ebpfproxy.model.address import Family
 
 Range = tuple[int, int]
@@ -36,9 +36,9 @@ class Record:
         """The id of each endpoint, by its address and port (`PlannedEndpoints.targets`)."""
         return dict(zip(self.entry.endpoints.targets(), self.ids, strict=True))
 
-    def slots(self, flag: int) -> SlotList:
-        """The list of the endpoints with this flag."""
-        return slot_list(self.entry, self.ids, flag)
+    def slots(self, flag: int, table: Table | None = None) -> SlotList:
+        """The list of the endpoints with this flag. `table`: see `slot_list`."""
+        return slot_list(self.entry, self.ids, flag, table)
 
     def places(self, range_: Range) -> int:
         """The number of slots that one of the ranges occupies."""

@@ -6,7 +6,7 @@ A list has one entry for each endpoint, in their order, unless it is expanded:
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf import abi
@@ -36,8 +36,13 @@ class SlotList(NamedTuple):
     digest: int | None
 
 
-def slot_list(entry: ServicePortEntry, ids: Sequence[int], flag: int) -> SlotList:
-    """The list of the endpoints with this flag. `ids`: the ids of all endpoints of the entry."""
+Table = Callable[[Sequence[bytes], Sequence[int], int], list[int]]
+"""`maglev.table`, or a function with the same results."""
+
+
+def slot_list(entry: ServicePortEntry, ids: Sequence[int], flag: int, table: Table | None = None) -> SlotList:
+    """The list of the endpoints with this flag. `ids`: the ids of all endpoints of the entry. `table`: by
+    default `maglev.table`."""
     flags = entry.endpoints.flags()
     listed = [id_ for id_, each in zip(ids, flags, strict=True) if each & flag]
     if not listed or not _is_expanded(entry.algorithm, flags):
@@ -46,7 +51,7 @@ def slot_list(entry: ServicePortEntry, ids: Sequence[int], flag: int) -> SlotLis
     if entry.algorithm in HASHING:
         targets = zip(entry.endpoints.targets(), flags, strict=True)
         listed_targets = [target for target, each in targets if each & flag]
-        order = maglev.table(listed_targets, weights, TABLE_SIZES.of(len(listed_targets)))
+        order = (table or maglev.table)(listed_targets, weights, TABLE_SIZES.of(len(listed_targets)))
     else:
         order = interleaved(weights)
     expanded = [listed[at] for at in order]

@@ -6,8 +6,9 @@ state no longer has ends nevertheless (`smaller`): that needs no room.
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import getrandbits
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.services import shares
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.check import Written
+from ebpfproxy.backends.ebpf.services.large_tables import SMALL, LargeTables
 from ebpfproxy.backends.ebpf.services.record import (
     NOTHING,
     Range,
@@ -26,8 +28,9 @@ from ebpfproxy.backends.ebpf.services.record import (
 from ebpfproxy.backends.ebpf.services.slot_lists import HASHING, most_places, places, places_needed
 from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE, Ids, Ranges
 from ebpfproxy.backends.ebpf.services.smaller import common, plain
-from ebpfproxy.errors import TableFull
+from ebpfproxy.errors import KernelError, NotYet, TableFull
 from ebpfproxy.model.address import Network
+from ebpfproxy.plan import maglev
 from ebpfproxy.plan.planned_endpoints import ROW
 
 
@@ -64,7 +67,9 @@ class Staging:
         services: Room,
         sources: Room,
         now: float,
+        tables: LargeTables | None = None,
     ) -> None:
+        """`tables`: computes large tables in parts. Without it, they are computed at once."""
         self.changes: dict[ServicePortKey, Change] = {}
         self._arrays = arrays
         self._service_ids = service_ids
@@ -72,12 +77,18 @@ class Staging:
         self._services = services
         self._sources = sources
         self._now = now
+        self._tables = tables
         self._use: defaultdict[str, Counter[str]] | None = None  # None: not needed so far
 
-    def add(self, key: ServicePortKey, entry: ServicePortEntry) -> TableFull | None:
+    def takes_over(self, key: ServicePortKey, entry: ServicePortEntry) -> bool:
+        """Whether another ServicePort has one of the frontends: the change is one step for both."""
+        return any(self._written.owner.get(service_key(each), key) != key for each in entry.frontends)
+
+    def add(self, key: ServicePortKey, entry: ServicePortEntry) -> KernelError | None:
         """Write entries that no reader can find yet.
 
-        Without room, write those of an entry that needs less, if there is one, and return the error.
+        Without room, write those of an entry that needs less, if there is one, and return the error. NotYet:
+        a table is incomplete. Frontends that nothing serves meanwhile get a list without a table.
         """
         old = self._written.records.get(key)
         try:
@@ -85,6 +96,13 @@ class Staging:
         except TableFull as failure:
             self._add_smaller(key, old, entry)
             return failure
+        except NotYet as failure:
+            if not old or self.takes_over(key, entry):
+                with contextlib.suppress(TableFull, NotYet):  # with tunnels, it is the same entry
+                    self._add(key, old, plain(entry))
+            return failure
+        if self._tables:
+            self._tables.end(key)
         return None
 
     def _add_smaller(self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry) -> None:
@@ -102,8 +120,8 @@ class Staging:
     def _add(
         self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry, *, within: bool = False
     ) -> None:
-        """Raises TableFull after undoing everything. `within`: a list without room replaces the old one in
-        its place, if it is not longer."""
+        """Raises TableFull or NotYet after undoing everything. `within`: a list without room replaces the old
+        one in its place, if it is not longer."""
         fresh = sum(service_key(frontend) not in self._written.owner for frontend in entry.frontends)
         self._services.check(key, fresh)
         sources = len(sources_beyond(entry, old.entry if old else None))
@@ -173,7 +191,7 @@ class Staging:
             self._stage_endpoints(key, old, new, taken)
             new.cluster = self._stage_list(key, old, new, abi.ENDPOINT_CLUSTER, ranges, within=within)
             new.local = self._stage_list(key, old, new, abi.ENDPOINT_LOCAL, ranges, within=within)
-        except TableFull:
+        except (TableFull, NotYet):
             for endpoint in taken:
                 self._arrays.set_flags(endpoint, 0)
                 self._arrays.endpoint_ids.undo(endpoint)
@@ -221,7 +239,7 @@ class Staging:
             previous = old.cluster if bit == abi.ENDPOINT_CLUSTER else old.local
             if previous != NOTHING and self._has_same_table(old, new):
                 return previous
-        ids, digest = new.slots(bit)
+        ids, digest = new.slots(bit, functools.partial(self._table, key, new.entry))
         if not ids or (within and previous == NOTHING):  # no frontend refers to the list
             return NOTHING
         if previous[1] == len(ids) and self._arrays.read_slots(previous) == ids:
@@ -241,6 +259,19 @@ class Staging:
         self._write(first, ids, new, previous)
         self._arrays.note_expanded(first, digest)
         return first, len(ids)
+
+    def _table(
+        self,
+        key: ServicePortKey,
+        entry: ServicePortEntry,
+        targets: Sequence[bytes],
+        weights: Sequence[int],
+        size: int,
+    ) -> list[int]:
+        """Raises NotYet, but not if the entry has no other list and must be served (`plain`)."""
+        if not self._tables or size < SMALL or (entry.tunnels and self.takes_over(key, entry)):
+            return maglev.table(targets, weights, size)
+        return self._tables.table(key, targets, weights, size)
 
     @staticmethod
     def _has_same_table(old: Record, new: Record) -> bool:

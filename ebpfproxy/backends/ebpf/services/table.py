@@ -15,7 +15,7 @@ session affinity is deleted.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
@@ -25,10 +25,11 @@ from ebpfproxy.backends.ebpf.services.check import Written, check_services
 from ebpfproxy.backends.ebpf.services.counted_endpoints import CountedEndpoints
 from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresses
 from ebpfproxy.backends.ebpf.services.grace import Grace
+from ebpfproxy.backends.ebpf.services.large_tables import LargeTables
 from ebpfproxy.backends.ebpf.services.new_endpoints import NewEndpoints
 from ebpfproxy.backends.ebpf.services.ports import ServicePorts
 from ebpfproxy.backends.ebpf.services.reading import Reading
-from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value, service_key
+from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
@@ -39,6 +40,7 @@ from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
 
 _IN_LISTS = (1 << WEIGHT_SHIFT) - 1  # flags without the weight
 _WALK = 4096  # entries per batch
+_MOST_REMOVED = 10_000  # endpoints, in one change of limited time: 20 ms
 _NO_TRAFFIC = bytes((abi.TRAFFIC.size + 7) // 8 * 8)
 
 
@@ -57,6 +59,7 @@ class ServiceTable:
         self._counted = CountedEndpoints(maps["connections"])
         self._new = NewEndpoints(maps["new_endpoints"])
         self._tunnels = Tunnels(maps)
+        self._large_tables = LargeTables(clock)
         self._no_traffic = _NO_TRAFFIC * possible_cpus()
         self._written = Written()
         self._records, self._owner = self._written.records, self._written.owner
@@ -138,22 +141,34 @@ class ServiceTable:
     def maintain(self) -> None:
         """End slow start where its time has passed. Call it every few seconds."""
         self._new.expire()
+        self._large_tables.expire()
 
     def apply(
         self,
         puts: Mapping[ServicePortKey, ServicePortEntry],
-        drops: Iterable[ServicePortKey],
+        drops: Collection[ServicePortKey],
         seconds: float = math.inf,
+        *,
+        may_wait: bool = True,
     ) -> dict[ServicePortKey, KernelError]:
         """Apply a change. Return the ServicePorts without room. They keep their current state, or get one
         that needs less; what they no longer have is removed in any case.
 
-        `seconds`: after this time, further ServicePorts are postponed (NotYet) and keep their current state,
-        except those that take over a frontend.
+        `seconds`: after this time, or after the removal of many endpoints, further ServicePorts are postponed
+        (NotYet) and keep their current state, except those that take over a frontend. If it is finite, large
+        tables are computed in parts.
+
+        `may_wait`: whether to end a grace period early if there is no room otherwise, for 5 to 30 ms.
         """
+        self._grace.may_wait = may_wait
         self._written.version += 1
-        changes, rejected = self._stage(puts, self._clock() + seconds)
-        dropped = {key: self._records[key] for key in drops if key in self._records}
+        changes, rejected, removed = self._stage(puts, seconds)
+        dropped = self._dropped(drops, math.inf if math.isinf(seconds) else _MOST_REMOVED - removed)
+        rejected |= {
+            key: NotYet(f"{key.name}: the change takes too long")
+            for key in drops
+            if key in self._records and key not in dropped
+        }
         self._commit(changes, dropped)
         now = self._clock()  # from now on no lookup finds what is removed
         for key, (old, new) in changes.items():
@@ -162,6 +177,9 @@ class ServiceTable:
         for key, record in dropped.items():
             del self._records[key]
             self._release(record, None, now)
+            self._large_tables.end(key)
+        for key, failure in rejected.items():
+            failure.in_force = key in self._records
         if self._affinity_left is not None:
             self._affinity_left |= {
                 old.id for old, new in changes.values() if old and _gains_affinity(new, old)
@@ -170,21 +188,37 @@ class ServiceTable:
         return rejected
 
     def _stage(
-        self, puts: Mapping[ServicePortKey, ServicePortEntry], end: float
-    ) -> tuple[dict[ServicePortKey, Change], dict[ServicePortKey, KernelError]]:
+        self, puts: Mapping[ServicePortKey, ServicePortEntry], seconds: float
+    ) -> tuple[dict[ServicePortKey, Change], dict[ServicePortKey, KernelError], int]:
+        """Return the changes, what is rejected, and how many endpoints the changes remove."""
         services, sources = (Room(name, *self.usage()[name]) for name in ("services", "source_ranges"))
-        staging = Staging(self._arrays, self._service_ids, self._written, services, sources, self._clock())
+        now, removed = self._clock(), 0
+        tables, most = (None, math.inf) if math.isinf(seconds) else (self._large_tables, _MOST_REMOVED)
+        staging = Staging(self._arrays, self._service_ids, self._written, services, sources, now, tables)
         rejected: dict[ServicePortKey, KernelError] = {}
         for number, (key, entry) in enumerate(puts.items()):
-            if number and self._clock() >= end and not self._takes_over(key, entry):
+            is_late = self._clock() >= now + seconds or removed >= most
+            if number and is_late and not staging.takes_over(key, entry):
                 rejected[key] = NotYet(f"{key.name}: the change takes too long")
-            elif failure := staging.add(key, entry):
+                continue
+            if failure := staging.add(key, entry):
                 rejected[key] = failure
-        return staging.changes, rejected
+            if change := staging.changes.get(key):
+                removed += _removed(change)
+        for key, failure in rejected.items():
+            if isinstance(failure, NotYet):
+                failure.has_begun = self._large_tables.has_begun(key)
+        return staging.changes, rejected, removed
 
-    def _takes_over(self, key: ServicePortKey, entry: ServicePortEntry) -> bool:
-        """Whether another ServicePort has one of the frontends: the change is one step for both."""
-        return any(self._owner.get(service_key(each), key) != key for each in entry.frontends)
+    def _dropped(self, drops: Collection[ServicePortKey], most: float) -> dict[ServicePortKey, Record]:
+        """Those of the ServicePorts to drop in this change: with `most` endpoints in total, or only one."""
+        found: dict[ServicePortKey, Record] = {}
+        for key in drops:
+            record = self._records.get(key)
+            if record and (not found or len(record.ids) <= most):
+                found[key] = record
+                most -= len(record.ids)
+        return found
 
     def _commit(
         self, changes: Mapping[ServicePortKey, Change], dropped: Mapping[ServicePortKey, Record]
@@ -293,6 +327,11 @@ class ServiceTable:
         for key in left:
             affinity.delete(key)
         self._affinity_left = set()
+
+
+def _removed(change: Change) -> int:
+    """The number of endpoints that only the old entry has."""
+    return len(set(change.old.ids).difference(change.new.ids)) if change.old else 0
 
 
 def _share_entries(found: Mapping[ServicePortKey, Record], known: Mapping[ServicePortKey, Record]) -> None:
