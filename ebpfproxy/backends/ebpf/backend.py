@@ -4,11 +4,13 @@ import contextlib
 import functools
 import math
 import struct
+import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from ebpfproxy import threads
 from ebpfproxy.backends.ebpf import abi, attachments, entries, growth
 from ebpfproxy.backends.ebpf.devices import frontend_routes, source_addresses
 from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
@@ -158,6 +160,8 @@ class EbpfBackend:
         self._namespaces = namespaces
         self._can_grow = can_grow
         self._larger: LargerMaps | None = None  # while they are prepared, and until they are used
+        self._closing: threading.Thread | None = None  # closes smaller maps
+        self._pod_namespaces: PodNamespaces | None = None
         self._limits = settings.limits()
         self._sizes: MapSizes | None = None  # None: not opened yet
         self._full: set[str] = set()  # the maps for which the last change found no room
@@ -197,23 +201,31 @@ class EbpfBackend:
             if self._sizes is None:
                 in_force = self._pins.maps_of(self._pins.in_force())
                 self._sizes = growth.first_sizes(self._limits, self._settings.start, in_force)
-            self._opened = self._open(self._sizes)
+            self._opened = self._open(self._sizes, self._load(self._sizes))
         except BaseException:
             lock.release()
             raise
         self._lock = lock
 
-    def _open(self, sizes: MapSizes, table: ServiceTable | None = None) -> contextlib.ExitStack:
-        """Open everything; return what closes it. `table`: that of smaller maps with the same content."""
+    def _open(
+        self, sizes: MapSizes, programs: Programs, table: ServiceTable | None = None
+    ) -> contextlib.ExitStack:
+        """Open everything; return what closes it. `programs`: the first part. `table`: that of smaller maps
+        with the same content."""
         with contextlib.ExitStack() as opened:
-            self._open_parts(sizes, opened, table)
+            self._open_parts(sizes, programs, opened, table)
             return opened.pop_all()
 
-    def _open_parts(self, sizes: MapSizes, opened: contextlib.ExitStack, table: ServiceTable | None) -> None:
+    def _open_parts(
+        self,
+        sizes: MapSizes,
+        programs: Programs,
+        opened: contextlib.ExitStack,
+        table: ServiceTable | None,
+    ) -> None:
         """`opened` gets each object as soon as it is open."""
-        root, tunnels, xdp = self._settings.cgroup_root, self._settings.tunnels, self._settings.xdp
-        self._programs = Programs(self._pins, root, sizes, tunnels=tunnels, xdp=xdp)
-        opened.callback(self._programs.close)
+        opened.callback(programs.close)
+        self._programs = programs
         self._maps = Maps(self._programs.maps)
         opened.callback(self._maps.close)
         if table:
@@ -274,8 +286,10 @@ class EbpfBackend:
             self._watch = FilterWatch(self._devices.is_in_use, self._filters_changed)
             opened.callback(self._watch.close)
         if self._settings.socket_lb is SocketLb.ON:
-            cgroup_root = self._settings.cgroup_root
-            opened.callback(PodNamespaces(pins, proc_root, cgroup_root, self._namespaces).close)
+            cgroup_root, previous = self._settings.cgroup_root, self._pod_namespaces
+            found = PodNamespaces(pins, proc_root, cgroup_root, self._namespaces, previous)
+            opened.callback(found.close)
+            self._pod_namespaces = found
         self._check = PacketCheck(pins, self._devices.attached)
         opened.callback(self._check.close)
         self._readings = Readings(pins)
@@ -449,36 +463,44 @@ class EbpfBackend:
         larger, self._larger = self._larger, None
         try:
             if larger is None:
-                self._load(sizes, self._programs.directory)
-            elif larger.failure:
-                raise larger.failure
+                programs = self._load(sizes, self._programs.directory)
             else:
+                programs = larger.take()
                 map_pins.refill(self._pins, shapes(sizes), self._pins.maps_of(self._programs.directory))
         except KernelError as failure:
+            if larger:
+                larger.close()
             log.error(GROWTH_FAILED, reason=failure.message, hint=failure.hint)
             self._grows_from = now + _GROWTH_PAUSE
             return {}
         before, previous = self._current, self._opened
         self._opened = None
         try:
-            self._opened = self._open(sizes, self._table)
+            self._opened = self._open(sizes, programs, self._table)
         except BaseException:
             self.close()  # releases the lock, which `open` takes again
             raise
         finally:
             if previous:
-                previous.close()
+                self._close_previous(previous)
         self._sizes = sizes
         for name, old, new in growth.differences(before, sizes):
             log.info(GROWN, **{"map": name, "from": old, "to": new})
             self._map_grown(name)
         return attached
 
-    def _load(self, sizes: MapSizes, previous: Path) -> None:
-        """Load programs with maps of these sizes, and pin them. `previous`: the folder of those in force.
-        Raises KernelError."""
+    def _close_previous(self, opened: contextlib.ExitStack) -> None:
+        """Close smaller maps, and end the threads that use them. That takes up to some seconds, for which no
+        change waits if `can_grow` is set."""
+        if self._can_grow:
+            self._closing = threads.start("smaller-maps", opened.close)
+        else:
+            opened.close()
+
+    def _load(self, sizes: MapSizes, previous: Path | None = None) -> Programs:
+        """Load programs with maps of these sizes. `previous`: see `Programs`. Raises KernelError."""
         root, tunnels, xdp = self._settings.cgroup_root, self._settings.tunnels, self._settings.xdp
-        Programs(self._pins, root, sizes, previous, tunnels, xdp).close()
+        return Programs(self._pins, root, sizes, previous, tunnels, xdp)
 
     def _apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
         if not self._settled:
@@ -487,7 +509,8 @@ class EbpfBackend:
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
         is_limited = self._can_grow and self._settled
-        services = self._table.apply(puts, drops, _LONGEST if is_limited else math.inf)
+        longest = _LONGEST if is_limited else math.inf
+        services = self._table.apply(puts, drops, longest, may_wait=not self._larger)
         self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
         rejected.update(services.items())
         rejected.update(self._drop_routes(delta.drops).items())
@@ -635,9 +658,11 @@ class EbpfBackend:
         if larger:
             larger.close()
         opened, lock = self._opened, self._lock
-        self._opened = self._lock = None
+        self._opened = self._lock = self._pod_namespaces = None
         if opened:
             opened.close()
+        if self._closing:
+            threads.join(self._closing, _PATIENCE)
         if lock:
             lock.release()
 

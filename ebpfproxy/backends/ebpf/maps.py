@@ -1,6 +1,7 @@
 """The maps of bpf/maps.h: their sizes, and opening and checking them by their pins."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +81,12 @@ COMPILED_SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64, tunneled_flows=64)
 
 def shapes(sizes: MapSizes) -> dict[str, MapShape]:
     """The shapes of this version's maps, by map name."""
-    return map_shapes.read(abi.source_directory(), sizes.defines())
+    return _shapes(abi.source_directory(), sizes)
+
+
+@functools.cache
+def _shapes(source: Path, sizes: MapSizes) -> dict[str, MapShape]:
+    return map_shapes.read(source, sizes.defines())
 
 
 class Maps:

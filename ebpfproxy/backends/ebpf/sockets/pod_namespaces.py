@@ -50,7 +50,8 @@ def read(proc_root: Path, cgroup_root: Path | None) -> tuple[Namespace, ...]:
 class PodNamespaces:
     """Reports the namespaces to `changed`: in the constructor, and in a thread whenever they change.
 
-    Raises NotFound if the maps are not in `maps`.
+    With `previous`, which has reported them and uses other maps, only in the thread: a survey takes some
+    milliseconds for each namespace. Raises NotFound if the maps are not in `maps`.
     """
 
     def __init__(
@@ -59,15 +60,18 @@ class PodNamespaces:
         proc_root: Path,
         cgroup_root: Path,
         changed: Callable[[tuple[Namespace, ...]], object],
+        previous: "PodNamespaces | None" = None,
     ) -> None:
         self._maps = {name: Map.pinned(maps / name) for name in _MAPS}
         self._proc_root = proc_root
         self._cgroup_root = cgroup_root
         self._changed = changed
         self._reported: tuple[Namespace, ...] | None = None
-        self._devices: dict[int, str] = {}
+        self._devices: dict[int, str] = previous._devices if previous else {}
+        self._due: list[float] = previous._due if previous else []
         self._stop = threading.Event()
-        self._survey()
+        if not previous:
+            self._survey()
         self._thread = threading.Thread(target=self._run, name="pod-namespaces", daemon=True)
         self._thread.start()
 
@@ -80,17 +84,17 @@ class PodNamespaces:
             opened.close()
 
     def _run(self) -> None:
-        due = [time.monotonic() + _INTERVAL]
+        self._due = self._due or [time.monotonic() + _INTERVAL]
         while not self._stop.wait(_POLL):
             now = time.monotonic()
             if self._has_new_device():
-                due = sorted({now, *(now + each for each in _RETRIES), *due})
-            if due[0] > now:
+                self._due = sorted({now, *(now + each for each in _RETRIES), *self._due})
+            if self._due[0] > now:
                 continue
             self._survey()
             done = time.monotonic()
             rest = done + _REST_FACTOR * (done - now)
-            due = [each for each in due if each > rest] or [max(rest, done + _INTERVAL)]
+            self._due = [each for each in self._due if each > rest] or [max(rest, done + _INTERVAL)]
 
     def _has_new_device(self) -> bool:
         previous = self._devices
