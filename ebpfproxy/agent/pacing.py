@@ -60,8 +60,8 @@ class Pacer:
         self._started = self._changed = True
 
     def remaining(self) -> None:
-        """Record that the last sync applied a part of the changes. The next one applies further ones: it is
-        due after `BATCH`, whatever the minimum interval is."""
+        """Record that the last sync applied a part of the changes. The next one, which applies further ones,
+        is due at once."""
         self._changed = self._remaining = True
 
     def set_intervals(self, min_interval: float, max_interval: float, reread_interval: float) -> None:
@@ -133,7 +133,7 @@ class Pacer:
             return None
         if self._ended is None:
             return float("-inf")
-        interval = BATCH if self._remaining else max(self._min_interval, BATCH)
+        interval = 0.0 if self._remaining else max(self._min_interval, BATCH)
         earliest = self._ended + max(interval, self._pause())
         if self._changed or self._failures or self._verified is None:
             return earliest
@@ -162,7 +162,7 @@ class SliceSize:
     shortest one that was seen recently, or `TARGET` seconds, whichever is more.
     """
 
-    TARGET = 0.04
+    TARGET = 0.02
     _FIXED = 3.0
     _LEAST = 200.0
     _FIRST = 2000.0

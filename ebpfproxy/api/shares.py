@@ -5,13 +5,17 @@ from collections.abc import Callable, Collection, Iterator
 
 from ebpfproxy.model.service import NamespacedName
 
+_MOST_PASSED = 3
+"""Choices of other namespaces before a Service that did not fit is chosen."""
+
 
 class Shares:
-    """Chooses Services in turns between namespaces. One that does not fit into a choice is the next choice,
-    alone."""
+    """Chooses Services in turns between namespaces. One that does not fit into a choice is a later choice,
+    alone: the next one, or after some choices of other namespaces, which need not wait for it."""
 
     def __init__(self) -> None:
         self._skipped: NamespacedName | None = None
+        self._passed = 0  # choices since then
 
     def choose(
         self, pending: Collection[NamespacedName], size: Callable[[NamespacedName], float], most: float
@@ -24,15 +28,19 @@ class Shares:
         >>> shares, sizes = Shares(), {a1: 100, a2: 10, b: 1}
         >>> sorted(shares.choose((a1, a2, b), sizes.get, 20)) == [a2, b]
         True
-        >>> shares.choose((a2, a1, b), sizes.get, 20) == {a1}
-        True
+        >>> shares.choose((a2, a1, b), sizes.get, 20) == {b}, shares.choose((a2, a1), sizes.get, 20) == {a1}
+        (True, True)
         """
-        skipped, self._skipped = self._skipped, None
-        if skipped and skipped in pending:
+        skipped = self._skipped if self._skipped in pending else None
+        others = [name for name in pending if skipped and name.namespace != skipped.namespace]
+        self._passed = self._passed + 1 if skipped and others else 0
+        if skipped and not 0 < self._passed <= _MOST_PASSED:
+            self._skipped = None
             return {skipped}
+        self._skipped = skipped
         chosen: set[NamespacedName] = set()
         left = most
-        for name in _in_turns(pending):
+        for name in _in_turns(others or pending):
             if (needed := size(name)) <= left:
                 chosen.add(name)
                 left -= needed

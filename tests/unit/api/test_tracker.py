@@ -757,13 +757,24 @@ def test_a_part_of_the_changes_takes_turns_between_namespaces() -> None:
 def test_a_large_service_is_alone_and_small_ones_do_not_delay_it_for_long() -> None:
     tracker = tracker_with()
     tracker.fold(sized("tenant/large", 1000))
-    tracker.fold(sized("quiet/a"))
-    assert tracker.drain(100).services == {name("quiet/a")}
-    tracker.fold(sized("quiet/b"))
+    for number in range(4):
+        tracker.fold(sized(f"quiet/{number}"))
+        assert tracker.drain(100).services == {name(f"quiet/{number}")}
+    tracker.fold(sized("quiet/5"))
     assert tracker.drain(100).services == {name("tenant/large")}
     last = tracker.drain(100)
-    assert last.services == {name("quiet/b")}
+    assert last.services == {name("quiet/5")}
     assert not last.remaining
+
+
+def test_a_large_service_is_next_if_no_other_namespace_has_changes() -> None:
+    tracker = tracker_with()
+    tracker.fold(sized("tenant/large", 1000))
+    tracker.fold(sized("tenant/a"))
+    assert tracker.drain(100).services == {name("tenant/a")}
+    tracker.fold(sized("tenant/b"))
+    assert tracker.drain(100).services == {name("tenant/large")}
+    assert tracker.drain(100).services == {name("tenant/b")}
 
 
 def test_a_part_keeps_what_cancels_out_later_and_its_trigger_times() -> None:
