@@ -100,9 +100,11 @@ class PlannedEndpoints(Sequence[PlannedEndpoint]):
         packed = bytearray(self.rows)
         halves = memoryview(packed).cast("H")
         renamed = {htons(old): htons(new) for old, new in ports.items()}
-        halves[_PORT_AT::_HALVES] = memoryview(
-            array("H", map(renamed.__getitem__, halves[_PORT_AT::_HALVES]))
-        )
+        if len(renamed) == 1:
+            changed = array("H", renamed.values()) * len(self)
+        else:
+            changed = array("H", map(renamed.__getitem__, halves[_PORT_AT::_HALVES].tolist()))
+        halves[_PORT_AT::_HALVES] = memoryview(changed)
         return self.packed(bytes(packed))
 
     def has(self, flag: int) -> bool:
