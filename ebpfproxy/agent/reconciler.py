@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from ebpfproxy.agent.edge_view import EdgeView
@@ -386,9 +386,9 @@ class Reconciler(Generic[K, E]):
         self._actual, self._has_synced = actual, True
         if applies:  # otherwise `_generation` would include changes by other programs that were not read
             self._generation = self._backend.generation()
-        self._touched.clear()
+        touched, self._touched = self._touched, set()
         left = {key: kind for key, kind in self._reported.items() if key not in tried}
-        self._report(left, rejected)
+        self._report(left, rejected, touched)
         unserved = sum(map(len, self._unserved.values()))
         put = len(delta.puts.keys() - rejected.keys())
         if verify or put or dropped:  # others may fit now
@@ -415,8 +415,9 @@ class Reconciler(Generic[K, E]):
             log.warning(REPAIRED, entries=len(changed), first=min(map(str, changed)))
         return len(changed)
 
-    def _report(self, left: Mapping[K, str], rejected: Mapping[K, KernelError]) -> None:
-        """Record rejections; `left`: the kinds of those that were not retried.
+    def _report(self, left: Mapping[K, str], rejected: Mapping[K, KernelError], touched: Set[K]) -> None:
+        """Record rejections; `left`: the kinds of those that were not retried. What has begun is retried
+        first, then what is `touched`: new changes need not wait for many rejected entries.
 
         Log each rejection once until it ends or the kind of its reason changes, but no postponed one.
         """
@@ -426,8 +427,9 @@ class Reconciler(Generic[K, E]):
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
         postponed = {key: each for key, each in rejected.items() if isinstance(each, NotYet)}
         begun = [key for key, each in postponed.items() if each.has_begun]
+        fresh = [key for key in postponed if key in touched]
         known = {**left, **kinds}
-        self._reported = {key: known[key] for key in (*begun, *left, *postponed, *kinds)}
+        self._reported = {key: known[key] for key in (*begun, *fresh, *left, *postponed, *kinds)}
 
 
 def _shared(actual: Mapping[K, E], desired: Mapping[K, E], different: Collection[K]) -> dict[K, E]:

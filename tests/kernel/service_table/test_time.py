@@ -144,6 +144,15 @@ def test_the_rest_of_a_long_change_keeps_its_state_until_the_next_one(roomy: Map
         check_exact(roomy, after, table.usage())
 
 
+def test_a_change_of_another_namespace_is_not_postponed(roomy: Maps) -> None:
+    web = key("web")._replace(name="other/web")
+    puts = {**{key(f"s{n}"): exposed(n) for n in range(20)}, web: exposed(20)}
+    with opened(roomy, itertools.count().__next__) as table:
+        rejected = table.apply(puts, (), seconds=3)
+        assert rejected
+        assert web not in rejected
+
+
 def test_removals_of_many_endpoints_are_postponed(roomy: Maps, monkeypatch: pytest.MonkeyPatch) -> None:
     present = {key(f"s{n}"): exposed(n, endpoints=3) for n in range(4)}
     with opened(roomy) as table:

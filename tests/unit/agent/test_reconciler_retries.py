@@ -80,6 +80,20 @@ def test_postponed_entries_come_into_force_without_a_message(
     assert NOT_SERVED not in caplog.messages
 
 
+def test_a_postponed_change_need_not_wait_for_earlier_ones() -> None:
+    plane = Slow()
+    agent = Agent(plane=plane)
+    agent.sync()
+    assert agent.sync(*MANY).remaining
+    agent.fold(service("new", ips=["10.96.2.1"]), service("other", ips=["10.96.2.2"]))
+    agent.fold(service("third", ips=["10.96.2.3"]))
+    agent.plan()
+    agent.reconciler.sync(False, 1)
+    agent.reconciler.sync(False, 2)
+    new = {f"default/{each}" for each in ("new", "other", "third")}
+    assert new <= agent.served()
+
+
 def test_postponed_drops_come_into_force() -> None:
     agent = Agent(plane=OneDrop())
     agent.sync(*MANY)

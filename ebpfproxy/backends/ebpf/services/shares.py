@@ -6,7 +6,7 @@ switch buffers: Choudhury and Hahne, 1998).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ebpfproxy.backends.ebpf.entries import ServicePortKey
 from ebpfproxy.backends.ebpf.services.record import NOTHING, Record
@@ -18,6 +18,17 @@ FACTOR = 4
 def namespace_of(key: ServicePortKey) -> str:
     """Return the namespace of a ServicePort."""
     return key.name.partition("/")[0]
+
+
+def in_turns(keys: Iterable[ServicePortKey]) -> list[ServicePortKey]:
+    """Return one key of each namespace, then the next one of each."""
+    seen: Counter[str] = Counter()
+    turns: dict[ServicePortKey, int] = {}
+    for key in keys:
+        namespace = namespace_of(key)
+        turns[key] = seen[namespace]
+        seen[namespace] += 1
+    return sorted(turns, key=turns.__getitem__)
 
 
 def use_of(record: Record) -> dict[str, int]:

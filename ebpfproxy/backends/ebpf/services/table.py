@@ -30,6 +30,7 @@ from ebpfproxy.backends.ebpf.services.new_endpoints import NewEndpoints
 from ebpfproxy.backends.ebpf.services.ports import ServicePorts
 from ebpfproxy.backends.ebpf.services.reading import Reading
 from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value
+from ebpfproxy.backends.ebpf.services.shares import in_turns
 from ebpfproxy.backends.ebpf.services.slot_ranges import Ids
 from ebpfproxy.backends.ebpf.services.source_ranges import SourceRanges
 from ebpfproxy.backends.ebpf.services.staging import Change, Room, Staging, sources_beyond
@@ -196,7 +197,8 @@ class ServiceTable:
         tables, most = (None, math.inf) if math.isinf(seconds) else (self._large_tables, _MOST_REMOVED)
         staging = Staging(self._arrays, self._service_ids, self._written, services, sources, now, tables)
         rejected: dict[ServicePortKey, KernelError] = {}
-        for number, (key, entry) in enumerate(puts.items()):
+        for number, key in enumerate(puts if math.isinf(seconds) else in_turns(puts)):
+            entry = puts[key]
             is_late = self._clock() >= now + seconds or removed >= most
             if number and is_late and not staging.takes_over(key, entry):
                 rejected[key] = NotYet(f"{key.name}: the change takes too long")
