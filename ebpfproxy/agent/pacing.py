@@ -184,7 +184,7 @@ class SliceSize:
         if seconds > wanted:
             self.most = max(self._LEAST, self.most / 2)
         elif full and seconds < wanted / 2:
-            self.most *= 2
+            self.most *= 1.25
 
 
 class CheckTimer:
