@@ -99,7 +99,7 @@ def test_a_random_tenant_neither_changes_nor_delays_others(quiet: Quiet, pytestc
     pods = [address for pod in (quiet.cluster.p, quiet.cluster.q) for address in (pod.v4, pod.v6)]
     wanted = [*quiet.all_addresses(), lab.pods["a"].v4, lab.pods["b"].v6, quiet.cluster.node.v4]
     tenant = Tenant(7, lab.node_name, pods, wanted)
-    alone = [quiet.change() for _ in range(5 * QUIET)][QUIET:]
+    alone = [quiet.change() for _ in range(6 * QUIET)][2 * QUIET :]  # not the first ones to each pod
     present: dict[str, list[Object]] = {}
     delays = []
     for number, (name, objects) in enumerate(tenant.changes(count)):
