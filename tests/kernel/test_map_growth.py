@@ -236,6 +236,12 @@ def test_changes_that_fit_do_not_wait_for_larger_maps(monkeypatch: pytest.Monkey
             assert not backend.apply(Delta(changed, frozenset(third)))  # while the programs are loaded
             applied = {key: each for key, each in {**applied, **changed}.items() if key not in third}
             assert backend.read() == applied
+            # Regression: the slots that these changes release rested, and the Service had no endpoint left.
+            for target in range(10, 40):
+                changed = single(2, target)
+                assert not backend.apply(Delta(changed, frozenset()))
+            applied |= changed
+            assert backend.read() == applied
             may_load.set()
             assert can_grow.wait(60)
             wanted = {**{key: each for key, each in wanted.items() if key not in third}, **changed}

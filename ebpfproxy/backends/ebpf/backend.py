@@ -510,7 +510,7 @@ class EbpfBackend:
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
         is_limited = self._can_grow and self._settled
         longest = _LONGEST if is_limited else math.inf
-        services = self._table.apply(puts, drops, longest, may_wait=not self._larger)
+        services = self._table.apply(puts, drops, longest)
         self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
         rejected.update(services.items())
         rejected.update(self._drop_routes(delta.drops).items())

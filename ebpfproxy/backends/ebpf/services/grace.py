@@ -13,15 +13,13 @@ class Grace:
     """
 
     def __init__(self) -> None:
-        self.may_wait = True
-        """If not, `end` returns False at once."""
         self._period: GracePeriod | None = None
         with contextlib.suppress(KernelError):
             self._period = GracePeriod()
 
     def end(self) -> bool:
         """Wait until no program that is running now still runs, usually 5 to 30 ms. See `EndGrace`."""
-        if self._period is None or not self.may_wait:
+        if self._period is None:
             return False
         try:
             self._period.wait()

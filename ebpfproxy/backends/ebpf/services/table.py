@@ -149,8 +149,6 @@ class ServiceTable:
         puts: Mapping[ServicePortKey, ServicePortEntry],
         drops: Collection[ServicePortKey],
         seconds: float = math.inf,
-        *,
-        may_wait: bool = True,
     ) -> dict[ServicePortKey, KernelError]:
         """Apply a change. Return the ServicePorts without room. They keep their current state, or get one
         that needs less; what they no longer have is removed in any case.
@@ -158,10 +156,7 @@ class ServiceTable:
         `seconds`: after this time, or after the removal of many endpoints, further ServicePorts are postponed
         (NotYet) and keep their current state, except those that take over a frontend. If it is finite, large
         tables are computed in parts.
-
-        `may_wait`: whether to end a grace period early if there is no room otherwise, for 5 to 30 ms.
         """
-        self._grace.may_wait = may_wait
         self._written.version += 1
         changes, rejected, removed = self._stage(puts, seconds)
         dropped = self._dropped(drops, math.inf if math.isinf(seconds) else _MOST_REMOVED - removed)
