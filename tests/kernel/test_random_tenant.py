@@ -2,6 +2,7 @@
 no change of the tenant."""
 
 import itertools
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,11 @@ class Quiet:
             found = [outcome_here(Dial(TCP, address, 80)) for address in self.addresses(number)]
         return {each.partition(" ")[0] for each in found}
 
+    def dropped(self) -> int:
+        """How many packets mode ebpf has dropped because the Service had no endpoint."""
+        found = re.search(r'reason="packet_dropped"} (\S+)', self.cluster.http_get("metrics"))
+        return int(float(found[1])) if found else 0
+
     def change(self) -> float:
         """Give the next Service the other endpoint; return the seconds until it answers."""
         turn = next(self._turns)
@@ -117,5 +123,6 @@ def test_a_random_tenant_neither_changes_nor_delays_others(quiet: Quiet, pytestc
     for number in range(1, QUIET + 1):
         assert len(quiet.answers(number)) == 1
         assert quiet.answers(number) <= {"a", "b"}
+    assert not quiet.dropped()
     if count >= LONG:
         assert max(delays) <= max(alone) + ALLOWED
