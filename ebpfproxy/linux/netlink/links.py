@@ -50,12 +50,16 @@ def read() -> tuple[Device, ...]:
     Raises Rejected.
     """
     try:
-        links = dump()
-        addresses = _dump(rtnetlink.RTM_GETADDR, rtnetlink.ADDRESS.pack(0, 0, 0, 0, 0))
+        links, addresses = dump(), _addresses()
         routes = rtnetlink.routes(rtnetlink.RT_TABLE_UNSPEC, rtnetlink.RTN_UNICAST)
     except OSError as error:
         raise _unreadable(error) from error
     return devices(links, addresses, routes)
+
+
+def with_addresses(links: Iterable[bytes]) -> tuple[Device, ...]:
+    """The devices in the result of `dump`, without facts about routes. Raises OSError."""
+    return devices(links, _addresses(), ())
 
 
 def names() -> dict[int, str]:
@@ -203,6 +207,10 @@ def preferred_sources(routes: Iterable[bytes]) -> dict[int, tuple[tuple[Network,
 def dump() -> list[bytes]:
     """The payloads of RTM_NEWLINK for all devices, without statistics. Raises OSError."""
     return _dump(rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, 0, 0, 0) + _SKIP_STATS)
+
+
+def _addresses() -> list[bytes]:
+    return _dump(rtnetlink.RTM_GETADDR, rtnetlink.ADDRESS.pack(0, 0, 0, 0, 0))
 
 
 def _dump(kind: int, request: bytes) -> list[bytes]:

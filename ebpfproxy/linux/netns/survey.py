@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import processes
 from ebpfproxy.linux.netlink import links, netlink, pod_devices, rtnetlink
 from ebpfproxy.linux.netns import namespaces
@@ -76,11 +76,12 @@ def read(node: int, owner: _Owner | None, cookie: Callable[[], int]) -> Namespac
 
     `node`: a descriptor of the node's namespace. Raises KernelError or OSError.
     """
-    link, outer = _links(node)
+    dumped = links.dump()
+    link, is_linked, outer = _links(dumped, node)
     pod = owner.pod if owner and (owner.by_node or link is Link.NODE) else ""
-    if link is Link.NONE and not pod:
+    if not is_linked and not pod:
         return None
-    devices = links.read()
+    devices = links.with_addresses(dumped)
     up = tuple(each for each in devices if each.up and each.link_type != LOOPBACK)
     addresses = frozenset(address for each in devices for address in each.addresses)
     families = {family(each) for device in up for each in device.addresses}
@@ -125,15 +126,11 @@ def pod_of(process: Path) -> str:
     return match[1].replace("_", "-") if match else ""
 
 
-def _links(node: int) -> tuple[Link, frozenset[int]]:
-    """Where the devices of the calling thread's namespace lead, and their peers in the node's, by ifindex."""
-    try:
-        found = links.dump()
-        ids = pod_devices.ids_of(node)
-    except OSError as error:
-        raise Rejected(f"cannot read the network devices: {error.strerror or error}") from error
+def _links(dumped: list[bytes], node: int) -> tuple[Link, bool, frozenset[int]]:
+    """Where the devices lead, whether one of them leads to the node, and their peers there, by ifindex."""
+    ids = pod_devices.ids_of(node)
     outer, seen = set(), set()
-    for device in map(rtnetlink.link, found):
+    for device in map(rtnetlink.link, dumped):
         number = device.attributes.get(rtnetlink.IFLA_LINK_NETNSID)
         if number is None:
             continue
@@ -142,7 +139,7 @@ def _links(node: int) -> tuple[Link, frozenset[int]]:
             # A kernel before feadc4b6cf42 (5.13) omits IFLA_LINK if both are equal.
             outer.add(netlink.number(device.attributes.get(rtnetlink.IFLA_LINK)) or device.ifindex)
     link = Link.ELSEWHERE if False in seen else Link.NODE if seen else Link.NONE
-    return link, frozenset(outer)
+    return link, True in seen, frozenset(outer)
 
 
 def _special(families: set[Family], device: Device) -> Iterator[str]:

@@ -47,6 +47,14 @@ def read(proc_root: Path, cgroup_root: Path | None) -> tuple[Namespace, ...]:
     return survey.survey(proc_root, lambda: netns_cookie.own(cgroup_root))
 
 
+def _devices(known: dict[int, str]) -> dict[int, str]:
+    """The names of the node's devices by ifindex; `known` if they are unreadable, as the survey reports."""
+    try:
+        return links.names()
+    except KernelError:
+        return known
+
+
 class PodNamespaces:
     """Reports the namespaces to `changed`: in the constructor, and in a thread whenever they change.
 
@@ -67,7 +75,7 @@ class PodNamespaces:
         self._cgroup_root = cgroup_root
         self._changed = changed
         self._reported: tuple[Namespace, ...] | None = None
-        self._devices: dict[int, str] = previous._devices if previous else {}
+        self._devices: dict[int, str] = previous._devices if previous else _devices({})
         self._due: list[float] = previous._due if previous else []
         self._stop = threading.Event()
         if not previous:
@@ -97,11 +105,7 @@ class PodNamespaces:
             self._due = [each for each in self._due if each > rest] or [max(rest, done + _INTERVAL)]
 
     def _has_new_device(self) -> bool:
-        previous = self._devices
-        try:
-            self._devices = links.names()
-        except KernelError:  # the next survey reports it
-            return False
+        previous, self._devices = self._devices, _devices(self._devices)
         return not self._devices.items() <= previous.items()
 
     def _survey(self) -> None:
