@@ -51,9 +51,9 @@ FILE = "file"
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 _DEBOUNCE_MS = 20
-_STEP_MS = 2
+_STEP_MS = 5
 """watchfiles reports changes after a pause of `_STEP_MS`, at the latest after `_DEBOUNCE_MS`. Thus it reports
-a change of many files once."""
+a change of many files once. It wakes up for each step, also without changes."""
 _SETTLED_NS = 1_000_000_000
 """A file's time stamps are trusted if it changed at least this long ago. Their clock is coarse, so two
 changes in quick succession may have equal time stamps."""
