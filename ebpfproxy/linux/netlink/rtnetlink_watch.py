@@ -18,11 +18,15 @@ from typing import TypeVar
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.log import Logger
 
-COALESCE_SECONDS = 0.02
+COALESCE_SECONDS = 0.005
 """Delay between a notification and the read. A device that comes up causes several notifications at once."""
 
 BUSY_FACTOR = 9
-"""Delay after a read, in multiples of its duration. Permanent changes so take at most a tenth of a CPU."""
+"""Delay after reads, in multiples of their duration. Permanent changes so take at most a tenth of a CPU."""
+
+BURST_SECONDS = 0.1
+"""Duration of reads without that delay: a pod that starts causes some changes, and its first connection needs
+the programs of its device."""
 
 REREAD_SECONDS = 30.0
 """Read after this time even without a notification, in case one was missed."""
@@ -90,8 +94,10 @@ def watch(
     with subscribed(what, GROUPS) as notifications:
         last = read()
         changed(last)
+        spare, ended = BURST_SECONDS, time.monotonic()
         while _await_report(what, notifications, concerns, stop, REREAD_SECONDS):
             started = time.monotonic()
+            spare = min(BURST_SECONDS, spare + (started - ended) / BUSY_FACTOR)
             try:
                 current = read()
             except KernelError as error:
@@ -100,7 +106,9 @@ def watch(
             if current != last:
                 last = current
                 changed(last)
-            stop.wait(BUSY_FACTOR * (time.monotonic() - started))
+            ended = time.monotonic()
+            spare -= ended - started
+            stop.wait(-BUSY_FACTOR * min(spare, 0))
 
 
 def await_reports(
