@@ -345,12 +345,13 @@ static __always_inline bool continues_half_open(const struct flow *flow,
 
 /* Processes a packet from the client of the half-open `flow`. Returns whether the packet continues
  * the flow. The flow becomes established if the packet proves that each side has received a packet
- * from the other.
+ * from the other, or if it is a UDP flow of more than a second: its client may expect no reply.
  */
 static __always_inline bool half_open_continue(struct flow *flow, const struct packet *packet,
 					       struct scratch *scratch)
 {
 	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
+	bool lasts = packet->tuple.protocol == IPPROTO_UDP && flow->last_seen != scratch->now;
 	bool confirms;
 
 	if (reply && !is_reply_of(reply, &scratch->flow_key))
@@ -358,7 +359,7 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 	if (!continues_half_open(flow, packet, reply, scratch))
 		return false;
 	half_open_refresh(flow, reply, scratch->now);
-	confirms = reply && confirms_reply(packet, reply);
+	confirms = reply && (lasts || confirms_reply(packet, reply));
 	if (is_segment(packet) && !(packet->tcp_flags & TCP_RST))
 		record_half_open(flow, packet, confirms || packet->tcp_flags & TCP_SYN);
 	if (confirms && flow_is_at(&scratch->flow_key, flow))

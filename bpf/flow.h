@@ -70,8 +70,11 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 				report_reset(scratch, reply->service_id, EVENT_BY_ENDPOINT);
 		}
 	}
-	if (reply->last_seen != scratch->now)
+	if (reply->last_seen != scratch->now) {
 		reply->last_seen = scratch->now;
+		if (!(reply->flags & FLOW_REPLIED)) /* a UDP flow that lasted without a reply */
+			reply->flags |= FLOW_REPLIED;
+	}
 }
 
 /* Records a packet from the endpoint of a half-open flow. Both entries expire at the same time, so

@@ -96,7 +96,7 @@ def test_the_timeouts_shown_are_those_that_the_programs_use(maps: Maps, view: Vi
     write(maps, a_flow(1, last_seen=ago(100)), a_flow(2, IPPROTO_UDP, 0, ago(100)))
     tcp, udp = sorted(view.conntrack(), key=lambda row: row.protocol)
     assert tcp.left == pytest.approx(300, abs=5)
-    assert (udp.state, udp.left) == ("REPLIED", 0)  # expired, and not collected yet
+    assert (udp.state, udp.left) == ("UNREPLIED", 0)  # expired, and not collected yet
 
 
 @pytest.mark.parametrize(

@@ -166,11 +166,27 @@ def test_the_acknowledgment_of_the_endpoints_syn_establishes_a_tcp_flow(
 def test_a_datagram_after_an_answer_establishes_a_udp_flow(path: PacketPath, at: Places) -> None:
     serve(path, at, at.there)
     got = path.forward(request(at, UDP), "net", "tunnel")
-    path.forward(request(at, UDP), "net", "tunnel")
     path.forward(answer(got), "tunnel", "net")
     assert _half_open(path) == HALF_OPEN
     path.forward(request(at, UDP), "net", "tunnel")
     assert _half_open(path) == ESTABLISHED
+
+
+@families
+def test_a_flow_of_datagrams_without_replies_is_established_after_a_second(
+    path: PacketPath, at: Places
+) -> None:
+    """For example statistics: more senders than half-open flows would evict each other."""
+    serve(path, at, at.there)
+    got = path.forward(request(at, UDP), "net", "tunnel")
+    assert _half_open(path) == HALF_OPEN
+    path.age(2)
+    path.forward(request(at, UDP), "net", "tunnel")
+    assert _half_open(path) == ESTABLISHED
+    assert {each.value["flags"] & abi.FLOW_REPLIED for each in path.replies().values()} == {0}
+    path.age(2)
+    path.forward(answer(got), "tunnel", "net")
+    assert {each.value["flags"] & abi.FLOW_REPLIED for each in path.replies().values()} == {abi.FLOW_REPLIED}
 
 
 @families
@@ -377,12 +393,12 @@ def test_a_half_open_flow_ends_after_its_timeout(path: PacketPath, at: Places, p
     timeout = SHORT["tcp_syn" if protocol is served.TCP else "udp"]
     path.forward(request(at, protocol), "net", "tunnel")
     path.counted()
-    path.age(timeout - 3)
-    path.ingress(request(at, protocol))
-    assert not path.counted()
     path.age(timeout + 2)
     path.ingress(request(at, protocol))
     assert path.counted() == {"packet_new": 1}
+    path.age(timeout - 3)
+    path.ingress(request(at, protocol))
+    assert not path.counted()
 
 
 @families

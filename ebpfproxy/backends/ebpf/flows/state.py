@@ -176,8 +176,7 @@ def address_digest(address: bytes) -> int:
 def state(protocol: int, flags: int, half_open: bool = False) -> FlowState:
     """The state of a flow. `flags`: the flow_flag bits (abi.h) of both entries, combined."""
     if protocol != IPPROTO_TCP:
-        replied = not half_open or flags & abi.FLOW_REPLIED
-        return FlowState.REPLIED if replied else FlowState.UNREPLIED
+        return FlowState.REPLIED if flags & abi.FLOW_REPLIED else FlowState.UNREPLIED
     if flags & abi.FLOW_RESET or flags & _CLOSED_BY_BOTH == _CLOSED_BY_BOTH:
         return FlowState.FIN
     if half_open:

@@ -39,7 +39,8 @@ NONE = bytes(16)
         (IPPROTO_TCP, abi.FLOW_CLIENT_FIN | abi.FLOW_ENDPOINT_FIN, FlowState.FIN, 10),
         (IPPROTO_TCP, abi.FLOW_RESET, FlowState.FIN, 10),
         (IPPROTO_TCP, LIVE | abi.FLOW_RESET | abi.FLOW_CLIENT_FIN, FlowState.FIN, 10),
-        (IPPROTO_UDP, 0, FlowState.REPLIED, 180),
+        (IPPROTO_UDP, 0, FlowState.UNREPLIED, 180),
+        (IPPROTO_UDP, LIVE, FlowState.REPLIED, 180),
         (IPPROTO_SCTP, LIVE | abi.FLOW_MASQUERADE, FlowState.REPLIED, 210),
     ],
 )
