@@ -54,6 +54,13 @@ def probe(config: Config, mode: str) -> tuple[Finding, ...]:
         return (Finding(UNREAD, number, failure.message, failure.hint, needed=False),)
 
 
+def dropping(config: Config, mode: str) -> str:
+    """Return what drops forwarded packets, and what to do about it, as one line; "" if nothing does. Rules
+    that cannot be read count as nothing."""
+    found = (each for each in probe(config, mode) if each.feature == FORWARD and not each.present)
+    return next((f"{each.missing}; {each.remedy}" for each in found), "")
+
+
 def _findings(config: Config, mode: str) -> Iterator[Finding]:
     saved = [(tool, tool.save()) for tools in tool_backends.installed().values() for tool in tools]
     chains = _foreign_chains()

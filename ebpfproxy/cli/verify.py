@@ -63,7 +63,8 @@ def command(config: Config, output: str, canaries: tuple[str, ...], from_dump: P
     differences that last longer than a sync are printed. Changes nothing, and works with and without a
     running agent. Run it with the agent's flags, and in the agent's namespaces or pod.
 
-    In mode ebpf, it also checks that the programs are attached, are in effect, and run before programs of
+    It names rules of other programs that drop packets from outside to endpoints; they are no difference. In
+    mode ebpf, it also checks that the programs are attached, are in effect, and run before programs of
     others. The exit code is 0 without differences, 1 with differences or if a path fails, and another one if
     the comparison is not possible.
     """
@@ -71,9 +72,12 @@ def command(config: Config, output: str, canaries: tuple[str, ...], from_dump: P
         raise ConfigError("cannot combine --canary with --from-dump", "leave --from-dump or --canary out")
     mode, result = compared(config, from_dump)
     connections = _connections(mode, config, canaries) if canaries else None
+    dropping = "" if from_dump else _dropping(config, mode.name)
     if output == "json":
         found = [each._asdict() for each in result.differences]
         content: dict[str, object] = {"mode": mode.name, "compared": result.compared, "differences": found}
+        if dropping:
+            content["firewall"] = dropping
         if connections is not None:
             content["canary"] = list(map(_as_json, connections))
         click.echo(json.dumps(content, indent=2))
@@ -83,10 +87,18 @@ def command(config: Config, output: str, canaries: tuple[str, ...], from_dump: P
         count = len(result.differences)
         summary = f"{count} difference{'' if count == 1 else 's'}" if count else "no differences"
         click.echo(f"mode {mode.name}: {summary} in {result.compared} entries")
+        if dropping:
+            click.echo(f"firewall: {dropping}")
         if connections is not None:
             click.echo(f"canary: {_summary(connections)}")
     works = connections is None or _works(connections)
     return _DIFFERENT if result.differences or not works else 0
+
+
+def _dropping(config: Config, mode: str) -> str:
+    from ebpfproxy.backends import firewall_checks
+
+    return firewall_checks.dropping(config, mode)
 
 
 def _connections(mode: "Inspectable", config: Config, canaries: tuple[str, ...]) -> "list[Result]":

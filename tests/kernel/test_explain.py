@@ -241,3 +241,36 @@ def test_devices_that_keep_their_programs_are_no_sign_of_pods_that_bypass_the_ho
     flags = (f"--manifests={cluster.folder}", f"--hostname-override={cluster.lab.node_name}")
     done = cluster.ebpfproxy("verify", *flags, check=False)
     assert done.returncode == 0, done.stdout
+
+
+FORWARD = """table inet closed {
+chain forward { type filter hook forward priority filter; policy drop; ct state established,related accept; }
+}
+"""
+
+
+@pytest.mark.backends("ebpf")
+def test_explain_and_verify_name_rules_that_drop_packets_to_endpoints(cluster: Cluster) -> None:
+    web = cluster.service(node_port=True).to(cluster.a)
+    outside, node_port = cluster.lab.outside, f"{cluster.node.v4}:{web.node_port}"
+    flags = (
+        "--proxy-mode=ebpf",
+        f"--manifests={cluster.folder}",
+        f"--hostname-override={cluster.lab.node_name}",
+    )
+    assert "ForwardDrops" not in reasons(explain(cluster, node_port, f"--from={outside.v4}"))
+    cluster.node.run(["nft", "-f", "-"], stdin=FORWARD)
+    try:
+        got = clients.outcome(outside, clients.TCP, cluster.node.v4, web.node_port, timeout=1.0)
+        assert got == clients.SILENT
+        found = explain(cluster, node_port, f"--from={outside.v4}")
+        assert "ForwardDrops" in reasons(found)
+        assert found["code"] == 1
+        assert "inet closed" in json.dumps(found)
+        of_pod = explain(cluster, f"{web.v4}:80", f"--from={cluster.p.v4}")
+        assert "ForwardDrops" not in reasons(of_pod)
+        verified = cluster.ebpfproxy("verify", *flags, check=False).stdout
+        assert "firewall: " in verified
+        assert "inet closed" in verified
+    finally:
+        cluster.node.run(["nft", "delete", "table", "inet", "closed"])

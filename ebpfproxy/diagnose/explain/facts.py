@@ -10,9 +10,9 @@ from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.view import ServiceRow
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
-from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Via
+from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict, Via
 from ebpfproxy.diagnose.situation import Served, Situation
-from ebpfproxy.model.address import Family, family, format_address, format_endpoint, is_unspecified
+from ebpfproxy.model.address import Family, contains, family, format_address, format_endpoint, is_unspecified
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import DeviceRole, NoEndpointAction, PolicyResult, Scope
 
@@ -70,6 +70,24 @@ def with_affinity(explanation: Explanation, origin: Origin, tables: Tables) -> E
         if step.reason in (Reason.AFFINITY_BY_NETNS, Reason.AFFINITY_BY_ADDRESS):
             steps.append(found)
     return dataclasses.replace(explanation, steps=tuple(steps))
+
+
+def with_firewall(
+    explanation: Explanation, origin: Origin, situation: Situation, dropping: str
+) -> Explanation:
+    """Add what drops packets from outside to endpoints (`firewall_checks.dropping`), if that concerns the
+    connection: a process of the node receives without FORWARD."""
+    local = situation.state.local_networks
+    is_forwarded = any(
+        each.used and not any(contains(net, each.address) for net in local) for each in explanation.endpoints
+    )
+    is_packet = explanation.path is not None and explanation.path.via is Via.PACKET
+    is_outside = origin.kind is ClientClass.OUTSIDE and explanation.verdict is Verdict.CONNECTS
+    if not (dropping and is_outside and is_packet and is_forwarded):
+        return explanation
+    step = Step(Reason.FORWARD_DROPS, f"{Reason.FORWARD_DROPS.meaning}: {dropping}")
+    steps = (*explanation.steps[:-1], step, explanation.steps[-1])
+    return dataclasses.replace(explanation, steps=steps, is_blocked=True)
 
 
 def with_facts(explanation: Explanation, differences: Sequence[str]) -> Explanation:

@@ -18,6 +18,7 @@ class Subject(enum.Enum):
     FORWARDING = "forwarding"
     MASQUERADE = "masquerade"
     ADDRESSES = "addresses"
+    FIREWALL = "firewall"
     KERNEL = "kernel"
     OUTCOME = "outcome"
 
@@ -495,6 +496,9 @@ class Reason(enum.Enum):
         Subject.ADDRESSES,
         "the client sees the frontend address as its peer",
     )
+
+    # Firewall
+    FORWARD_DROPS = "ForwardDrops", Subject.FIREWALL, "rules of another program drop packets to endpoints"
 
     # Kernel
     AGREES = "Agrees", Subject.KERNEL, "the kernel has the desired state of this ServicePort"

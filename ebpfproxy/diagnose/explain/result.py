@@ -115,6 +115,7 @@ class Explanation:
     - `endpoints`: every endpoint of the Service, sorted by address and port. Empty if no Service is reached.
     - `disagreements`: lines, one for each difference between plan and kernel.
     - `served`, `path`: the frontend and the path of the connection; None if no Service is reached.
+    - `is_blocked`: rules of another program drop, or may drop, its packets to endpoints.
     - `is_other_service`: another Service has the frontend than the one that was asked for.
     """
 
@@ -128,6 +129,7 @@ class Explanation:
     served: Served | None = None
     path: Path | None = None
     is_other_service: bool = False
+    is_blocked: bool = False
 
     @property
     def works(self) -> bool:
@@ -135,5 +137,5 @@ class Explanation:
         if self.verdict is Verdict.ANSWERED:
             return True
         used = [each for each in self.endpoints if each.used]
-        connects = self.verdict is Verdict.CONNECTS and not self.is_other_service
+        connects = self.verdict is Verdict.CONNECTS and not (self.is_other_service or self.is_blocked)
         return connects and all(each.works for each in used)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ebpfproxy.api.event import Unserved
+from ebpfproxy.backends import firewall_checks
 from ebpfproxy.backends.ebpf.inspect.saved import SavedView
 from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.config import Config
@@ -16,7 +17,7 @@ from ebpfproxy.diagnose.cluster import Cluster, read_cluster, without_machine
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.destination import Request, Target, parse, targets
-from ebpfproxy.diagnose.explain.facts import ReadOnce, with_affinity, with_facts, with_tables
+from ebpfproxy.diagnose.explain.facts import ReadOnce, with_affinity, with_facts, with_firewall, with_tables
 from ebpfproxy.diagnose.explain.from_tables import situation_of
 from ebpfproxy.diagnose.explain.kernel_facts import KernelFacts
 from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
@@ -125,13 +126,22 @@ class Session:
             cluster = read_cluster(self._config)
             situation = situation_of_mode(cluster, inspection, mode.name, self._config, host.route_to)
             facts = KernelFacts(inspection, situation)
+        dropping = firewall_checks.dropping(self._config, mode.name)
+
+        def with_firewall_of(each: Explanation, origin: Origin) -> Explanation:
+            return with_firewall(each, origin, situation, dropping)
+
         if mode.name != EBPF:
-            return _Knowledge(situation, lambda each, _: with_facts(each, facts.differences(each)))
+            return _Knowledge(
+                situation,
+                lambda each, origin: with_facts(with_firewall_of(each, origin), facts.differences(each)),
+            )
         view = self._opened.enter_context(contextlib.closing(View(self._config.bpffs_root)))
         tables = ReadOnce(view)
 
         def compare(each: Explanation, origin: Origin) -> Explanation:
-            return with_tables(each, situation, origin, tables, facts.differences(each))
+            seen = with_firewall_of(each, origin)
+            return with_tables(seen, situation, origin, tables, facts.differences(each))
 
         return _Knowledge(situation, compare)
 

@@ -8,7 +8,7 @@ import pytest
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.view import ServiceRow
-from ebpfproxy.diagnose.explain.facts import with_tables
+from ebpfproxy.diagnose.explain.facts import with_firewall, with_tables
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Destination, Explanation
@@ -154,6 +154,20 @@ def test_a_device_without_a_program_disagrees(uplinks: list[DeviceRow], expected
     (difference,) = found.disagreements
     assert expected in difference
     assert not compared(Tables([row()], uplinks=uplinks), origin=A_POD).disagreements  # a socket hook
+
+
+@pytest.mark.parametrize(
+    ("origin", "target", "is_named"),
+    [(A_CLIENT, POD, True), (A_CLIENT, NODE, False), (A_POD, POD, False)],
+    ids=["outside", "to a process of the node", "pod"],
+)
+def test_rules_that_drop_forwarded_packets_are_named(origin: Origin, target: str, is_named: bool) -> None:
+    web = service("web", port(80, node_port=30080))
+    of = situation(web, slice_of("web", endpoint(target, HERE)))
+    found = with_firewall(explained(of, to(NODE, 30080), origin), origin, of, "chain x drops")
+    assert (Reason.FORWARD_DROPS in reasons(found)) is is_named
+    assert found.works is not is_named
+    assert with_firewall(found, origin, of, "") == found
 
 
 def test_an_echo_request_is_not_compared() -> None:

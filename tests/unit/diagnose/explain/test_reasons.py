@@ -621,6 +621,7 @@ TESTED_ELSEWHERE = {
         Reason.AFFINITY_UNKNOWN,
         Reason.AGREES,
         Reason.DISAGREES,
+        Reason.FORWARD_DROPS,
     },
 }
 
