@@ -153,6 +153,14 @@ enum client_kind {
 	CLIENT_NETNS = 1,   /* its first 8 bytes are a network namespace cookie */
 };
 
+/* Value of `pod_namespaces`: the sources of the pod's packets to Services. Unspecified if the pod
+ * has none of global scope in that family, or several.
+ */
+struct pod_namespace {
+	struct address v4;
+	struct address v6;
+};
+
 /* Key of `affinity`. */
 struct affinity_key {
 	struct address client;

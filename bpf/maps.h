@@ -57,10 +57,8 @@ PINNED("array", u32, u64, service_ports, SERVICE_PORT_WORDS, BPF_F_MMAPABLE);
 PINNED("hash", struct address, struct frontend_address, frontend_addresses, SERVICES_MAX,
        BPF_F_NO_PREALLOC);
 
-/* The network namespaces of the pods that the socket path serves. Key: the cookie. No program reads
- * the value.
- */
-PINNED("hash", u64, u32, pod_namespaces, 65536, BPF_F_NO_PREALLOC);
+/* The network namespaces of the pods that the socket path serves. Key: the cookie. */
+PINNED("hash", u64, struct pod_namespace, pod_namespaces, 65536, BPF_F_NO_PREALLOC);
 
 PINNED("hash", u32, struct device, devices, 4096, BPF_F_NO_PREALLOC);
 /* For devices with DEVICE_SOURCES. Only used if the kernel lacks BPF_FIB_LOOKUP_SRC. */

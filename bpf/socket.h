@@ -183,16 +183,38 @@ static __always_inline u16 usable_flags(const struct service *service)
 	return service->flags & SERVICE_INTERNAL_LOCAL ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
 }
 
-/* Selects the endpoint for a new connection. The client's address and port are not known yet, so
- * session affinity and hashes identify the client by its network namespace.
+/* Sets what identifies the client of a socket to session affinity and hashes: the address that
+ * connect() will select if the pod has only one, so that the packet path selects the same endpoint.
+ * Otherwise, and for the node, it is the network namespace. The address that a socket is bound to
+ * may be any, by IP_FREEBIND.
  */
+static __always_inline void client_set(struct affinity_key *client, u64 netns_cookie,
+				       const struct service_key *destination)
+{
+	struct pod_namespace *pod = pod_namespaces.lookup(&netns_cookie);
+
+	if (pod) {
+		client->client_kind = CLIENT_ADDRESS;
+		client->client = address_is_v4(&destination->address) ? pod->v4 : pod->v6;
+		if (!address_is_unspecified(&client->client))
+			return;
+	}
+	client->client_kind = CLIENT_NETNS;
+	client->client.word[0] = (u32)netns_cookie;
+	client->client.word[1] = (u32)(netns_cookie >> 32);
+	client->client.word[2] = 0;
+	client->client.word[3] = 0;
+}
+
+/* Selects the endpoint for a new connection of a socket, whose port is not known yet. */
 static __always_inline struct endpoint *socket_choose(const struct service *service,
+						      const struct service_key *destination,
 						      u64 netns_cookie, u32 *id, u16 *uses)
 {
-	struct affinity_key client = {.service_id = service->id, .client_kind = CLIENT_NETNS};
+	struct affinity_key client = {.service_id = service->id};
 
-	client.client.word[0] = (u32)netns_cookie;
-	client.client.word[1] = (u32)(netns_cookie >> 32);
+	if (service->affinity_timeout || service->algorithm == ALGORITHM_SOURCE_HASH)
+		client_set(&client, netns_cookie, destination);
 	return endpoint_choose(service, &service->internal, usable_flags(service), &client, 0, id,
 			       uses);
 }
@@ -399,7 +421,7 @@ static __always_inline enum verdict socket_connect_to(const struct service_key *
 	verdict = socket_admit(&service, what);
 	if (verdict != TRANSLATED)
 		return connect_without_endpoint(destination, &service, cookie, verdict);
-	endpoint = socket_choose(&service, netns_cookie, &id, &what->flags);
+	endpoint = socket_choose(&service, destination, netns_cookie, &id, &what->flags);
 	if (!endpoint) {
 		socket_inconsistent(what);
 		return connect_without_endpoint(destination, &service, cookie, REFUSED);
@@ -476,7 +498,8 @@ static __always_inline enum verdict socket_send_to(const struct service_key *des
 		endpoint = endpoint_of(&service, flow.endpoint, usable_flags(&service));
 	}
 	if (!endpoint) {
-		endpoint = socket_choose(&service, netns_cookie, &flow.endpoint, &what->flags);
+		endpoint = socket_choose(&service, destination, netns_cookie, &flow.endpoint,
+					 &what->flags);
 		if (!endpoint) {
 			socket_inconsistent(what);
 			return REFUSED;

@@ -5,7 +5,7 @@ socket's namespace as the frontend is. Without these facts, the packet path serv
 right for everybody.
 """
 
-from ebpfproxy.model.address import contains
+from ebpfproxy.model.address import Address, Family, contains, family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.namespace import Link, Namespace, NamespaceClass
 from ebpfproxy.plan.service_plan import PlanContext, SocketLb
@@ -49,6 +49,12 @@ def opted_out_by(namespace: Namespace, state: ClusterState) -> str:
         if namespace.pod == pod.uid != "" or not namespace.addresses.isdisjoint(pod.addresses):
             return "the pod" if pod.socket_lb is False else f"the Namespace {pod.name.namespace}"
     return ""
+
+
+def source(namespace: Namespace, ip_family: Family) -> Address | None:
+    """Return the source of the namespace's packets to Services. None if several addresses may be, or none."""
+    found = [each for each in namespace.addresses if family(each) is ip_family]
+    return found[0] if len(found) == 1 else None
 
 
 def by_socket(state: ClusterState, context: PlanContext) -> tuple[Namespace, ...]:

@@ -9,10 +9,10 @@ from ebpfproxy.plan.devices import plan_devices
 from ebpfproxy.plan.direct_return import tunnel_sources
 from ebpfproxy.plan.foreign_addresses import foreign_networks
 from ebpfproxy.plan.local_traffic import local_traffic
-from ebpfproxy.plan.namespaces import by_socket, is_of_pod, opted_out_by
+from ebpfproxy.plan.namespaces import by_socket, is_of_pod, opted_out_by, source
 from ebpfproxy.plan.node_ports import node_ports_everywhere, plan_node_ports
 from ebpfproxy.plan.on_link import frontend_routes
-from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext
+from ebpfproxy.plan.service_plan import DeviceRole, NodePlan, PlanContext, PodNamespace
 
 
 def plan_node(
@@ -59,7 +59,9 @@ def plan_node(
         {each: traffic for each in Family if (traffic := local_traffic(context, each, state.node))},
         tunnel_sources(state, context),
         state.service_cidrs,
-        frozenset(each.cookie for each in served),
+        frozenset(
+            PodNamespace(each.cookie, source(each, Family.IPV4), source(each, Family.IPV6)) for each in served
+        ),
         lasting,
         frozenset(state.node.addresses if state.node else ()),
         foreign_networks(state),

@@ -195,6 +195,17 @@ class FrontendRoute(NamedTuple):
     source: Address | None
 
 
+class PodNamespace(NamedTuple):
+    """The network namespace of a pod.
+
+    `v4` and `v6`: the sources of its packets to Services, None if unknown (`namespaces.source`).
+    """
+
+    cookie: int
+    v4: Address | None
+    v6: Address | None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodePlan:
     """The plan of this node: what all Services share, in both families.
@@ -208,7 +219,7 @@ class NodePlan:
     - `local_traffic`: as in `ServicePortPlan`. A family in which it is None is missing.
     - `service_cidrs`: the networks of ClusterIPs; empty if unknown.
     - `tunnel_sources`: the nodes and edges whose tunneled packets this node accepts (direct server return).
-    - `pod_namespaces`: the cookies of the network namespaces of pods whose sockets the socket path serves.
+    - `pod_namespaces`: the network namespaces of pods whose sockets the socket path serves.
     - `lasting`: the ifindexes of pods' devices that have had programs for a ServicePort or by an
       annotation. They keep them, since connections may have begun there at any time.
     - `addresses`: those of the Node object; empty if it is unknown.
@@ -223,7 +234,7 @@ class NodePlan:
     local_traffic: Mapping[Family, LocalTraffic] = dataclasses.field(default_factory=dict)
     tunnel_sources: frozenset[Network] = frozenset()
     service_cidrs: frozenset[Network] = frozenset()
-    pod_namespaces: frozenset[int] = frozenset()
+    pod_namespaces: frozenset[PodNamespace] = frozenset()
     lasting: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
     addresses: frozenset[Address] = frozenset()
     foreign_networks: frozenset[Network] = frozenset()

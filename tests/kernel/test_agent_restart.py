@@ -19,7 +19,6 @@ from ebpfproxy.linux.netns import netns
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.kernel.clients import REFUSED, TCP, UDP, answers, connected, converse, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
-from tests.kernel.test_pod_namespaces import await_socket_path
 from tests.kernel.test_socket_stale import reaches
 
 pytestmark = pytest.mark.kernel
@@ -85,7 +84,6 @@ def test_no_connection_fails_over_a_restart_with_other_programs(
     """Other code, the same maps: the links get new programs one by one, and the maps keep their contents."""
     web = serve(restartable)
     sticky = restartable.service().to(restartable.a, restartable.b, sessionAffinity="ClientIP")
-    await_socket_path(restartable, restartable.p)  # there the client is a namespace, before it is an address
     endpoint = set(answers(restartable.p, TCP, sticky.v4, 80, 5))
     restartable.agent.stop()
     maps = map_ids(restartable.lab.bpffs)

@@ -19,7 +19,18 @@ from ebpfproxy.lab.addresses import Pair
 from ebpfproxy.linux.bpf.tc import Side
 from ebpfproxy.linux.netns import netns
 from tests.kernel import attached
-from tests.kernel.clients import TCP, UDP, connected, converse, outcome
+from tests.kernel.clients import (
+    TCP,
+    UDP,
+    Dial,
+    ask_from,
+    connected,
+    converse,
+    family_of,
+    outcome,
+    outcomes,
+    socket_in,
+)
 from tests.kernel.cluster import SERVICE_NETWORKS, TCP_TARGET, Cluster, Exposed, eventually
 from tests.kernel.test_explain import explain
 from tests.kernel.test_socket_lb import actual_peer, as_in_proc
@@ -101,9 +112,7 @@ def load(into: Netns, rules: str) -> None:
 def test_connections_stay_on_the_packet_path_when_a_pod_gets_known_and_none_fails(
     place: Cluster, web: Exposed, pod: Pod
 ) -> None:
-    """A second device keeps the pod on the packet path, as each pod is in its first second."""
-    place.lab.ip(pod, "link add extra type veth peer name extra2", "link set extra up")
-    await_known(place, pod)
+    stay_on_packet_path(place, pod)
     assert actual_peer(pod, "v4", web.v4, 80) == as_in_proc("v4", web.v4, 80)
     early = [connected(pod, TCP, web.v4, 80), connected(pod, UDP, web.v4, 53)]
     assert [converse(each) for each in early] == ["a", "a"]
@@ -117,6 +126,94 @@ def test_connections_stay_on_the_packet_path_when_a_pod_gets_known_and_none_fail
     assert [converse(each) for each in early] == ["a", "a"]
     for each in early:
         each.close()
+
+
+def stay_on_packet_path(place: Cluster, pod: Pod) -> None:
+    """A second device keeps the pod there, as each pod is in its first second."""
+    place.lab.ip(pod, "link add extra type veth peer name extra2", "link set extra up")
+    await_known(place, pod)
+
+
+def sticky(place: Cluster) -> list[Exposed]:
+    """Services with session affinity."""
+    return [place.service(sessionAffinity="ClientIP").to(place.a, place.b, place.c) for _ in range(6)]
+
+
+def choices(pod: Pod, services: list[Exposed], versions: tuple[int, ...] = (4, 6)) -> list[str]:
+    """The endpoint of each Service that the pod's socket gets: TCP, and an unconnected UDP socket."""
+    return [
+        each
+        for web in services
+        for address in (web.address(f"v{version}") for version in versions)
+        for each in (outcome(pod, TCP, address, 80), datagram(pod, address))
+    ]
+
+
+def datagram(pod: Pod, address: str) -> str:
+    with socket_in(pod, UDP, family_of(address)) as client:
+        return ask_from(client, address, 53)[0]
+
+
+def test_a_pod_that_gets_known_keeps_its_endpoints_by_affinity(place: Cluster, pod: Pod) -> None:
+    """By chance, a client keeps all 24 endpoints once in 10^11 runs."""
+    services = sticky(place)
+    stay_on_packet_path(place, pod)
+    chosen = choices(pod, services)
+    assert set(chosen) == {"a", "b", "c"}
+    place.lab.ip(pod, "link del extra")
+    await_socket_path(place, pod)
+    for _ in range(5):
+        assert choices(pod, services) == chosen
+    place.lab.ip(pod, "link add extra type veth peer name extra2", "link set extra up")
+    eventually(lambda: not on_socket_path(place, pod), "the pod is on the packet path")
+    assert choices(pod, services) == chosen
+
+
+def test_a_pod_that_gets_known_keeps_its_endpoints_by_source_hash(place: Cluster, pod: Pod) -> None:
+    """Services with other endpoints have other tables."""
+    a, b, c = place.a, place.b, place.c
+    services = []
+    for pods in (a, b, c), (a, b), (b, c), (a, c):
+        web = place.service()
+        web.annotations["ebpfproxy/lb-algorithm"] = "source-hash"
+        services.append(web.to(*pods))
+    stay_on_packet_path(place, pod)
+    chosen = choices(pod, services)
+    assert len(set(chosen)) > 1
+    place.lab.ip(pod, "link del extra")
+    await_socket_path(place, pod)
+    assert choices(pod, services) == chosen
+
+
+def test_a_pod_with_several_addresses_is_one_client_until_one_is_left(place: Cluster, pod: Pod) -> None:
+    services = sticky(place)
+    stay_on_packet_path(place, pod)
+    chosen = choices(pod, services, (4,))
+    second = pod.v4.rpartition(".")[0] + ".250"
+    place.lab.ip(pod, f"addr add {second}/32 dev eth0", "link del extra")
+    await_socket_path(place, pod)
+    assert len(set(choices(pod, services[:1] * 5, (4,))[::2])) == 1
+    assert clients_of(place, services[0]) == {pod.v4, f"netns {cookie(pod)}"}
+    place.lab.ip(pod, f"addr del {second}/32 dev eth0")
+    await_known(place, pod)
+    assert choices(pod, services, (4,)) == chosen
+
+
+def clients_of(place: Cluster, web: Exposed) -> set[str]:
+    """The clients that have an endpoint of the Service's TCP port by affinity."""
+    rows = json.loads(place.ebpfproxy("dump", "affinity", "-o", "json").stdout)
+    return {each["client"] for each in rows if each["service"] == f"default/{web.name}:tcp"}
+
+
+def test_an_ipv6_socket_is_the_same_client_at_an_ipv4_frontend(place: Cluster, pod: Pod) -> None:
+    """It is bound to all addresses, or to the mapped one."""
+    services = sticky(place)
+    await_socket_path(place, pod)
+    for web in services:
+        chosen = outcome(pod, TCP, web.v4, 80)
+        for source in "::", f"::ffff:{pod.v4}":
+            assert outcomes(pod, [Dial(TCP, f"::ffff:{web.v4}", 80, source=(source, 0))]) == [chosen]
+    assert clients_of(place, services[0]) == {pod.v4}
 
 
 def test_a_device_loses_its_programs_once_the_pod_has_no_connection_of_the_packet_path(

@@ -31,6 +31,7 @@ from ebpfproxy.backends.ebpf.entries import (
     Entry,
     HookKey,
     Key,
+    NamespaceEntry,
     NamespaceKey,
     ServicePortEntry,
     ServicePortKey,
@@ -351,8 +352,8 @@ class EbpfBackend:
         for key, _ in self._maps["tunnel_sources"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
             found[TunnelSourceKey(Network(Address(address), length))] = 1
-        for key, _ in self._maps["pod_namespaces"].items():
-            found[NamespaceKey(*_U64.unpack(key))] = 1
+        for key, value in self._maps["pod_namespaces"].items():
+            found[NamespaceKey(*_U64.unpack(key))] = NamespaceEntry(*abi.POD_NAMESPACE.unpack(value))
         found.update(source_addresses.read(self._maps).items())
         found.update(self._devices.read().items())
         found.update({HookKey(name): state for name, state in self._programs.hook_states().items()})
@@ -557,7 +558,10 @@ class EbpfBackend:
                 map_, packed = "pod_namespaces", _U64.pack(*key)
             else:
                 continue
-            value = entry if isinstance(entry, bytes) else _U32.pack(cast(int, entry))
+            if isinstance(entry, NamespaceEntry):
+                value = abi.POD_NAMESPACE.pack(*entry)
+            else:
+                value = entry if isinstance(entry, bytes) else _U32.pack(cast(int, entry))
             try:
                 self._maps[map_].update(packed, value)
             except KernelError as failure:

@@ -30,6 +30,7 @@ from ebpfproxy.plan.service_plan import (
     NodePlan,
     NoEndpointAction,
     PlannedEndpoints,
+    PodNamespace,
     Scope,
     ServicePortPlan,
 )
@@ -85,6 +86,13 @@ class NamespaceKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"netns {self.cookie}"
+
+
+class NamespaceEntry(NamedTuple):
+    """The sources of the pod's packets to Services, the unspecified address of the family for none known."""
+
+    v4: Address
+    v6: Address
 
 
 class SourceKey(NamedTuple):
@@ -152,9 +160,9 @@ _TUNNEL_ENTRY = DeviceEntry(abi.DEVICE_TUNNEL, unspecified(Family.IPV4), unspeci
 """The Geneve device needs no egress program: ingress has translated or selected everything."""
 
 Key = ServicePortKey | Network | HookKey | DeviceKey | TunnelSourceKey | NamespaceKey | SourceKey | Target
-Entry = ServicePortEntry | int | str | DeviceEntry | Address | Path
+Entry = ServicePortEntry | int | str | DeviceEntry | NamespaceEntry | Address | Path
 """For a Network: abi.h's network_flag. For a SourceKey: the address. For a hook: its state, where ATTACHED is
-the desired one. For a tunnel source or a network namespace: 1."""
+the desired one. For a tunnel source: 1."""
 
 ATTACHED, OUTDATED = "attached", "outdated"
 BEHIND = "behind"
@@ -202,7 +210,7 @@ def render(
         )
     if node is not None:
         entries.update(_networks(node))
-        entries.update({NamespaceKey(each): 1 for each in node.pod_namespaces})
+        entries.update({NamespaceKey(each.cookie): _namespace(each) for each in node.pod_namespaces})
         entries.update({DeviceKey(each.ifindex, each.name): _device(each) for each in node.devices})
         entries.update(_sources(node))
         entries.update({HookKey(hook.name): ATTACHED for hook in hooks})
@@ -235,6 +243,10 @@ def _tunnels(plan: ServicePortPlan) -> tuple[Address | None, ...]:
 def _source_ranges(plan: ServicePortPlan) -> tuple[Network, ...]:
     """All restricted frontends of a ServicePort have the same source ranges, those of its Service."""
     return tuple(sorted({net for each in plan.frontends if each.restricted for net in each.source_ranges}))
+
+
+def _namespace(plan: PodNamespace) -> NamespaceEntry:
+    return NamespaceEntry(plan.v4 or unspecified(Family.IPV4), plan.v6 or unspecified(Family.IPV6))
 
 
 def _device(plan: DevicePlan) -> DeviceEntry:

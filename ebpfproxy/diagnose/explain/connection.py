@@ -10,7 +10,7 @@ from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_la
 from ebpfproxy.diagnose.explain.echo import explain_echo
 from ebpfproxy.diagnose.explain.hashes import hash_lines
 from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, USERSPACE, Found, Missing, find, is_ebpf
-from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify, namespace_class
+from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify, is_by_namespace, namespace_class
 from ebpfproxy.diagnose.explain.path import path
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import (
@@ -199,8 +199,10 @@ def _selection_steps(case: Case, decision: Decision) -> Iterator[Step]:
     if not timeout:
         yield Step(Reason.NO_AFFINITY, Reason.NO_AFFINITY.meaning)
     else:
-        is_socket = case.path.via is Via.SOCKET
-        why = Reason.AFFINITY_BY_NETNS if is_socket else Reason.AFFINITY_BY_ADDRESS
+        by_namespace = case.path.via is Via.SOCKET and is_by_namespace(
+            case.origin, case.situation, family(case.destination.address)
+        )
+        why = Reason.AFFINITY_BY_NETNS if by_namespace else Reason.AFFINITY_BY_ADDRESS
         yield Step(why, f"{why.meaning}, for {timeout} s after its last connection")
     if sum(each.used for each in decision.endpoints) == 1:
         yield Step(Reason.SINGLE, Reason.SINGLE.meaning)

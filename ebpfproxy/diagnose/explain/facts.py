@@ -8,7 +8,7 @@ from typing import Protocol
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.view import ServiceRow
-from ebpfproxy.diagnose.explain.origin import Origin
+from ebpfproxy.diagnose.explain.origin import Origin, address_of
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict, Via
 from ebpfproxy.diagnose.situation import Served, Situation
@@ -49,7 +49,7 @@ def with_tables(
     """
     if explanation.destination is None or explanation.destination.is_echo:
         return explanation
-    explanation = with_affinity(explanation, origin, tables)
+    explanation = with_affinity(explanation, situation, origin, tables)
     rows = _rows(explanation, tables)
     differences = [
         *_frontend_differences(explanation, rows),
@@ -59,9 +59,11 @@ def with_tables(
     return with_facts(explanation, differences)
 
 
-def with_affinity(explanation: Explanation, origin: Origin, tables: Tables) -> Explanation:
+def with_affinity(
+    explanation: Explanation, situation: Situation, origin: Origin, tables: Tables
+) -> Explanation:
     """Add the endpoint that the client has by session affinity, if the Service has that."""
-    found = _affinity_step(explanation, origin, tables)
+    found = _affinity_step(explanation, situation, origin, tables)
     if found is None:
         return explanation
     steps: list[Step] = []
@@ -207,13 +209,15 @@ def _device_differences(
     return differences
 
 
-def _affinity_step(explanation: Explanation, origin: Origin, tables: Tables) -> Step | None:
+def _affinity_step(
+    explanation: Explanation, situation: Situation, origin: Origin, tables: Tables
+) -> Step | None:
     served, path = explanation.served, explanation.path
     if served is None or path is None or explanation.destination is None or not served.plan.affinity_timeout:
         return None
     client = f"netns {origin.cookie}"
-    if path.via is not Via.SOCKET:
-        address = origin.address(family(explanation.destination.address))
+    if Reason.AFFINITY_BY_NETNS not in {each.reason for each in explanation.steps}:
+        address = address_of(origin, situation, family(explanation.destination.address))
         client = format_address(address) if address else ""
     usable = {str(each) for each in explanation.endpoints if each.used}
     for row in tables.affinity():

@@ -7,14 +7,14 @@ from ebpfproxy.backends.ebpf.services.slot_lists import TABLE_SIZES
 from ebpfproxy.backends.nftables.shares import shares
 from ebpfproxy.diagnose.explain.decision import Case, Decision
 from ebpfproxy.diagnose.explain.lookup import NFTABLES
-from ebpfproxy.diagnose.explain.origin import EBPF
+from ebpfproxy.diagnose.explain.origin import EBPF, address_of, is_by_namespace
 from ebpfproxy.diagnose.explain.result import EndpointResult, Via
 from ebpfproxy.model.address import Address, family
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan import maglev
 from ebpfproxy.plan.planned_endpoints import target_of
 
-BY_NETNS = "the network namespace identifies the client of a socket"
+BY_NETNS = "the network namespace identifies this client"
 BY_RANDOM = "a socket has no port yet: a random number takes the place of the hash"
 BY_PORT = "the client's port is part of the hash: add it to the address in --from"
 
@@ -28,10 +28,15 @@ def hash_lines(case: Case, decision: Decision) -> Iterator[str]:
     algorithm = decision.served.plan.balancing.algorithm
     if case.situation.mode not in (EBPF, NFTABLES) or algorithm not in _HASHES:
         return
+    ip_family = family(case.destination.address)
     if case.path.via is Via.SOCKET:
-        yield BY_NETNS if algorithm is Algorithm.SOURCE_HASH else BY_RANDOM
-        return
-    client = case.origin.address(family(case.destination.address))
+        if algorithm is Algorithm.MAGLEV:
+            yield BY_RANDOM
+            return
+        if is_by_namespace(case.origin, case.situation, ip_family):
+            yield BY_NETNS
+            return
+    client = address_of(case.origin, case.situation, ip_family)
     if client is None:
         return
     if algorithm is Algorithm.MAGLEV and not case.origin.port:

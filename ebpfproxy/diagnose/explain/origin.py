@@ -6,7 +6,7 @@ from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.model.address import Address, Family, contains, family, format_address
-from ebpfproxy.model.namespace import NamespaceClass
+from ebpfproxy.model.namespace import Namespace, NamespaceClass
 from ebpfproxy.plan import namespaces
 from ebpfproxy.plan.service_plan import DetectLocal, DeviceRole, LocalTraffic
 
@@ -59,12 +59,36 @@ def namespace_class(origin: Origin, situation: Situation) -> tuple[NamespaceClas
     namespace is unknown, as that of any pod, or without this machine's kernel."""
     if origin.kind is not ClientClass.POD or not (origin.cookie or origin.ifindex):
         return None
-    for each in situation.state.namespaces:
-        if each.cookie == origin.cookie or (not origin.cookie and origin.ifindex in each.outer):
-            return namespaces.classify(each, situation.state)
+    if found := _namespace(origin, situation):
+        return namespaces.classify(found, situation.state)
     if not origin.cookie:
         return None
     return NamespaceClass.OTHER, "no device leads to this node, and it has no process of a pod"
+
+
+def _namespace(origin: Origin, situation: Situation) -> Namespace | None:
+    for each in situation.state.namespaces:
+        if each.cookie == origin.cookie or (not origin.cookie and origin.ifindex in each.outer):
+            return each
+    return None
+
+
+def is_by_namespace(origin: Origin, situation: Situation, ip_family: Family) -> bool:
+    """Return whether the network namespace identifies the client of a socket to session affinity and hashes.
+
+    Otherwise its address does, also that of a pod whose namespace is unknown.
+    """
+    if origin.kind is ClientClass.NODE:
+        return True
+    found = _namespace(origin, situation)
+    return found is not None and namespaces.source(found, ip_family) is None
+
+
+def address_of(origin: Origin, situation: Situation, ip_family: Family) -> Address | None:
+    """Return the source of its packets to Services. None if it is unknown."""
+    found = origin.address(ip_family)
+    known = None if found else _namespace(origin, situation)
+    return namespaces.source(known, ip_family) if known else found
 
 
 def classify(origin: Origin, situation: Situation, ip_family: Family) -> Classified:

@@ -383,7 +383,7 @@ class Reason(enum.Enum):
     AFFINITY_BY_NETNS = (
         "AffinityByNetns",
         Subject.AFFINITY,
-        "ClientIP; the network namespace identifies the client of a socket",
+        "ClientIP; the network namespace identifies the node, and a pod with several addresses of the family",
     )
     AFFINITY_BY_ADDRESS = (
         "AffinityByAddress",

@@ -114,7 +114,7 @@ class Session:
         tables = ReadOnce(dump)
         if self._config.manifests is None:
             situation = situation_of(dump, dump.header.node)
-            return _Knowledge(situation, lambda each, origin: with_affinity(each, origin, tables))
+            return _Knowledge(situation, lambda each, origin: with_affinity(each, situation, origin, tables))
         situation = self._plan(host.mode_without_kernel(self._config))
         return _Knowledge(situation, lambda each, origin: with_tables(each, situation, origin, tables))
 

@@ -159,11 +159,15 @@ def change_network(node: Node) -> str:
 def change_pod_namespace(node: Node) -> str:
     with opened(node, "pod_namespaces") as namespaces:
         key, value = _any(node, namespaces)
-        if node.random.randrange(2):
-            namespaces.delete(key)
-        else:
-            key = _U64.pack(1 << 40)
-            namespaces.update(key, value)
+        match node.random.randrange(3):
+            case 0:
+                namespaces.delete(key)
+            case 1:
+                key = _U64.pack(1 << 40)
+                namespaces.update(key, value)
+            case _:
+                _, v6 = abi.POD_NAMESPACE.unpack(value)
+                namespaces.update(key, abi.POD_NAMESPACE.pack(parse_address("192.0.2.77"), v6))
     return f"netns {_U64.unpack(key)[0]}"
 
 

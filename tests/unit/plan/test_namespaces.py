@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from ebpfproxy.model.address import parse_address, parse_network
+from ebpfproxy.model.address import Family, parse_address, parse_network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.namespace import Link, Namespace, NamespaceClass
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.namespaces import by_socket, classify
+from ebpfproxy.plan.namespaces import by_socket, classify, source
 from ebpfproxy.plan.node_plan import plan_node
-from ebpfproxy.plan.service_plan import PlanContext, SocketLb
+from ebpfproxy.plan.service_plan import PlanContext, PodNamespace, SocketLb
 
 NETWORKS = (parse_network("10.244.1.0/24"),)
 POD = Namespace(
@@ -62,6 +62,24 @@ def test_only_pods_of_the_socket_path_are_planned_and_only_if_it_serves_pods(soc
     assert by_socket(state, context) == ((POD,) if socket_lb is SocketLb.ON else ())
 
 
+@pytest.mark.parametrize(
+    ("addresses", "sources"),
+    [
+        ((), (None, None)),
+        (("10.244.1.5",), ("10.244.1.5", None)),
+        (("10.244.1.5", "fd00:1::5"), ("10.244.1.5", "fd00:1::5")),
+        (("10.244.1.5", "10.244.1.6", "fd00:1::5"), (None, "fd00:1::5")),
+        (("10.244.1.5", "fd00:1::5", "2001:db8::5"), ("10.244.1.5", None)),
+    ],
+)
+def test_the_source_of_a_pods_packets_is_known_if_it_has_one_address_of_the_family(
+    addresses: tuple[str, ...], sources: tuple[str | None, str | None]
+) -> None:
+    pod = POD._replace(addresses=frozenset(map(parse_address, addresses)))
+    expected = tuple(each and parse_address(each) for each in sources)
+    assert (source(pod, Family.IPV4), source(pod, Family.IPV6)) == expected
+
+
 def test_a_pods_device_keeps_its_programs_until_it_has_no_connection_of_the_packet_path() -> None:
     veth = Device(12, "veth1", "veth", ETHERNET, up=True, peer_elsewhere=True)
     unknown = ClusterState({}, {}, devices=(veth,))
@@ -69,7 +87,7 @@ def test_a_pods_device_keeps_its_programs_until_it_has_no_connection_of_the_pack
     for in_flight in (True, False):
         known = dataclasses.replace(unknown, namespaces=(POD._replace(in_flight=in_flight),))
         found = plan_node(known, PlanContext("n"), pods=False, previous=first)
-        assert found.pod_namespaces == {POD.cookie}
+        assert found.pod_namespaces == {PodNamespace(7, parse_address("10.244.1.5"), None)}
         assert [each.name for each in found.devices] == (["veth1"] if in_flight else [])
     assert [each.name for each in first.devices] == ["veth1"]
 

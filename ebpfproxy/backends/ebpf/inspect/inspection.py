@@ -23,6 +23,7 @@ from ebpfproxy.backends.ebpf.entries import (
     FrontendEntry,
     HookKey,
     Key,
+    NamespaceEntry,
     NamespaceKey,
     ServicePortEntry,
     TunnelSourceKey,
@@ -144,8 +145,8 @@ class EbpfInspection:
         for key, _ in maps["tunnel_sources"].items():
             length, address = abi.NETWORK_KEY.unpack(key)
             found[TunnelSourceKey(Network(Address(address), length))] = 1
-        for key, _ in maps["pod_namespaces"].items():
-            found[NamespaceKey(*_U64.unpack(key))] = 1
+        for key, value in maps["pod_namespaces"].items():
+            found[NamespaceKey(*_U64.unpack(key))] = NamespaceEntry(*abi.POD_NAMESPACE.unpack(value))
         found.update(source_addresses.read(maps).items())
         return found
 

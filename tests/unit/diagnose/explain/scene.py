@@ -62,6 +62,7 @@ def situation(
     peers: Mapping[str, PeerNode] | None = None,
     service_cidrs: Sequence[str] = (),
     listening: Listening | None = None,
+    namespaces: tuple[Namespace, ...] = NAMESPACES,
     **options: Any,
 ) -> Situation:
     """The situation of the node `here` with these Services and EndpointSlices. `options`: of PlanContext."""
@@ -85,7 +86,7 @@ def situation(
         service_cidrs=frozenset(networks(service_cidrs)),
         node_addresses=frozenset(address for each in (peers or {}).values() for address in each.addresses),
         listening=listening or {},
-        namespaces=NAMESPACES,
+        namespaces=namespaces,
     )
     if mode != "ebpf":
         options.setdefault("detect_local", DetectLocal.CLUSTER_CIDR)

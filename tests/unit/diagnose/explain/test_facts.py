@@ -13,14 +13,17 @@ from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import Destination, Explanation
 from ebpfproxy.diagnose.situation import Situation
+from ebpfproxy.model.address import parse_address
 from tests.support.build import HERE, endpoint, port, service, slice_of
 from tests.unit.diagnose.explain.scene import (
     A_CLIENT,
     A_POD,
     CLUSTER_IP,
     NODE,
+    OTHER_POD,
     POD,
     REMOTE_POD,
+    THE_NODE,
     explained,
     ping,
     reasons,
@@ -28,6 +31,7 @@ from tests.unit.diagnose.explain.scene import (
     to,
 )
 
+OTHER = A_POD._replace(name=OTHER_POD, addresses=(parse_address(OTHER_POD),), cookie=8)
 WEB = service("web", affinity=600)
 SLICE = slice_of("web", endpoint(REMOTE_POD), endpoint(POD, HERE))
 ENDPOINTS = [f"{POD}:8080", f"{REMOTE_POD}:8080"]
@@ -127,12 +131,20 @@ def test_node_ports_of_each_family_are_compared() -> None:
     assert not found.disagreements
 
 
-def test_an_affinity_of_the_client_is_shown() -> None:
-    row_ = AffinityRow("default/web", f"netns {7}", ENDPOINTS[0], 3.0, 600, 1, 1)
-    known = compared(Tables([row()], [row_]), origin=A_POD._replace(cookie=7))
+@pytest.mark.parametrize(
+    ("origin", "client"),
+    [
+        (A_POD._replace(cookie=7), POD),
+        (A_POD._replace(cookie=7, addresses=()), POD),
+        (THE_NODE._replace(cookie=9), "netns 9"),
+    ],
+)
+def test_an_affinity_of_the_client_is_shown(origin: Origin, client: str) -> None:
+    row_ = AffinityRow("default/web", client, ENDPOINTS[0], 3.0, 600, 1, 1)
+    known = compared(Tables([row()], [row_]), origin=origin)
     (step,) = (step for step in known.steps if step.reason is Reason.AFFINITY_KNOWN)
     assert ENDPOINTS[0] in step.text
-    other = compared(Tables([row()], [row_]), origin=A_POD._replace(cookie=8))
+    other = compared(Tables([row()], [row_]), origin=OTHER)
     assert Reason.AFFINITY_UNKNOWN in reasons(other)
 
 

@@ -16,6 +16,7 @@ from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, EbpfForwarding, Forwarding, parse_weights
 from ebpfproxy.model.device import OnLinkRoute
 from ebpfproxy.model.endpoint import EndpointPort
+from ebpfproxy.model.namespace import Link, Namespace
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
@@ -432,7 +433,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
     Reason.NO_AFFINITY: (CONNECTS, lambda: explained(situation(WEB, READY))),
     Reason.AFFINITY_BY_NETNS: (
         CONNECTS,
-        lambda: explained(situation(service("web", affinity=600), READY), origin=A_POD),
+        lambda: explained(situation(service("web", affinity=600), READY), origin=THE_NODE),
     ),
     Reason.AFFINITY_BY_ADDRESS: (
         CONNECTS,
@@ -768,7 +769,21 @@ def test_a_heavy_endpoint_is_shown_for_most_clients() -> None:
     ("algorithm", "line"), [(Algorithm.SOURCE_HASH, BY_NETNS), (Algorithm.MAGLEV, BY_RANDOM)]
 )
 def test_what_identifies_the_client_of_a_socket_is_shown_for_hashes(algorithm: Algorithm, line: str) -> None:
-    assert hash_step(algorithm, A_POD).details == (line,)
+    assert hash_step(algorithm, THE_NODE).details == (line,)
+
+
+def test_the_address_of_a_pod_identifies_its_sockets_if_it_is_the_only_one() -> None:
+    of = dataclasses.replace(service("web", affinity=600), balancing=Balancing(Algorithm.SOURCE_HASH))
+    single = Namespace(7, Link.NODE, addresses=frozenset({parse_address(POD)}), pod="uid", up=("eth0",))
+    several = single._replace(addresses=single.addresses | {parse_address("10.1.0.99")})
+    for known, reason in (single, Reason.AFFINITY_BY_ADDRESS), (several, Reason.AFFINITY_BY_NETNS):
+        explanation = explained(situation(of, READY, namespaces=(known,)), origin=A_POD._replace(cookie=7))
+        assert Reason.CONNECT_HOOK in reasons(explanation)
+        assert reason in reasons(explanation)
+        (step,) = (each for each in explanation.steps if each.reason is Reason.ALGORITHM)
+        (line,) = step.details
+        assert (line == BY_NETNS) is (known is several)
+        assert line.startswith("this client gets ") is (known is single)
 
 
 def test_only_endpoints_with_a_tunnel_reply_directly_and_only_to_clients_outside() -> None:
