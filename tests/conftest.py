@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import mounts
 from tests.support import examples, fork_cost, missing, summary
 from tests.support.left_out import counts, leave_out
-from tests.support.sample import Case, sample
+from tests.support.sample import Case, sample, without
 from tests.vm import machine
 
 # Otherwise programs that tests start would ignore SIGINT if the test run is a background process.
@@ -206,12 +207,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("sample"):
         return
     leave_out(config, items, "test-all", lambda item: item.get_closest_marker("long") is not None)
-    cases = [
-        Case(item.nodeid.partition("[")[0], item.nodeid, _parameters(item))
+    cases = {
+        item.nodeid: Case(item.nodeid.partition("[")[0], item.nodeid, _parameters(item))
         for item in items
         if isinstance(item, pytest.Function) and item.get_closest_marker("kernel")
-    ]
-    others = {case.id for case in cases} - sample(cases)
+    }
+    same = {item.nodeid: each.args for item in items if (each := item.get_closest_marker("same_for"))}
+    relevant = (without(same.get(case.id, ()), [case]) for case in cases.values())
+    others = cases.keys() - sample(itertools.chain.from_iterable(relevant))
     leave_out(config, items, "test-all", lambda item: item.nodeid in others)
 
 

@@ -5,6 +5,9 @@ sample of a file covers each pair of a test and a value, and each pair of values
 is a pairwise sample, with the test as a parameter. So each test runs at least once in each mode and in each
 family, and each mode with each family. A parameter is common if tests of several files have it.
 
+A test with the mark `same_for` names parameters that do not matter to what it tests. It needs one value of
+each.
+
 The sample depends only on the tests: every run, worker and machine selects the same cases.
 """
 
@@ -23,6 +26,24 @@ class Case(NamedTuple):
     test: str
     id: str
     parameters: Mapping[str, Any]
+
+
+_RARE = "ipvs"
+"""A value that many kernels do not have."""
+
+
+def without(names: Collection[str], cases: Iterable[Case]) -> list[Case]:
+    """The cases without these parameters, which do not matter, and without cases that many kernels skip.
+
+    >>> given = [Case("a.py::t", f"a.py::t[{mode}]", {"mode": mode}) for mode in ("ebpf", "ipvs")]
+    >>> without(["mode"], given)
+    [Case(test='a.py::t', id='a.py::t[ebpf]', parameters={})]
+    """
+    return [
+        case._replace(parameters={name: each for name, each in case.parameters.items() if name not in names})
+        for case in cases
+        if _RARE not in [case.parameters.get(name) for name in names]
+    ]
 
 
 def sample(cases: Iterable[Case]) -> frozenset[str]:

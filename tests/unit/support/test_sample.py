@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.sample import Case, sample
+from tests.support.sample import Case, sample, without
 
 MODES = ("ebpf", "nftables", "iptables", "userspace")
 FAMILIES = ("v4", "v6")
@@ -64,6 +64,15 @@ def test_most_of_a_product_is_left_out() -> None:
     found = [case.test for case in selected(FILES)]
     assert found.count("a.py::test_a") <= len(MODES) * len(PROTOCOLS) + 2 < len(A)
     assert found.count("a.py::test_b") == len(MODES), "no other file has the parameter `change`"
+
+
+def test_a_parameter_that_does_not_matter_is_tried_with_one_value() -> None:
+    found = sample([*without(["mode"], A), *FILES[len(A) :]])
+    of_a = [case for case in A if case.id in found]
+    assert {case.parameters["family"] for case in of_a} == set(FAMILIES)
+    assert {case.parameters["protocol"] for case in of_a} == set(PROTOCOLS)
+    assert len(of_a) <= len(FAMILIES) * len(PROTOCOLS)
+    assert len(sample(without(["mode"], product("c.py::test_f", mode=(*MODES, "ipvs"))))) == 1
 
 
 def test_the_sample_is_always_the_same() -> None:
