@@ -1,5 +1,7 @@
 """Every situation in every mode: the same flows, compared with kube-proxy."""
 
+import itertools
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,27 +18,35 @@ from tests.kernel.zoo.situations import SITUATIONS
 pytestmark = pytest.mark.kernel
 
 WAYS = MODES | {"ebpf-off": ("ebpf", ("--socket-lb=off",))}
-OTHER_WAYS = [way for way in WAYS if way not in ("ebpf", "ipvs")]
-NOT_EBPF = {"marks_of_cni"}
-IN_OTHER_WAYS = {*tuple(SITUATIONS)[::4], *NOT_EBPF}
-"""The situations in which `make test` tries other modes: netfilter is the same in most."""
+OTHER_MODES = ("nftables", "iptables", "userspace")
+ABOUT_NETFILTER = {"marks_of_cni", "closed_before_nat"}
+"""The situations that `make test` tries in each of the other modes."""
 
 
-def situations(left_to_test_all: set[str]) -> list[object]:
+def cases(ways: Sequence[str], all_ways: Collection[str], each: int = 1) -> list[object]:
+    """All situations in all ways. `make test` tries those of `all_ways`, and of the others every `each`-th
+    one, each in one way, by turns."""
+    turns = itertools.cycle(ways)
+    in_turn = {situation: next(turns) for situation in tuple(SITUATIONS)[::each]}
     return [
-        pytest.param(each, marks=[pytest.mark.long] if each in left_to_test_all else [])
-        for each in SITUATIONS
+        pytest.param(
+            situation,
+            way,
+            marks=() if situation in all_ways or in_turn.get(situation) == way else pytest.mark.long,
+        )
+        for situation in SITUATIONS
+        for way in ways
     ]
 
 
-@pytest.mark.parametrize("situation", situations(NOT_EBPF))
-def test_mode_ebpf(situation: str) -> None:
-    check(situation, "ebpf")
+@pytest.mark.parametrize(("situation", "way"), cases(("ebpf", "ebpf-off"), {"plain"}))
+def test_mode_ebpf(situation: str, way: str) -> None:
+    check(situation, way)
 
 
-@pytest.mark.parametrize("way", OTHER_WAYS)
-@pytest.mark.parametrize("situation", situations(set(SITUATIONS) - IN_OTHER_WAYS))
+@pytest.mark.parametrize(("situation", "way"), cases(OTHER_MODES, ABOUT_NETFILTER, each=2))
 def test_other_modes(situation: str, way: str) -> None:
+    """Netfilter is the same in most situations."""
     check(situation, way)
 
 
