@@ -100,6 +100,7 @@ def test_each_path_is_proven(cluster: Cluster) -> None:
     assert (found.code, found.differences) == (0, [])
 
 
+@pytest.mark.same_for("cluster")
 def test_without_a_name_each_kind_of_frontend_is_tried_once(cluster: Cluster) -> None:
     web, other = balanced(cluster).to(cluster.a), cluster.service(node_port=True, type="NodePort")
     other.to(cluster.b)
@@ -121,6 +122,7 @@ def test_no_connection_and_no_change_is_left(cluster: Cluster) -> None:
     assert (again.code, again.differences) == (0, [])
 
 
+@pytest.mark.same_for("cluster")
 def test_udp_is_tried_if_it_is_named(cluster: Cluster) -> None:
     web = balanced(cluster).to(cluster.a)
     found = verified(cluster, f"--canary=default/{web.name}:udp")
@@ -132,6 +134,7 @@ def test_udp_is_tried_if_it_is_named(cluster: Cluster) -> None:
     assert found.states("outside at eth0", cluster.node.v4) == {node_port: "works"}
 
 
+@pytest.mark.same_for("cluster")
 def test_a_service_whose_endpoint_does_not_answer_proves_nothing(cluster: Cluster) -> None:
     """The pod p has no server."""
     web = balanced(cluster).to(cluster.p)
@@ -141,6 +144,7 @@ def test_a_service_whose_endpoint_does_not_answer_proves_nothing(cluster: Cluste
     assert found.code == 1
 
 
+@pytest.mark.same_for("cluster")
 def test_a_path_that_should_not_work_is_not_tried(cluster: Cluster) -> None:
     web = balanced(cluster, externalTrafficPolicy="Local").to(elsewhere(cluster.a))
     found = verified(cluster, f"--canary=default/{web.name}:tcp")
@@ -149,6 +153,7 @@ def test_a_path_that_should_not_work_is_not_tried(cluster: Cluster) -> None:
     assert found.code == 0
 
 
+@pytest.mark.same_for("cluster")
 def test_an_endpoint_that_the_plan_does_not_use_fails(cluster: Cluster, tmp_path: Path) -> None:
     """The command reads manifests that have another endpoint than those of the agent."""
     web = balanced(cluster).to(cluster.a)
@@ -164,6 +169,7 @@ def test_an_endpoint_that_the_plan_does_not_use_fails(cluster: Cluster, tmp_path
     assert found.states("node", f"[{web.v6}]") == {f"[{web.v6}]:80/TCP": "works"}
 
 
+@pytest.mark.same_for("cluster")
 def test_a_service_that_does_not_exist_is_named(cluster: Cluster) -> None:
     done = cluster.ebpfproxy(
         *("verify", f"--manifests={cluster.folder}", f"--hostname-override={cluster.lab.node_name}"),
@@ -261,6 +267,7 @@ def test_a_broken_path_of_clients_outside_is_named(broken: Broken) -> None:
     assert "does not translate" in detail
 
 
+@pytest.mark.same_for("ended")
 def test_without_the_agent_the_paths_work(broken: Broken) -> None:
     found = verified(broken.cluster, "--canary")
     assert (found.code, found.failing) == (0, set()), found

@@ -86,6 +86,7 @@ def test_a_frontend_that_only_the_kernel_has_is_named(cluster: Cluster, tmp_path
     assert any(web.v4 in line for line in explanation["disagreements"])
 
 
+@pytest.mark.same_for("cluster")
 def test_a_pod_may_be_given_by_address_process_or_namespace(cluster: Cluster) -> None:
     web = cluster.service()
     web.to(cluster.a)
@@ -106,6 +107,7 @@ def test_a_pod_may_be_given_by_address_process_or_namespace(cluster: Cluster) ->
         idle.wait()
 
 
+@pytest.mark.same_for("cluster")
 def test_the_node_and_clients_outside_are_recognized(cluster: Cluster) -> None:
     web = cluster.service(node_port=True, type="NodePort", externalTrafficPolicy="Local")
     web.to(elsewhere(cluster.a))
@@ -187,6 +189,7 @@ def ask(pod: Pod, address: str) -> str:
     return pod.call(lambda: sockets.ask(Protocol.TCP, address, 80)).partition(" ")[0]
 
 
+@pytest.mark.same_for("cluster")
 def test_without_root_manifests_are_explained(cluster: Cluster) -> None:
     """Every reading of the kernel would fail."""
     web = cluster.service()

@@ -77,6 +77,7 @@ CHANGES: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.same_for("change")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_difference_is_named(saved: Saved, web: Exposed, change: str) -> None:
     file = saved.manifests / f"{web.name}.yaml"

@@ -179,6 +179,7 @@ def test_an_external_ip_does_not_take_over_the_api_server(cluster: Cluster) -> N
             each.kill()
 
 
+@pytest.mark.same_for("mode")  # the plan decides
 @pytest.mark.parametrize("mode", MODES)
 def test_addresses_of_other_nodes_and_the_switch(restartable: Cluster, mode: str) -> None:
     skip_without_ipvs(mode)
