@@ -147,7 +147,9 @@ def ask(process: "subprocess.Popen[bytes]") -> str:
 
 
 @pytest.mark.parametrize(
-    ("without", "count"), [("", 3), ("DAC_READ_SEARCH", 2), ("SYS_PTRACE", 0)], ids=lambda each: str(each)
+    ("without", "count"),
+    [("", 3), pytest.param("DAC_READ_SEARCH", 2, marks=pytest.mark.long), ("SYS_PTRACE", 0)],
+    ids=lambda each: str(each),
 )
 def test_udp_sockets_are_reconnected(bare: Installed, tmp_path: Path, without: str, count: int) -> None:
     """Two sockets of root, on the node and in a pod, and one of another user. Without CAP_SYS_PTRACE none is
@@ -196,7 +198,7 @@ def test_without_net_admin_mode_ebpf_cannot_remove_objects_of_other_modes(
     ("mode", "without", "more"),
     [
         ("nftables", "NET_ADMIN", ()),
-        ("iptables", "NET_ADMIN", ()),
+        pytest.param("iptables", "NET_ADMIN", (), marks=pytest.mark.long),
         ("iptables", "NET_RAW", ("--iptables-backend=legacy",)),
     ],
 )

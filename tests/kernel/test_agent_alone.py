@@ -112,7 +112,11 @@ def test_sigint_while_compiling_ends_the_agent_with_exit_code_0(compiling: Agent
 
 
 @pytest.mark.parametrize(
-    "what", ["programs-*/maps/services", "programs-*/maps", "programs-*", "maps/services-*", "maps"]
+    "what",
+    [
+        *("programs-*/maps/services", "programs-*", "maps"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("programs-*/maps", "maps/services-*")),
+    ],
 )
 def test_removed_pins_are_restored(restartable: Cluster, what: str) -> None:
     restartable.start("--sync-period=1s")

@@ -26,6 +26,7 @@ from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, eventually
 from tests.kernel.ipvs_here import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
+long = pytest.mark.long
 
 SELDOM = ("--sync-period=1h", "--iptables-min-sync-period=0s")
 PATIENCE = 60.0  # seconds; the documented limit on an idle machine is 5
@@ -100,7 +101,13 @@ def flush_ruleset(cluster: Cluster, web: Exposed, tool_backend: str = "") -> Non
 
 
 IPTABLES = [
-    pytest.param(tool_backend, disturb, id=f"{tool_backend}-{disturb.__name__}")
+    pytest.param(
+        tool_backend,
+        disturb,
+        id=f"{tool_backend}-{disturb.__name__}",
+        # test_iptables_drift.py has these changes, too.
+        marks=long if disturb in (flush_one_table, flush_ruleset, delete_a_jump) else (),
+    )
     for tool_backend in ("legacy", "nft")
     for disturb in (
         flush_one_table,
@@ -142,8 +149,10 @@ def reload_nft_firewall(cluster: Cluster, web: Exposed) -> None:
     run(cluster, "nft -f -", text)
 
 
-NFTABLES = [flush_ruleset, delete_a_table, empty_a_chain, delete_an_element, edit_an_nft_rule]
-NFTABLES += [reload_nft_firewall]
+NFTABLES = [
+    *(flush_ruleset, delete_an_element, reload_nft_firewall),
+    *(pytest.param(each, marks=long) for each in (delete_a_table, empty_a_chain, edit_an_nft_rule)),
+]
 
 
 # ipvs
@@ -221,7 +230,10 @@ def detach_links(cluster: Cluster, web: Exposed) -> None:
             link.detach()
 
 
-EBPF = [detach_from_devices, detach_one_side, delete_pins, unpin_links, detach_links]
+EBPF = [
+    *(detach_from_devices, delete_pins, detach_links),
+    *(pytest.param(each, marks=long) for each in (detach_one_side, unpin_links)),
+]
 
 
 def repaired(

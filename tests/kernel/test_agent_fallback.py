@@ -139,7 +139,14 @@ def other_warnings(lines: Sequence[LogLine]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("restriction", RESTRICTIONS.values(), ids=RESTRICTIONS)
+@pytest.mark.parametrize(
+    "restriction",
+    [
+        # test_ebpf_probes.py has the reasons.
+        pytest.param(each, id=name, marks=pytest.mark.long if name in ("bpffs", "cgroup v2") else ())
+        for name, each in RESTRICTIONS.items()
+    ],
+)
 def test_without_bpf_the_agent_falls_back_to_nftables_and_logs_why(
     node: Node, restriction: Restriction
 ) -> None:
@@ -158,6 +165,7 @@ def test_without_bpf_the_agent_falls_back_to_nftables_and_logs_why(
 @pytest.mark.parametrize(
     "restriction", [RESTRICTIONS["capabilities"], RESTRICTIONS["seccomp"]], ids=["capabilities", "seccomp"]
 )
+@pytest.mark.same_for("restriction")
 def test_without_bpf_and_nftables_the_agent_falls_back_to_iptables(
     node: Node, restriction: Restriction
 ) -> None:

@@ -60,6 +60,7 @@ def test_connected_sockets_keep_their_endpoint_and_peer_address(
         assert (answer.decode(), source[:2]) == (before[1], (address, 53))
 
 
+@pytest.mark.same_for("family")
 @both_families
 def test_a_connected_socket_is_reconnected_when_its_endpoint_is_removed_later(
     restartable: Cluster, web: Exposed, family: str
@@ -112,6 +113,7 @@ def test_a_late_reply_comes_from_the_service_address(restartable: Cluster, web: 
         assert ask_from(client, address, 53) == ("b", (address, 53))
 
 
+@pytest.mark.same_for("family")
 @both_families
 def test_a_client_with_session_affinity_keeps_its_endpoint(
     restartable: Cluster, web: Exposed, family: str

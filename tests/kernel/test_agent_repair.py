@@ -201,6 +201,7 @@ def served(restartable: Cluster, count: int) -> int:
         ("--ebpf-endpoints-max=6", "endpoints", 4),
     ],
 )
+@pytest.mark.same_for("flag", "map_", "fits")
 def test_entries_beyond_a_maps_size_are_reported_and_the_rest_is_served(
     restartable: Cluster, flag: str, map_: str, fits: int
 ) -> None:

@@ -144,6 +144,7 @@ def test_an_external_connection_works_until_its_end_and_new_ones_are_refused(
     assert step(pair) == ([], False)
 
 
+@pytest.mark.same_for("family")
 @both_families
 def test_new_connections_go_to_the_other_backend_at_once(pair: TwoNodes, family: str) -> None:
     """Existing TCP connections, unknown to the other backend, keep their endpoint; UDP flows switch with the
@@ -228,6 +229,7 @@ def test_sockets_of_pods_keep_their_endpoint(pair: TwoNodes, family: str) -> Non
         assert server_of(sock) == "a"
 
 
+@pytest.mark.same_for("family")
 @both_families
 def test_another_backends_connection_does_not_collide_with_a_rewritten_sockets(
     pair: TwoNodes, family: str
@@ -316,6 +318,7 @@ def test_a_pod_removed_during_the_drain_is_no_error(pair: TwoNodes) -> None:
 # Mode ebpf starts again during the drain
 
 
+@pytest.mark.same_for("family")
 @both_families
 def test_a_restart_during_the_drain_restores_everything(pair: TwoNodes, family: str) -> None:
     """Connections are found by their addresses, and sockets by ids, so the ids must be the same again."""

@@ -432,6 +432,7 @@ def test_a_drain_withdraws_the_addresses_and_continues_to_forward(cloud: Cloud, 
     eventually(lambda: web.v4 in cloud.announced(), "it is announced after the next start")
 
 
+@pytest.mark.same_for("number")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_drain_ends_by_itself(cloud: Cloud, web: Exposed, number: signal.Signals) -> None:
     agent = cloud.restart("--edge-drain-seconds=1")
