@@ -143,6 +143,8 @@ class Cluster:
         self.route()
         self._disable_icmp_rate_limit()
         self._agent: Agent | None = None
+        self._started_with: tuple[str, ...] = ()
+        self._rests = False
         self._names = itertools.count(1)
         self._beacons: dict[str, int] = {}
         self._ports = itertools.count(1)
@@ -191,6 +193,7 @@ class Cluster:
 
     def start(self, *flags: str) -> Agent:
         """Start the agent and wait for its first sync."""
+        self._started_with, self._rests = flags, False
         agent = self.launch(*flags)
         agent.await_sync(timeout=START_PATIENCE)
         return agent
@@ -207,6 +210,17 @@ class Cluster:
         if self._agent:
             self._agent.kill()
             self._agent = None
+
+    def rest(self) -> None:
+        """End the agent until `wake`. It takes CPU time also if nothing changes."""
+        if self._agent:
+            self.end()
+            self._rests = True
+
+    def wake(self) -> None:
+        """Start the agent again if it rests."""
+        if self._rests:
+            self.start(*self._started_with)
 
     def ebpfproxy(
         self, *arguments: str, before: Sequence[str] = (), check: bool = True

@@ -86,14 +86,30 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield shared
 
 
+_awake: dict[str, Cluster] = {}
+"""By fixture, the shared clusters that tests have used and whose agents run."""
+
+
 @pytest.fixture(autouse=True)
 def _no_services_stay(request: pytest.FixtureRequest) -> Iterator[None]:
     """Remove a test's Services from a shared cluster. Otherwise each change takes longer than the previous
     one, because iptables-restore reads and writes the complete tables."""
     with contextlib.ExitStack() as stack:
         for name in _SHARED & set(request.fixturenames):
-            stack.enter_context(request.getfixturevalue(name).temporary())
+            shared: Cluster = request.getfixturevalue(name)
+            shared.wake()
+            _awake[name] = shared
+            stack.enter_context(shared.temporary())
         yield
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the tests of a file, shared clusters rest that the next test does not use."""
+    if nextitem and nextitem.path == item.path:
+        return
+    for name in _awake.keys() - set(getattr(nextitem, "fixturenames", ())):
+        _awake.pop(name).rest()
 
 
 @pytest.fixture(scope="module")
