@@ -187,9 +187,9 @@ _AMOUNTS = {
     "faults": (10, 60),
     "junk": (1_000, 2_000),
     "kills": (1, 3),
-    "packets": (100_000, 1_000_000),
+    "packets": (40_000, 1_000_000),
     "requests": (2_000, 10_000),
-    "tenant": (40, 400),
+    "tenant": (20, 400),
 }
 """By option: the default with `--sample`, and without."""
 

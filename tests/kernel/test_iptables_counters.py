@@ -317,6 +317,7 @@ def test_invalid_packets_are_dropped_and_counted(lab: Lab, node: Testbed) -> Non
 ACCEPTED = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"
 
 
+@pytest.mark.same_for("tool_backend")
 @pytest.mark.parametrize("tool_backend", TOOL_BACKENDS)
 def test_metrics_of_an_agent_continue_after_a_restart_until_cleanup(tool_backend: str) -> None:
     with Lab("test-metrics", 92) as lab, Cluster(lab, "iptables") as cluster:

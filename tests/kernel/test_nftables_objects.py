@@ -132,6 +132,7 @@ def test_the_entries_of_each_situation_are_listed_as_written(node: Namespace, ca
     check(node, entries_of(load(case)))
 
 
+@pytest.mark.same_for("bit")
 @pytest.mark.parametrize("bit", range(32))
 def test_every_masquerade_bit_is_listed_as_written(node: Namespace, bit: int) -> None:
     check(node, render((), NodePlan(), NftablesSettings(bit)))

@@ -107,6 +107,7 @@ def steady_load(pair: TwoNodes, load: Load, *ports: int) -> Iterator[None]:
     assert report["attempts"] > 20  # there was a load; its rate depends on the machine
 
 
+@pytest.mark.same_for("two_nodes")  # of mode ebpf
 @pytest.mark.ways("ebpf-on", "ebpf-off")
 def test_a_crash_and_a_restart_fail_no_external_connection(two_nodes: TwoNodes, load: Load) -> None:
     here, there = two_nodes.everywhere().to(two_nodes.a), two_nodes.everywhere().to(two_nodes.d)

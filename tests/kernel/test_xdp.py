@@ -155,6 +155,7 @@ def test_without_the_option_the_program_is_removed(pair: TwoNodes) -> None:
     assert _unexpected(pair, None) == []
 
 
+@pytest.mark.same_for("mode")
 @MODES
 def test_cleanup_removes_the_program(pair: TwoNodes, mode: str) -> None:
     _restarted(pair, mode)

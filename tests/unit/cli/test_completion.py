@@ -95,13 +95,18 @@ def test_a_completion_loads_only_the_command_that_is_typed() -> None:
     [
         ("ebpfproxy doct", ["doctor"]),
         ("ebpfproxy run --proxy-mode=nf", ["run", "--proxy-mode=nftables"]),
-        ("ebpfproxy run --proxy-mode nf", ["run", "--proxy-mode", "nftables"]),
-        (
+        ("ebpfproxy run --config conf", ["run", "--config", "config file.yaml"]),
+        pytest.param(
+            "ebpfproxy run --proxy-mode nf", ["run", "--proxy-mode", "nftables"], marks=pytest.mark.long
+        ),
+        pytest.param(
             "ebpfproxy run --sync-period=5s --proxy-mode=nf",
             ["run", "--sync-period=5s", "--proxy-mode=nftables"],
+            marks=pytest.mark.long,
         ),
-        ("ebpfproxy run --config=conf", ["run", "--config=config file.yaml"]),
-        ("ebpfproxy run --config conf", ["run", "--config", "config file.yaml"]),
+        pytest.param(
+            "ebpfproxy run --config=conf", ["run", "--config=config file.yaml"], marks=pytest.mark.long
+        ),
         ("ebpfproxy run --manifests=fol", ["run", "--manifests=folder"]),
     ],
 )
