@@ -96,6 +96,7 @@ def test_drift_fires_when_another_program_deletes_entries_again_and_again(
         fires(server, "EbpfproxyDriftRepaired", delete)
 
 
+@pytest.mark.long  # promtool checks its rule in make test
 def test_map_alerts_fire_when_a_map_is_full(healthy: Cluster, server: Server) -> None:
     healthy.end()
     healthy.ebpfproxy("cleanup")  # a larger map would be migrated
@@ -110,6 +111,7 @@ def test_map_alerts_fire_when_a_map_is_full(healthy: Cluster, server: Server) ->
     fires(server, "EbpfproxyMapNearlyFull")
 
 
+@pytest.mark.long  # promtool checks its rule in make test
 def test_the_alerts_about_devices_fire_when_another_program_keeps_the_first_place(
     healthy: Cluster, server: Server
 ) -> None:
@@ -160,6 +162,7 @@ def test_objects_fires_when_an_object_is_rejected(healthy: Cluster, server: Serv
     fires(server, "EbpfproxyObjectsRejected", write)
 
 
+@pytest.mark.long  # promtool checks its rule in make test
 def test_api_server_unreachable_fires_when_nothing_listens_at_its_address(
     healthy: Cluster, server: Server
 ) -> None:
@@ -177,6 +180,7 @@ def test_api_server_unreachable_fires_when_nothing_listens_at_its_address(
         agent.kill()
 
 
+@pytest.mark.long  # promtool checks its rule in make test
 def test_stale_sockets_fires_when_the_agent_may_not_reconnect_sockets(
     healthy: Cluster, server: Server
 ) -> None:

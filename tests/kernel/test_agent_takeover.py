@@ -200,6 +200,7 @@ def test_takeover_from_kube_proxy_fails_no_connection_and_removes_its_rules(
     assert outcome(node.cluster.p, TCP, WEB.v4, WEB.port, 0.3) not in ("a", "b")
 
 
+@pytest.mark.same_for("tool_backend")
 @pytest.mark.parametrize("tool_backend", ToolBackend)
 def test_open_connections_continue_although_the_policy_of_forward_is_drop(
     node: Node, tool_backend: ToolBackend

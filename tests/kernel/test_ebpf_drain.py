@@ -354,6 +354,7 @@ def test_a_restart_during_the_drain_applies_deletions(pair: TwoNodes) -> None:
     assert outcome(pair.x, TCP, pair.node.v4, other.node_port) == REFUSED
 
 
+@pytest.mark.long  # a restart during the drain, and other sizes without one, run
 def test_a_restart_during_the_drain_with_other_map_sizes_keeps_connections(pair: TwoNodes) -> None:
     web = serve(pair)
     with connected(pair.x, TCP, pair.node.v4, web.node_port) as sock:

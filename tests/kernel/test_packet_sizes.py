@@ -124,7 +124,11 @@ def offloads(pair: TwoNodes, kind: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("kind", ["on", "off", "off-uplink"])
+@pytest.mark.parametrize(
+    "kind",
+    # The tests of path MTU discovery stream with offloads, too.
+    [pytest.param("on", marks=pytest.mark.long), "off", "off-uplink"],
+)
 def test_streams_and_datagrams_arrive_with_and_without_offloads(two_nodes: TwoNodes, kind: str) -> None:
     before = two_nodes.bad_checksums()
     ways = [(family, place) for family in ("v4", "v6") for place in ("here", "there")]
