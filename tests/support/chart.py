@@ -3,6 +3,7 @@
 This runs in a process of its own, because the runtime of Go must not be in a process that forks.
 """
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -44,7 +45,7 @@ class Rejected(Exception):
 
 def render(values: Mapping[str, Any]) -> list[Object]:
     """The objects of an installation in kube-system. Raises Rejected."""
-    texts = _run(_RENDER, values)
+    texts = json.loads(_run(_RENDER, json.dumps(values)))
     return [
         entry
         for name, text in texts.items()
@@ -56,22 +57,24 @@ def render(values: Mapping[str, Any]) -> list[Object]:
 
 def notes(values: Mapping[str, Any]) -> str:
     """The text that `helm install` prints."""
-    return str(_run(_RENDER, values)["ebpfproxy/templates/NOTES.txt"])
+    return str(json.loads(_run(_RENDER, json.dumps(values)))["ebpfproxy/templates/NOTES.txt"])
 
 
 def lint(values: Mapping[str, Any]) -> list[str]:
     """The warnings and errors of `helm lint --strict`."""
-    report = _run(_LINT, values)
+    report = json.loads(_run(_LINT, json.dumps(values)))
     found = [each["error"] for each in report["messages"] if each["severity"] > 1]
     return [*found, *(report["errors"] or ())]
 
 
-def _run(code: str, values: Mapping[str, Any]) -> Any:
+@functools.cache
+def _run(code: str, values: str) -> str:
+    """The JSON that a program prints, given values as JSON. Raises Rejected."""
     if importlib.util.find_spec("helm_python") is None:
         skip_or_fail("no helm-python-sdk, which exists for x86-64 only")
     done = subprocess.run(
         [sys.executable, "-c", code, CHART],
-        input=json.dumps(values),
+        input=values,
         capture_output=True,
         text=True,
         timeout=60,
@@ -79,7 +82,7 @@ def _run(code: str, values: Mapping[str, Any]) -> Any:
     )
     if done.returncode:
         raise Rejected(done.stderr.strip())
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 def example(path: Path) -> dict[str, Any]:
