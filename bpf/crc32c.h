@@ -21,13 +21,16 @@ static __always_inline u64 crc_multiply(u64 a, u64 b)
 	u64 product = 0;
 
 #pragma nounroll
-	for (int i = 0; i < 32; again(i, 1)) {
-		u64 carry = product & 1, bit = a & 1;
+	for (u64 i = 0; i < 32; again(i, 4)) {
+#pragma unroll
+		for (int j = 0; j < 4; j++) {
+			u64 carry = product & 1, bit = a & 1;
 
-		hide(carry);
-		hide(bit);
-		product = product >> 1 ^ carry * CRC32C ^ bit * b;
-		a >>= 1;
+			hide(carry);
+			hide(bit);
+			product = product >> 1 ^ carry * CRC32C ^ bit * b;
+			a >>= 1;
+		}
 	}
 	return product;
 }

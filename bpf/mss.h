@@ -32,14 +32,21 @@ static __always_inline u32 mss_option_find(struct __sk_buff *skb, const struct p
 	end = packet->l4 + (words >> 4) * 4;
 #pragma nounroll
 	for (int i = 0; i < TCP_OPTIONS; again(i, 1)) {
+		u64 other, is_nop, size;
+
 		if (at + sizeof(*option) > end || !load(skb, at, option, sizeof(*option)) ||
 		    option->kind == OPTION_END)
 			return 0;
 		if (option->kind == OPTION_MSS)
 			return option->length == sizeof(*option) ? at : 0;
-		if (option->kind != OPTION_NOP && option->length < 2)
+		/* Without a branch: the verifier would follow both ways from each option. */
+		other = option->kind ^ OPTION_NOP;
+		hide(other);
+		is_nop = (other - 1) >> 63;
+		size = is_nop | ((is_nop - 1) & option->length);
+		if (size + is_nop < 2)
 			return 0;
-		at += option->kind == OPTION_NOP ? 1 : option->length;
+		at += size;
 	}
 	return 0;
 }
