@@ -33,8 +33,7 @@ static __always_inline bool is_first(const struct packet *packet)
 
 static __always_inline enum client_class class_of(struct __sk_buff *skb)
 {
-	u32 ifindex = skb->ifindex;
-	struct device *device = devices.lookup(&ifindex);
+	struct device *device = device_get(skb->ifindex);
 
 	return device && device->flags & DEVICE_POD ? POD : OUTSIDE;
 }
@@ -45,13 +44,12 @@ static __always_inline enum client_class class_of(struct __sk_buff *skb)
  */
 static __always_inline bool is_for_this_node(struct __sk_buff *skb)
 {
-	u32 ifindex = skb->ifindex;
 	u8 destination[8] ALIGNED;
 	struct device *device;
 
 	if (skb->pkt_type != PACKET_OTHERHOST)
 		return true;
-	device = devices.lookup(&ifindex);
+	device = device_get(skb->ifindex);
 	if (!device || !(device->flags & (DEVICE_POD | DEVICE_GUEST)) ||
 	    device->flags & DEVICE_LAYER3)
 		return false;
@@ -244,7 +242,7 @@ static __always_inline bool endpoint_is_in_force(const struct flow *flow)
 static __always_inline bool frontend_is_in_force(const struct flow *flow, struct flow_key *flow_key,
 						 struct service_key *frontend)
 {
-	struct service_key key;
+	WORD_STRUCT(struct service_key, key);
 	struct service *service;
 
 	if (!flow->service_id)
@@ -258,7 +256,7 @@ static __always_inline bool frontend_is_in_force(const struct flow *flow, struct
 		frontend->protocol = flow_key->protocol;
 		frontend->pad = 0;
 	}
-	service = service_lookup(&key, frontend);
+	service = service_lookup(key, frontend);
 	return service && service->id == flow->service_id;
 }
 

@@ -8,9 +8,10 @@
 
 static __always_inline void record_bypassing(u32 device)
 {
+	WORD_KEY(key, device);
 	u64 now = time_now();
 
-	bypassing.update(&device, &now);
+	bypassing.update(key, &now);
 }
 
 /* A pod's packet to a frontend has bypassed the socket path, and no program is attached to the
@@ -21,16 +22,16 @@ static __always_inline void record_bypassing(u32 device)
 static __always_inline enum admission
 admit_bypassing_packet(struct __sk_buff *skb, const struct packet *packet, struct scratch *scratch)
 {
-	struct service_key destination = {.address = packet->tuple.destination,
-					  .port = packet->tuple.destination_port,
-					  .protocol = packet->tuple.protocol};
+	const struct flow_key *tuple = &packet->tuple;
+	struct service_key *destination = &scratch->frontend;
 	u32 device = skb->ingress_ifindex;
 	struct service *service;
 
 	if (!is_first(packet) || skb->pkt_type == PACKET_OTHERHOST ||
-	    !port_is_served(destination.protocol, destination.port, 0) || devices.lookup(&device))
+	    !port_is_served(tuple->protocol, tuple->destination_port, 0) || device_get(device))
 		return NO_FLOW;
-	service = services.lookup(&destination);
+	frontend_of_tuple(scratch);
+	service = services.lookup(destination);
 	if (!service)
 		return NO_FLOW;
 	if (!service->internal.count && service->flags & SERVICE_REJECT &&

@@ -62,7 +62,24 @@
  * such words. If only one half is written, the previous content of the word remains part of the
  * verifier's state. The verifier then checks the same instructions again for each previous content.
  */
-#define WORD_KEY(name, value) u32 name[2] __attribute__((aligned(8))) = {value}
+#define WORD_KEY(name, value)                                                                      \
+	u64 name##_word = KEY_WORD(value);                                                         \
+	u32 *name = (u32 *)&name##_word
+
+/* The 64-bit word whose first half in memory is `key`. */
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#define KEY_WORD(key) ((u64)(key) << 32)
+#else
+#define KEY_WORD(key) ((u64)(u32)(key))
+#endif
+
+/* A struct on the stack that is 0, with complete 64-bit words, for the same reason. `name` points
+ * to it.
+ */
+#define WORD_STRUCT(type, name)                                                                    \
+	u64 name##_words[(sizeof(type) + 7) / 8] = {};                                             \
+	type *name = (type *)name##_words;                                                         \
+	asm volatile("" : : "r"(name) : "memory")
 
 /* A number that is written into the program when it is loaded: see `enum placeholder` in abi.h.
  * llvm.bpf.pseudo is a load of 64 bits that the optimizer does not look into.

@@ -30,18 +30,19 @@ struct tunnel_key {
 /* Whether the address belongs to a node that sends tunneled packets. */
 static __always_inline bool is_tunnel_source(const struct address *address)
 {
-	struct network_key key = {.length = 128, .address = *address};
+	WORD_STRUCT(struct network_key, key);
 
-	return tunnel_sources.lookup(&key) != NULL;
+	key->length = 128;
+	key->address = *address;
+	return tunnel_sources.lookup(key) != NULL;
 }
 
-/* Sets the frontend that a client reaches with `scratch->tuple`. */
-static __always_inline void frontend_of_tuple(struct scratch *scratch)
+static __always_inline const struct service *service_of_tuple(struct scratch *scratch)
 {
-	scratch->frontend.address = scratch->tuple.destination;
-	scratch->frontend.port = scratch->tuple.destination_port;
-	scratch->frontend.protocol = scratch->tuple.protocol;
-	scratch->frontend.pad = 0;
+	WORD_STRUCT(struct service_key, key);
+
+	frontend_of_tuple(scratch);
+	return service_lookup(key, &scratch->frontend);
 }
 
 /* Whether a packet that belongs to no flow is for a Service with direct server return, so that
@@ -52,11 +53,9 @@ static __always_inline bool is_dialed(struct __sk_buff *skb, struct scratch *scr
 {
 	const struct node *settings = node_get();
 	const struct service *service;
-	struct service_key key;
 
 	if (!settings || !settings->tunnel_device || skb->pkt_type == PACKET_OTHERHOST)
 		return false;
-	frontend_of_tuple(scratch);
-	service = service_lookup(&key, &scratch->frontend);
+	service = service_of_tuple(scratch);
 	return service && service->flags & SERVICE_DSR && class_of(skb) == OUTSIDE;
 }

@@ -24,20 +24,20 @@ static __always_inline bool tunneled_flow_continues(const struct packet *packet,
 {
 	const struct tunneled_flow *known = &scratch->tunneled;
 	bool is_datagram = scratch->tuple.protocol == IPPROTO_UDP;
-	u32 id = known->endpoint_id;
+	WORD_KEY(id, known->endpoint_id);
 	struct endpoint *endpoint;
 	struct tunnel *tunnel;
 
 	if (known->service_id != service->id)
 		return false;
-	endpoint = endpoint_same(id, known->service_id, &known->endpoint, known->endpoint_port);
+	endpoint = endpoint_same(*id, known->service_id, &known->endpoint, known->endpoint_port);
 	if (!endpoint)
 		return false;
 	if (!is_datagram && !first)
 		return true;
 	if (!(endpoint->flags & (is_datagram ? ENDPOINT_LISTED : usable)))
 		return false;
-	tunnel = tunnels.lookup(&id);
+	tunnel = tunnels.lookup(id);
 	return tunnel && address_equal(&tunnel->node, &known->node);
 }
 
@@ -209,5 +209,7 @@ static __always_inline int dial(struct __sk_buff *skb, struct scratch *scratch)
 			   : tunnel_send(skb, packet, scratch);
 	}
 	action = first ? open_incoming(skb, packet, scratch) : PASS_ON;
-	return action == OPENED ? to_endpoint(skb, packet, scratch) : action;
+	if (action == OPENED)
+		action = to_endpoint(skb, packet, scratch);
+	return action == TRANSLATE ? translate_incoming(skb, packet, scratch) : action;
 }

@@ -177,7 +177,7 @@ static __always_inline int receive(struct __sk_buff *skb, struct scratch *scratc
 	/* An ICMP error gets the client as its source, too (rewrite_icmp_error()). */
 	device = route_of_length(skb, packet, &scratch->tuple.destination, &scratch->tuple.source,
 				 0, &scratch->next_hop);
-	if (!device || !devices.lookup(&device)) {
+	if (!device || !device_get(device)) {
 		count(COUNTER_TUNNEL_NO_DEVICE);
 		return DROP;
 	}

@@ -74,7 +74,7 @@ static __always_inline bool is_answered_ping_out(struct __sk_buff *skb, const st
 	if (!clients || skb->pkt_type == PACKET_OTHERHOST ||
 	    (!ifindex && !is_host_originated(skb, packet)))
 		return false;
-	device = ifindex ? devices.lookup(&ifindex) : NULL;
+	device = ifindex ? device_get(ifindex) : NULL;
 	if (device && !(device->flags & DEVICE_POD))
 		return clients & PING_FROM_OUTSIDE;
 	return clients & PING_FROM_INSIDE;

@@ -166,12 +166,11 @@ static __always_inline enum masquerade_result masquerade_first(struct __sk_buff 
 static __always_inline enum masquerade_result masquerade(struct __sk_buff *skb,
 							 struct scratch *scratch)
 {
-	u32 ifindex = skb->ifindex;
 	struct device *device;
 
 	if (!scratch->reply.masquerade_digest)
 		return masquerade_first(skb, scratch);
-	device = devices.lookup(&ifindex);
+	device = device_get(skb->ifindex);
 	if (device) {
 		scratch->flow.masquerade = *address_of_device(device, &scratch->tuple.destination);
 		if (is_masquerade(&scratch->reply, &scratch->flow.masquerade))
@@ -242,11 +241,10 @@ static __always_inline bool fit_tunnel(struct __sk_buff *skb, const struct packe
 	return !settings || clamp_mss(skb, packet, settings->tunnel_mtu);
 }
 
-/* Restores the frontend address in a reply. Replies to masqueraded clients are already counted at
- * ingress.
+/* Sets `scratch->to` for a reply, which gets the frontend address. Replies to masqueraded clients
+ * are already counted at ingress.
  */
-static __always_inline int restore_frontend(struct __sk_buff *skb, struct packet *packet,
-					    struct scratch *scratch)
+static __always_inline void reply_prepare(const struct packet *packet, struct scratch *scratch)
 {
 	const struct reply *reply = &scratch->reply;
 
@@ -254,8 +252,13 @@ static __always_inline int restore_frontend(struct __sk_buff *skb, struct packet
 		count_traffic(reply->service_id, packet->length, false, false);
 	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);
-	if (!rewrite(skb, packet, &scratch->to) || !fit_tunnel(skb, packet, reply->flags))
-		return DROP;
+}
+
+static __always_inline int reply_send(struct __sk_buff *skb, const struct packet *packet,
+				      struct scratch *scratch)
+{
+	const struct reply *reply = &scratch->reply;
+
 	return has_wrong_output_device(skb, packet, reply, &scratch->next_hop)
 		   ? redirect_routed_out(skb, reply->device, &scratch->next_hop)
 		   : PASS_ON;
@@ -272,21 +275,20 @@ static __always_inline void direct_flow_masqueraded(const struct packet *packet,
 /* Returns the endpoint that the socket path selected for this host-originated packet, or
  * NO_ENDPOINT.
  */
-static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, const struct packet *packet)
+static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, struct scratch *scratch)
 {
-	struct service_key endpoint = {.address = packet->tuple.destination,
-				       .port = packet->tuple.destination_port,
-				       .protocol = packet->tuple.protocol};
+	struct service_key *endpoint = &scratch->frontend;
 	u64 cookie = bpf_get_socket_cookie(skb);
 	struct socket_peer *peer = cookie ? peer_find(cookie) : NULL;
-	struct socket_flow_key key;
+	WORD_STRUCT(struct socket_flow_key, key);
 	struct socket_flow *flow;
 
-	if (peer && peer->endpoint_port == endpoint.port &&
-	    address_equal(&peer->endpoint_address, &endpoint.address))
+	frontend_of_tuple(scratch);
+	if (peer && peer->endpoint_port == endpoint->port &&
+	    address_equal(&peer->endpoint_address, &endpoint->address))
 		return peer->endpoint;
-	socket_flow_key_set(&key, cookie, &endpoint, TO_FRONTEND);
-	flow = socket_flows.lookup(&key);
+	socket_flow_key_set(key, cookie, endpoint, TO_FRONTEND);
+	flow = socket_flows.lookup(key);
 	return flow ? flow->endpoint : NO_ENDPOINT;
 }
 
@@ -294,16 +296,13 @@ static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, const struc
  * an endpoint on another node. Several nodes can have that address, and the endpoint's replies
  * could reach the wrong one.
  */
-static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, const struct packet *packet)
+static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, struct scratch *scratch)
 {
-	struct address source = packet->tuple.source;
 	struct endpoint *endpoint;
-	u32 id;
 
-	if (!frontend_addresses.lookup(&source))
+	if (!frontend_addresses.lookup(&scratch->tuple.source))
 		return false;
-	id = endpoint_of_socket(skb, packet);
-	endpoint = endpoints.lookup(&id);
+	endpoint = endpoint_get(endpoint_of_socket(skb, scratch));
 	return endpoint && !(endpoint->flags & ENDPOINT_ON_NODE);
 }
 
@@ -330,7 +329,7 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 		*outgoing = OUT_DIRECT;
 		return OPENS;
 	}
-	if (admission == NO_FLOW && from_node && is_bound_to_frontend(skb, packet)) {
+	if (admission == NO_FLOW && from_node && is_bound_to_frontend(skb, scratch)) {
 		direct_flow_masqueraded(packet, &scratch->flow);
 		*outgoing = OUT_DIRECT;
 		return choose_masquerade(skb, skb->ifindex, scratch) ? OPENS : DROPPED;
@@ -361,40 +360,60 @@ static __always_inline u32 route_to_endpoint(struct __sk_buff *skb, const struct
 		     &flow->endpoint, next_hop);
 }
 
-/* Sends a host-originated packet to its endpoint. The stack has routed the packet to the frontend,
- * so it is redirected past the stack. `device`: see route_to_endpoint(). The route of a direct flow
- * is already correct. Its mark prevents a second translation at another device.
- */
-static __always_inline int send_host_originated(struct __sk_buff *skb, struct packet *packet,
-						bool direct, u32 device, struct scratch *scratch)
+/* Sets `scratch->to` for a packet of `scratch->flow`. */
+static __always_inline void host_originated_prepare(const struct packet *packet,
+						    struct scratch *scratch)
 {
 	const struct flow *flow = &scratch->flow;
-	bool masqueraded = flow->flags & FLOW_MASQUERADE;
 
 	count_traffic(flow->service_id, packet->length, true, packet->opens);
-	tuple_set(&scratch->to, masqueraded ? &flow->masquerade : &packet->tuple.source,
+	tuple_set(&scratch->to,
+		  flow->flags & FLOW_MASQUERADE ? &flow->masquerade : &packet->tuple.source,
 		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
+}
+
+/* Sends a host-originated packet to its endpoint. The stack has routed the packet to the frontend,
+ * so it is redirected past the stack. `scratch->device`: see route_to_endpoint().
+ */
+static __always_inline int host_originated_send(struct __sk_buff *skb, const struct packet *packet,
+						struct scratch *scratch)
+{
+	return scratch->flow.flags & FLOW_MASQUERADE
+		   ? redirect_routed_out(skb, scratch->device, &scratch->next_hop)
+		   : deliver(skb, packet);
+}
+
+/* Sets `scratch->to` for a packet to the endpoint of `scratch->reply`. */
+static __always_inline void forwarded_prepare(const struct packet *packet, struct scratch *scratch)
+{
+	tuple_set(&scratch->to, &scratch->flow.masquerade, scratch->reply_key.destination_port,
+		  &packet->tuple.destination, packet->tuple.destination_port);
+}
+
+/* Gives the packet the tuple `scratch->to`, and sends it. All classes of `scratch->outgoing` come
+ * here, so that the verifier checks the rewriting of a packet once.
+ *
+ * The route of forwarded packets and of direct flows is already correct. Their mark prevents a
+ * second translation at another device.
+ */
+static __always_inline int translate_outgoing(struct __sk_buff *skb, struct packet *packet,
+					      struct scratch *scratch)
+{
+	barrier();
+	if (scratch->outgoing == OUT_REPLY && !fit_tunnel(skb, packet, scratch->reply.flags))
+		return DROP;
 	if (!rewrite(skb, packet, &scratch->to))
 		return DROP;
-	if (direct) {
+	barrier();
+	switch (scratch->outgoing) {
+	case OUT_REPLY:
+		return reply_send(skb, packet, scratch);
+	case OUT_HOST_ORIGINATED:
+		return host_originated_send(skb, packet, scratch);
+	default:
 		mark_set(skb, MARK_DONE);
 		return PASS_ON;
 	}
-	return masqueraded ? redirect_routed_out(skb, device, &scratch->next_hop)
-			   : deliver(skb, packet);
-}
-
-static __always_inline int masquerade_forwarded(struct __sk_buff *skb, struct packet *packet,
-						struct scratch *scratch)
-{
-	const struct flow *flow = &scratch->flow;
-
-	tuple_set(&scratch->to, &flow->masquerade, scratch->reply_key.destination_port,
-		  &packet->tuple.destination, packet->tuple.destination_port);
-	if (!rewrite(skb, packet, &scratch->to))
-		return DROP;
-	mark_set(skb, MARK_DONE);
-	return PASS_ON;
 }
 
 /* Selects the masquerade address of a host-originated packet to `device`. While sockets are
@@ -407,19 +426,22 @@ static __always_inline bool choose_masquerade_of_node(struct __sk_buff *skb, u32
 						      struct scratch *scratch)
 {
 	const struct node *settings = node_get();
+	WORD_KEY(key, device);
 
 	if (settings && !settings->reinjection_device)
 		record_bypassing(LOOPBACK_IFINDEX);
-	if (devices.lookup(&device))
+	if (device_get(device))
 		return choose_masquerade(skb, device, scratch);
-	if (bypassing.lookup(&device))
+	if (bypassing.lookup(key))
 		return choose_masquerade(skb, skb->ifindex, scratch);
 	count_drop(scratch, COUNTER_BYPASSED);
 	record_bypassing(device);
 	return false;
 }
 
-/* Handles packets that can open a flow or that go to the endpoint of a flow. */
+/* Handles packets that can open a flow or that go to the endpoint of a flow. Returns the
+ * action, or TRANSLATE.
+ */
 static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct packet *packet,
 					      enum outgoing outgoing, struct scratch *scratch)
 {
@@ -470,11 +492,11 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 	if (opens && !flow_open(skb, packet, skb->ifindex, 0, scratch))
 		return DROP;
 	barrier();
-	outgoing = scratch->outgoing;
-	device = scratch->device;
-	return outgoing == OUT_FORWARDED
-		   ? masquerade_forwarded(skb, packet, scratch)
-		   : send_host_originated(skb, packet, outgoing == OUT_DIRECT, device, scratch);
+	if (scratch->outgoing == OUT_FORWARDED)
+		forwarded_prepare(packet, scratch);
+	else
+		host_originated_prepare(packet, scratch);
+	return TRANSLATE;
 }
 
 static __always_inline int egress(struct __sk_buff *skb, u32 l3)
@@ -483,7 +505,7 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	struct packet *packet;
 	enum outgoing outgoing;
 	bool is_error = false;
-	int action;
+	int action = TRANSLATE;
 
 	if (mark_get(skb) == MARK_DONE || !scratch)
 		return PASS_ON;
@@ -511,10 +533,14 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	outgoing = look_up_outgoing(skb, packet, is_error, scratch);
 	if (is_error)
 		return icmp_egress(skb, packet, outgoing, scratch);
-	if (outgoing == OUT_REPLY)
-		action = restore_frontend(skb, packet, scratch);
-	else
+	if (outgoing == OUT_REPLY) {
+		scratch->outgoing = outgoing;
+		reply_prepare(packet, scratch);
+	} else {
 		action = egress_to_endpoint(skb, packet, outgoing, scratch);
+	}
+	if (action == TRANSLATE)
+		action = translate_outgoing(skb, packet, scratch);
 	packet_event(scratch);
 	return action;
 }

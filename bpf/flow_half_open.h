@@ -70,8 +70,8 @@ static __always_inline u32 half_open_time(u64 now)
 /* Returns the time field of a slot, or NULL if the slot does not exist. */
 static __always_inline u32 *half_open_seen(u32 slot)
 {
-	u32 index = slot / HALF_OPEN_ROW;
-	struct half_open_row *row = half_open_flows.lookup(&index);
+	WORD_KEY(index, slot / HALF_OPEN_ROW);
+	struct half_open_row *row = half_open_flows.lookup(index);
 
 	return row ? &row->seen[slot % HALF_OPEN_ROW] : NULL;
 }
@@ -145,12 +145,12 @@ static __always_inline bool reply_is_at(struct flow_key *key, const struct reply
  */
 static __always_inline void half_open_take_slot(u32 now, struct scratch *scratch)
 {
-	u32 index = scratch->row < LOADED(HALF_OPEN_ROWS) ? scratch->row : 0;
-	struct half_open_row *row = half_open_flows.lookup(&index);
+	WORD_KEY(index, scratch->row < LOADED(HALF_OPEN_ROWS) ? scratch->row : 0);
+	struct half_open_row *row = half_open_flows.lookup(index);
 	struct flow_key *slot;
 	u32 oldest = 0, column = 0;
 
-	scratch->row = index + 1;
+	scratch->row = *index + 1;
 	if (!row)
 		return;
 #pragma unroll
@@ -166,8 +166,10 @@ static __always_inline void half_open_take_slot(u32 now, struct scratch *scratch
 			column = i;
 		}
 	}
-	column %= HALF_OPEN_ROW; /* for the verifier */
-	scratch->flow.place = index * HALF_OPEN_ROW + column;
+	scratch->column = column;
+	barrier();
+	column = scratch->column % HALF_OPEN_ROW;
+	scratch->flow.place = *index * HALF_OPEN_ROW + column;
 	slot = &row->flow[column];
 	if (row->seen[column])
 		half_open_evict(slot, scratch->flow.place, &scratch->key);

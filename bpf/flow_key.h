@@ -13,8 +13,8 @@ static __always_inline u8 *port_uses_of(u8 protocol, __be16 port)
 	u32 line = protocol == IPPROTO_TCP   ? PORTS_TCP
 		   : protocol == IPPROTO_UDP ? PORTS_UDP
 					     : PORTS_SCTP;
-	u32 entry = line * FLOW_PORT_LINE + number / 64;
-	struct port_uses *uses = flow_ports.lookup(&entry);
+	WORD_KEY(entry, line * FLOW_PORT_LINE + number / 64);
+	struct port_uses *uses = flow_ports.lookup(entry);
 
 	return uses ? &uses->use[number % 64] : NULL;
 }

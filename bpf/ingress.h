@@ -43,7 +43,7 @@ static __always_inline u32 stack_bypass_device(struct __sk_buff *skb, const stru
 	if (!(flow_flags & FLOW_REDIRECT) || packet->fragment != WHOLE || packet->ttl <= 1)
 		return 0;
 	device = route(skb, packet, from, to, next_hop);
-	entry = device ? devices.lookup(&device) : NULL;
+	entry = device ? device_get(device) : NULL;
 	if (!entry)
 		return 0;
 	if (HAVE(REDIRECT_PEER))
@@ -111,11 +111,11 @@ static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 	return client_find(packet, scratch) ? IN_FROM_CLIENT : IN_NO_FLOW;
 }
 
-/* Rewrites a client's packet to the endpoint. If the packet passes the node's stack, its source is
- * the client's address, and egress masquerades it. If it bypasses the stack, its source is the
- * masquerade address.
+/* Prepares the translation of a client's packet to the endpoint. If the packet passes the node's
+ * stack, its source is the client's address, and egress masquerades it. If it bypasses the stack,
+ * its source is the masquerade address.
  */
-static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *packet,
+static __always_inline int to_endpoint(struct __sk_buff *skb, const struct packet *packet,
 				       struct scratch *scratch)
 {
 	const struct flow *flow = &scratch->flow;
@@ -129,9 +129,9 @@ static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *pac
 	tuple_set(&scratch->to,
 		  device && flow->flags & FLOW_MASQUERADE ? &flow->masquerade : client,
 		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
-	if (!rewrite(skb, packet, &scratch->to))
-		return DROP;
-	return device ? redirect_past_stack(skb, packet, device, &scratch->next_hop) : PASS_ON;
+	scratch->device = device;
+	scratch->to_node = false;
+	return TRANSLATE;
 }
 
 /* Delivers a reply to the node, which is the client of the flow. In a direct flow only a port
@@ -164,7 +164,7 @@ static __always_inline void reply_tuple(struct flow_key *to, const struct flow_k
 /* Translates a reply that was sent to an address of this node. If the reply passes the stack to an
  * outside client or a pod, egress does the second step.
  */
-static __always_inline int translate_reply(struct __sk_buff *skb, struct packet *packet,
+static __always_inline int translate_reply(struct __sk_buff *skb, const struct packet *packet,
 					   struct scratch *scratch)
 {
 	const struct reply *reply = &scratch->reply;
@@ -176,17 +176,15 @@ static __always_inline int translate_reply(struct __sk_buff *skb, struct packet 
 					     &reply->client, &scratch->next_hop);
 	count_traffic(reply->service_id, packet->length, false, false);
 	reply_tuple(&scratch->to, &packet->tuple, reply, client_is_node || device);
-	if (!rewrite(skb, packet, &scratch->to))
-		return DROP;
-	if (client_is_node)
-		return deliver_reply_to_node(skb, packet, reply->flags);
-	return device ? redirect_past_stack(skb, packet, device, &scratch->next_hop) : PASS_ON;
+	scratch->device = device;
+	scratch->to_node = client_is_node;
+	return TRANSLATE;
 }
 
 /* Sends a reply from an endpoint on this node directly to an outside client, if the flow may bypass
  * the stack. Otherwise egress restores the frontend address.
  */
-static __always_inline int redirect_pod_reply(struct __sk_buff *skb, struct packet *packet,
+static __always_inline int redirect_pod_reply(struct __sk_buff *skb, const struct packet *packet,
 					      struct scratch *scratch)
 {
 	const struct reply *reply = &scratch->reply;
@@ -198,9 +196,26 @@ static __always_inline int redirect_pod_reply(struct __sk_buff *skb, struct pack
 	count_traffic(reply->service_id, packet->length, false, false);
 	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);
-	return rewrite(skb, packet, &scratch->to)
-		   ? redirect_past_stack(skb, packet, device, &scratch->next_hop)
-		   : DROP;
+	scratch->device = device;
+	scratch->to_node = false;
+	return TRANSLATE;
+}
+
+/* Gives the packet the tuple `scratch->to`, and sends it past the stack to `scratch->device`, or to
+ * the stack. All classes of packets come here, so that the verifier checks the rewriting of a
+ * packet once.
+ */
+static __always_inline int translate_incoming(struct __sk_buff *skb, struct packet *packet,
+					      struct scratch *scratch)
+{
+	barrier();
+	if (!rewrite(skb, packet, &scratch->to))
+		return DROP;
+	barrier();
+	if (scratch->device)
+		return redirect_past_stack(skb, packet, scratch->device, &scratch->next_hop);
+	return scratch->to_node ? deliver_reply_to_node(skb, packet, scratch->reply.flags)
+				: PASS_ON;
 }
 
 /* Handles an ICMP error about a packet that this node has sent. */
@@ -335,6 +350,8 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 		action = is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;
 	if (action == OPENED)
 		action = to_endpoint(skb, packet, scratch);
+	if (action == TRANSLATE)
+		action = translate_incoming(skb, packet, scratch);
 	packet_event(scratch);
 	return action;
 }

@@ -135,3 +135,10 @@ static __always_inline struct node *node_get(void)
 
 	return node.lookup(zero);
 }
+
+static __always_inline struct device *device_get(u32 ifindex)
+{
+	WORD_KEY(key, ifindex);
+
+	return devices.lookup(key);
+}

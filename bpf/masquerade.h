@@ -104,7 +104,7 @@ static __always_inline void take_source_from_table(u32 ifindex, bool routed,
 static __always_inline bool choose_masquerade(struct __sk_buff *skb, u32 ifindex,
 					      struct scratch *scratch)
 {
-	struct device *device = devices.lookup(&ifindex);
+	struct device *device = device_get(ifindex);
 	struct flow *flow = &scratch->flow;
 	bool routed = false;
 

@@ -325,19 +325,19 @@ static __always_inline u64 time_now(void)
  */
 static __always_inline bool fragment_ports(struct packet *packet)
 {
+	WORD_STRUCT(struct fragment_key, key);
 	struct fragment ports = {}, *known;
-	struct fragment_key key;
 
-	fragment_key(&key, packet);
+	fragment_key(key, packet);
 	if (packet->fragment == FIRST) {
 		ports.source_port = packet->tuple.source_port;
 		ports.destination_port = packet->tuple.destination_port;
 		ports.protocol = packet->tuple.protocol;
 		ports.seen = time_now();
-		fragments.update(&key, &ports);
+		fragments.update(key, &ports);
 		return true;
 	}
-	known = fragments.lookup(&key);
+	known = fragments.lookup(key);
 	if (!known || (s64)(time_now() - known->seen) > (s64)FRAGMENTS_TIMEOUT) {
 		count(COUNTER_FRAGMENT_ORPHAN);
 		return false;

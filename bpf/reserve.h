@@ -259,15 +259,17 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 	for (int round = 0; round < ROUNDS; again(round, 1)) {
 		enum port_state state = PORT_TAKEN;
 
-#pragma nounroll
-		for (int try = 0; try < TRIES; again(try, 1)) {
+#pragma unroll
+		for (int try = 0; try < TRIES; try++) {
 			state = port_state_of(scratch);
 			if (state != PORT_TAKEN)
 				break;
 			scratch->reply_key.destination_port = random_port();
 		}
-		if (state != PORT_TAKEN) {
-			failed = take_port(skb, state, scratch);
+		scratch->port_state = state;
+		barrier();
+		if (scratch->port_state != PORT_TAKEN) {
+			failed = take_port(skb, scratch->port_state, scratch);
 			if (failed != EEXIST_NEGATIVE)
 				break;
 		}

@@ -56,8 +56,12 @@ struct scratch {
 	struct bpf_fib_lookup lookup;
 	struct source_key source_address;
 	u8 bytes[128];
-	/* Of egress(). In a register, the verifier would follow each possible value separately. */
+	/* Of egress() and ingress(). In a register, the verifier would follow each possible value
+	 * separately.
+	 */
 	u32 outgoing, device;
+	bool to_node;
+	u32 column, port_state; /* of half_open_take_slot() and reserve(), for the same reason */
 	/* Kept between packets: the next row of half_open_take_slot(). */
 	u32 row;
 };
@@ -68,6 +72,15 @@ static __always_inline struct scratch *scratch_get(void)
 	WORD_KEY(zero, 0);
 
 	return scratches.lookup(zero);
+}
+
+/* Sets the frontend that a client reaches with `scratch->tuple`. */
+static __always_inline void frontend_of_tuple(struct scratch *scratch)
+{
+	scratch->frontend.address = scratch->tuple.destination;
+	scratch->frontend.port = scratch->tuple.destination_port;
+	scratch->frontend.protocol = scratch->tuple.protocol;
+	scratch->frontend.pad = 0;
 }
 
 /* Reports what happened to the first packet of the client in `scratch->flow_key`. */

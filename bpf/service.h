@@ -44,17 +44,20 @@ static __always_inline bool port_is_served(u8 protocol, __be16 port, u32 first_l
 	u32 line = protocol == IPPROTO_TCP   ? PORTS_TCP
 		   : protocol == IPPROTO_UDP ? PORTS_UDP
 					     : PORTS_SCTP;
-	u32 word = (first_line + line) * SERVICE_PORT_LINE + number / 64;
-	u64 *bits = service_ports.lookup(&word);
+	WORD_KEY(word, (first_line + line) * SERVICE_PORT_LINE + number / 64);
+	u64 *bits = service_ports.lookup(word);
 
 	return bits && *bits >> (number % 64) & 1;
 }
 
 static __always_inline u32 network_flags(const struct address *address)
 {
-	struct network_key key = {.length = 128, .address = *address};
-	u32 *flags = local_networks.lookup(&key);
+	WORD_STRUCT(struct network_key, key);
+	u32 *flags;
 
+	key->length = 128;
+	key->address = *address;
+	flags = local_networks.lookup(key);
 	return flags ? *flags : 0;
 }
 
@@ -95,26 +98,40 @@ static __always_inline struct service *service_lookup(struct service_key *key,
 static __always_inline bool service_find(const struct service_key *destination, bool on_node,
 					 struct service *service)
 {
-	struct service_key key;
-	struct service *found = service_lookup(&key, destination);
+	WORD_STRUCT(struct service_key, key);
+	struct service *found = service_lookup(key, destination);
 
 	if (!found || (!on_node && address_is_loopback(&destination->address)))
 		return false;
 	if (address_is_unspecified(&destination->address)) {
 		if (!on_node || !node_ports_on_loopback(&destination->address))
 			return false;
-	} else if (address_is_unspecified(&key.address)) {
+	} else if (address_is_unspecified(&key->address)) {
 		if (!(network_flags(&destination->address) & NETWORK_NODE_PORTS))
 			return false;
 	}
-	return service_copy(&key, found, service);
+	return service_copy(key, found, service);
+}
+
+static __always_inline struct endpoint *endpoint_get(u32 id)
+{
+	WORD_KEY(key, id);
+
+	return endpoints.lookup(key);
+}
+
+static __always_inline u32 *slot_get(u32 slot)
+{
+	WORD_KEY(key, slot);
+
+	return slots.lookup(key);
 }
 
 /* Returns the endpoint `id` if it belongs to `service` and has one of `flags`, otherwise NULL. */
 static __always_inline struct endpoint *endpoint_of(const struct service *service, u32 id,
 						    u16 flags)
 {
-	struct endpoint *endpoint = endpoints.lookup(&id);
+	struct endpoint *endpoint = endpoint_get(id);
 
 	if (!endpoint || endpoint->service_id != service->id || !(endpoint->flags & flags))
 		return NULL;
@@ -125,7 +142,7 @@ static __always_inline struct endpoint *endpoint_of(const struct service *servic
 static __always_inline struct endpoint *endpoint_same(u32 id, u32 service_id,
 						      const struct address *address, __be16 port)
 {
-	struct endpoint *endpoint = endpoints.lookup(&id);
+	struct endpoint *endpoint = endpoint_get(id);
 
 	if (!endpoint || endpoint->service_id != service_id || endpoint->port != port ||
 	    !address_equal(&endpoint->address, address))
@@ -167,8 +184,7 @@ static __always_inline u32 client_hash(const struct address *client, __be16 port
  */
 static __always_inline u32 next_turn(const struct slot_range *range)
 {
-	u32 slot = range->first + range->count;
-	u32 *turn = slots.lookup(&slot);
+	u32 *turn = slot_get(range->first + range->count);
 	u32 number = 0;
 
 	if (turn) {
@@ -178,23 +194,9 @@ static __always_inline u32 next_turn(const struct slot_range *range)
 	return number;
 }
 
-/* Returns the slot of `range` for a new connection of `client` from `port`, which is 0 if it is not
- * known yet.
- */
-static __always_inline u32 slot_select(const struct service *service,
-				       const struct slot_range *range, const struct address *client,
-				       __be16 port)
+/* Returns the slot of `range` at `number` of 2^32. */
+static __always_inline u32 slot_at(const struct slot_range *range, u32 number)
 {
-	u32 number;
-
-	if (service->algorithm == ALGORITHM_ROUND_ROBIN)
-		return range->first + next_turn(range) % range->count;
-	if (service->algorithm == ALGORITHM_SOURCE_HASH)
-		number = client_hash(client, 0);
-	else if (service->algorithm == ALGORITHM_MAGLEV && port)
-		number = client_hash(client, port);
-	else
-		number = bpf_get_prandom_u32();
 	return range->first + (u32)(((u64)number * range->count) >> 32);
 }
 
@@ -204,13 +206,13 @@ static __always_inline u32 slot_select(const struct service *service,
 static __always_inline struct endpoint *endpoint_in(const struct service *service, u32 slot,
 						    u32 *id)
 {
-	u32 *chosen = slots.lookup(&slot);
+	u32 *chosen = slot_get(slot);
 	struct endpoint *endpoint;
 
 	if (!chosen)
 		return NULL;
 	*id = *chosen;
-	endpoint = endpoints.lookup(id);
+	endpoint = endpoint_get(*id);
 	if (!endpoint || endpoint->service_id != service->id)
 		return NULL;
 	return endpoint;
@@ -221,7 +223,8 @@ static __always_inline struct endpoint *endpoint_in(const struct service *servic
  */
 static __always_inline u64 connections_of(u32 id)
 {
-	u32 *number = connections.lookup(&id);
+	WORD_KEY(key, id);
+	u32 *number = connections.lookup(key);
 	u32 found = number ? *number : 0;
 
 	return found & ~(u32)((s32)found >> 31);
@@ -235,7 +238,7 @@ struct load {
 
 static __always_inline void load_of(u32 slot, struct load *load)
 {
-	u32 *chosen = slots.lookup(&slot);
+	u32 *chosen = slot_get(slot);
 	struct endpoint *endpoint;
 	u32 id;
 
@@ -245,7 +248,7 @@ static __always_inline void load_of(u32 slot, struct load *load)
 		return;
 	id = *chosen;
 	load->connections = connections_of(id);
-	endpoint = endpoints.lookup(&id);
+	endpoint = endpoint_get(id);
 	if (endpoint && endpoint->flags >> ENDPOINT_WEIGHT_SHIFT)
 		load->weight = endpoint->flags >> ENDPOINT_WEIGHT_SHIFT;
 }
@@ -266,10 +269,18 @@ static __always_inline u32 less_used(u32 slot, u32 other_slot)
 /* Changes the number of open connections of an endpoint, if it is counted. */
 static __always_inline void connections_add(u32 id, s32 change)
 {
-	u32 *number = connections.lookup(&id);
+	WORD_KEY(key, id);
+	u32 *number = connections.lookup(key);
 
 	if (number && (change > 0 || *number))
 		__sync_fetch_and_add(number, change);
+}
+
+static __always_inline u64 *new_endpoint_get(u32 id)
+{
+	WORD_KEY(key, id);
+
+	return new_endpoints.lookup(key);
 }
 
 /* Whether a new connection may use the endpoint in a slot. During slow start the probability grows
@@ -277,14 +288,12 @@ static __always_inline void connections_add(u32 id, s32 change)
  */
 static __always_inline bool admits_connection(const struct service *service, u32 slot)
 {
-	u32 *id = slots.lookup(&slot);
+	u32 *id = slot_get(slot);
 	u64 *added, age, end;
-	u32 key;
 
 	if (!id)
 		return true;
-	key = *id;
-	added = new_endpoints.lookup(&key);
+	added = new_endpoint_get(*id);
 	if (!added)
 		return true;
 	end = service->slow_start * NSEC_PER_SEC;
@@ -295,16 +304,29 @@ static __always_inline bool admits_connection(const struct service *service, u32
 
 #define SLOW_START_TRIES 4
 
+/* Returns the client's hash, if the algorithm of the Service selects by it. `port`: see
+ * endpoint_choose(). Sets `hashed` to whether it does.
+ */
+static __always_inline u32 hash_for_algorithm(const struct service *service,
+					      const struct address *client, __be16 port,
+					      bool *hashed)
+{
+	bool by_port = service->algorithm == ALGORITHM_MAGLEV && port;
+
+	*hashed = by_port || service->algorithm == ALGORITHM_SOURCE_HASH;
+	return *hashed ? client_hash(client, by_port ? port : 0) : 0;
+}
+
 /* Selects a slot of `range` by the algorithm of the Service. */
 static __always_inline u32 slot_by_algorithm(const struct service *service,
-					     const struct slot_range *range,
-					     const struct address *client, __be16 port)
+					     const struct slot_range *range, bool hashed, u32 hash)
 {
-	u32 slot = slot_select(service, range, client, port);
-
+	if (service->algorithm == ALGORITHM_ROUND_ROBIN)
+		return range->first + next_turn(range) % range->count;
 	if (service->algorithm == ALGORITHM_LEAST_CONNECTIONS)
-		slot = less_used(slot, slot_select(service, range, client, port));
-	return slot;
+		return less_used(slot_at(range, bpf_get_prandom_u32()),
+				 slot_at(range, bpf_get_prandom_u32()));
+	return slot_at(range, hashed ? hash : bpf_get_prandom_u32());
 }
 
 /* Selects an endpoint of `range` by the algorithm of the Service, and sets `id`. With slow start,
@@ -316,13 +338,15 @@ static __always_inline struct endpoint *endpoint_select(const struct service *se
 							const struct address *client, __be16 port,
 							u32 *id)
 {
-	u32 slot = 0;
+	u32 slot = 0, hash;
+	bool hashed;
 
 	if (!range->count)
 		return NULL;
-#pragma nounroll
-	for (u32 try = 0; try < SLOW_START_TRIES; again(try, 1)) {
-		slot = slot_by_algorithm(service, range, client, port);
+	hash = hash_for_algorithm(service, client, port, &hashed);
+#pragma unroll
+	for (u32 try = 0; try < SLOW_START_TRIES; try++) {
+		slot = slot_by_algorithm(service, range, hashed, hash);
 		if (!service->slow_start || admits_connection(service, slot))
 			break;
 	}

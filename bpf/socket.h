@@ -19,8 +19,8 @@ static __always_inline struct socket_peer *peer_find(u64 cookie)
 {
 #pragma unroll
 	for (u32 way = 0; way < SOCKET_WAYS; way++) {
-		u32 index = (cookie + way) % LOADED(SOCKETS);
-		struct socket_peer *peer = socket_peers.lookup(&index);
+		WORD_KEY(index, (cookie + way) % LOADED(SOCKETS));
+		struct socket_peer *peer = socket_peers.lookup(index);
 
 		if (peer && peer->cookie == cookie)
 			return peer;
@@ -39,8 +39,8 @@ static __always_inline struct socket_peer *peer_slot(u64 cookie, u8 protocol)
 
 #pragma unroll
 	for (u32 way = 0; way < SOCKET_WAYS; way++) {
-		u32 index = (cookie + way) % LOADED(SOCKETS);
-		struct socket_peer *peer = socket_peers.lookup(&index);
+		WORD_KEY(index, (cookie + way) % LOADED(SOCKETS));
+		struct socket_peer *peer = socket_peers.lookup(index);
 
 		if (!peer)
 			continue;
@@ -112,8 +112,7 @@ enum socket_owner {
 
 static __always_inline enum socket_owner socket_owner(u64 netns_cookie)
 {
-	u32 zero = 0;
-	struct node *found = node.lookup(&zero);
+	struct node *found = node_get();
 
 	if (!found)
 		return OWNER_UNSERVED;
@@ -288,14 +287,14 @@ static __always_inline bool bound_address(struct bpf_sock *sk, struct address *s
  */
 static __always_inline bool loopback_has_programs(void)
 {
-	u32 zero = 0, loopback = LOOPBACK_IFINDEX;
-	struct node *settings = node.lookup(&zero);
+	WORD_KEY(loopback, LOOPBACK_IFINDEX);
+	struct node *settings = node_get();
 	u64 now;
 
 	if (settings && settings->reinjection_device)
 		return true;
 	now = bpf_ktime_get_ns();
-	bypassing.update(&loopback, &now);
+	bypassing.update(loopback, &now);
 	return false;
 }
 
