@@ -259,6 +259,7 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 	for (int round = 0; round < ROUNDS; again(round, 1)) {
 		enum port_state state = PORT_TAKEN;
 
+		barrier(); /* otherwise the loop ends with reads, without a jump */
 #pragma unroll
 		for (int try = 0; try < TRIES; try++) {
 			state = port_state_of(scratch);
