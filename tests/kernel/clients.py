@@ -197,9 +197,13 @@ def answers(
 
 
 def first_to_answer(address: str, port: int, patience: float) -> str:
-    """Connect until a server answers, in the calling process. Raises TimeoutError."""
-    deadline = time.monotonic() + patience
+    """Connect until a server answers, in the calling process. Raises TimeoutError.
+
+    On a busy machine an answer may take longer than the first attempts wait.
+    """
+    deadline, wait = time.monotonic() + patience, 0.05
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            return sockets.ask(TCP, address, port, 0.05)
+            return sockets.ask(TCP, address, port, wait)
+        wait = min(wait * 1.2, 2.0)
     raise TimeoutError(f"{address} port {port} did not answer within {patience} s")

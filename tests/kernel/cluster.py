@@ -282,7 +282,11 @@ class Cluster:
             self.await_beacon(address, port)
 
     def await_beacon(self, address: str, port: int) -> None:
-        self.node.call(lambda: clients.first_to_answer(address, port, PATIENCE))
+        try:
+            self.node.call(lambda: clients.first_to_answer(address, port, PATIENCE), PATIENCE + 10)
+        except TimeoutError as failure:
+            failure.add_note("\n".join(line.text for line in self.agent.lines[-50:]))
+            raise
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[None]:
