@@ -10,6 +10,7 @@ See docs/firewalls.md.
 
 import errno
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.xtables import foreign_rules, tool_backends
@@ -54,18 +55,48 @@ def probe(config: Config, mode: str) -> tuple[Finding, ...]:
         return (Finding(UNREAD, number, failure.message, failure.hint, needed=False),)
 
 
-def dropping(config: Config, mode: str) -> str:
-    """Return what drops forwarded packets, and what to do about it, as one line; "" if nothing does. Rules
-    that cannot be read count as nothing."""
-    found = (each for each in probe(config, mode) if each.feature == FORWARD and not each.present)
-    return next((f"{each.missing}; {each.remedy}" for each in found), "")
+class Dropping(NamedTuple):
+    """What drops forwarded packets, and what to do about it.
+
+    Without `is_certain` it may drop them: not all of its rules are understood.
+    """
+
+    what: str
+    remedy: str
+    is_certain: bool
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
+def dropping(config: Config, mode: str) -> Dropping | None:
+    """Return what drops packets from outside to endpoints. None if nothing does, or if the rules cannot be
+    read."""
+    if mode not in _MODES or not _pass_forward(config, mode):
+        return None
+    try:
+        return _dropping(_saved(), _foreign_chains(), mode, config.iptables_masquerade_bit)
+    except KernelError:
+        return None
+
+
+def _pass_forward(config: Config, mode: str) -> bool:
+    """Return whether forwarded packets pass FORWARD."""
+    return not (mode == EBPF and config.ebpf_redirect)
+
+
+def _saved() -> list[tuple[Iptables, str]]:
+    return [(tool, tool.save()) for tools in tool_backends.installed().values() for tool in tools]
 
 
 def _findings(config: Config, mode: str) -> Iterator[Finding]:
-    saved = [(tool, tool.save()) for tools in tool_backends.installed().values() for tool in tools]
-    chains = _foreign_chains()
-    if not (mode == EBPF and config.ebpf_redirect):  # such packets do not pass FORWARD
-        yield _forward(saved, chains, mode, config.iptables_masquerade_bit)
+    saved, chains = _saved(), _foreign_chains()
+    if _pass_forward(config, mode):
+        found = _dropping(saved, chains, mode, config.iptables_masquerade_bit)
+        if found:
+            yield Finding(FORWARD, errno.EPERM, found.what, found.remedy, needed=False)
+        else:
+            yield Finding(FORWARD, needed=False)
     if mode == EBPF:
         yield _before_nat(saved, chains)
 
@@ -86,9 +117,9 @@ def _is_foreign(chain: ForeignChain) -> bool:
     return chain.table != _OWN_TABLE and not is_of_iptables
 
 
-def _forward(
+def _dropping(
     saved: list[tuple[Iptables, str]], chains: list[ForeignChain], mode: str, masquerade_bit: int
-) -> Finding:
+) -> Dropping | None:
     translated = mode != EBPF
     found = uplinks(links.read())
     served = {
@@ -102,24 +133,20 @@ def _forward(
     ]
     if dropping:
         names = " and ".join(map(str, dropping))
-        return Finding(
-            FORWARD,
-            errno.EPERM,
+        return Dropping(
             f"{names}: FORWARD drops connections from outside to endpoints",
             f"accept the pods' CIDR: {dropping[0]} -I FORWARD -d CIDR -j ACCEPT, also with -s; "
             "or use --proxy-mode=iptables",
-            needed=False,
+            is_certain=True,
         )
     rejecting = [each for each in chains if _may_drop_forwarded(each, served, translated)]
     if rejecting:
-        return Finding(
-            FORWARD,
-            errno.EPERM,
+        return Dropping(
             f"{rejecting[0]} may drop connections from outside to endpoints",
             "accept the pods' CIDR there, as source and as destination",
-            needed=False,
+            is_certain=False,
         )
-    return Finding(FORWARD, needed=False)
+    return None
 
 
 def _may_drop_forwarded(chain: ForeignChain, served: set[Family], translated: bool) -> bool:

@@ -98,7 +98,7 @@ def command(config: Config, output: str, canaries: tuple[str, ...], from_dump: P
 def _dropping(config: Config, mode: str) -> str:
     from ebpfproxy.backends import firewall_checks
 
-    return firewall_checks.dropping(config, mode)
+    return str(firewall_checks.dropping(config, mode) or "")
 
 
 def _connections(mode: "Inspectable", config: Config, canaries: tuple[str, ...]) -> "list[Result]":

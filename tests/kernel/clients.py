@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ebpfproxy.lab import Netns, sockets
+from ebpfproxy.lab import Netns, Pod, sockets
 from ebpfproxy.model.address import Protocol
 
 REFUSED, SILENT, DENIED = "refused", "silent", "denied"
@@ -194,6 +194,17 @@ def answers(
         ),
         timeout=90,
     )
+
+
+def connected_from(
+    netns: Pod, protocol: Protocol, source: tuple[str, int], to: tuple[str, int]
+) -> socket.socket:
+    """A connected socket in the network namespace, bound to this address and port. Raises OSError."""
+    made = socket_in(netns, protocol, FAMILIES["v6" if ":" in to[0] else "v4"])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind(source)
+    made.connect(to)
+    return made
 
 
 def first_to_answer(address: str, port: int, patience: float) -> str:

@@ -9,9 +9,8 @@ import socket
 
 import pytest
 
-from ebpfproxy.lab import Pod
 from ebpfproxy.model.address import Protocol
-from tests.kernel.clients import FAMILIES, TCP, UDP, converse, new_ports, socket_in
+from tests.kernel.clients import TCP, UDP, connected_from, converse, new_ports
 from tests.kernel.cluster import TCP_TARGET, UDP_TARGET
 from tests.kernel.two_nodes import TwoNodes, name_and_client
 
@@ -22,17 +21,6 @@ pytestmark = [
 ]
 
 TARGETS = {TCP: TCP_TARGET, UDP: UDP_TARGET}
-
-
-def connected_from(
-    netns: Pod, protocol: Protocol, source: tuple[str, int], to: tuple[str, int]
-) -> socket.socket:
-    """A connected socket in the network namespace, bound to this address and port. Raises OSError."""
-    made = socket_in(netns, protocol, FAMILIES["v6" if ":" in to[0] else "v4"])
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(source)
-    made.connect(to)
-    return made
 
 
 @pytest.mark.parametrize("family", ["v4", "v6"])

@@ -7,21 +7,20 @@ import struct
 import pytest
 
 from ebpfproxy.backends.ebpf.programs import LOADED
-from ebpfproxy.lab import Pod, sockets
+from ebpfproxy.lab import sockets
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import (
-    FAMILIES,
     REFUSED,
     SILENT,
     TCP,
     UDP,
     connected,
+    connected_from,
     converse,
     new_ports,
     outcome,
     outcomes,
     ping,
-    socket_in,
 )
 from tests.kernel.cluster import TCP_TARGET, UDP_TARGET, terminating
 from tests.kernel.differences import DIFFERENCES
@@ -36,17 +35,6 @@ TARGETS = {TCP: TCP_TARGET, UDP: UDP_TARGET}
 
 def name_of(answer: str) -> str:
     return name_and_client(answer)[0]
-
-
-def connected_from(
-    netns: Pod, protocol: Protocol, source: tuple[str, int], to: tuple[str, int]
-) -> socket.socket:
-    """A connected socket in the network namespace, bound to this address and port. Raises OSError."""
-    made = socket_in(netns, protocol, FAMILIES["v6" if ":" in to[0] else "v4"])
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(source)
-    made.connect(to)
-    return made
 
 
 @pytest.mark.ways("ebpf-on")

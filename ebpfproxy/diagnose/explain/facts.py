@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.view import ServiceRow
+from ebpfproxy.backends.firewall_checks import Dropping
 from ebpfproxy.diagnose.explain.origin import Origin, address_of
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict, Via
@@ -75,7 +76,7 @@ def with_affinity(
 
 
 def with_firewall(
-    explanation: Explanation, origin: Origin, situation: Situation, dropping: str
+    explanation: Explanation, origin: Origin, situation: Situation, dropping: Callable[[], Dropping | None]
 ) -> Explanation:
     """Add what drops packets from outside to endpoints (`firewall_checks.dropping`), if that concerns the
     connection: a process of the node receives without FORWARD."""
@@ -85,11 +86,12 @@ def with_firewall(
     )
     is_packet = explanation.path is not None and explanation.path.via is Via.PACKET
     is_outside = origin.kind is ClientClass.OUTSIDE and explanation.verdict is Verdict.CONNECTS
-    if not (dropping and is_outside and is_packet and is_forwarded):
+    found = dropping() if is_outside and is_packet and is_forwarded else None
+    if found is None:
         return explanation
-    step = Step(Reason.FORWARD_DROPS, f"{Reason.FORWARD_DROPS.meaning}: {dropping}")
+    step = Step(Reason.FORWARD_DROPS, f"{Reason.FORWARD_DROPS.meaning}: {found}")
     steps = (*explanation.steps[:-1], step, explanation.steps[-1])
-    return dataclasses.replace(explanation, steps=steps, is_blocked=True)
+    return dataclasses.replace(explanation, steps=steps, is_blocked=found.is_certain)
 
 
 def with_facts(explanation: Explanation, differences: Sequence[str]) -> Explanation:

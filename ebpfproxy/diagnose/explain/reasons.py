@@ -498,7 +498,11 @@ class Reason(enum.Enum):
     )
 
     # Firewall
-    FORWARD_DROPS = "ForwardDrops", Subject.FIREWALL, "rules of another program drop packets to endpoints"
+    FORWARD_DROPS = (
+        "ForwardDrops",
+        Subject.FIREWALL,
+        "rules of another program drop or may drop packets",
+    )
 
     # Kernel
     AGREES = "Agrees", Subject.KERNEL, "the kernel has the desired state of this ServicePort"

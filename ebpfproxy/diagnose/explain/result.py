@@ -115,7 +115,7 @@ class Explanation:
     - `endpoints`: every endpoint of the Service, sorted by address and port. Empty if no Service is reached.
     - `disagreements`: lines, one for each difference between plan and kernel.
     - `served`, `path`: the frontend and the path of the connection; None if no Service is reached.
-    - `is_blocked`: rules of another program drop, or may drop, its packets to endpoints.
+    - `is_blocked`: rules of another program certainly drop its packets to endpoints.
     - `is_other_service`: another Service has the frontend than the one that was asked for.
     """
 

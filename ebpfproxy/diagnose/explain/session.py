@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -126,22 +127,17 @@ class Session:
             cluster = read_cluster(self._config)
             situation = situation_of_mode(cluster, inspection, mode.name, self._config, host.route_to)
             facts = KernelFacts(inspection, situation)
-        dropping = firewall_checks.dropping(self._config, mode.name)
-
-        def with_firewall_of(each: Explanation, origin: Origin) -> Explanation:
-            return with_firewall(each, origin, situation, dropping)
-
-        if mode.name != EBPF:
-            return _Knowledge(
-                situation,
-                lambda each, origin: with_facts(with_firewall_of(each, origin), facts.differences(each)),
-            )
-        view = self._opened.enter_context(contextlib.closing(View(self._config.bpffs_root)))
-        tables = ReadOnce(view)
+        dropping = functools.cache(lambda: firewall_checks.dropping(self._config, mode.name))
+        tables: ReadOnce | None = None
+        if mode.name == EBPF:
+            tables = ReadOnce(self._opened.enter_context(contextlib.closing(View(self._config.bpffs_root))))
 
         def compare(each: Explanation, origin: Origin) -> Explanation:
-            seen = with_firewall_of(each, origin)
-            return with_tables(seen, situation, origin, tables, facts.differences(each))
+            differences = facts.differences(each)
+            seen = with_firewall(each, origin, situation, dropping)
+            if tables is None:
+                return with_facts(seen, differences)
+            return with_tables(seen, situation, origin, tables, differences)
 
         return _Knowledge(situation, compare)
 

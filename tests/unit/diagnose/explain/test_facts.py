@@ -1,6 +1,7 @@
 """The comparison of an explanation with the tables of mode ebpf."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.view import ServiceRow
+from ebpfproxy.backends.firewall_checks import Dropping
 from ebpfproxy.diagnose.explain.facts import with_firewall, with_tables
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -176,10 +178,14 @@ def test_a_device_without_a_program_disagrees(uplinks: list[DeviceRow], expected
 def test_rules_that_drop_forwarded_packets_are_named(origin: Origin, target: str, is_named: bool) -> None:
     web = service("web", port(80, node_port=30080))
     of = situation(web, slice_of("web", endpoint(target, HERE)))
-    found = with_firewall(explained(of, to(NODE, 30080), origin), origin, of, "chain x drops")
-    assert (Reason.FORWARD_DROPS in reasons(found)) is is_named
-    assert found.works is not is_named
-    assert with_firewall(found, origin, of, "") == found
+    before = explained(of, to(NODE, 30080), origin)
+    for is_certain in (True, False):
+        found = with_firewall(
+            before, origin, of, functools.partial(Dropping, "x drops", "accept", is_certain)
+        )
+        assert (Reason.FORWARD_DROPS in reasons(found)) is is_named
+        assert found.works is not (is_named and is_certain)
+    assert with_firewall(before, origin, of, lambda: None) == before
 
 
 def test_an_echo_request_is_not_compared() -> None:
