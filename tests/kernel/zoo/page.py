@@ -7,7 +7,7 @@ from tests.kernel.zoo.known_failures import KNOWN_FAILURES
 from tests.kernel.zoo.situations import SITUATIONS
 
 MODES = {"ebpf": ("ebpf", "ebpf-off"), "nftables": ("nftables",), "iptables": ("iptables",)}
-MODES |= {"userspace": ("userspace",)}
+MODES |= {"ipvs": ("ipvs",), "userspace": ("userspace",)}
 """By column of the table: the configurations of the agent in that mode."""
 _REPORT = re.compile(r"([\w.-]+/[\w.-]+)#(\d+)")
 
