@@ -7,9 +7,15 @@ from typing import Any, NamedTuple
 from prometheus_client import Metric
 
 from ebpfproxy.http.metrics import Metrics
-from ebpfproxy.http.scrape import MapUse
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import IptablesCounts, NftablesCounts, PacketCounts, ServiceTraffic
+from ebpfproxy.model.counters import (
+    IptablesCounts,
+    NftablesCounts,
+    PacketCounts,
+    Report,
+    ServiceTraffic,
+    TableUse,
+)
 from ebpfproxy.model.device import DeviceSide
 
 _HEADER = """# Metrics reference
@@ -59,15 +65,17 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     """All metrics, sorted by name. Those that are read at a scrape are read from example values."""
     metrics = Metrics(
-        maps=lambda: {"services": MapUse(1, 2)},
-        events=lambda: {"connect": 1},
-        traffic=lambda: [ServiceTraffic("default/web", "TCP", "IPv4", 1, 1, 1, 1, 1)],
-        bypassed=lambda: [DeviceSide("eth0", "ingress", ("other",), unreached=True)],
-        syncs=lambda: [
-            IptablesCounts(Family.IPV4, rules={"nat": 1}, rules_last={"nat": 1}),
-            NftablesCounts(Family.IPV4),
-            PacketCounts(0, 0),
-        ],
+        lambda: Report(
+            {"services": TableUse(1, 2)},
+            {"connect": 1},
+            (ServiceTraffic("default/web", "TCP", "IPv4", 1, 1, 1, 1, 1),),
+            (
+                IptablesCounts(Family.IPV4, rules={"nat": 1}, rules_last={"nat": 1}),
+                NftablesCounts(Family.IPV4),
+                PacketCounts(0, 0),
+            ),
+        ),
+        lambda: (DeviceSide("eth0", "ingress", ("other",), unreached=True),),
     )
     labels = dict(_declared_labels(metrics))
     found = [_row(each, labels.get(each.name)) for each in metrics.registry.collect()]

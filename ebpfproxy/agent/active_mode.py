@@ -1,15 +1,15 @@
-"""A mode in use: its backend, the reconciler that keeps the backend in sync, and its sync hooks."""
+"""A mode in use: its backend, and the reconciler that keeps the backend in sync."""
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ebpfproxy.agent.reconciler import Reconciler, SyncResult
-from ebpfproxy.backends.mode import Callbacks, Mode
+from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.config import Config
-from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.errors import Rejected
 from ebpfproxy.model.cluster import ClusterState
-from ebpfproxy.model.counters import ServiceTraffic, SyncCounts
+from ebpfproxy.model.counters import Report
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.service_plan import NodePlan
 
@@ -26,17 +26,10 @@ class ActiveMode:
     def __init__(self, mode: Mode, config: Config, callbacks: Callbacks) -> None:
         """Prepare the mode. Raises KernelError if something that it needs is missing."""
         self.mode = mode
-        self._parts = mode.prepare(config, callbacks)
-        self.reconciler: Reconciler[Any, Any] = Reconciler(
-            self._parts.backend, self._parts.context, mode.balancing
-        )
+        self.backend = mode.serve(config, callbacks)
+        self.reconciler: Reconciler[Any, Any] = Reconciler(self.backend, self.backend.context, mode.balancing)
         self._opened = False
         self._reported_node: NodePlan | None = None
-
-    @property
-    def owns_namespace(self) -> bool:
-        """Whether a network namespace can have only one agent with such a mode at a time."""
-        return self._parts.owns_namespace
 
     @property
     def name(self) -> str:
@@ -46,65 +39,39 @@ class ActiveMode:
     def open(self) -> None:
         """Open the backend. Raises KernelError; nothing of the backend is then open."""
         try:
-            self._parts.backend.open()
+            self.backend.open()
         except BaseException:
-            self._parts.backend.close()
+            self.backend.close()
             raise
         self._opened = True
-        if self._parts.sync_hooks:
-            self._parts.sync_hooks.opened()
+        self.backend.opened()
 
     def sync(self, verify: bool, retries: int = sys.maxsize) -> SyncResult:
-        """Call `Reconciler.sync`, and the sync hooks before and after it. Raises KernelError."""
-        hooks = self._parts.sync_hooks
-        if hooks:
-            node = self.reconciler.node_plan
-            hooks.expect(self.reconciler.take_changed(), node if node != self._reported_node else None)
-            self._reported_node = node
+        """Call `Reconciler.sync`, and tell the backend before and after it. Raises KernelError."""
+        node = self.reconciler.node_plan
+        self.backend.expect(self.reconciler.take_changed(), node if node != self._reported_node else None)
+        self._reported_node = node
         result = self.reconciler.sync(verify, retries)
-        if hooks:
-            leftovers = self.reconciler.take_leftovers()
-            if leftovers:
-                hooks.left_over(leftovers)
-            hooks.in_force(self.reconciler.rejected(), self.reconciler.holds)
-            if result.drifted:
-                hooks.restored()
+        leftovers = self.reconciler.take_leftovers()
+        if leftovers:
+            self.backend.left_over(leftovers)
+        self.backend.in_force(self.reconciler.rejected(), self.reconciler.holds)
+        if result.drifted:
+            self.backend.restored()
         return result
-
-    @property
-    def reread_seconds(self) -> float:
-        """See `Backend.reread_seconds`."""
-        return self._parts.backend.reread_seconds
 
     def plan_all(self, state: ClusterState) -> None:
         """Plan the complete state, so that the next sync applies it."""
         self.reconciler.plan(state, frozenset(state.services), node_changed=True, host_changed=True)
 
-    def lacking(self) -> KernelError | None:
-        """Return why the mode forwards nothing although a sync has succeeded, None if it forwards."""
-        return self._parts.lacking()
-
-    def is_notified(self) -> bool:
-        """Return whether the backend reports changes by other programs (`Callbacks.changed`)."""
-        return self._parts.is_notified()
-
     def maintain(self) -> bool:
         """Adapt tables to their use, and render plans again that depend on what has changed. Return whether
         there were any: a sync is due then. Call it every few seconds while in sync. Raises KernelError.
         """
-        self._parts.maintain()
-        outdated = self._parts.outdated(self.reconciler.plans.keys())
+        self.backend.maintain()
+        outdated = self.backend.outdated(self.reconciler.plans.keys())
         self.reconciler.render_again(outdated)
         return bool(outdated)
-
-    @property
-    def binds_sockets(self) -> bool:
-        """Whether the mode serves with sockets that are bound to the frontends."""
-        return self._parts.binds_sockets
-
-    def free_ports(self) -> None:
-        """Let sockets of the node be bound to NodePorts, for another mode. Raises KernelError."""
-        self._parts.free_ports()
 
     def take_over(self, state_now: Callable[[], ClusterState]) -> SyncResult:
         """Open the mode, apply the complete state, and verify that it is in the kernel.
@@ -122,36 +89,22 @@ class ActiveMode:
         return result
 
     def close(self) -> None:
-        """Close the backend and the hooks. Does nothing if the mode is not open."""
+        """Close the backend. Does nothing if the mode is not open."""
         if self._opened:
             self._opened = False
-            self._parts.backend.close()
-            if self._parts.sync_hooks:
-                self._parts.sync_hooks.close()
+            self.backend.close()
 
     @property
     def dsr_port(self) -> int:
-        """See `Parts.dsr_port`; 0 if the mode is not open."""
-        return self._parts.dsr_port() if self._opened else 0
+        """See `Backend.dsr_port`; 0 if the mode is not open."""
+        return self.backend.dsr_port() if self._opened else 0
 
     # Any thread may call the methods below.
 
-    def usage(self) -> Mapping[str, tuple[int, int]]:
-        """Return entries and capacity by map. Empty if the mode counts nothing or is not open."""
-        return self._parts.usage() if self._opened else {}
-
-    def counters(self) -> Mapping[str, int]:
-        """Return datapath events by reason. Empty if the mode is not open."""
-        return self._parts.counters() if self._opened else {}
-
-    def traffic(self) -> list[ServiceTraffic]:
-        """Return the traffic of each ServicePort. Empty if the mode is not open."""
-        return self._parts.traffic() if self._opened else []
-
-    def sync_counts(self) -> Collection[SyncCounts]:
-        """Return what only this mode counts in its syncs, by family. Empty if the mode is not open."""
-        return self._parts.sync_counts() if self._opened else ()
+    def report(self) -> Report:
+        """See `Backend.report`; empty if the mode is not open."""
+        return self.backend.report() if self._opened else Report()
 
     def bypassed(self) -> tuple[DeviceSide, ...]:
-        """Return the device sides where another program runs first, or that packets pass without the mode."""
-        return self._parts.bypassed() if self._opened else ()
+        """See `Backend.bypassed`; empty if the mode is not open."""
+        return self.backend.bypassed() if self._opened else ()

@@ -37,7 +37,7 @@ from ebpfproxy.api.event import (
     ServiceChanged,
     Synced,
 )
-from ebpfproxy.backends.mode import Callbacks
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.config import Config, Loaded
 from ebpfproxy.config.derived import least_interval
 from ebpfproxy.config.load import CONFIG_REJECTED
@@ -215,7 +215,7 @@ class _Agent:
                 self._verify_slice()
 
     def _log_end(self, signal: str) -> None:
-        forwarding = "ends" if self._modes.serving.binds_sockets else "continues"
+        forwarding = "ends" if self._modes.serving.backend.binds_sockets else "continues"
         log.info(ENDING, signal=signal, forwarding=forwarding)
 
     def _drain(self, signal: str) -> bool:
@@ -232,7 +232,7 @@ class _Agent:
         if now >= self._collect_at:
             gc.collect()
             self._collect_at = now + _COLLECT
-        self._check_timer.checked(now, time.thread_time() - began, self._modes.serving.is_notified())
+        self._check_timer.checked(now, time.thread_time() - began, self._modes.serving.backend.is_notified())
 
     def _verify_slice(self) -> None:
         """Continue or begin to compare the kernel with what was written. Make the next sync verify after a
@@ -465,7 +465,7 @@ class _Agent:
         """Use the intervals of the current mode, which may have changed."""
         config, serving = self._modes.config, self._modes.serving
         interval = least_interval(config, serving.name)
-        self._pacer.set_intervals(interval, config.sync_period, serving.reread_seconds)
+        self._pacer.set_intervals(interval, config.sync_period, serving.backend.reread_seconds)
         self._verification.cancel()
         self._health.set_period(config.sync_period)
 

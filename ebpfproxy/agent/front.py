@@ -8,10 +8,10 @@ from ebpfproxy.config import Config, Loaded
 from ebpfproxy.http import zpages
 from ebpfproxy.http.health_check_node_port import ServiceHealthServer
 from ebpfproxy.http.healthz import HealthPages, HealthServer, ProxierHealth
-from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer
+from ebpfproxy.http.metrics import Metrics, MetricsServer
 from ebpfproxy.http.readiness import Readiness
 from ebpfproxy.http.server import Listener, Request, Response
-from ebpfproxy.model.counters import ServiceTraffic, SyncCounts
+from ebpfproxy.model.counters import Report
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.model.service import NamespacedName
 
@@ -22,13 +22,7 @@ class Shown(Protocol):
     @property
     def name(self) -> str: ...
 
-    def usage(self) -> Mapping[str, tuple[int, int]]: ...
-
-    def counters(self) -> Mapping[str, int]: ...
-
-    def traffic(self) -> Collection[ServiceTraffic]: ...
-
-    def sync_counts(self) -> Collection[SyncCounts]: ...
+    def report(self) -> Report: ...
 
     def bypassed(self) -> Collection[DeviceSide]: ...
 
@@ -41,9 +35,7 @@ class Front:
         config = loaded.config
         self.health = ProxierHealth(config.sync_period)
         self.readiness = Readiness()
-        self.metrics = Metrics(
-            self._map_use, self._counters, self._traffic, self._bypassed, self._sync_counts
-        )
+        self.metrics = Metrics(self._report, self._bypassed)
         self.metrics.external_ips(config.allow_external_ips)
         self.service_health = ServiceHealthServer(
             lambda: self.health.at(time.monotonic()).healthy, self._not_served
@@ -101,18 +93,8 @@ class Front:
     def _mode(self) -> str:
         return self._serving().name if self._serving else ""
 
-    def _map_use(self) -> dict[str, MapUse]:
-        usage = self._serving().usage() if self._serving else {}
-        return {name: MapUse(*use) for name, use in usage.items()}
-
-    def _counters(self) -> Mapping[str, int]:
-        return self._serving().counters() if self._serving else {}
-
-    def _traffic(self) -> Collection[ServiceTraffic]:
-        return self._serving().traffic() if self._serving else ()
-
-    def _sync_counts(self) -> Collection[SyncCounts]:
-        return self._serving().sync_counts() if self._serving else ()
+    def _report(self) -> Report:
+        return self._serving().report() if self._serving else Report()
 
     def _bypassed(self) -> Collection[DeviceSide]:
         return self._serving().bypassed() if self._serving else ()

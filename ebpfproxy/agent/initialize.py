@@ -5,7 +5,7 @@ mode is opened, which also loads and pins programs or creates tables. What a pre
 """
 
 from ebpfproxy.agent.mode_switch import ModeSwitcher
-from ebpfproxy.backends.mode import Callbacks
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.config import Config
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.log import Logger
@@ -18,7 +18,7 @@ INITIALIZED = "Prepared the kernel"
 
 def initialize(config: Config) -> None:
     """Select a mode, open it and close it. Raises EbpfProxyError, also while an agent runs on this node."""
-    modes = ModeSwitcher(config, Callbacks(lambda ended, failed: None, lambda devices: None), Metrics())
+    modes = ModeSwitcher(config, Callbacks(), Metrics())
     try:
         modes.open()
         log.info(INITIALIZED, mode=modes.serving.name)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 
 from ebpfproxy import threads
-from ebpfproxy.backends.mode import Mode
+from ebpfproxy.backends.interface import Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.netlink import conntrack

@@ -9,7 +9,7 @@ from ebpfproxy.agent import firewall_report
 from ebpfproxy.agent.active_mode import ActiveMode, Unsettled
 from ebpfproxy.agent.mode_cleanup import ModeCleanup
 from ebpfproxy.agent.reconciler import SyncResult
-from ebpfproxy.backends.mode import Callbacks, Mode
+from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.backends.selection import AUTO, MODES, Choice, Lack, choose
 from ebpfproxy.config import Config
 from ebpfproxy.errors import AlreadyExists, KernelError, ProgramRejected, Rejected, Unsupported
@@ -141,7 +141,7 @@ class ModeSwitcher:
         With `auto`, a first sync after which the mode forwards nothing counts as failed. Raises KernelError.
         """
         result = self.serving.sync(verify, retries)
-        lacking = None if self._committed else self.serving.lacking()
+        lacking = None if self._committed else self.serving.backend.lacking()
         if lacking and self.config.proxy_mode == AUTO:
             raise lacking
         self._committed = True
@@ -216,8 +216,8 @@ class ModeSwitcher:
         new = self._prepare(choice, config)
         self._lock_namespace(new)
         try:
-            if new.binds_sockets:
-                self.serving.free_ports()
+            if new.backend.binds_sockets:
+                self.serving.backend.free_ports()
             result = new.take_over(state_now)
             if self._last_result and result.rejected > self._last_result.rejected:
                 raise Rejected(f"cannot use mode {new.name}: the kernel rejects {result.rejected} entries")
@@ -227,7 +227,7 @@ class ModeSwitcher:
         return new, result
 
     def _lock_namespace(self, mode: ActiveMode) -> None:
-        if mode.owns_namespace and self._lock is None:
+        if mode.backend.owns_namespace and self._lock is None:
             self._lock = NamespaceLock(_LOCK_TIMEOUT)
 
     def _keep_current(self, other: Mode, failure: KernelError) -> bool:

@@ -9,8 +9,8 @@ from ebpfproxy.agent.edge_view import EdgeView
 from ebpfproxy.agent.foreign_host_ips import ForeignHostIps
 from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
 from ebpfproxy.agent.protected_claims import ProtectedClaims
-from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.interface import Backend, Delta
+from ebpfproxy.backends.delta import Delta, diff
+from ebpfproxy.backends.interface import Backend
 from ebpfproxy.errors import KernelError, NotYet
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Family

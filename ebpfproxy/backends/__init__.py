@@ -4,7 +4,7 @@
   definition, its cleanup and its inspection.
 - `xtables`: tables of iptables as entries, for the modes iptables and ipvs.
 - `netfilter`: what the modes that use the kernel's NAT share (nftables, iptables, ipvs).
-- `interface`, `mode`: what a backend is, and what a mode is to the agent.
+- `interface`: what a mode and its backend are to the agent and to readers.
 - `delta`, `generation`, `findings`: the comparison of entries, the detection of changes by other programs,
   the result of a probe.
 - `selection`: the choice of the mode.
@@ -14,5 +14,5 @@
 `log` and `errors`. Backends do not import each other, and no backend handles an API object. See
 [tool.importlinter] in pyproject.toml.
 
-Read first: `interface.py`, then `mode.py`.
+Read first: `interface.py`.
 """

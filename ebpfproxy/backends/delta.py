@@ -1,12 +1,22 @@
 """The comparison of desired and actual entries, for every backend."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
-
-from ebpfproxy.backends.interface import Delta
+from typing import Generic, TypeVar
 
 K = TypeVar("K")
 E = TypeVar("E")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Delta(Generic[K, E]):
+    """The difference between two sets of entries: entries to put (new or changed) and keys to drop."""
+
+    puts: Mapping[K, E]
+    drops: frozenset[K]
+
+    def __bool__(self) -> bool:
+        return bool(self.puts or self.drops)
 
 
 def diff(actual: Mapping[K, E], desired: Mapping[K, E], keys: Iterable[K] | None = None) -> Delta[K, E]:

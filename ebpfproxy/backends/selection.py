@@ -1,11 +1,12 @@
 """Selects the mode that serves on this machine, and gives the reasons."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.mode import DeferredMode, Mode
+from ebpfproxy.backends.interface import Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux import capabilities
@@ -46,12 +47,25 @@ def _userspace() -> Mode:
     return UserspaceMode()
 
 
+class _Deferred:
+    """A mode whose package is imported when it is first used, so that a start imports only the modes it
+    probes. Any thread may use it.
+    """
+
+    def __init__(self, name: str, uses_kernel_nat: bool, load: Callable[[], Mode]) -> None:
+        self.name, self.uses_kernel_nat = name, uses_kernel_nat
+        self._load = functools.cache(load)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._load(), name)
+
+
 MODES: tuple[Mode, ...] = (
-    DeferredMode("ebpf", False, _ebpf),
-    DeferredMode("nftables", True, _nftables),
-    DeferredMode("iptables", True, _iptables),
-    DeferredMode("ipvs", True, _ipvs),
-    DeferredMode("userspace", False, _userspace),
+    cast(Mode, _Deferred("ebpf", False, _ebpf)),
+    cast(Mode, _Deferred("nftables", True, _nftables)),
+    cast(Mode, _Deferred("iptables", True, _iptables)),
+    cast(Mode, _Deferred("ipvs", True, _ipvs)),
+    cast(Mode, _Deferred("userspace", False, _userspace)),
 )
 """All modes, in the order in which `auto` prefers them."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ebpfproxy.backends.difference import text
-from ebpfproxy.backends.mode import Inspection
+from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.verify import Inspectable, Verified
 
@@ -48,7 +48,7 @@ def diff(mode: Inspectable, config: Config, result: Verified) -> Diff:
         inspection.close()
 
 
-def _objects(result: Verified, inspection: Inspection) -> list[ObjectDiff]:
+def _objects(result: Verified, inspection: Inspection[Any, Any]) -> list[ObjectDiff]:
     actual, desired = inspection.read(), result.desired
     keys = {str(key): key for key in (*actual, *desired)}
     found = []

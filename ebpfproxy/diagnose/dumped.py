@@ -14,6 +14,7 @@ from ebpfproxy.backends.ebpf.entries import EGRESS, INGRESS, Entry, Key
 from ebpfproxy.backends.ebpf.inspect import inspection
 from ebpfproxy.backends.ebpf.inspect.device_view import DeviceRow
 from ebpfproxy.backends.ebpf.inspect.saved import SAVE, SavedView
+from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import read_cluster, without_machine
@@ -21,8 +22,6 @@ from ebpfproxy.diagnose.explain.from_tables import LOOPBACK_DEVICE, situation_of
 from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.verify import Verified, verify
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.model.connection import Connection, Translation
-from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.service_plan import NodePlan, PlannedEndpoints, ServicePortPlan
 
 
@@ -53,8 +52,8 @@ class DumpedMode:
         return verify(self, config, lambda config: cluster, lambda seconds: None)
 
 
-class DumpInspection:
-    """See `Inspection`."""
+class DumpInspection(Inspection[Key, Entry]):
+    """The content of a dump."""
 
     def __init__(self, view: SavedView, config: Config) -> None:
         name = config.hostname_override or view.header.node
@@ -70,21 +69,8 @@ class DumpInspection:
     def shown(self, key: Any, entry: Any) -> Any:
         return inspection.shown(entry)
 
-    def bypassing(self) -> frozenset[int]:
-        return frozenset()
-
-    def namespaces(self) -> tuple[Namespace, ...]:
-        return ()
-
-    def served_devices(self) -> frozenset[int]:
-        return frozenset()
-
     def further(self) -> list[Difference]:
         return [each for row in self._view.devices() for each in _of_device(row)]
-
-    def endpoint_of(self, connection: Connection) -> Translation | None:
-        """A dump has no new connections."""
-        return None
 
     def close(self) -> None:
         """Nothing was opened."""

@@ -1,6 +1,6 @@
 """Finds the mode that serves on this node."""
 
-from ebpfproxy.backends.mode import Mode
+from ebpfproxy.backends.interface import Mode
 from ebpfproxy.backends.selection import AUTO, MODES, choose
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose import agent_pages

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
-from ebpfproxy.backends.mode import Inspection
+from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
 from ebpfproxy.linux.netlink.routing import Route
@@ -213,7 +213,7 @@ def plan_situation(
 
 
 def situation_of_mode(
-    cluster: Cluster, inspection: Inspection, mode: str, config: Config, routes: Routes = no_routes
+    cluster: Cluster, inspection: Inspection[Any, Any], mode: str, config: Config, routes: Routes = no_routes
 ) -> Situation:
     """Plan with the options of a mode, and with what it recorded in the kernel: bypassing pods, and devices
     that keep their programs."""

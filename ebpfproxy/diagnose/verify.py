@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from ebpfproxy.backends.difference import Difference, compare
-from ebpfproxy.backends.mode import Inspection
+from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster
@@ -21,7 +21,7 @@ class Inspectable(Protocol):
     @property
     def name(self) -> str: ...
 
-    def inspect(self, config: Config) -> Inspection: ...
+    def inspect(self, config: Config) -> Inspection[Any, Any]: ...
 
 
 class Verified(NamedTuple):
@@ -71,7 +71,9 @@ def sync_seconds(config: Config, mode: str) -> float:
     return least_interval(config, mode) + _SYNC
 
 
-def _compared(inspection: Inspection, mode: Inspectable, config: Config, cluster: Cluster) -> Verified:
+def _compared(
+    inspection: Inspection[Any, Any], mode: Inspectable, config: Config, cluster: Cluster
+) -> Verified:
     """The kernel is read after the cluster: a change that the agent has applied meanwhile is a difference."""
     situation = situation_of_mode(cluster, inspection, mode.name, config)
     entries = desired(inspection, situation)
@@ -79,12 +81,12 @@ def _compared(inspection: Inspection, mode: Inspectable, config: Config, cluster
     return Verified(tuple(sorted(set(found))), len(entries), situation, entries)
 
 
-def desired(inspection: Inspection, situation: Situation) -> Mapping[Any, Any]:
+def desired(inspection: Inspection[Any, Any], situation: Situation) -> Mapping[Any, Any]:
     """The entries that the kernel should have: those of all plans and of the node."""
     return inspection.render(situation.plans.values(), situation.node)
 
 
-def differences(inspection: Inspection, entries: Mapping[Any, Any]) -> list[Difference]:
+def differences(inspection: Inspection[Any, Any], entries: Mapping[Any, Any]) -> list[Difference]:
     """Read the kernel and compare it with `entries`. Raises KernelError."""
     found = compare(inspection.read(), entries, inspection.shown)
     return [*found, *inspection.further()]

@@ -22,11 +22,10 @@ from ebpfproxy import __version__
 from ebpfproxy.http import component_metrics
 from ebpfproxy.http.component_metrics import HealthCheckMetrics
 from ebpfproxy.http.rest_client_metrics import RestClientMetrics
-from ebpfproxy.http.scrape import MapUse as MapUse
 from ebpfproxy.http.scrape import Readings
 from ebpfproxy.http.server import Listener, Request, Response, not_found, plain
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import ServiceTraffic, SocketCounts, SyncCounts
+from ebpfproxy.model.counters import Report, SocketCounts
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.plan.counts import NoLocalEndpoints
 
@@ -62,25 +61,19 @@ class Metrics:
     These functions are called at each scrape, in the thread of the scrape. They may raise EbpfProxyError; the
     scrape then lacks only their metrics.
 
-    - `maps`: the sizes of the BPF maps, by name.
-    - `events`: the number of events in the BPF programs, by reason.
-    - `traffic`: the traffic of each ServicePort.
+    - `report`: what the current mode counts.
     - `bypassed`: the device sides where another program runs first, or that packets pass without ebpfproxy.
-    - `syncs`: what only the current mode counts in its syncs, by family.
     """
 
     def __init__(
         self,
-        maps: Callable[[], Mapping[str, MapUse]] = dict,
-        events: Callable[[], Mapping[str, int]] = dict,
-        traffic: Callable[[], Collection[ServiceTraffic]] = tuple,
+        report: Callable[[], Report] = Report,
         bypassed: Callable[[], Collection[DeviceSide]] = tuple,
-        syncs: Callable[[], Collection[SyncCounts]] = tuple,
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
-        self.registry.register(Readings(maps, events, traffic, bypassed, syncs))
+        self.registry.register(Readings(report, bypassed))
         self._features = component_metrics.register(self.registry)
         self.rest_client = RestClientMetrics(self.registry)
         self._make_kube_proxy_metrics()

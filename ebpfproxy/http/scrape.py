@@ -5,7 +5,7 @@ lacks only the metrics of that function.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -14,7 +14,15 @@ from prometheus_client.registry import Collector
 from ebpfproxy import log
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import IptablesCounts, NftablesCounts, PacketCounts, ServiceTraffic, SyncCounts
+from ebpfproxy.model.counters import (
+    IptablesCounts,
+    NftablesCounts,
+    PacketCounts,
+    Report,
+    ServiceTraffic,
+    SyncCounts,
+    TableUse,
+)
 from ebpfproxy.model.device import DeviceSide
 
 SCRAPE_FAILED = "Cannot read the maps for a scrape"
@@ -24,36 +32,20 @@ _log = log.Logger(__name__)
 T = TypeVar("T")
 
 
-class MapUse(NamedTuple):
-    """The number of entries in a BPF map, and its capacity."""
-
-    entries: int
-    capacity: int
-
-
 class Readings(Collector):
     """The collector of map sizes, datapath events, traffic by Service, bypassed devices and syncs."""
 
-    def __init__(
-        self,
-        maps: Callable[[], Mapping[str, MapUse]],
-        events: Callable[[], Mapping[str, int]],
-        traffic: Callable[[], Collection[ServiceTraffic]],
-        bypassed: Callable[[], Collection[DeviceSide]],
-        syncs: Callable[[], Collection[SyncCounts]],
-    ) -> None:
-        self._maps = maps
-        self._events = events
-        self._traffic = traffic
+    def __init__(self, report: Callable[[], Report], bypassed: Callable[[], Collection[DeviceSide]]) -> None:
+        self._report = report
         self._bypassed = bypassed
-        self._syncs = syncs
 
     def collect(self) -> Iterator[Metric]:
-        yield from _maps(_read(self._maps, {}))
-        yield _events(_read(self._events, {}))
-        yield from _traffic(_read(self._traffic, ()))
+        report = _read(self._report, Report())
+        yield from _maps(report.usage)
+        yield _events(report.events)
+        yield from _traffic(report.traffic)
         yield from _devices(_read(self._bypassed, ()))
-        yield from _syncs(_read(self._syncs, ()))
+        yield from _syncs(report.syncs)
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing. The registry calls this before the maps exist."""
@@ -68,7 +60,7 @@ def _read(function: Callable[[], T], default: T) -> T:
         return default
 
 
-def _maps(uses: Mapping[str, MapUse]) -> Iterator[Metric]:
+def _maps(uses: Mapping[str, TableUse]) -> Iterator[Metric]:
     entries = GaugeMetricFamily("ebpfproxy_map_entries", "Entries in a BPF map", labels=["map"])
     capacity = GaugeMetricFamily("ebpfproxy_map_capacity", "Entries that a BPF map can hold", labels=["map"])
     for name, use in uses.items():

@@ -1,6 +1,6 @@
 """Counters that backends report for metrics: traffic by Service, sockets of removed endpoints, and syncs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Family
@@ -87,3 +87,25 @@ class PacketCounts(NamedTuple):
 
 SyncCounts = IptablesCounts | NftablesCounts | PacketCounts
 """What the current mode reports in the names of kube-proxy's metrics."""
+
+
+class TableUse(NamedTuple):
+    """The number of entries in a table of limited size, and its capacity."""
+
+    entries: int
+    capacity: int
+
+
+class Report(NamedTuple):
+    """What a mode counts, for metrics. Empty for a mode that has nothing of the kind.
+
+    - `usage`: entries and capacity of tables, by name, such as that of a BPF map.
+    - `events`: the number of events of the data plane since it was started, by reason.
+    - `traffic`: the traffic of each ServicePort.
+    - `syncs`: what only this mode counts in its syncs, by family.
+    """
+
+    usage: Mapping[str, TableUse] = {}
+    events: Mapping[str, int] = {}
+    traffic: Collection[ServiceTraffic] = ()
+    syncs: tuple[SyncCounts, ...] = ()

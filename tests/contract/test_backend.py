@@ -7,9 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ebpfproxy.backends.delta import applied, diff
+from ebpfproxy.backends.delta import Delta, applied, diff
 from ebpfproxy.backends.ebpf.services.slot_ranges import GRACE
-from ebpfproxy.backends.interface import Delta
 from ebpfproxy.errors import TableFull
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName

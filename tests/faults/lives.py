@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ebpfproxy.agent.active_mode import ActiveMode
 from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.mode import Callbacks, Mode
+from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.plan.service_plan import NodePlan
@@ -207,7 +207,7 @@ def _descriptors() -> int:
 
 
 def _callbacks() -> Callbacks:
-    return Callbacks(lambda *_: None, lambda _: None)
+    return Callbacks()
 
 
 def _target(descriptor: Path) -> str:

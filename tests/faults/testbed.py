@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from ebpfproxy.backends.mode import Mode
+from ebpfproxy.backends.interface import Mode
 from ebpfproxy.bench.load import Load
 from ebpfproxy.config import Config
 from ebpfproxy.lab import Lab, Pod

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.entries import Entry, Key
 from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
-from ebpfproxy.backends.interface import Delta
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.model.address import parse_network
 from ebpfproxy.plan.service_plan import NodePlan

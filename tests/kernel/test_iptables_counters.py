@@ -12,12 +12,12 @@ from scapy.layers.inet6 import IPv6
 
 from ebpfproxy.agent.active_mode import ActiveMode
 from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.backends.iptables import cleanup, packet_counters, probes
 from ebpfproxy.backends.iptables.backend import IptablesBackend
 from ebpfproxy.backends.iptables.layout import INVALID_DROPPED, LOCALHOST_NODE_PORTS, counting
 from ebpfproxy.backends.iptables.mode import IptablesMode
 from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.mode import Callbacks
 from ebpfproxy.backends.xtables import probing
 from ebpfproxy.backends.xtables.entries import Entry, Key, Rule
 from ebpfproxy.config import Config
@@ -79,7 +79,7 @@ def test_rules_that_count_come_first_in_a_chain_of_several_node_ports(testbed: T
     assert not testbed.bring(wanted)
     assert node_ports(testbed) == [True, True, False, False]
     assert testbed.plane.read() == wanted
-    assert testbed.plane.all_counts()[-1] == PacketCounts(0, 0)
+    assert testbed.plane.report().syncs[-1] == PacketCounts(0, 0)
 
 
 def without_counting(wanted: dict[Key, Entry]) -> dict[Key, Entry]:
@@ -156,7 +156,7 @@ def test_counts_survive_a_restart_and_a_change_of_rules(testbed: Testbed) -> Non
     testbed.plane = testbed.another_run()
     assert not testbed.bring(testbed.wanted())
     assert not testbed.bring(testbed.wanted(web(testbed)))
-    assert testbed.plane.all_counts()[-1] == PacketCounts(0, 1)
+    assert testbed.plane.report().syncs[-1] == PacketCounts(0, 1)
 
 
 def test_a_reader_expects_what_the_agent_writes(testbed: Testbed) -> None:
@@ -213,7 +213,7 @@ def test_without_the_extension_of_the_tool_services_are_served_without_counting(
         assert node_ports(testbed) == [False]
         assert "INVALID -j DROP" in testbed.rules("filter", "KUBE-FORWARD")[0]
         assert not packet_counters.exist()
-        assert len(testbed.plane.all_counts()) == 2
+        assert len(testbed.plane.report().syncs) == 2
         lacking = [each for each in probes.probe(tool_backend) if not each.present]
         assert {each.feature.partition(" (")[0] for each in lacking} == {"packet counters"}
         assert not any(each.needed for each in lacking)
@@ -254,7 +254,7 @@ def test_without_node_ports_on_localhost_nothing_counts_them(localhost: str, exp
         config = Config.parse(
             texts | {"conntrack_max_per_core": "0", "iptables_localhost_nodeports": localhost}
         )
-        callbacks = Callbacks(lambda removed, failed: None, lambda devices: None)
+        callbacks = Callbacks()
         serving = ActiveMode(IptablesMode(), config, callbacks)
         serving.open()
         try:
@@ -263,7 +263,7 @@ def test_without_node_ports_on_localhost_nothing_counts_them(localhost: str, exp
             serving.plan_all(ClusterState({web_service.name: web_service}, slices))
             assert serving.sync(verify=True).rejected == 0
             assert node_ports(testbed) == expected
-            assert PacketCounts(0, 0) in serving.sync_counts()
+            assert PacketCounts(0, 0) in serving.report().syncs
         finally:
             serving.close()
 
@@ -295,22 +295,22 @@ def test_a_connection_to_a_node_port_on_localhost_is_counted_once(lab: Lab, node
     sysctl.ensure("net/ipv4/conf/all/route_localnet", "1")
     for count, address in enumerate(("127.0.0.1", "127.0.0.1", "127.0.0.2"), start=1):
         assert sockets.ask(Protocol.TCP, address, NODE_PORT, PATIENCE).split()[0] == "one"
-        assert node.plane.all_counts()[-1] == PacketCounts(0, count)
+        assert node.plane.report().syncs[-1] == PacketCounts(0, count)
     assert lab.outside.ask(Protocol.TCP, lab.node.v4, NODE_PORT, PATIENCE).split()[0] == "one"
-    assert node.plane.all_counts()[-1] == PacketCounts(0, 3)
+    assert node.plane.report().syncs[-1] == PacketCounts(0, 3)
 
 
 def test_invalid_packets_are_dropped_and_counted(lab: Lab, node: Testbed) -> None:
     one, two = lab.pods["one"], lab.pods["two"]
     assert not node.bring(node.wanted())
-    assert node.plane.all_counts()[-1] == PacketCounts(0, 0)
+    assert node.plane.report().syncs[-1] == PacketCounts(0, 0)
     segment = TCP(sport=4000, dport=TARGET, flags="SF")  # no valid combination of flags
     packets = IP(src=two.v4, dst=one.v4) / segment, IPv6(src=two.v6, dst=one.v6) / segment
     with netns.entered(two.netns):
         for family, packet in zip((socket.AF_INET, socket.AF_INET6), packets, strict=True):
             with socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
                 sock.sendto(bytes(packet), (packet.dst, 0))
-    assert node.plane.all_counts()[-1] == PacketCounts(2, 0)
+    assert node.plane.report().syncs[-1] == PacketCounts(2, 0)
     assert " -c 1 " in node.iptables("-v -S KUBE-FORWARD").splitlines()[1]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from ebpfproxy.agent.active_mode import ActiveMode
 from ebpfproxy.agent.reconciler import SyncResult
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.backends.iptables.mode import IptablesMode
-from ebpfproxy.backends.mode import Callbacks
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
@@ -33,7 +33,7 @@ class Agent:
         self.tool_backend = tool_backend
         texts = {"hostname_override": "here", "proxy_mode": "iptables", "iptables_backend": str(tool_backend)}
         config = Config.parse(texts | {"conntrack_max_per_core": "0"} | options)
-        callbacks = Callbacks(lambda removed, failed: None, lambda devices: None)
+        callbacks = Callbacks()
         self.serving = ActiveMode(IptablesMode(), config, callbacks)
         self.serving.open()
 

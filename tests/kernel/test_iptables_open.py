@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.findings import FAMILY_NOT_SERVED
-from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.iptables.backend import IptablesBackend
 from ebpfproxy.backends.iptables.settings import IptablesSettings
 from ebpfproxy.backends.xtables import tool_backends

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.ebpf import backend as backend_module
 from ebpfproxy.backends.ebpf import growth, programs
 from ebpfproxy.backends.ebpf.backend import GROWN, GROWTH_FAILED, EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.entries import DeviceEntry, Entry, Key, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import MapSizes
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.bench.load import Load
 from ebpfproxy.errors import Rejected, TableFull
 from ebpfproxy.lab import manifests
@@ -134,7 +134,7 @@ def test_no_connection_fails_while_the_maps_of_flows_grow(restartable: Cluster, 
     grown: list[str] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(netns.entered(restartable.node.netns))
-        backend = EbpfBackend(settings, map_grown=grown.append)
+        backend = EbpfBackend(settings, Callbacks(map_grown=grown.append))
         backend.open()
         stack.callback(backend.close)
         bring(backend)
@@ -142,7 +142,7 @@ def test_no_connection_fails_while_the_maps_of_flows_grow(restartable: Cluster, 
         with contextlib.closing(Map.pinned(pin)) as established:
             established.update(bytes(4), bytes(4))  # previous tests left flows
         backend.maintain()
-        assert (grown, backend.usage()["flows"][1]) == ([], 2048)
+        assert (grown, backend.report().usage["flows"][1]) == ([], 2048)
         address = restartable.node.v4, web.node_port
         held = [stack.enter_context(connected(restartable.lab.outside, TCP, *address)) for _ in range(20)]
         names = [converse(each) for each in held]
@@ -153,7 +153,7 @@ def test_no_connection_fails_while_the_maps_of_flows_grow(restartable: Cluster, 
                 return len(grown) == 2
 
             eventually(has_grown_twice, "the maps have grown twice")
-        assert (grown, backend.usage()["flows"][1]) == (["flows", "flows"], 32768)
+        assert (grown, backend.report().usage["flows"][1]) == (["flows", "flows"], 32768)
         assert [converse(each) for each in held] == names
         present = backend.read()
         assert not diff(present, present | backend.render((), NodePlan()))  # everything is attached
@@ -203,7 +203,7 @@ def test_a_failed_growth_changes_nothing_and_is_retried_after_a_minute(
             clock.now += 61
             assert not backend.apply(diff(first, {**first, **single(5)}))
             assert backend.read() == {**first, **single(5)}
-            assert backend.usage()["services"] == (5, 8)
+            assert backend.report().usage["services"] == (5, 8)
             assert folders.isdisjoint(set(place.bpffs.glob("programs-*/connect4")))
 
 
@@ -218,7 +218,7 @@ def test_changes_that_fit_do_not_wait_for_larger_maps(monkeypatch: pytest.Monkey
     with bpf_place() as place:
         start = {"services": 5, "slots": 16, "endpoints": 16, "flows": 16}
         settings = EbpfSettings(place.cgroup, place.bpffs, start=start, devices=False)
-        backend = EbpfBackend(settings, can_grow=can_grow.set)
+        backend = EbpfBackend(settings, Callbacks(retry=can_grow.set))
         backend.open()
         with contextlib.closing(backend):
             present: dict[Key, Entry] = {**backend.render((), NodePlan())}
@@ -247,7 +247,7 @@ def test_changes_that_fit_do_not_wait_for_larger_maps(monkeypatch: pytest.Monkey
             wanted = {**{key: each for key, each in wanted.items() if key not in third}, **changed}
             assert not backend.apply(diff(applied, wanted))
             assert backend.read() == wanted
-            assert backend.usage()["services"][1] > 5
+            assert backend.report().usage["services"][1] > 5
             assert len(set(place.bpffs.glob("programs-*/connect4"))) == 1
 
 

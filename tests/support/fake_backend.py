@@ -7,11 +7,12 @@ the same cases with this backend and the real ones.
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.generation import Generation
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.interface import Backend
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.model.address import Network
 from ebpfproxy.plan.service_plan import (
@@ -22,6 +23,7 @@ from ebpfproxy.plan.service_plan import (
     PlanKey,
     ServicePortPlan,
 )
+from tests.support.build import CONTEXT
 
 
 class DeviceId(NamedTuple):
@@ -58,14 +60,19 @@ class FakeKernel:
     writes: list[Write] = dataclasses.field(default_factory=list)
 
 
-class FakeBackend:
-    """See `Backend` for the contract. Two of them with one kernel represent two runs of the agent."""
+class FakeBackend(Backend[Key, Entry]):
+    """Two of them with one kernel represent two runs of the agent."""
 
     name = "fake"
     reread_seconds = math.inf
 
     def __init__(self, kernel: FakeKernel | None = None) -> None:
+        self.context = CONTEXT
         self.kernel = kernel or FakeKernel()
+        self.failure: KernelError | None = None
+        """See `lacking`."""
+        self.differing: Collection[PlanKey] = ()
+        """The plans that it would render differently now."""
         self._generation = Generation(lambda: repr(dataclasses.replace(self.kernel, writes=[])))
         self._opened = False
         self._read_failure: KernelError | None = None
@@ -101,6 +108,12 @@ class FakeBackend:
                 entries[network] = network in node.node_port_networks
             entries.update({DeviceId(each.ifindex, each.name): each for each in node.devices})
         return entries
+
+    def lacking(self) -> KernelError | None:
+        return self.failure
+
+    def outdated(self, plans: Collection[PlanKey]) -> Collection[PlanKey]:
+        return set(self.differing).intersection(plans)
 
     def generation(self) -> Hashable:
         return self._generation.value()

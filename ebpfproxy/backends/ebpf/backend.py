@@ -1,4 +1,4 @@
-"""The eBPF backend: the six methods of `Backend` for local networks, Services, devices and hooks."""
+"""The eBPF backend: local networks, Services, devices and hooks."""
 
 import contextlib
 import functools
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from ebpfproxy import threads
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.ebpf import abi, attachments, entries, growth
 from ebpfproxy.backends.ebpf.devices import frontend_routes, source_addresses
 from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
@@ -56,7 +57,7 @@ from ebpfproxy.backends.ebpf.sockets.pod_namespaces import PodNamespaces
 from ebpfproxy.backends.ebpf.sockets.stale_sockets import StaleSockets
 from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation
 from ebpfproxy.backends.generation import Generation
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.interface import Backend, Callbacks
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.locks import FolderLock
@@ -64,9 +65,8 @@ from ebpfproxy.linux.netlink import on_link_routes
 from ebpfproxy.linux.netlink.on_link_routes import Target
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network, Protocol
-from ebpfproxy.model.counters import ServiceTraffic, SocketCounts
+from ebpfproxy.model.counters import Report, TableUse
 from ebpfproxy.model.device import DeviceSide
-from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
 
 log = Logger(__name__)
@@ -89,26 +89,6 @@ _LONGEST = 0.03  # seconds after which a change postpones further ServicePorts
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
 
-def _ignore_counts(counts: SocketCounts) -> None:
-    pass
-
-
-def _ignore_change() -> None:
-    pass
-
-
-def _ignore_growth(name: str) -> None:
-    pass
-
-
-def _ignore_devices(devices: frozenset[int]) -> None:
-    pass
-
-
-def _ignore_namespaces(found: tuple[Namespace, ...]) -> None:
-    pass
-
-
 class _Attachments(NamedTuple):
     pinned: bool
     hooks: frozenset[tuple[str, str]] = frozenset()
@@ -121,8 +101,8 @@ def _without(devices: frozenset[int], of: _Attachments) -> _Attachments:
     return of._replace(devices=frozenset(each for each in of.devices if each[0].ifindex not in devices))
 
 
-class EbpfBackend:
-    """See `Backend` for the contract. The node is the calling thread's network namespace."""
+class EbpfBackend(Backend[Key, Entry]):
+    """The node is the calling thread's network namespace."""
 
     name = "ebpf"
     reread_seconds = math.inf  # `check` compares everything
@@ -130,36 +110,19 @@ class EbpfBackend:
     def __init__(
         self,
         settings: EbpfSettings,
-        sockets_counted: Callable[[SocketCounts], object] = _ignore_counts,
+        callbacks: Callbacks | None = None,
         clock: Callable[[], float] = time.monotonic,
-        pods_bypass: Callable[[frozenset[int]], object] = _ignore_devices,
-        filters_changed: Callable[[], object] = _ignore_change,
-        map_grown: Callable[[str], object] = _ignore_growth,
-        namespaces: Callable[[tuple[Namespace, ...]], object] = _ignore_namespaces,
-        can_grow: Callable[[], object] | None = None,
     ) -> None:
-        """`sockets_counted`, `pods_bypass` and `filters_changed` are called in threads of this object. See
-        `StaleSockets`, `FlowCollector` and `FilterWatch`.
+        """With `Callbacks.retry`, `apply` postpones what does not fit while larger maps are prepared, and
+        what would take too long (NotYet). Then it is called in a thread of this object, and the next `apply`
+        or `maintain` uses them. Otherwise `apply` waits, and applies everything.
 
-        `map_grown` is called with the name of each map that was enlarged. With `can_grow`, `apply` postpones
-        what does not fit while larger maps are prepared; then it is called in a thread of this object, and
-        the next `apply` or `maintain` uses them. `apply` also postpones what would take too long (NotYet).
-        Otherwise `apply` waits, and applies everything.
-
-        `namespaces`: see `Callbacks`. It is called by `open`, and in a thread of this object.
-
-        `open` calls `pods_bypass`, too. It passes the devices of all pods whose packets a previous run
-        translated, or found to need translation. After a call of `filters_changed`, `generation` may have
-        changed.
+        `open` calls `Callbacks.namespaces`, and `pods_bypass` with the devices of all pods whose packets a
+        previous run translated, or found to need translation.
         """
         self._settings = settings
-        self._sockets_counted = sockets_counted
+        self._callbacks = callbacks or Callbacks()
         self._clock = clock
-        self._pods_bypass = pods_bypass
-        self._filters_changed = filters_changed
-        self._map_grown = map_grown
-        self._namespaces = namespaces
-        self._can_grow = can_grow
         self._larger: LargerMaps | None = None  # while they are prepared, and until they are used
         self._closing: threading.Thread | None = None  # closes smaller maps
         self._pod_namespaces: PodNamespaces | None = None
@@ -267,7 +230,7 @@ class EbpfBackend:
             self._xdp_reported,
         )
         if pods:
-            self._pods_bypass(pods)
+            self._callbacks.pods_bypass(pods)
 
     def _open_rest(self, opened: contextlib.ExitStack) -> None:
         cookie = netns_cookie.own(self._settings.cgroup_root)
@@ -276,19 +239,18 @@ class EbpfBackend:
         pins = self._programs.maps
         proc_root, destroy = self._settings.proc_root, self._settings.destroy_stale_sockets
         note = self._node.note_stale_sockets
-        translation = StaleTranslation(pins, str(proc_root), note, self._pods_bypass)
-        self._stale = StaleSockets(pins, proc_root, destroy, self._sockets_counted, translation)
+        translation = StaleTranslation(pins, str(proc_root), note, self._callbacks.pods_bypass)
+        self._stale = StaleSockets(pins, proc_root, destroy, self._callbacks.sockets_counted, translation)
         opened.callback(self._stale.close)
-        self._collector = FlowCollector(
-            pins, self._settings.timeouts, self._pods_bypass, self._node.note_netfilter_flows
-        )
+        note = self._node.note_netfilter_flows
+        self._collector = FlowCollector(pins, self._settings.timeouts, self._callbacks.pods_bypass, note)
         opened.callback(self._collector.close)
         if self._devices.uses_filters:
-            self._watch = FilterWatch(self._devices.is_in_use, self._filters_changed)
+            self._watch = FilterWatch(self._devices.is_in_use, self._callbacks.changed)
             opened.callback(self._watch.close)
         if self._settings.socket_lb is SocketLb.ON:
             cgroup_root, previous = self._settings.cgroup_root, self._pod_namespaces
-            found = PodNamespaces(pins, proc_root, cgroup_root, self._namespaces, previous)
+            found = PodNamespaces(pins, proc_root, cgroup_root, self._callbacks.namespaces, previous)
             opened.callback(found.close)
             self._pod_namespaces = found
         self._check = PacketCheck(pins, self._devices.attached)
@@ -402,7 +364,7 @@ class EbpfBackend:
         """Mark what larger maps will have room for. Prepare them if the change did not fit into maps that
         became larger just before it."""
         full = [failure for failure in rejected.values() if isinstance(failure, TableFull)]
-        if full and self._can_grow and self._settled and not self._larger:
+        if full and self._callbacks.retry and self._settled and not self._larger:
             self._grow(growth.enlarged(self._current, self._limits, needed))
         for failure in full if self._larger else ():
             failure.postponed = True
@@ -452,9 +414,9 @@ class EbpfBackend:
             sizes = self._larger.sizes
         elif sizes == self._current or now < self._grows_from:
             return {}
-        elif self._can_grow and self._settled:
+        elif self._callbacks.retry and self._settled:
             load = functools.partial(self._load, sizes, self._programs.directory)
-            self._larger = LargerMaps(sizes, load, self._can_grow)
+            self._larger = LargerMaps(sizes, load, self._callbacks.retry)
             return {}
         attached: dict[Key, Entry] = {
             HookKey(name): state for name, state in self._programs.hook_states().items() if state == ATTACHED
@@ -487,13 +449,13 @@ class EbpfBackend:
         self._sizes = sizes
         for name, old, new in growth.differences(before, sizes):
             log.info(GROWN, **{"map": name, "from": old, "to": new})
-            self._map_grown(name)
+            self._callbacks.map_grown(name)
         return attached
 
     def _close_previous(self, opened: contextlib.ExitStack) -> None:
         """Close smaller maps, and end the threads that use them. That takes up to some seconds, for which no
         change waits if `can_grow` is set."""
-        if self._can_grow:
+        if self._callbacks.retry:
             self._closing = threads.start("smaller-maps", opened.close)
         else:
             opened.close()
@@ -509,7 +471,7 @@ class EbpfBackend:
         rejected: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
-        is_limited = self._can_grow and self._settled
+        is_limited = self._callbacks.retry and self._settled
         longest = _LONGEST if is_limited else math.inf
         services = self._table.apply(puts, drops, longest)
         self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
@@ -672,34 +634,26 @@ class EbpfBackend:
 
     # For any thread:
 
-    def usage(self) -> dict[str, tuple[int, int]]:
-        """The number of entries in use and the capacity, by map. The collector's last walk counted the
-        flows."""
+    def report(self) -> Report:
+        """The collector's last walk counted the flows."""
         found, sizes = self._collector.collected(), self._current
-        return self._table.usage() | {
-            "flows": (found.entries, sizes.flows),
-            "half_open_flows": (found.half_open, sizes.half_open),
-        }
+        usage = {name: TableUse(*use) for name, use in self._table.usage().items()}
+        usage["flows"] = TableUse(found.entries, sizes.flows)
+        usage["half_open_flows"] = TableUse(found.half_open, sizes.half_open)
+        events = self._readings.counters() | found.events()
+        return Report(usage, events, self._readings.traffic())
 
     def lacking(self) -> KernelError | None:
         """Why a required socket hook has no program. None if each has one."""
         return self._unhooked
 
-    def counters(self) -> dict[str, int]:
-        """How often each event occurred in the programs and the collector, by name."""
-        return self._readings.counters() | self._collector.collected().events()
-
     def is_notified(self) -> bool:
-        """Whether `filters_changed` is called for changes at the devices."""
+        """Whether `Callbacks.changed` is called for changes at the devices."""
         return self._watch is not None and self._watch.is_running()
 
     def bypassed(self) -> tuple[DeviceSide, ...]:
         """The places where other programs run before the classifiers, or where packets do not reach them."""
         return self._positions.troubles() + self._check.troubles()
-
-    def traffic(self) -> list[ServiceTraffic]:
-        """The traffic of the packet path, by service."""
-        return self._readings.traffic()
 
 
 def _warn_of_private_mount(root: Path, proc_root: Path) -> None:

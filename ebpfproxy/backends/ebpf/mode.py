@@ -9,18 +9,18 @@ from pathlib import Path
 from ebpfproxy.backends.ebpf import cleanup, features, probes
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings, FlowTimeouts
 from ebpfproxy.backends.ebpf.drain import Drain
-from ebpfproxy.backends.ebpf.entries import ALGORITHMS, SLOW_START
+from ebpfproxy.backends.ebpf.entries import ALGORITHMS, SLOW_START, Entry, Key
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
 from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs, xdp_spec
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.mode import Callbacks, Inspection, Parts
+from ebpfproxy.backends.interface import Callbacks, Inspection, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.errors import EbpfProxyError, KernelError, ProgramRejected
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.bpf.bpf import errno_of
 from ebpfproxy.linux.bpf.loader import loaded
-from ebpfproxy.linux.bpf.xdp import Mode
+from ebpfproxy.linux.bpf.xdp import Mode as XdpMode
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.balancing import Support
@@ -36,9 +36,7 @@ PROGRAMS = "the BPF programs"
 """The feature of the finding of `load_programs`."""
 
 
-class EbpfMode:
-    """See `Mode`."""
-
+class EbpfMode(Mode):
     name = "ebpf"
     uses_kernel_nat = False
     balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START, dsr=True)
@@ -51,34 +49,15 @@ class EbpfMode:
     def try_out(self, config: Config) -> tuple[Finding, ...]:
         return (load_programs(xdp_mode(config)),)
 
-    def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+    def serve(self, config: Config, callbacks: Callbacks) -> EbpfBackend:
         config = _with_available(config, report=True)
         root = config.cgroup_root or mounts.cgroup_root_of_all()
-        backend = EbpfBackend(
-            ebpf_settings(config, root),
-            callbacks.sockets_counted,
-            map_grown=callbacks.map_grown,
-            can_grow=callbacks.retry,
-            pods_bypass=callbacks.pods_bypass,
-            filters_changed=callbacks.changed,
-            namespaces=callbacks.namespaces,
-        )
-        return Parts(
-            backend,
-            plan_context(config, self.name),
-            owns_namespace=config.tc_devices != NO_DEVICES,
-            usage=backend.usage,
-            counters=backend.counters,
-            traffic=backend.traffic,
-            bypassed=backend.bypassed,
-            lacking=backend.lacking,
-            is_notified=backend.is_notified,
-            maintain=backend.maintain,
-            free_ports=backend.free_ports,
-            dsr_port=backend.dsr_port,
-        )
+        backend = EbpfBackend(ebpf_settings(config, root), callbacks)
+        backend.context = plan_context(config, self.name)
+        backend.owns_namespace = config.tc_devices != NO_DEVICES
+        return backend
 
-    def inspect(self, config: Config) -> Inspection:
+    def inspect(self, config: Config) -> Inspection[Key, Entry]:
         from ebpfproxy.backends.ebpf.inspect.inspection import EbpfInspection
 
         config = _with_available(config, report=False)
@@ -108,7 +87,7 @@ def _with_available(config: Config, report: bool) -> Config:
     return dataclasses.replace(config, ebpf_dsr_port=0)
 
 
-def load_programs(xdp: Mode | None = None) -> Finding:
+def load_programs(xdp: XdpMode | None = None) -> Finding:
     """Whether the kernel loads every program. It takes about 1 s, and 4 s more without an object file.
 
     `xdp`: the mode of the XDP program. None: there is none.
@@ -157,9 +136,9 @@ def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
     )
 
 
-def xdp_mode(config: Config) -> Mode | None:
+def xdp_mode(config: Config) -> XdpMode | None:
     """The mode of the XDP program. None if there is none."""
-    return None if config.ebpf_xdp == "off" else Mode(config.ebpf_xdp)
+    return None if config.ebpf_xdp == "off" else XdpMode(config.ebpf_xdp)
 
 
 def _sizes(config: Config) -> MapSizes:

@@ -2,34 +2,44 @@
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
-from ebpfproxy.backends.interface import HOUR, Delta
+from ebpfproxy.backends.delta import Delta
+from ebpfproxy.backends.interface import HOUR
 from ebpfproxy.backends.iptables import cleanup, packet_counters, probes
 from ebpfproxy.backends.iptables.layout import LAYOUT
-from ebpfproxy.backends.iptables.node_rules import node_entries
+from ebpfproxy.backends.iptables.node_rules import LOOPBACK_GUARD, node_entries
 from ebpfproxy.backends.iptables.service_rules import service_entries
 from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.xtables import probing, tool_backends
-from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Entry, Key
+from ebpfproxy.backends.netfilter.nat_backend import NatBackend
+from ebpfproxy.backends.xtables import names, probing, tool_backends
+from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Entry, Key, Rule
 from ebpfproxy.backends.xtables.families import TwoFamilies
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.xtables.iptables import Iptables
-from ebpfproxy.model.counters import IptablesCounts, SyncCounts
-from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+from ebpfproxy.model.address import Protocol, parse_address, unspecified
+from ebpfproxy.model.counters import IptablesCounts, Report
+from ebpfproxy.plan.service_plan import Frontend, NodePlan, ServicePortPlan
 
 _TCP_BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
+_CHAINS = {names.SERVICES, names.EXTERNAL_SERVICES, names.NODE_PORTS}
+_DESTINATION = re.compile(
+    r"(?:-d (?P<address>[0-9a-f.:]+)/\d+ )?-p (?P<protocol>\w+) .*--dport (?P<port>\d+) -j "
+)
 
-class IptablesBackend:
-    """Implements `Backend` in the calling thread's network namespace.
+
+class IptablesBackend(NatBackend[Key, Entry]):
+    """Rules in the calling thread's network namespace.
 
     If this machine has no iptables tool for a family, that family is not served: its plans render to nothing.
     """
 
     name = "iptables"
     reread_seconds = HOUR
+    loopback_guard = LOOPBACK_GUARD
 
     def __init__(self, settings: IptablesSettings, tool_backend: str = tool_backends.AUTO) -> None:
         """`tool_backend`: see `tool_backends.choose`."""
@@ -80,10 +90,6 @@ class IptablesBackend:
     def read(self) -> dict[Key, Entry]:
         return self._families.read()
 
-    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
-        """Nothing: `generation` notices every change."""
-        return iter(())
-
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """See `TwoFamilies.apply`. The counters exist before the rules that count with them."""
         if self._effective_settings.counts_packets and delta.puts:
@@ -98,12 +104,33 @@ class IptablesBackend:
         """Return the counts of each family. Any thread may call it."""
         return self._families.counts()
 
-    def all_counts(self) -> tuple[SyncCounts, ...]:
-        """Return also the counts of packets, if rules count them. Any thread in the network namespace may
-        call it. Raises KernelError.
+    def report(self) -> Report:
+        """Include the counts of packets, if rules count them. Only in the network namespace. Raises
+        KernelError.
         """
         packets = (packet_counters.read(),) if self._effective_settings.counts_packets else ()
-        return (*self.counts(), *packets)
+        return Report(syncs=(*self.counts(), *packets))
 
     def close(self) -> None:
         self._families.close()
+        super().close()
+
+    @staticmethod
+    def frontends(keys: Iterable[Key]) -> Iterator[Frontend]:
+        """Yield the frontends that rules in shared chains translate, reject or drop.
+
+        >>> from ebpfproxy.model.address import Family
+        >>> here = "-d 10.96.0.1/32 -p udp -m udp --dport 53 -j A"
+        >>> texts = (here, "-p udp -m udp --dport 30053 -j A", "-j A")
+        >>> rules = (Rule(Family.IPV4, "nat", names.SERVICES, text) for text in texts)
+        >>> [str(each) for each in IptablesBackend.frontends(rules)]
+        ['10.96.0.1:53/UDP', '0.0.0.0:30053/UDP']
+        """
+        for key in keys:
+            if isinstance(key, Rule) and key.chain in _CHAINS:
+                match = _DESTINATION.match(key.text)
+                protocol = Protocol.__members__.get(match["protocol"].upper()) if match else None
+                if match and protocol:
+                    address = match["address"]
+                    destination = parse_address(address) if address else unspecified(key.family)
+                    yield Frontend(destination, int(match["port"]), protocol)

@@ -52,7 +52,7 @@ LOCALNET_GUARD = (
 """The IPv4 rule in KUBE-FIREWALL that must be in force before route_localnet is set. Otherwise neighbors
 reach sockets that listen only on 127.0.0.1 (CVE-2020-8558).
 
-`netfilter.sync_hooks` waits for it and for the jumps to it (`node_rules.LOOPBACK_GUARD`). The rule exists
+`netfilter.nat_backend` waits for it and for the jumps to it (`node_rules.LOOPBACK_GUARD`). The rule exists
 even if the sysctl is not set.
 """
 

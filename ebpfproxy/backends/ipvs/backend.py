@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
+from ebpfproxy.backends.delta import Delta
+from ebpfproxy.backends.difference import Difference
 from ebpfproxy.backends.generation import Generation
-from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.ipvs import addresses, cleanup, prerequisites, return_path
 from ebpfproxy.backends.ipvs.addresses import Addresses
 from ebpfproxy.backends.ipvs.endpoint_networks import EndpointNetworks
@@ -31,6 +32,7 @@ from ebpfproxy.backends.ipvs.service_entries import limits, service_entries
 from ebpfproxy.backends.ipvs.sets import NAMES, SETS, Order
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.ipvs.surroundings import Answers, KernelSurroundings, recorded
+from ebpfproxy.backends.netfilter.nat_backend import NatBackend
 from ebpfproxy.backends.netfilter.sysctls import SETTING_FAILED
 from ebpfproxy.backends.xtables import entries as xtables
 from ebpfproxy.backends.xtables import tool_backends
@@ -45,9 +47,9 @@ from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.linux.xtables.iptables import Iptables
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import IptablesCounts
+from ebpfproxy.model.counters import IptablesCounts, Report
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.service_plan import NodePlan, PlanKey, ServicePortPlan
+from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
 
 log = Logger(__name__)
 
@@ -60,8 +62,8 @@ _FEW = 2000
 _BUSY_FACTOR = 100.0  # the pause after a search in the namespaces of endpoints, in times of its duration
 
 
-class IpvsBackend:
-    """Implements `Backend` in the calling thread's network namespace.
+class IpvsBackend(NatBackend[Key, Entry]):
+    """Virtual servers in the calling thread's network namespace.
 
     The objects of kube-proxy are taken over, and the first sync brings them in sync. Virtual servers of other
     programs are neither read nor changed: see `ownership`. If this machine has no iptables tool for a family,
@@ -182,10 +184,6 @@ class IpvsBackend:
         is_correct = return_path.read(self._endpoints.endpoints)
         return entries if is_correct is None else {**entries, ReturnPath(Family.IPV4): is_correct}
 
-    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
-        """Nothing: everything is read instead."""
-        return iter(())
-
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """Write sets (see `Order`) and virtual servers, then addresses, then all rules at once. Remove
         objects in the reverse order.
@@ -296,17 +294,33 @@ class IpvsBackend:
             ipvs.fingerprint() if few else b"",
         )
 
-    def counts(self) -> tuple[IptablesCounts, ...]:
-        """Return the counts that kube-proxy has in this mode: of restores, for each family. Any thread may
-        call it.
-        """
-        return tuple(
+    def report(self) -> Report:
+        """Include the counts that kube-proxy has in this mode: of restores, for each family."""
+        restores = (
             IptablesCounts(each.family, each.restore_failures, partial_failures=None)
             for each in self._families.counts()
         )
+        return Report(syncs=tuple(restores))
+
+    def further(self) -> list[Difference]:
+        return prerequisites.differing_sysctls(self._settings.strict_arp)
+
+    @staticmethod
+    def frontends(keys: Iterable[Key]) -> Iterator[Frontend]:
+        """Return the frontends that IPVS translates.
+
+        >>> from ebpfproxy.backends.ipvs.entries import Local
+        >>> from ebpfproxy.model.address import Family, Protocol, parse_address
+        >>> address = parse_address("10.96.0.1")
+        >>> dns = Server(Family.IPV4, Frontend(address, 53, Protocol.UDP))
+        >>> [str(each) for each in IpvsBackend.frontends([dns, Local(Family.IPV4, address)])]
+        ['10.96.0.1:53/UDP']
+        """
+        return (key.frontend for key in keys if isinstance(key, Server))
 
     def close(self) -> None:
         self._families.close()
+        super().close()
 
 
 def _part(delta: Delta[Key, Entry], kinds: tuple[type, ...]) -> Delta[Key, Entry]:

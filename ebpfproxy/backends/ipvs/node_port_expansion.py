@@ -8,7 +8,7 @@ the same port on that address.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import Entry, Key, Member, Server
 from ebpfproxy.model.address import (

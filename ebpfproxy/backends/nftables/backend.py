@@ -3,12 +3,16 @@
 import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any
 
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.findings import FAMILY_NOT_SERVED
-from ebpfproxy.backends.interface import HOUR, Delta
+from ebpfproxy.backends.interface import HOUR
+from ebpfproxy.backends.netfilter.nat_backend import NatBackend
 from ebpfproxy.backends.nftables import probes
 from ebpfproxy.backends.nftables.entries import TABLE, Entry, Key
 from ebpfproxy.backends.nftables.node_objects import node_objects
+from ebpfproxy.backends.nftables.readers import frontends, shown
 from ebpfproxy.backends.nftables.service_objects import service_objects
 from ebpfproxy.backends.nftables.settings import NftablesSettings as NftablesSettings
 from ebpfproxy.backends.nftables.table import KernelTable
@@ -17,16 +21,16 @@ from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.notifications import TableWatch
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import NftablesCounts
-from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
+from ebpfproxy.model.counters import Report
+from ebpfproxy.plan.service_plan import Frontend, NodePlan, ServicePortPlan
 
 log = Logger(__name__)
 
 _ATTEMPTS = 3
 
 
-class NftablesBackend:
-    """Implements `Backend` in the calling thread's network namespace.
+class NftablesBackend(NatBackend[Key, Entry]):
+    """Tables in the calling thread's network namespace.
 
     The contents of existing tables of that name, including kube-proxy's, are taken over, and the first sync
     brings them in sync. A family that the kernel has no nftables for is not served.
@@ -91,10 +95,6 @@ class NftablesBackend:
             "stop kube-proxy on this node: it uses the same tables",
         )
 
-    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
-        """Nothing: `generation` notices every change."""
-        return iter(())
-
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """Commit one transaction for each family; see `KernelTable.apply`."""
         self._check_open()
@@ -107,9 +107,8 @@ class NftablesBackend:
         self._generation += 1
         return rejected
 
-    def counts(self) -> tuple[NftablesCounts, ...]:
-        """Return the counts of each family. Any thread may call it."""
-        return tuple(table.counts for table in self._tables.values())
+    def report(self) -> Report:
+        return Report(syncs=tuple(table.counts for table in self._tables.values()))
 
     def generation(self) -> Hashable:
         """Return a value that differs at each call after a change by another program, until everything is
@@ -125,6 +124,14 @@ class NftablesBackend:
         if self._opened:
             self._opened.close()
             self._opened = None
+        super().close()
+
+    def shown(self, key: Key, entry: Any) -> Any:
+        return shown(key, entry)
+
+    @staticmethod
+    def frontends(keys: Iterable[Key]) -> Iterator[Frontend]:
+        return frontends(keys)
 
     def _check_open(self) -> None:
         if not self._opened:

@@ -2,11 +2,12 @@
 
 import errno
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.generation import Generation
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.interface import Backend
 from ebpfproxy.backends.userspace import addresses
 from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Local, NoEndpoint
 from ebpfproxy.backends.userspace.messages import Failure
@@ -18,6 +19,7 @@ from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux import capabilities
 from ebpfproxy.linux.netlink import local_routes
 from ebpfproxy.log import Logger
+from ebpfproxy.model.counters import Report, TableUse
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, ServicePortPlan
 
 log = Logger(__name__)
@@ -38,14 +40,15 @@ _HINTS = {
 }
 
 
-class UserspaceBackend:
-    """Implements `Backend` in the calling thread's network namespace.
+class UserspaceBackend(Backend[Key, Entry]):
+    """Relays and redirects in the calling thread's network namespace.
 
     Addresses that a previous run left are taken over. Its relays ended with it.
     """
 
     name = "userspace"
     reread_seconds = 0.0  # the kernel does not report that a listening socket was destroyed
+    binds_sockets = True
 
     def __init__(
         self, settings: UserspaceSettings | None = None, changed: Callable[[], object] = lambda: None
@@ -88,10 +91,6 @@ class UserspaceBackend:
         entries = in_force(self.relays.read(), redirects, self._redirects.families, self._rejected)
         entries.update(addresses.read())
         return entries
-
-    def check(self, expected: Mapping[Key, Entry]) -> Iterator[bool]:
-        """Nothing: everything is read instead."""
-        return iter(())
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
         """Change the relays, then the redirects, then the addresses. They are removed in the opposite order.
@@ -140,17 +139,17 @@ class UserspaceBackend:
         redirects = self._redirects.generation()
         return self.relays.replaced, self._attempts, redirects, self._generation.value()
 
-    def usage(self) -> Mapping[str, tuple[int, int]]:
-        """Return the open UDP flows and their largest number. Any thread may call it."""
-        counted = self.relays.counters()
-        return {"relay_udp_flows": (counted.udp_flows, self._settings.udp_flows * self._settings.relays)}
+    def is_notified(self) -> bool:
+        return True
 
-    def counters(self) -> Mapping[str, int]:
-        """Return what the relays counted since they started, by name, and the open connections. Any thread
-        may call it.
+    def report(self) -> Report:
+        """Include the open UDP flows and their largest number, what the relays counted since they started,
+        and the open connections.
         """
         counted = self.relays.counters()
-        return {**counted.events, "relays_replaced": self.relays.replaced}
+        flows = TableUse(counted.udp_flows, self._settings.udp_flows * self._settings.relays)
+        events = {**counted.events, "relays_replaced": self.relays.replaced}
+        return Report({"relay_udp_flows": flows}, events)
 
     def close(self) -> None:
         """End the relays, and so all relayed connections. New ones are rejected."""

@@ -3,11 +3,11 @@
 import contextlib
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ebpfproxy.backends.difference import Difference
+from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.backends.userspace import addresses, messages, redirects
 from ebpfproxy.backends.userspace.entries import Balancing, Entry, Key, Listen
 from ebpfproxy.backends.userspace.messages import (
@@ -28,7 +28,6 @@ from ebpfproxy.errors import NotFound
 from ebpfproxy.model import connection as model
 from ebpfproxy.model.address import Family, family, format_address, format_endpoint, parse_address
 from ebpfproxy.model.connection import Translation
-from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
 
@@ -37,8 +36,8 @@ _PATIENCE = 10.0  # seconds for an answer
 _ACCEPT_SECONDS, _PAUSE = 1.0, 0.01  # until a connection is accepted, and between two questions
 
 
-class UserspaceInspection:
-    """Implements `Inspection` in the calling thread's network namespace."""
+class UserspaceInspection(Inspection[Key, Entry]):
+    """Relays and redirects in the calling thread's network namespace."""
 
     def __init__(self, context: PlanContext) -> None:
         """Raises NotFound if no relay runs and no address is left."""
@@ -48,7 +47,7 @@ class UserspaceInspection:
             raise NotFound("mode userspace does not serve on this node: no relay process runs")
         self.read()
 
-    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> Mapping[Key, Entry]:
+    def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         return render(plans, node, self._redirected)
 
     def read(self) -> dict[Key, Entry]:
@@ -71,18 +70,6 @@ class UserspaceInspection:
     def shown(self, key: Key, entry: Any) -> Any:
         """Return an entry for readers: endpoints and addresses as texts."""
         return shown(entry)
-
-    def namespaces(self) -> tuple[Namespace, ...]:
-        return ()
-
-    def bypassing(self) -> frozenset[int]:
-        return frozenset()
-
-    def served_devices(self) -> frozenset[int]:
-        return frozenset()
-
-    def further(self) -> list[Difference]:
-        return []
 
     def endpoint_of(self, connection: model.Connection) -> Translation | None:
         """As the relay that accepted it has it. None if no endpoint accepted the connection.

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.mode import Callbacks, Inspection, Parts
+from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.backends.userspace import cleanup, probes
 from ebpfproxy.backends.userspace.backend import UserspaceBackend
 from ebpfproxy.backends.userspace.inspection import UserspaceInspection
@@ -18,9 +18,7 @@ _DEFAULT = UserspaceSettings()
 _SCTP_UNSERVED = "mode userspace relays TCP and UDP only"
 
 
-class UserspaceMode:
-    """Implements `Mode`."""
-
+class UserspaceMode(Mode):
     name = "userspace"
     uses_kernel_nat = False
     balancing = Support(frozenset(ALGORITHMS), weights=True, proxy_protocol=True)
@@ -28,21 +26,12 @@ class UserspaceMode:
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe()
 
-    def try_out(self, config: Config) -> tuple[Finding, ...]:
-        return ()
-
-    def prepare(self, config: Config, callbacks: Callbacks) -> Parts:
+    def serve(self, config: Config, callbacks: Callbacks) -> UserspaceBackend:
         backend = UserspaceBackend(userspace_settings(config), callbacks.changed)
-        return Parts(
-            backend,
-            plan_context(config, self.name, _SCTP_UNSERVED),
-            usage=backend.usage,
-            counters=backend.counters,
-            is_notified=lambda: True,
-            binds_sockets=True,
-        )
+        backend.context = plan_context(config, self.name, _SCTP_UNSERVED)
+        return backend
 
-    def inspect(self, config: Config) -> Inspection:
+    def inspect(self, config: Config) -> UserspaceInspection:
         return UserspaceInspection(plan_context(config, self.name, _SCTP_UNSERVED))
 
     def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]:

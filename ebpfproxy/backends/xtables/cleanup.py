@@ -12,7 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.xtables import names, script, tool_backends
 from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule
 from ebpfproxy.backends.xtables.layout import Layout, TableAndName

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Collection, Hashable
 
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.findings import FAMILY_NOT_SERVED
 from ebpfproxy.backends.generation import Generation
-from ebpfproxy.backends.interface import Delta
 from ebpfproxy.backends.xtables import cleanup, rejections, tool_backends
 from ebpfproxy.backends.xtables.cleanup import Leftovers
 from ebpfproxy.backends.xtables.entries import FILTER, NAT, Entry, Key

@@ -9,7 +9,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.xtables.entries import Chain, Entry, Key, Rule
 from ebpfproxy.backends.xtables.layout import Layout
 from ebpfproxy.backends.xtables.saved import target_chain

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.xtables import names
 from ebpfproxy.backends.xtables.entries import (
     FILTER,

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 
-from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.xtables import rejections, saved, script
 from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, SharedChain
 from ebpfproxy.backends.xtables.layout import Layout

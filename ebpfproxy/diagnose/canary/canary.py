@@ -4,8 +4,9 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
-from ebpfproxy.backends.mode import Inspection
+from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.canary.choice import PathKey, paths_of
 from ebpfproxy.diagnose.canary.clients import Client, SocketClient, UplinkClient
@@ -58,7 +59,10 @@ def canary(
 
 
 def _results(
-    situation: Situation, inspection: Inspection, named: Sequence[Request], only: Collection[_Path] | None
+    situation: Situation,
+    inspection: Inspection[Any, Any],
+    named: Sequence[Request],
+    only: Collection[_Path] | None,
 ) -> Iterator[tuple[_Path, Result]]:
     """Yield a result for each path, or for those of `only`."""
     for group, clients in _clients(situation):
@@ -88,7 +92,9 @@ def _candidates(
     yield from hairpins
 
 
-def _first_proof(candidates: Iterator[tuple[Client, Explanation]], inspection: Inspection) -> Result | None:
+def _first_proof(
+    candidates: Iterator[tuple[Client, Explanation]], inspection: Inspection[Any, Any]
+) -> Result | None:
     """Return the first result that proves something, else the first result. None without candidates."""
     first = None
     for client, explanation in candidates:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.ipvs import prerequisites
 from ebpfproxy.backends.netfilter import sysctls
-from ebpfproxy.backends.netfilter.sync_hooks import netfilter_settings
+from ebpfproxy.backends.netfilter.nat_backend import netfilter_settings
 from ebpfproxy.backends.selection import MODES, is_usable
 from ebpfproxy.config import Config
 from ebpfproxy.errors import EbpfProxyError, KernelError

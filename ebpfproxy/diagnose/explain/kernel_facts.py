@@ -1,9 +1,10 @@
 """The entries of any mode in the kernel, compared with those that the plan renders."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from ebpfproxy.backends.difference import UNEXPECTED, Difference
-from ebpfproxy.backends.mode import Inspection
+from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.explain.result import Explanation, Via
 from ebpfproxy.diagnose.situation import Situation
@@ -16,7 +17,7 @@ _HOOKS = ("connect", "sendmsg", "recvmsg")
 class KernelFacts:
     """The differences between the kernel and all plans, read once. Raises KernelError."""
 
-    def __init__(self, inspection: Inspection, situation: Situation) -> None:
+    def __init__(self, inspection: Inspection[Any, Any], situation: Situation) -> None:
         self._is_ebpf = situation.mode == EBPF
         self._found = differences(inspection, desired(inspection, situation))
         self._own: dict[object, frozenset[str]] = {}

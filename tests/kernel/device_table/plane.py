@@ -15,6 +15,7 @@ from ebpfproxy.backends.ebpf.backend import EbpfBackend
 from ebpfproxy.backends.ebpf.entries import Entry, Key
 from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Program
@@ -39,7 +40,7 @@ def running(
     clock: Callable[[], float] = time.monotonic,
     filters_changed: Callable[[], object] = lambda: None,
 ) -> Iterator[EbpfBackend]:
-    backend = EbpfBackend(settings, clock=clock, pods_bypass=pods_bypass, filters_changed=filters_changed)
+    backend = EbpfBackend(settings, Callbacks(pods_bypass=pods_bypass, changed=filters_changed), clock)
     backend.open()
     try:
         yield backend

@@ -325,6 +325,6 @@ def test_a_failed_reload_is_completed_by_the_next_read(
         assert in_step(backend, plan("net"))
         with pytest.raises(AlreadyExists):
             FolderLock(settings.bpffs_root)
-        assert backend.counters()
+        assert backend.report().events
         bring(backend, EMPTY_PLAN)
         assert not tc.has_clsact(socket.if_nametoindex("net"))

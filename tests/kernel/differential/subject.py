@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ebpfproxy.agent.active_mode import ActiveMode
 from ebpfproxy.agent.reconciler import SyncResult
-from ebpfproxy.backends.mode import Callbacks, Inspection, Mode
+from ebpfproxy.backends.interface import Callbacks, Inspection, Mode
 from ebpfproxy.config import Config
 from ebpfproxy.lab import Lab, Netns, Pod, PodNetwork
 from ebpfproxy.linux.netlink import links, local_addresses
@@ -78,7 +78,7 @@ class Subject:
         """The configuration of the backend."""
         return self._config
 
-    def inspect(self) -> Inspection:
+    def inspect(self) -> Inspection[Any, Any]:
         """Open the mode's state in the kernel to read it. Call it in the node's network namespace."""
         return self._mode.inspect(self._config)
 
@@ -173,7 +173,7 @@ class Subject:
                 **self._texts,
             }
         )
-        callbacks = Callbacks(lambda *_: None, self._bypassing.update, namespaces=self._see)
+        callbacks = Callbacks(pods_bypass=self._bypassing.update, namespaces=self._see)
         self._serving = ActiveMode(self._mode, self._config, callbacks)
         others = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {self._processor})  # relays inherit it

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.ipvs import cleanup
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.backends.ipvs.entries import Key, Member, Server, ServerEntry

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.nftables import coexistence, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE

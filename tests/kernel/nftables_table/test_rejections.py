@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE, Chain, ChainEntry, Endpoints
 from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.linux.nft.statements import DROP, Masquerade, Match, goto
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.counters import NftablesCounts
 from ebpfproxy.plan.service_plan import FrontendKind, ServicePortPlan
 from tests.contract.test_backend import plan
 from tests.kernel.nftables_table.tables import (
@@ -44,12 +44,11 @@ def test_a_rejected_service_does_not_prevent_others(plane: NftablesBackend) -> N
 
 def test_a_sync_with_a_rejection_is_counted_for_its_family(plane: NftablesBackend) -> None:
     bring(plane, entries(plane, plan("good", "10.96.0.1")))
-    assert [each.sync_failures for each in plane.counts()] == [0, 0]
+    assert plane.report().syncs == (NftablesCounts(V4), NftablesCounts(V6))
     wanted = entries(plane, plan("good", "10.96.0.1"), plan("bad", "10.96.0.2"))
     spoil(wanted, "bad")
     assert bring(plane, wanted)
-    assert {each.family: each.sync_failures for each in plane.counts()} == {V4: 1, V6: 0}
-    assert [each.cleanup_failures for each in plane.counts()] == [0, 0]
+    assert plane.report().syncs == (NftablesCounts(V4, sync_failures=1), NftablesCounts(V6))
 
 
 def test_a_service_whose_change_is_rejected_has_its_previous_rules(plane: NftablesBackend) -> None:

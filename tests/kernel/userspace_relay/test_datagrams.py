@@ -70,7 +70,7 @@ def test_a_flow_without_a_reply_ends_after_its_own_timeout(place: Place) -> None
         sock.sendto(b"unreplied", (ADDRESS, PORT))
         server.recvfrom(100)
         eventually(lambda: open_flows(place) == 0, "the flow ends")
-        assert place.backend.counters()[Event.FLOWS] == 1
+        assert place.backend.report().events[Event.FLOWS] == 1
 
 
 @pytest.mark.parametrize("settings", [FEW])
@@ -83,7 +83,7 @@ def test_too_many_flows_end_the_least_recently_active_ones(place: Place) -> None
         asked(sock, server)
         assert asked(socks[0], server) == first  # it stays, since it is active
     assert open_flows(place) == 10
-    assert place.backend.counters()[Event.FLOWS_EVICTED] == 15
+    assert place.backend.report().events[Event.FLOWS_EVICTED] == 15
     for sock in socks:
         sock.close()
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.userspace import cleanup
 from ebpfproxy.backends.userspace.entries import Listen, NoEndpoint, other_port
 from ebpfproxy.backends.userspace.inspection import UserspaceInspection

@@ -63,6 +63,8 @@ def test_connections_wait_while_a_relay_has_no_file_descriptors(place: Place) ->
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, limits[1]))
     client = place.connect()
-    eventually(lambda: place.backend.counters().get(Event.NOT_ACCEPTED, 0) > 0, "the relay cannot accept")
+    eventually(
+        lambda: place.backend.report().events.get(Event.NOT_ACCEPTED, 0) > 0, "the relay cannot accept"
+    )
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert client.recv(100) == b"127.0.0.2"

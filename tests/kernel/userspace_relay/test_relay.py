@@ -146,8 +146,8 @@ def test_an_endpoint_that_does_not_accept_is_replaced_by_the_next_one(place: Pla
     closed.close()
     place.serve(plan(at, good))
     assert {place.answer() for _ in range(10)} == {"127.0.0.9"}
-    assert place.backend.counters()[Event.RETRIED] > 0
-    assert not place.backend.counters().get(Event.FAILED, 0)
+    assert place.backend.report().events[Event.RETRIED] > 0
+    assert not place.backend.report().events.get(Event.FAILED, 0)
 
 
 def test_without_an_accepting_endpoint_the_client_gets_a_reset(place: Place) -> None:

@@ -8,7 +8,7 @@ from random import Random
 
 from ebpfproxy.agent.active_mode import ActiveMode
 from ebpfproxy.backends.difference import Difference
-from ebpfproxy.backends.mode import Callbacks
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.backends.selection import MODES
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.cluster import read_cluster
@@ -32,7 +32,7 @@ class Node:
     def restore(self) -> None:
         """Bring the kernel in sync, as the agent does."""
         found: list[tuple[Namespace, ...]] = [()]
-        callbacks = Callbacks(lambda ended, failed: None, lambda devices: None, namespaces=found.append)
+        callbacks = Callbacks(namespaces=found.append)
         active = ActiveMode(self.mode, self.config, callbacks)
         active.open()
         try:

@@ -3,7 +3,7 @@
 import pytest
 
 from ebpfproxy.agent.active_mode import ActiveMode
-from ebpfproxy.backends.mode import Callbacks
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError
 from tests.support.modes import FakeMode
@@ -12,7 +12,7 @@ from tests.support.modes import FakeMode
 def test_a_mode_that_cannot_be_opened_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by fault injection: mode iptables left its netlink socket open."""
     mode, closed = FakeMode("one"), []
-    active = ActiveMode(mode, Config(hostname_override="here"), Callbacks(lambda *_: None, lambda _: None))
+    active = ActiveMode(mode, Config(hostname_override="here"), Callbacks())
 
     def fails() -> None:
         raise KernelError("no memory")

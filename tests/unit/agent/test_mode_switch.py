@@ -10,9 +10,9 @@ import pytest
 
 from ebpfproxy.agent import mode_cleanup, mode_switch
 from ebpfproxy.agent.mode_switch import ModeSwitcher
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.findings import Finding
-from ebpfproxy.backends.interface import Delta
-from ebpfproxy.backends.mode import Callbacks
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.backends.selection import AUTO, Choice, Lack, choose
 from ebpfproxy.config import Config
 from ebpfproxy.errors import AlreadyExists, KernelError, ProgramRejected, Unsupported
@@ -49,7 +49,7 @@ class Node:
         self.fallbacks: list[Mapping[str, str]] = []
 
     def start(self, *, synced: bool = True, config: Config = CONFIG) -> None:
-        callbacks = Callbacks(lambda destroyed, failed: None, lambda devices: None)
+        callbacks = Callbacks()
         self.switcher = ModeSwitcher(config, callbacks, self.metrics, self.fallbacks.append)
         self.switcher.open()
         self.switcher.serving.reconciler.plan(

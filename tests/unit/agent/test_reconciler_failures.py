@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from ebpfproxy.agent.reconciler import NOT_SERVED, Reconciler, SyncResult
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.errors import KernelError, TableFull
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.plan.service_plan import Frontend

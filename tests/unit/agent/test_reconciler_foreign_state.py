@@ -6,7 +6,7 @@ import pytest
 
 from ebpfproxy.agent.reconciler import REPAIRED, Reconciler, SyncResult
 from ebpfproxy.api.event import NodeChanged
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import ServicePortPlan

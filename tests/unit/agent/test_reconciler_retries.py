@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from ebpfproxy.agent.reconciler import NOT_SERVED
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.errors import KernelError, NotYet
 from tests.support.build import service
 from tests.support.fake_backend import Entry, FakeBackend, FakeKernel, Key

@@ -13,7 +13,7 @@ from ebpfproxy.backends.iptables.mode import iptables_settings
 from ebpfproxy.backends.iptables.settings import IptablesSettings
 from ebpfproxy.backends.ipvs.mode import ipvs_settings
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.netfilter.sync_hooks import netfilter_settings
+from ebpfproxy.backends.netfilter.nat_backend import netfilter_settings
 from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings
 from ebpfproxy.backends.nftables.mode import nftables_settings
 from ebpfproxy.backends.nftables.settings import NftablesSettings

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ebpfproxy.agent.reconciler import Reconciler
-from ebpfproxy.backends.mode import BackendInspection
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.cluster import Cluster
 from ebpfproxy.diagnose.explain.host import origin_of
@@ -61,11 +60,12 @@ def test_the_plans_and_the_entries_are_those_of_a_starting_agent(
     assert backend.render(found.plans.values(), found.node) == agent.desired
 
 
-class Recorded(BackendInspection):
+class Recorded(FakeBackend):
     """A mode that recorded these devices in the kernel."""
 
     def __init__(self, bypassing: Collection[int] = (), served: Collection[int] = ()) -> None:
-        super().__init__(FakeBackend(FakeKernel()), PlanContext(HERE))
+        super().__init__()
+        self.context = PlanContext(HERE)
         self._bypassing, self._served = frozenset(bypassing), frozenset(served)
 
     def bypassing(self) -> frozenset[int]:
@@ -123,7 +123,8 @@ def test_canary_connections_consider_the_forwarding_of_mode_ipvs(forwarding: str
     """With a tunnel, the node itself cannot connect, so that its path must not be reported as broken."""
     web = service("web", port(8080), external=["203.0.113.3"])
     state = situation(web, slice_of("web", endpoint(REMOTE_POD)), mode="ipvs").state
-    inspection = BackendInspection(FakeBackend(FakeKernel()), PlanContext(HERE))
+    inspection = FakeBackend()
+    inspection.context = PlanContext(HERE)
     config = Config(ipvs_forwarding=forwarding)
     found = situation_of_mode(Cluster(state, ()), inspection, "ipvs", config)
     assert explained(found, to("203.0.113.3", 8080), THE_NODE).verdict is verdict

@@ -3,17 +3,16 @@
 import gzip
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from ebpfproxy import __version__
-from ebpfproxy.errors import NotFound
-from ebpfproxy.http.metrics import MapUse, Metrics, MetricsServer, State
+from ebpfproxy.http.metrics import Metrics, MetricsServer, State
 from ebpfproxy.model.address import Family
-from ebpfproxy.model.counters import SocketCounts
+from ebpfproxy.model.counters import Report, SocketCounts, TableUse
 from ebpfproxy.plan.counts import NoLocalEndpoints
 from tests.unit.http.http_client import ask
 
@@ -275,25 +274,16 @@ def test_stale_sockets_are_those_of_the_last_search(metrics: Metrics) -> None:
 def test_maps_are_read_at_each_scrape_and_not_before() -> None:
     reads: list[int] = []
 
-    def maps() -> Mapping[str, MapUse]:
+    def report() -> Report:
         reads.append(1)
-        return {"services": MapUse(len(reads), 64)}
+        return Report({"services": TableUse(len(reads), 64)})
 
-    metrics = Metrics(maps)
+    metrics = Metrics(report)
     assert not reads
     for scrape in (1, 2):
         families = {family.name: family for family in metrics.registry.collect()}
         assert families["ebpfproxy_map_entries"].samples[0].value == scrape
         assert families["ebpfproxy_map_capacity"].samples[0].value == 64
-
-
-def test_unreadable_maps_do_not_affect_the_rest_of_a_scrape() -> None:
-    def maps() -> Mapping[str, MapUse]:
-        raise NotFound("no pinned map services")
-
-    metrics = Metrics(maps)
-    metrics.invalid("Service")
-    assert value(metrics, "ebpfproxy_invalid_objects_total", kind="Service") == 1
 
 
 def test_two_metrics_objects_share_no_state() -> None:

@@ -1,12 +1,11 @@
 """Metrics that are read at each scrape."""
 
 import logging
-from collections.abc import Collection
 
 import pytest
 
 from ebpfproxy.errors import NotFound
-from ebpfproxy.http.metrics import MapUse, Metrics
+from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.http.scrape import SCRAPE_FAILED
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import (
@@ -14,6 +13,7 @@ from ebpfproxy.model.counters import (
     IptablesCounts,
     NftablesCounts,
     PacketCounts,
+    Report,
     ServiceTraffic,
     SyncCounts,
 )
@@ -27,7 +27,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def carried(*traffic: ServiceTraffic) -> Metrics:
-    return Metrics(traffic=lambda: traffic)
+    return Metrics(lambda: Report(traffic=traffic))
 
 
 def names(metrics: Metrics) -> set[str]:
@@ -42,7 +42,7 @@ def names(metrics: Metrics) -> set[str]:
 
 def test_events_have_a_reason_and_are_read_at_each_scrape() -> None:
     counts = {"source_refused": 3}
-    metrics = Metrics(events=lambda: counts)
+    metrics = Metrics(lambda: Report(events=counts))
     assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_refused") == 3
     counts["source_refused"] = 4
     assert value(metrics, "ebpfproxy_datapath_events_total", reason="source_refused") == 4
@@ -72,15 +72,16 @@ def test_services_that_are_not_counted_separately_have_series_without_a_namespac
 
 
 def test_a_failed_read_does_not_affect_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    def closed() -> Collection[ServiceTraffic]:
+    def closed() -> Report:
         raise NotFound("map traffic is closed")
 
-    metrics = Metrics(lambda: {"flows": MapUse(1, 2)}, lambda: {"connect": 7}, closed)
-    assert value(metrics, "ebpfproxy_map_entries", map="flows") == 1
-    assert value(metrics, "ebpfproxy_datapath_events_total", reason="connect") == 7
+    metrics = Metrics(closed, lambda: (DeviceSide("eth0", "ingress", ("other",)),))
+    metrics.invalid("Service")
+    assert value(metrics, "ebpfproxy_invalid_objects_total", kind="Service") == 1
+    assert value(metrics, "ebpfproxy_device_position", device="eth0", side="ingress") == 2
     with caplog.at_level(logging.WARNING):
         assert names(metrics) == set()
-    assert caplog.messages == [SCRAPE_FAILED]
+    assert set(caplog.messages) == {SCRAPE_FAILED}
 
 
 def test_devices_with_another_program_first_and_bypassed_devices_have_series() -> None:
@@ -103,7 +104,7 @@ SYNCS = "kubeproxy_sync_proxy_rules_"
 
 def series(*counts: SyncCounts) -> dict[str, float]:
     """Return the values of the metrics that depend on the mode."""
-    registry = Metrics(syncs=lambda: counts).registry
+    registry = Metrics(lambda: Report(syncs=counts)).registry
     return {
         f"{sample.name.removeprefix(SYNCS)} {' '.join(sample.labels.values())}": sample.value
         for family in registry.collect()
@@ -133,7 +134,7 @@ def test_only_the_metrics_of_the_current_mode_exist() -> None:
 
 
 def test_packets_that_rules_count_have_the_names_of_kube_proxy() -> None:
-    metrics = Metrics(syncs=lambda: (PacketCounts(3, None),))
+    metrics = Metrics(lambda: Report(syncs=(PacketCounts(3, None),)))
     assert value(metrics, "kubeproxy_iptables_ct_state_invalid_dropped_packets_total") == 3
     assert value(metrics, "kubeproxy_iptables_localhost_nodeports_accepted_packets_total") is None
     assert value(Metrics(), "kubeproxy_iptables_ct_state_invalid_dropped_packets_total") is None

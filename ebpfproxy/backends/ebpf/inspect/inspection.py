@@ -42,6 +42,7 @@ from ebpfproxy.backends.ebpf.services.source_ranges import SERVICE_ID_BITS, Sour
 from ebpfproxy.backends.ebpf.services.tunnels import Tunnels
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.backends.ebpf.sockets import netns_cookie, pod_namespaces
+from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.linux.netlink import geneve, on_link_routes
@@ -62,8 +63,8 @@ from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan, 
 _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 
 
-class EbpfInspection:
-    """See `Inspection`. Each `read` opens the pins again, since the agent may have replaced them."""
+class EbpfInspection(Inspection[Key, Entry]):
+    """Each `read` opens the pins again, since the agent may have replaced them."""
 
     def __init__(self, settings: EbpfSettings, context: PlanContext) -> None:
         """Raises NotFound if nothing is pinned."""

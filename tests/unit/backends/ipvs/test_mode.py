@@ -2,11 +2,11 @@
 
 import pytest
 
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.backends.ipvs.endpoint_networks import EndpointNetworks
 from ebpfproxy.backends.ipvs.mode import IpvsMode
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.mode import Callbacks
 from ebpfproxy.config import Config
 
 
@@ -14,7 +14,7 @@ def test_endpoints_lose_what_ended_connections_kept_without_a_sync(monkeypatch: 
     released: list[EndpointNetworks] = []
     monkeypatch.setattr(EndpointNetworks, "release", lambda self: released.append(self))
     callbacks = Callbacks(stale_removed=lambda ended, failed: None, pods_bypass=lambda devices: None)
-    IpvsMode().prepare(Config(hostname_override="here"), callbacks).maintain()
+    IpvsMode().serve(Config(hostname_override="here"), callbacks).maintain()
     assert len(released) == 1
 
 

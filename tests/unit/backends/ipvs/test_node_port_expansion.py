@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.backends.delta import applied, diff
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta, applied, diff
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import Entry, Key, Member, Server, ServerEntry
 from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion

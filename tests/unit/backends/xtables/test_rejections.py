@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebpfproxy.backends.interface import Delta
+from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.iptables.layout import LAYOUT
 from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.backends.xtables.rejections import rule_shape, with_dependents
