@@ -45,16 +45,9 @@ def balancing(annotations: fields.Annotations | None, complaints: Complaints) ->
         parsed("endpoint_weights", parse_weights, ()),
         parsed("slow_start", parse_timeout, None),
         parsed("ipvs_forwarding", _one_of(Forwarding), None),
-        parsed("proxy_protocol", _proxy_protocol, False),
         parsed("ebpf_forwarding", _one_of(EbpfForwarding), None),
     )
     return found if found != DEFAULT_BALANCING else DEFAULT_BALANCING
-
-
-def _proxy_protocol(text: str) -> bool:
-    if text != "v2":
-        raise ValueError(f'"{text}" is not v2')
-    return True
 
 
 def _one_of(values: type[_E]) -> Callable[[str], _E]:

@@ -65,7 +65,6 @@ class Annotations(Api):
     endpoint_weights: str | None = field(name="ebpfproxy/endpoint-weights", default=None)
     slow_start: str | None = field(name="ebpfproxy/slow-start", default=None)
     ipvs_forwarding: str | None = field(name="ebpfproxy/ipvs-forwarding", default=None)
-    proxy_protocol: str | None = field(name="ebpfproxy/proxy-protocol", default=None)
     ebpf_forwarding: str | None = field(name="ebpfproxy/ebpf-forwarding", default=None)
     socket_lb: str | None = field(name=SOCKET_LB, default=None)
     dsr_port: str | None = field(name=DSR_PORT, default=None)

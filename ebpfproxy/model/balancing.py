@@ -81,8 +81,6 @@ class Balancing(NamedTuple):
     - `weights`: the first rule that matches an endpoint counts. An endpoint without one has weight 1.
     - `slow_start`: in seconds, 0 without slow start, None for the default of this node.
     - `forwarding`: only for mode ipvs. None for the default of this node.
-    - `proxy_protocol`: only for mode userspace. Each TCP connection to an endpoint begins with a header of
-      the PROXY protocol, version 2, which contains the address of the client.
     - `ebpf_forwarding`: only for mode ebpf. None for the default of this node.
     """
 
@@ -90,7 +88,6 @@ class Balancing(NamedTuple):
     weights: tuple[WeightRule, ...] = ()
     slow_start: int | None = None
     forwarding: Forwarding | None = None
-    proxy_protocol: bool = False
     ebpf_forwarding: EbpfForwarding | None = None
 
 

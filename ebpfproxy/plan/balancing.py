@@ -23,7 +23,6 @@ class PlannedBalancing(NamedTuple):
     - `algorithm`, `forwarding`: None for the mode's default.
     - `weights`: of the endpoints, in their order. Empty if all have weight 1.
     - `slow_start`: in seconds. A new endpoint gets its share of connections only after this time.
-    - `proxy_protocol`: as in `Balancing`.
     - `tunnels`: for direct server return, else empty: for each endpoint, in their order, the address of its
       node at which that node accepts tunneled packets. None for an endpoint on this node, and on a node that
       does not announce direct server return. If all are None, this node only accepts tunneled packets.
@@ -36,7 +35,6 @@ class PlannedBalancing(NamedTuple):
     weights: tuple[int, ...] = ()
     slow_start: int = 0
     forwarding: Forwarding | None = None
-    proxy_protocol: bool = False
     tunnels: tuple[Address | None, ...] = ()
     dsr: bool = False
     forwarding_limit: str = ""
@@ -62,11 +60,10 @@ class Support(NamedTuple):
     weights: bool = False
     slow_start: frozenset[Algorithm] = frozenset()
     forwarding: bool = False
-    proxy_protocol: bool = False
     dsr: bool = False
 
 
-EVERYTHING = Support(frozenset(Algorithm), True, frozenset(Algorithm), True, True, True)
+EVERYTHING = Support(frozenset(Algorithm), True, frozenset(Algorithm), True, True)
 
 
 class WeightIndex:
@@ -153,7 +150,6 @@ def plan_balancing(
         in_order if any(each != 1 for each in in_order) else (),
         slow_start if requested.slow_start is None else requested.slow_start,
         requested.forwarding,
-        requested.proxy_protocol,
         dsr=dsr,
         forwarding_limit=forwarding_limit,
     )
@@ -210,8 +206,6 @@ def unsupported(planned: PlannedBalancing, support: Support) -> Iterator[str]:
         yield f"slow-start {planned.slow_start}s (not with {planned.algorithm.value})"
     if planned.forwarding not in (None, Forwarding.NAT) and not support.forwarding:
         yield f"ipvs-forwarding {planned.forwarding.value}"
-    if planned.proxy_protocol and not support.proxy_protocol:
-        yield "proxy-protocol v2"
     if planned.dsr and not support.dsr:
         yield "ebpf-forwarding dsr"
     elif planned.dsr and planned.algorithm and planned.algorithm not in STATELESS:

@@ -70,8 +70,6 @@ def _selection(balancing: PlannedBalancing) -> Iterator[str]:
         yield f"slow start {balancing.slow_start} s"
     if balancing.forwarding:
         yield f"forwarding {balancing.forwarding.value}"
-    if balancing.proxy_protocol:
-        yield "PROXY protocol"
 
 
 def _node_block(situation: Situation) -> Iterator[str]:

@@ -58,9 +58,8 @@ def _endpoints(entries: Mapping[Key, Entry]) -> Iterator[str]:
         if isinstance(key, Balanced) and isinstance(entry, Balancing):
             affinity = f", affinity {entry.affinity_timeout} s" if entry.affinity_timeout else ""
             weights = f", weights {' '.join(map(str, entry.weights))}" if entry.weights else ""
-            proxy = ", PROXY protocol" if entry.proxy_protocol else ""
             what = f"{key.service} {key.protocol.name} {key.family.value}"
-            yield f"  {what}: {entry.algorithm}{weights}{affinity}{proxy}"
+            yield f"  {what}: {entry.algorithm}{weights}{affinity}"
             for each in PlannedEndpoints.packed(entry.rows):
                 scopes = [name for name in ("cluster", "local") if getattr(each, name)]
                 yield f"    {format_endpoint(each.address, each.port)} {' '.join(scopes)}".rstrip()

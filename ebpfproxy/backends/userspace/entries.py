@@ -72,14 +72,12 @@ class Balancing(NamedTuple):
 
     - `rows`: the endpoints, as in `PlannedEndpoints`.
     - `affinity_timeout`: in seconds, 0 without session affinity.
-    - `proxy_protocol`: each connection to an endpoint begins with a PROXY protocol header of version 2.
     - `algorithm`: the value of an `Algorithm`.
     - `weights`: of the endpoints, in their order. Empty if all have weight 1.
     """
 
     rows: bytes
     affinity_timeout: int = 0
-    proxy_protocol: bool = False
     algorithm: str = Algorithm.ROUND_ROBIN.value
     weights: tuple[int, ...] = ()
 

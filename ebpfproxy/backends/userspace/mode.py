@@ -21,7 +21,7 @@ _SCTP_UNSERVED = "mode userspace relays TCP and UDP only"
 class UserspaceMode(Mode):
     name = "userspace"
     uses_kernel_nat = False
-    balancing = Support(frozenset(ALGORITHMS), weights=True, proxy_protocol=True)
+    balancing = Support(frozenset(ALGORITHMS), weights=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe()

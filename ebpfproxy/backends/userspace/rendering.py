@@ -20,7 +20,6 @@ from ebpfproxy.model.address import (
     Address,
     Family,
     Network,
-    Protocol,
     contains,
     is_unspecified,
     network_family,
@@ -85,7 +84,6 @@ def _service(plan: ServicePortPlan, redirected: bool) -> dict[Key, Entry]:
     entries[service] = Balancing(
         plan.endpoints.rows,
         plan.affinity_timeout,
-        plan.balancing.proxy_protocol and plan.name.protocol is Protocol.TCP,
         (plan.balancing.algorithm or Algorithm.ROUND_ROBIN).value,
         plan.balancing.weights,
     )

@@ -193,7 +193,6 @@ _BALANCINGS = st.builds(
     weights=st.lists(_WEIGHT_RULES, max_size=2).map(tuple),
     slow_start=st.none() | st.sampled_from((0, 30)),
     forwarding=st.none(),
-    proxy_protocol=st.just(False),
 )
 """Only a weight of 0 is in the outcomes of the reference. The other values must not break anything."""
 

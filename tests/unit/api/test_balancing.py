@@ -22,7 +22,6 @@ def test_annotations_select_the_load_balancing() -> None:
         endpoint_weights="node:a=2",
         slow_start="30s",
         ipvs_forwarding="tunnel",
-        proxy_protocol="v2",
         ebpf_forwarding="dsr",
     )
     assert changed.service
@@ -32,7 +31,6 @@ def test_annotations_select_the_load_balancing() -> None:
     assert [(rule.node, rule.weight) for rule in balancing.weights] == [("a", 2)]
     assert balancing.slow_start == 30
     assert balancing.forwarding is Forwarding.TUNNEL
-    assert balancing.proxy_protocol
     assert balancing.ebpf_forwarding is EbpfForwarding.DSR
 
 

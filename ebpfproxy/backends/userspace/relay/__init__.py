@@ -3,8 +3,8 @@
 - `__main__`, `process`: start it. `control`: the requests of the agent. `held`: the entries that it holds.
 - `balancer`, `selection`, `affinity`: which endpoint a client gets. `target`: an endpoint for sockets.
 - `admission`: which clients a frontend admits, as a filter of the socket.
-- `listening`: options of the sockets of frontends. `tcp`: listening sockets. `dialing`, `proxy_protocol`:
-  connecting to an endpoint. `connection`, `pipes`: relaying bytes.
+- `listening`: options of the sockets of frontends. `tcp`: listening sockets. `dialing`: connecting to an
+  endpoint. `connection`, `pipes`: relaying bytes.
 - `udp`, `flows`: datagrams. `workload`: what all of these share. `counts`: what metrics show.
 
 All relays listen at the same addresses (SO_REUSEPORT), and the kernel distributes clients among them.

@@ -39,13 +39,9 @@ class Direction:
         self._pipe: Pipe | None = None  # while it holds bytes
         self.has_ended = False
 
-    def start(self, first: bytes = b"") -> None:
-        """Begin to relay. `first` is sent before everything else."""
-        self._rest = first
-        if first:
-            self._send_rest()
-        else:
-            self._connection.loop.add_reader(self._source, self._read)
+    def start(self) -> None:
+        """Begin to relay."""
+        self._connection.loop.add_reader(self._source, self._read)
 
     def _read(self) -> None:
         try:
@@ -213,10 +209,10 @@ class Connection:
         self._to_server = Direction(self, client, server)
         self._to_client = Direction(self, server, client)
 
-    def start(self, first: bytes = b"") -> None:
-        """Begin to relay; the endpoint gets `first` before the bytes of the client."""
+    def start(self) -> None:
+        """Begin to relay."""
         self._to_client.start()
-        self._to_server.start(first)
+        self._to_server.start()
 
     @property
     def is_half_closed(self) -> bool:

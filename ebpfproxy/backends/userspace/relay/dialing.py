@@ -4,7 +4,6 @@ import errno
 import socket
 from asyncio import TimerHandle
 
-from ebpfproxy.backends.userspace.relay import proxy_protocol
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
 from ebpfproxy.backends.userspace.relay.connection import Connection, Ends, Info, reset
 from ebpfproxy.backends.userspace.relay.counts import Event
@@ -110,13 +109,10 @@ class Dialing:
 
     def _connected(self) -> None:
         client, server, work = self._client, self._server, self._work
-        first = b""
         try:
             for each in (client, server):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if self._balancer.entry.proxy_protocol:
-                first = proxy_protocol.header(*(each[1:] for each in self._ends))
         except OSError:  # the client has reset the connection meanwhile
             self._abandon()
             self._fail()
@@ -127,4 +123,4 @@ class Dialing:
         connection = Connection(work.loop, client, server, info, work.ended)
         work.add(connection)
         work.dialing.pop(client, None)
-        connection.start(first)
+        connection.start()

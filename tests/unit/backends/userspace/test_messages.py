@@ -27,7 +27,7 @@ LISTENING = Listening(
 def test_a_change_is_decoded_as_it_was() -> None:
     held = Held(
         [(NodePorts(Family.IPV4), (parse_address("192.0.2.1"),))],
-        [(SERVICE, Balancing(b"x" * 20, 600, True, "random", (3, 1)))],
+        [(SERVICE, Balancing(b"x" * 20, 600, "random", (3, 1)))],
         [(KEY, LISTENING)],
     )
     change = Change(held, [KEY], [SERVICE])
