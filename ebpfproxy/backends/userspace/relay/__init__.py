@@ -4,7 +4,7 @@
 - `balancer`, `selection`, `affinity`: which endpoint a client gets. `target`: an endpoint for sockets.
 - `admission`: which clients a frontend admits, as a filter of the socket.
 - `listening`: options of the sockets of frontends. `tcp`: listening sockets. `dialing`: connecting to an
-  endpoint. `connection`, `pipes`: relaying bytes.
+  endpoint. `connection`: relaying bytes.
 - `udp`, `flows`: datagrams. `workload`: what all of these share. `counts`: what metrics show.
 
 All relays listen at the same addresses (SO_REUSEPORT), and the kernel distributes clients among them.

@@ -1,9 +1,7 @@
 """Relays the bytes of one TCP connection between a client and an endpoint.
 
-A relay process holds at most `_SMALL` bytes of each direction, so a slow reader costs its own kernel buffers
-and no memory here. The bytes of large transfers stay in the kernel: they pass through a pipe, which takes
-less than half of the CPU time of copying. If no pipe is free, the relay looks at the bytes (MSG_PEEK), sends
-them, and then discards what was sent (MSG_TRUNC).
+A relay holds at most `_BUFFER` of each direction, and only while the sink does not take it. So a slow reader
+stops the sender. Decision 0084: why bytes are copied.
 """
 
 import asyncio
@@ -14,147 +12,63 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
-from ebpfproxy.backends.userspace.relay.pipes import POOL, Pipe
 from ebpfproxy.backends.userspace.relay.target import Target
 
-_SMALL = 16 << 10
-_LARGE = 256 << 10
-_ROUNDS = 8
-"""How often a large transfer is continued before other connections get their turn."""
-_BUFFER = memoryview(bytearray(_LARGE))
+_BUFFER = memoryview(bytearray(64 << 10))
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 class Direction:
     """The bytes from one socket to the other one."""
 
-    __slots__ = ("_connection", "_is_large", "_pipe", "_rest", "_sink", "_source", "has_ended")
+    __slots__ = ("_connection", "_rest", "_sink", "_source", "has_ended")
 
     def __init__(self, connection: "Connection", source: socket.socket, sink: socket.socket) -> None:
         self._connection = connection
         self._source = source
         self._sink = sink
-        self._rest = b""
-        self._is_large = False
-        self._pipe: Pipe | None = None  # while it holds bytes
+        self._rest = b""  # what the sink has not taken
         self.has_ended = False
 
     def start(self) -> None:
-        """Begin to relay."""
+        """Read the source whenever it has bytes."""
         self._connection.loop.add_reader(self._source, self._read)
 
     def _read(self) -> None:
+        connection = self._connection
+        connection.used = connection.loop.time()
         try:
-            self._is_large = self._relay_large() if self._is_large else self._relay_small()
-        except (BlockingIOError, InterruptedError):
+            count = self._source.recv_into(_BUFFER)
+        except BlockingIOError:
             return
         except OSError:
-            self._connection.reset()
-
-    def _relay_small(self) -> bool:
-        """Return whether the transfer is large."""
-        count = self._source.recv_into(_BUFFER, _SMALL)
-        self._connection.used = self._connection.loop.time()
-        if not count:
+            connection.reset()
+            return
+        if count:
+            self._send(_BUFFER[:count])
+        else:
             self._end()
-            return False
+
+    def _send(self, content: bytes | memoryview) -> None:
+        """Send to the sink. The source is not read until the sink has taken everything."""
+        loop, waited = self._connection.loop, bool(self._rest)
         try:
-            sent = self._sink.send(_BUFFER[:count])
-        except (BlockingIOError, InterruptedError):
+            sent = self._sink.send(content)
+        except BlockingIOError:
             sent = 0
-        if sent < count:
-            self._rest = bytes(_BUFFER[sent:count])
-            self._connection.loop.remove_reader(self._source)
-            self._connection.loop.add_writer(self._sink, self._send_rest)
-        return count == _SMALL
-
-    def _relay_large(self) -> bool:
-        self._connection.used = self._connection.loop.time()
-        pipe = POOL.take()
-        return self._copy() if pipe is None else self._splice(pipe)
-
-    def _splice(self, pipe: Pipe) -> bool:
-        """Relay through a pipe."""
-        try:
-            for _ in range(_ROUNDS):
-                if not pipe.fill(self._source.fileno()):
-                    self._end()
-                    return False
-                is_large = pipe.count >= _SMALL
-                try:
-                    pipe.drain(self._sink.fileno())
-                except (BlockingIOError, InterruptedError):
-                    self._pipe = pipe
-                    self._connection.loop.remove_reader(self._source)
-                    self._connection.loop.add_writer(self._sink, self._drain)
-                    return True
-                if not is_large:
-                    return False
-            return True
-        finally:
-            if self._pipe is None:
-                POOL.give_back(pipe)
-
-    def _drain(self) -> None:
-        """The sink has room for the bytes in the pipe."""
-        assert self._pipe
-        try:
-            self._pipe.drain(self._sink.fileno())
-        except (BlockingIOError, InterruptedError):
-            return
         except OSError:
             self._connection.reset()
             return
-        self.discard()
-        self._resume()
-
-    def discard(self) -> None:
-        """Give up the bytes in the pipe, if there are any."""
-        if self._pipe:
-            POOL.give_back(self._pipe)
-            self._pipe = None
-
-    def _copy(self) -> bool:
-        connection = self._connection
-        for _ in range(_ROUNDS):
-            count = self._source.recv_into(_BUFFER, _LARGE, socket.MSG_PEEK)
-            if not count:
-                self._end()
-                return False
-            try:
-                sent = self._sink.send(_BUFFER[:count])
-            except (BlockingIOError, InterruptedError):
-                sent = 0
-            if sent:
-                self._source.recv_into(_BUFFER, sent, socket.MSG_TRUNC)
-            if sent < count:
-                connection.loop.remove_reader(self._source)
-                connection.loop.add_writer(self._sink, self._resume)
-                return True
-            if count < _SMALL:
-                return False
-        return True
-
-    def _resume(self) -> None:
-        """The sink has room again."""
-        connection = self._connection
-        connection.loop.remove_writer(self._sink)
-        connection.loop.add_reader(self._source, self._read)
-        self._read()
+        self._rest = bytes(content[sent:])
+        if self._rest and not waited:
+            loop.remove_reader(self._source)
+            loop.add_writer(self._sink, self._send_rest)
+        elif waited and not self._rest:
+            loop.remove_writer(self._sink)
+            self.start()
 
     def _send_rest(self) -> None:
-        try:
-            sent = self._sink.send(self._rest)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self._connection.reset()
-            return
-        self._rest = self._rest[sent:]
-        if self._rest:
-            self._connection.loop.add_writer(self._sink, self._send_rest)
-        else:
-            self._resume()
+        self._send(self._rest)
 
     def _end(self) -> None:
         """The source has sent everything: so the sink may not wait for more (half-close)."""
@@ -232,8 +146,6 @@ class Connection:
     def _close(self, was_reset: bool) -> None:
         if self._client.fileno() < 0:
             return
-        self._to_server.discard()
-        self._to_client.discard()
         for each in (self._client, self._server):
             if each.fileno() >= 0:
                 self.loop.remove_reader(each)
