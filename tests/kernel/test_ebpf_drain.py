@@ -379,14 +379,14 @@ def test_a_drain_is_rejected_while_an_agent_runs(pair: TwoNodes) -> None:
 
 
 def test_state_of_version_0_1_is_removed_in_one_step(pair: TwoNodes) -> None:
-    """These maps do not show which connections are alive, and their programs would accept new ones."""
+    """Its folder lacks maps of this version."""
     web = serve(pair)
     with connected(pair.x, TCP, pair.node.v4, web.node_port) as sock:
         assert server_of(sock) == "a"
         pair.end()
         (folder,) = pair.lab.bpffs.glob("programs-*")
         folder.rename(folder.with_name("v2-0123456789"))
-        (folder.with_name("v2-0123456789") / "programs_1").mkdir()
+        (folder.with_name("v2-0123456789") / "maps" / "service_ports").unlink()
         assert not step(pair)[1]
     assert remains(pair) == []
 

@@ -346,25 +346,6 @@ def test_maps_of_another_layout_are_discarded_by_name(
     assert peers(both.present) == {1000: peer(1000)}
 
 
-def test_maps_of_version_0_1_are_discarded(both: Both, pins: Pins, caplog: pytest.LogCaptureFixture) -> None:
-    """Their pins do not contain the layout."""
-    folder = pins.root / "v2-0123456789" / "maps"
-    folder.mkdir(parents=True)
-    for name in ("flows", "affinity", "socket_flows", "socket_peers", "services"):
-        both.previous[name].pin(folder / name)
-    pins.set_current(folder.parent)
-    write(both.previous["affinity"], client(1))
-    with caplog.at_level(logging.WARNING), both.migration() as migration:
-        migration.start()
-        migration.finish_flows()
-    ((message, values),) = messages(caplog)
-    assert (message, values) == (
-        migrate.DISCARDED,
-        {"maps": "affinity,flows,socket_flows,socket_peers"},
-    )
-    assert read(both.present["affinity"]) == {}
-
-
 def test_maps_of_the_same_shape_need_no_migration(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Both(pins, SIZES, SIZES)) as both:
         write(both.previous["flows"], entries(a_flow(1)))

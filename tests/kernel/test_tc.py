@@ -136,8 +136,7 @@ def test_attaching_again_moves_the_own_filter_before_a_later_one(device: int) ->
         assert not tc.can_advance(found)
 
 
-def test_a_filter_of_version_0_1_is_replaced_by_one_in_first_place(device: int) -> None:
-    """Version 0.1 used priority 235."""
+def test_an_own_filter_behind_another_is_replaced_by_one_in_first_place(device: int) -> None:
     with program() as previous, program() as foreign, program() as own:
         add_filter(device, Side.INGRESS, previous, handle=0xEB, name=tc.NAME, priority=235)
         add_filter(device, Side.INGRESS, foreign)

@@ -41,7 +41,7 @@ from ebpfproxy.backends.ebpf.flows.sweep import FlowMaps, FlowSweep
 from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.backends.ebpf.inspect.flow_view import read_timeouts
 from ebpfproxy.backends.ebpf.maps import Maps
-from ebpfproxy.backends.ebpf.pins import Pins, is_versioned
+from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import AbiMismatch, KernelError, NotFound
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.netlink import conntrack
@@ -129,8 +129,6 @@ def _opened(folder: Path, stack: contextlib.ExitStack) -> Maps:
 
     Raises AbiMismatch if they are of another version, NotFound if one is missing.
     """
-    if not is_versioned(folder):
-        raise AbiMismatch(f"{folder.name} is of version 0.1")
     maps = Maps(folder / "maps")
     stack.callback(maps.close)
     return maps

@@ -8,8 +8,8 @@
     xdp/IFINDEX                       the XDP link of a device
     current -> programs-<digest>      the programs in force
 
-Two folders of programs exist side by side only while one replaces the other. Version 0.1 had a folder
-v2-<digest> with both maps and programs. This version recognizes, replaces and removes it. Names contain no
+Two folders of programs exist side by side only while one replaces the other. Version 0.1 had folders
+v2-<digest> with maps and programs, which only `ebpfproxy cleanup` and a mode switch remove. Names contain no
 dots, since bpffs does not allow them.
 """
 
@@ -24,11 +24,6 @@ from ebpfproxy.errors import NotFound, Rejected
 _DIGITS = 10
 _PROGRAMS = "programs-"
 _PARTIAL = "_partial"  # the compiler's suffix of a folder that is not complete
-
-
-def is_versioned(folder: Path) -> bool:
-    """Whether the pins of its maps have the shape in their names. In version 0.1 they have not."""
-    return folder.name.startswith(_PROGRAMS)
 
 
 @contextlib.contextmanager
@@ -56,46 +51,37 @@ class Pins:
         return self.root / f"{_PROGRAMS}{hashlib.sha256(code.encode()).hexdigest()[:_DIGITS]}"
 
     def folders(self) -> Iterator[Path]:
-        """Every folder of programs, including those of version 0.1 and incomplete ones."""
+        """Every folder of programs, including incomplete ones and those of version 0.1."""
         for pattern in (f"{_PROGRAMS}*", "v*-*"):
             yield from sorted(path for path in self.root.glob(pattern) if path.is_dir())
 
     def loaded(self) -> Iterator[Path]:
-        """The folders that have programs. No program of another folder was ever attached."""
-        for folder in self.folders():
-            inner = [folder] if is_versioned(folder) else folder.glob("programs_*")
-            if not all(path.name.endswith(_PARTIAL) for path in inner):
-                yield folder
+        """The folders that are complete. No program of another folder was ever attached."""
+        return (folder for folder in self.folders() if not folder.name.endswith(_PARTIAL))
 
     def pinned_programs(self, name: str) -> Iterator[Path]:
         """Every pin of a program, of any version."""
-        for pattern in (f"{_PROGRAMS}*/{name}", f"v*-*/programs_*/{name}"):
-            yield from sorted(self.root.glob(pattern))
+        yield from sorted(self.root.glob(f"{_PROGRAMS}*/{name}"))
 
     def pinned_maps(self, name: str) -> Iterator[Path]:
         """Every pin of a map, of any shape."""
-        for pattern in (f"maps/{name}-*-*", f"v*-*/maps/{name}"):
-            yield from sorted(self.root.glob(pattern))
+        yield from sorted(self.maps.glob(f"{name}-*-*"))
 
     def maps_of(self, folder: Path | None) -> dict[str, Path]:
-        """The pins of the maps that the programs of a folder use, by map name. Empty without that folder.
-
-        Pins of version 0.1 have no shape in their names.
-        """
+        """The pins of the maps that the programs of a folder use, by map name. Empty without that folder."""
         if folder is None or not (folder / "maps").is_dir():
             return {}
-        return {
-            path.name: self.maps / path.readlink().name if path.is_symlink() else path
-            for path in (folder / "maps").iterdir()
-        }
+        links = (path for path in (folder / "maps").iterdir() if path.is_symlink())
+        return {path.name: self.maps / path.readlink().name for path in links}
 
     def hooked_in(self) -> Path:
         """The folder whose programs are attached, or were attached last.
 
-        Raises NotFound if nothing is pinned, Rejected if permissions are missing.
+        Raises NotFound if nothing is pinned, Rejected if permissions are missing, or if they are of version
+        0.1.
         """
         try:
-            return self.root / self.current.readlink()
+            folder = self.root / self.current.readlink()
         except (FileNotFoundError, NotADirectoryError) as failure:
             raise NotFound(
                 f"no maps of mode ebpf in {self.root}",
@@ -104,6 +90,9 @@ class Pins:
         except OSError as failure:
             hint = "run as root" if isinstance(failure, PermissionError) else ""
             raise Rejected(f"cannot access {self.root}: {failure.strerror}", hint) from failure
+        if not folder.name.startswith(_PROGRAMS):
+            raise Rejected(f"cannot use {folder}: it is of version 0.1", "run `ebpfproxy cleanup`")
+        return folder
 
     def in_force(self) -> Path | None:
         """Like `hooked_in`, but None if there is no such folder. Raises Rejected."""

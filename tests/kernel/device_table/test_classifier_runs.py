@@ -20,9 +20,8 @@ from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.backends.ebpf.programs import Programs
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import AlreadyExists, Rejected
-from ebpfproxy.linux.bpf import tc, tcx
-from ebpfproxy.linux.bpf.bpf import Map, Program
-from ebpfproxy.linux.bpf.loader import TAIL_CALLS
+from ebpfproxy.linux.bpf import tc
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.locks import FolderLock
 from ebpfproxy.plan.service_plan import DeviceRole, NodePlan
 from tests.kernel.device_table.plane import (
@@ -255,53 +254,29 @@ def test_a_rejecting_hook_does_not_delay_the_migration_of_flows(
         bring(second, EMPTY_PLAN)
 
 
-def as_of_version_0_1(settings: EbpfSettings) -> None:
-    """Pin the current maps and programs as version 0.1 did."""
-    root = settings.bpffs_root
-    previous = root / "v2-0123456789"
-    for name in ("maps", "programs_1"):
-        (previous / name).mkdir(parents=True)
-    for path in (root / "current").iterdir():
-        if not path.is_dir() and path.name != TAIL_CALLS:
-            with contextlib.closing(Program.pinned(path)) as program:
-                program.pin(previous / "programs_1" / path.name)
-    for path in (root / "current" / "maps").iterdir():
-        with contextlib.closing(Map.pinned(path)) as opened:
-            opened.pin(previous / "maps" / path.name)
-    for path in (*root.glob("programs-*"), root / "maps"):
-        shutil.rmtree(path)
-    Pins(root).set_current(previous)
-
-
-def test_programs_of_version_0_1_are_replaced_and_its_devices_recognized(
+def test_pins_of_version_0_1_are_rejected_until_cleanup_has_removed_them(
     settings: EbpfSettings, node: Namespace
 ) -> None:
-    with running(settings) as first:
-        bring(first, NodePlan(devices=(device("net"), device("pod", DeviceRole.POD))))
-        before = programs("net"), first.read()
-    as_of_version_0_1(settings)
-    reported: list[frozenset[int]] = []
-    with running(settings, reported.append) as second:
-        assert reported[0] == {socket.if_nametoindex("pod")}
-        assert not bring(second, plan("net"))
-        assert in_step(second, plan("net"))
-        assert programs("net") != before[0]
-        assert programs("pod") == (None, None)
-        assert {path.name for path in settings.bpffs_root.glob("v*-*")} == set()
-        assert not tc.has_clsact(socket.if_nametoindex("pod"))
-        bring(second, EMPTY_PLAN)
-        assert not tc.has_clsact(socket.if_nametoindex("net"))
-
-
-def test_cleanup_removes_what_version_0_1_left(settings: EbpfSettings, node: Namespace) -> None:
+    """Version 0.1 had maps and programs in one folder, and filters with the same name."""
     with running(settings) as first:
         bring(first, plan("net"))
-    as_of_version_0_1(settings)
-    removed = cleanup.remove(settings.bpffs_root, settings.cgroup_root)
+    root = settings.bpffs_root
+    (root / "v2-0123456789").mkdir()
+    for path in (*root.glob("programs-*"), root / "maps"):
+        shutil.rmtree(path)
+    Pins(root).set_current(root / "v2-0123456789")
+    with pytest.raises(Rejected, match="v2-0123456789: it is of version") as rejected, running(settings):
+        pass
+    assert rejected.value.hint == "run `ebpfproxy cleanup`"
+    assert programs("net") != (None, None)
+    removed = cleanup.remove(root, settings.cgroup_root)
     assert "pins v2-0123456789" in removed
-    assert ("clsact of net" in removed) is not tcx.is_supported()
-    left = {path.name for path in settings.bpffs_root.iterdir()}
+    assert programs("net") == (None, None)
+    left = {path.name for path in root.iterdir()}
     assert left <= {"maps.debug", "progs.debug"}, "the kernel creates these in each bpffs"
+    with running(settings) as second:
+        assert not bring(second, plan("net"))
+        bring(second, EMPTY_PLAN)
 
 
 # Removed pins
