@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ebpfproxy.backends.userspace.relay.process import NAME
+from ebpfproxy.backends.userspace.messages import NAME
 from ebpfproxy.bench import workload
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result, Samples

@@ -13,10 +13,13 @@ from typing import NamedTuple
 import msgspec
 
 from ebpfproxy.backends.userspace.entries import Balanced, Balancing, Listen, Listening, NodePorts
+from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.model.address import Address
 
 LENGTH = struct.Struct("=I")
-READERS = "ebpfproxy-relay-"
+NAME = "ebpfproxy-relay"
+"""The name of a relay process, as `ps` shows it: at most 15 bytes."""
+READERS = f"{NAME}-"
 """Each relay answers requests that change nothing also at an abstract unix(7) address: this prefix
 and a random part. Such addresses belong to a network namespace, and any user may bind one."""
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -41,21 +44,11 @@ class Failure(NamedTuple):
 class Start(msgspec.Struct, frozen=True, tag=True):
     """The first request.
 
-    - `number`: from 0 on; each relay begins the round robin at another endpoint.
-    - `relays`: the number of relays.
-    - Timeouts in seconds: of established TCP connections, of those that one side has closed, of UDP flows
-      whose last datagram was a reply, and of those that wait for a reply.
-    - `udp_flows`, `affinity_clients`: the largest numbers of UDP flows and of clients with affinity.
+    `number`: from 0 on; each relay begins the round robin at another endpoint.
     """
 
     number: int
-    relays: int
-    tcp_timeout: float
-    tcp_closing_timeout: float
-    udp_timeout: float
-    udp_unreplied_timeout: float
-    udp_flows: int
-    affinity_clients: int
+    settings: UserspaceSettings
 
 
 class Change(msgspec.Struct, frozen=True, tag=True):

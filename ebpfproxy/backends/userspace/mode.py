@@ -7,7 +7,7 @@ from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.backends.userspace import cleanup, probes
 from ebpfproxy.backends.userspace.backend import UserspaceBackend
 from ebpfproxy.backends.userspace.inspection import UserspaceInspection
-from ebpfproxy.backends.userspace.relay.selection import ALGORITHMS
+from ebpfproxy.backends.userspace.relay.balancer import ALGORITHMS
 from ebpfproxy.backends.userspace.settings import UserspaceSettings, one_per_cpu
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context

@@ -145,18 +145,8 @@ class Relays:
     def _admit(self, number: int, child: Child) -> None:
         """Give a new relay its entries, and watch it. Raises Rejected if it does not answer; it is ended."""
         child.socket.settimeout(_PATIENCE)
-        settings = self._settings
-        start = Start(
-            number,
-            settings.relays,
-            settings.tcp_timeout,
-            settings.tcp_closing_timeout,
-            settings.udp_timeout,
-            settings.udp_unreplied_timeout,
-            settings.udp_flows,
-            settings.affinity_clients,
-        )
-        if not all(self._ask(child, each) for each in (start, Change(_held(self._entries)))):
+        first = Start(number, self._settings), Change(_held(self._entries))
+        if not all(self._ask(child, each) for each in first):
             child.end()
             raise Rejected(
                 "cannot start a relay: it does not answer", "its output is in the log of the agent"

@@ -6,7 +6,14 @@ import os
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UserspaceSettings:
-    """The number of relays, and limits. Timeouts are in seconds; see `messages.Start`."""
+    """What all relays need.
+
+    - `relays`: their number.
+    - Timeouts in seconds: of established TCP connections, of those that one side has closed, of UDP flows
+      whose last datagram was a reply, and of those that wait for a reply.
+    - `udp_flows`, `affinity_clients`: the largest numbers of UDP flows and of clients with affinity, in each
+      relay.
+    """
 
     relays: int = 1
     tcp_timeout: float = 24 * 3600.0

@@ -9,8 +9,7 @@ import pytest
 from ebpfproxy.backends.userspace.entries import Balanced, Balancing, Listening
 from ebpfproxy.backends.userspace.relay import listening
 from ebpfproxy.backends.userspace.relay.admission import Admission, Client
-from ebpfproxy.backends.userspace.relay.affinity import Affinity
-from ebpfproxy.backends.userspace.relay.balancer import Balancer
+from ebpfproxy.backends.userspace.relay.balancer import Affinity, Balancer
 from ebpfproxy.backends.userspace.relay.target import Target
 from ebpfproxy.linux.sockets.socket_filter import PASS
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network

@@ -2,7 +2,7 @@
 
 import sys
 
-from ebpfproxy.backends.userspace.relay import process
+from ebpfproxy.backends.userspace.relay import control
 
 if __name__ == "__main__":
-    process.run(int(sys.argv[1]))
+    control.run(int(sys.argv[1]))

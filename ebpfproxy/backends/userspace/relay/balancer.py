@@ -6,15 +6,48 @@ connection, unless that one was too long ago or the endpoint is gone. If the end
 connection, the client's affinity moves to the next one.
 """
 
-from collections import Counter
+import math
+import random
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
 from itertools import repeat
 
 from ebpfproxy.backends.userspace.entries import Balancing
-from ebpfproxy.backends.userspace.relay.affinity import Affinity
-from ebpfproxy.backends.userspace.relay.selection import Selection
 from ebpfproxy.backends.userspace.relay.target import Target, target
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
+from ebpfproxy.plan.weights import interleaved
+
+ALGORITHMS = (Algorithm.ROUND_ROBIN, Algorithm.RANDOM, Algorithm.SOURCE_HASH, Algorithm.LEAST_CONNECTIONS)
+"""Those that a relay has."""
+
+
+class Affinity:
+    """The endpoint that each client got last. The least recently active client is forgotten first.
+
+    All connections of a client to a ServicePort with affinity are accepted by the same relay: the kernel
+    selects it by the client's address (see `held.py`). So relays need not share this table.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._choices: OrderedDict[tuple[Hashable, str], tuple[Target, float]] = OrderedDict()
+
+    def get(self, service: Hashable, client: str, timeout: float, now: float) -> Target | None:
+        """Return the endpoint of a client that was active within `timeout` seconds, else None."""
+        chosen, used = self._choices.get((service, client), (None, now))
+        if now - used > timeout:
+            del self._choices[service, client]
+            return None
+        return chosen
+
+    def set(self, service: Hashable, client: str, target: Target, now: float) -> None:
+        """The client is active now, and uses this endpoint."""
+        self._choices[service, client] = target, now
+        self._choices.move_to_end((service, client))
+        if len(self._choices) > self._most:
+            self._choices.popitem(last=False)
 
 
 class Balancer:
@@ -34,18 +67,16 @@ class Balancer:
     def _put(self, entry: Balancing, positions: tuple[int, int]) -> None:
         self.entry = entry
         algorithm = Algorithm(entry.algorithm)
-        cluster, local = [], []
-        listed = []
-        weights = entry.weights or repeat(1)
-        for each, weight in zip(PlannedEndpoints.packed(entry.rows), weights, strict=False):
-            at = target(each.address, each.port)
-            listed.append(at)
-            if each.cluster:
-                cluster.append((at, max(weight, 1)))
-            if each.local:
-                local.append((at, max(weight, 1)))
-        self._listed = frozenset(listed)
-        self._scopes = Selection(algorithm, cluster, positions[0]), Selection(algorithm, local, positions[1])
+        endpoints = [
+            (each, target(each.address, each.port), max(weight, 1))
+            for each, weight in zip(
+                PlannedEndpoints.packed(entry.rows), entry.weights or repeat(1), strict=False
+            )
+        ]
+        self._listed = frozenset(at for _, at, _ in endpoints)
+        cluster = [(at, weight) for each, at, weight in endpoints if each.cluster]
+        local = [(at, weight) for each, at, weight in endpoints if each.local]
+        self._scopes = _Scope(algorithm, cluster, positions[0]), _Scope(algorithm, local, positions[1])
 
     def has_any(self, local: bool) -> bool:
         """Return whether this scope has an endpoint."""
@@ -82,3 +113,51 @@ class Balancer:
         if timeout and chosen:
             self._affinity.set(self, client, chosen, now)
         return chosen
+
+
+class _Scope:
+    """The endpoints of one scope, with weights. `select` requires at least one endpoint."""
+
+    def __init__(self, algorithm: Algorithm, weighted: Sequence[tuple[Target, int]], first: int) -> None:
+        """`weighted`: endpoints with weights of at least 1. `first`: where round robin begins, and the choice
+        among those that have equally few connections.
+        """
+        self._algorithm = algorithm
+        self.members = frozenset(target for target, _ in weighted)
+        self._cycle = [weighted[at][0] for at in interleaved([weight for _, weight in weighted])]
+        self._weighted = weighted
+        self.position = first
+        """The position of the next choice in turn."""
+
+    def select(self, client: str, connections: Counter[Target]) -> Target:
+        """Return the endpoint for a connection of a client. `connections`: those that are open, by
+        endpoint.
+        """
+        if self._algorithm is Algorithm.RANDOM:
+            return random.choice(self._cycle)
+        if self._algorithm is Algorithm.SOURCE_HASH:
+            return max(self._weighted, key=lambda each: _score(client, *each))[0]
+        if self._algorithm is Algorithm.LEAST_CONNECTIONS:
+            at = self._advanced() % len(self._weighted)  # so that equal ones take turns
+            in_turn = (*self._weighted[at:], *self._weighted[:at])
+            return min(in_turn, key=lambda each: (connections[each[0]] + 1) / each[1])[0]
+        return self._next()
+
+    def next_after(self, failed: Target) -> Target:
+        """Return an endpoint for a retry: the next one of the round robin that has not just failed."""
+        chosen = self._next()
+        return self._next() if chosen == failed and len(self.members) > 1 else chosen
+
+    def _next(self) -> Target:
+        return self._cycle[self._advanced() % len(self._cycle)]
+
+    def _advanced(self) -> int:
+        """Return the position, and advance it."""
+        self.position += 1
+        return self.position - 1
+
+
+def _score(client: str, target: Target, weight: int) -> float:
+    """Return the score of rendezvous hashing: a change of the endpoints moves few clients."""
+    hashed = zlib.crc32(f"{client} {target}".encode()) / (1 << 32)
+    return math.pow(hashed, 1 / weight)

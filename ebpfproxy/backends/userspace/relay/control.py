@@ -1,7 +1,15 @@
-"""Answers requests: those of the agent, and those of other commands, which may only read."""
+"""The process of a relay: its start, the requests of the agent and of other commands, its end with the agent.
+
+Other commands may only read.
+"""
 
 import asyncio
+import contextlib
+import gc
+import os
+import secrets
 import socket
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +21,7 @@ from ebpfproxy.backends.userspace.messages import (
     Connections,
     Content,
     Count,
+    Counters,
     Done,
     Find,
     ListConnections,
@@ -22,40 +31,50 @@ from ebpfproxy.backends.userspace.messages import (
 )
 from ebpfproxy.backends.userspace.relay.held import Entries
 from ebpfproxy.backends.userspace.relay.workload import Workload
+from ebpfproxy.linux import descriptors
 from ebpfproxy.linux.netlink import rtnetlink_watch
 
 _DEVICES = "network devices"
 
 
-class Control:
-    """Holds the relay's state, which the agent's first request creates."""
+def run(descriptor: int) -> None:
+    """Relay until the agent closes its end of the control socket, which has this file descriptor."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(messages.NAME)
+    descriptors.raise_limit()  # a connection takes two, and each listener one
+    with socket.socket(fileno=descriptor) as control:
+        asyncio.run(_run(control))
+    os._exit(0)  # without the end of each connection: the kernel closes all sockets
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._work: Workload | None = None
 
-    async def follow(self, control: socket.socket) -> None:
-        """Answer the agent's requests until it ends or closes its socket."""
-        reader, writer = await asyncio.open_connection(sock=control)
-        with rtnetlink_watch.subscribed(_DEVICES, rtnetlink_watch.LINKS) as notifications:
-            self._loop.add_reader(notifications, self._devices_changed, notifications)
-            try:
-                await self._serve(reader, writer, may_change=True)
-            finally:
-                self._loop.remove_reader(notifications)
+async def _run(agent: socket.socket) -> None:
+    """Answer requests until the agent ends or closes its socket."""
+    loop, control = asyncio.get_running_loop(), _Control()
 
-    def _devices_changed(self, notifications: socket.socket) -> None:
-        rtnetlink_watch.drain(_DEVICES, notifications)
-        if self._work:
-            self._entries.devices_changed()
-
-    async def serve_reader(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of another command of the same user."""
+    async def serve_reader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if messages.is_own(writer.get_extra_info("socket")):
-            await self._serve(reader, writer, may_change=False)
+            await control.serve(reader, writer, may_change=False)
         writer.close()
 
-    async def _serve(
+    await asyncio.start_unix_server(serve_reader, path=f"\0{messages.READERS}{secrets.token_hex(8)}")
+    gc.freeze()
+    with rtnetlink_watch.subscribed(_DEVICES, rtnetlink_watch.LINKS) as notifications:
+        loop.add_reader(notifications, control.devices_changed, notifications)
+        await control.serve(*await asyncio.open_connection(sock=agent), may_change=True)
+
+
+class _Control:
+    """Answers requests. The first one of the agent creates the entries."""
+
+    def __init__(self) -> None:
+        self._entries: Entries | None = None
+
+    def devices_changed(self, notifications: socket.socket) -> None:
+        rtnetlink_watch.drain(_DEVICES, notifications)
+        if self._entries:
+            self._entries.devices_changed()
+
+    async def serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, may_change: bool
     ) -> None:
         try:
@@ -71,20 +90,22 @@ class Control:
 
     def _answer(self, request: Request) -> Answer:
         if isinstance(request, Start):
-            self._work = Workload(self._loop, request)
-            self._entries = Entries(self._work)
+            self._entries = Entries(Workload(asyncio.get_running_loop(), request))
             return Done()
-        work = self._work
-        if work is None:
+        entries = self._entries
+        if entries is None:
             raise EOFError
+        connections, flows = entries.connections, entries.flows
         match request:
             case Change():
-                return Done(self._entries.apply(request))
+                return Done(entries.apply(request))
             case Read():
-                return Content(self._entries.held())
+                return Content(entries.held())
             case Count():
-                return work.counters()
+                return Counters(connections.count(), flows.count(), dict(entries.work.counts))
             case ListConnections():
-                return Connections(work.listed(request.most))
+                found = connections.listed(request.most)
+                return Connections(found + flows.listed(request.most - len(found)))
             case Find():
-                return work.found(request)
+                of = flows if request.protocol == "UDP" else connections
+                return of.found(request.client, request.frontend)

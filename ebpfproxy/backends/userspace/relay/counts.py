@@ -1,7 +1,6 @@
 """The counters of a relay."""
 
 import enum
-from collections import Counter
 
 
 class Event(enum.StrEnum):
@@ -20,6 +19,3 @@ class Event(enum.StrEnum):
     DATAGRAMS_DROPPED = "udp_dropped"
 
     __hash__ = str.__hash__
-
-
-Counts = Counter[str]

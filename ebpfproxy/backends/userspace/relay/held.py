@@ -8,31 +8,30 @@ client of a ServicePort reaches the same relay at each of its frontends.
 import errno
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from ebpfproxy.backends.userspace.entries import Balanced, Listen, Listening, NodePorts, Pods, other_port
 from ebpfproxy.backends.userspace.messages import Change, Failure, Held
 from ebpfproxy.backends.userspace.relay.admission import other_interfaces
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
+from ebpfproxy.backends.userspace.relay.connection import Connections
+from ebpfproxy.backends.userspace.relay.listening import Listener
 from ebpfproxy.backends.userspace.relay.target import Target, target
 from ebpfproxy.backends.userspace.relay.tcp import TcpListener
-from ebpfproxy.backends.userspace.relay.udp import UdpListener
+from ebpfproxy.backends.userspace.relay.udp import Flows, UdpListener
 from ebpfproxy.backends.userspace.relay.workload import Workload
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Address, Protocol, is_unspecified, unspecified
-
-_KINDS: dict[Protocol, Callable[[Workload, Target, Target], TcpListener | UdpListener]] = {
-    Protocol.TCP: TcpListener,
-    Protocol.UDP: UdpListener,
-}
 
 
 class _Frontend:
     """A frontend: one socket at its address, or for a NodePort at each address of the node."""
 
-    def __init__(self, work: Workload, key: Listen) -> None:
-        self._work = work
+    def __init__(self, key: Listen, listener: Callable[[Target, Target], Listener] | None) -> None:
+        """`listener`: its class with the first argument, None if relays do not have the protocol."""
         self._key = key
-        self._sockets: dict[Address, TcpListener | UdpListener] = {}
+        self._listener = listener
+        self._sockets: dict[Address, Listener] = {}
         self._failed = False
 
     def open(self, entry: Listening, service: Balancer, wanted: tuple[Address, ...]) -> Iterable[Failure]:
@@ -44,12 +43,11 @@ class _Frontend:
             self._sockets.pop(address).close()
         for address in wanted:
             place, shown = target(address, entry.port), target(address, frontend.port)
-            kind = _KINDS.get(frontend.protocol)
-            if kind is None:
+            if self._listener is None:
                 self._failed = True
                 yield Failure(self._key, errno.EPROTONOSUPPORT, str(place))
                 return
-            listener = self._sockets.setdefault(address, kind(self._work, place, shown))
+            listener = self._sockets.setdefault(address, self._listener(place, shown))
             try:
                 listener.open(entry, service)
             except (OSError, KernelError) as failure:
@@ -70,7 +68,12 @@ class Entries:
     """All entries of a relay."""
 
     def __init__(self, work: Workload) -> None:
-        self._work = work
+        self.work = work
+        self.connections, self.flows = Connections(work), Flows(work)
+        self._listeners: Mapping[Protocol, Callable[[Target, Target], Listener]] = {
+            Protocol.TCP: partial(TcpListener, self.connections),
+            Protocol.UDP: partial(UdpListener, self.flows),
+        }
         self._node_ports: dict[NodePorts, tuple[Address, ...]] = {}
         self._services: dict[Balanced, Balancer] = {}
         self._frontends: dict[Listen, _Frontend] = {}
@@ -90,8 +93,8 @@ class Entries:
             if known:
                 known.put(balancing)
             else:
-                first = self._work.start.number + zlib.crc32(str(service).encode())
-                self._services[service] = Balancer(balancing, self._work.affinity, first)
+                first = self.work.start.number + zlib.crc32(str(service).encode())
+                self._services[service] = Balancer(balancing, self.work.affinity, first)
             of_service = self._of_service.get(service, ())
             touched.update((key, self._frontends[key].entry) for key in of_service)
         touched.update(put.listeners)
@@ -137,7 +140,7 @@ class Entries:
             return [Failure(key, errno.ENOENT, str(key.frontend))]
         frontend = self._frontends.get(key)
         if frontend is None:
-            frontend = self._frontends[key] = _Frontend(self._work, key)
+            frontend = self._frontends[key] = _Frontend(key, self._listeners.get(key.frontend.protocol))
         else:
             self._of_service.get(frontend.entry.service, set()).discard(key)
         self._of_service.setdefault(entry.service, set()).add(key)

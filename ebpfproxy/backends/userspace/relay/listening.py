@@ -6,16 +6,70 @@ be removed and added again without a change of the sockets.
 
 import errno
 import socket
+from abc import ABC, abstractmethod
 
+from ebpfproxy.backends.userspace.entries import Listening
 from ebpfproxy.backends.userspace.relay.admission import Admission
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
 from ebpfproxy.backends.userspace.relay.target import Target
+from ebpfproxy.backends.userspace.relay.workload import Workload
 from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.sockets import socket_filter
 from ebpfproxy.linux.sockets.socket_filter import PASS
 from ebpfproxy.model.address import Family
 
 _IP_FREEBIND, _IPV6_FREEBIND = 15, 78
+
+
+class Listener(ABC):
+    """A socket at one address of a frontend, from `open` until `close`. `kind`: SOCK_STREAM or SOCK_DGRAM."""
+
+    kind: int
+
+    def __init__(self, work: Workload, address: Target, frontend: Target) -> None:
+        """`address`: where to listen. `frontend`: to which clients connect."""
+        self._work = work
+        self._address, self._frontend = address, frontend
+        self._sock: socket.socket | None = None
+
+    def open(self, entry: Listening, service: Balancer) -> None:
+        """Listen; if it listens already, use these entries from now on. Raises OSError or KernelError."""
+        self._entry, self._service = entry, service
+        self._admission = Admission(entry, service)
+        relays = self._work.start.settings.relays
+        if self._sock and self.is_open():
+            admit(self._sock, self._admission)
+            distribute(self._sock, service, relays)
+            return
+        self.close()
+        sock = bound(self._address, self.kind, self._admission)
+        try:
+            self._prepare(sock)
+            distribute(sock, service, relays)
+        except BaseException:
+            sock.close()
+            raise
+        self._sock = sock
+        self._work.loop.add_reader(sock, self._receive)
+
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Return whether the socket receives. Another program may have destroyed it (`ss --kill`)."""
+
+    @abstractmethod
+    def _prepare(self, sock: socket.socket) -> None:
+        """Prepare a bound socket. Raises OSError."""
+
+    @abstractmethod
+    def _receive(self) -> None:
+        """Something has arrived."""
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._sock:
+            self._work.loop.remove_reader(self._sock)
+            self._sock.close()
+            self._sock = None
 
 
 def bound(address: Target, kind: int, admission: Admission) -> socket.socket:

@@ -1,72 +1,175 @@
-"""A UDP socket at one address of a frontend, and the flows of its clients."""
+"""UDP: a socket at one address of a frontend, and the flows of its clients.
+
+A flow is a connected socket for each client and frontend, with an idle timeout.
+"""
 
 import contextlib
 import socket
-from functools import partial
+from collections import OrderedDict
+from itertools import islice
 
+from ebpfproxy.backends.userspace import messages
 from ebpfproxy.backends.userspace.entries import Listening
 from ebpfproxy.backends.userspace.relay import admission as admissions
-from ebpfproxy.backends.userspace.relay import listening
-from ebpfproxy.backends.userspace.relay.admission import Admission, Client
+from ebpfproxy.backends.userspace.relay.admission import Client
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
 from ebpfproxy.backends.userspace.relay.counts import Event
-from ebpfproxy.backends.userspace.relay.flows import Flow
+from ebpfproxy.backends.userspace.relay.listening import Listener
 from ebpfproxy.backends.userspace.relay.target import Target
-from ebpfproxy.backends.userspace.relay.workload import Workload
+from ebpfproxy.backends.userspace.relay.workload import Relayed, Workload
 
 _DATAGRAM = memoryview(bytearray(1 << 16))
 _ANCILLARY = 128
-_BURST = 64  # datagrams before others get their turn
+_BURST, _BURST_OF_FLOW = 64, 32  # datagrams before others get their turn
 _ATTEMPTS = 2  # endpoints for one datagram
+_SHORTEST_SWEEP, _LONGEST_SWEEP = 0.05, 1.0
 
 
-class UdpListener:
-    """Receives datagrams until `close`."""
+class Flow(Relayed):
+    """The datagrams of one client to one frontend. `replied`: whether the last one was a reply."""
 
-    def __init__(self, work: Workload, address: Target, frontend: Target) -> None:
-        """As in `TcpListener`."""
-        self._work = work
-        self._address, self._frontend = address, frontend
-        self._sock: socket.socket | None = None
-        self._flows: dict[tuple[str, int], Flow] = {}
+    __slots__ = ("listener", "peer", "replied", "sock")
+    protocol = "UDP"
+
+    def __init__(self, listener: "UdpListener", peer: tuple[str, int], target: Target) -> None:
+        """Open a socket to the endpoint. Raises OSError."""
+        self.listener, self.peer, self.target = listener, peer, target
+        self.replied = False
+        self.sock = socket.socket(target.number, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self.sock.connect(target[1:])
+        except OSError:
+            self.sock.close()
+            raise
+
+    def send(self, datagram: memoryview) -> None:
+        """Send a datagram of the client to the endpoint. Raises OSError, for example if the endpoint
+        rejected a previous one.
+        """
+        self.replied = False
+        self.sock.send(datagram)
+
+    def receive(self) -> None:
+        """Relay what the endpoint has sent. Raises OSError if it rejected a datagram."""
+        for _ in range(_BURST_OF_FLOW):
+            try:
+                count = self.sock.recv_into(_DATAGRAM)
+            except BlockingIOError:
+                return
+            self.replied = True
+            self.listener.reply(self.peer, _DATAGRAM[:count])
+
+
+class Flows:
+    """All flows, the least recently active one first."""
+
+    def __init__(self, work: Workload) -> None:
+        self.work = work
+        self._settings = work.start.settings
+        self._flows: OrderedDict[Flow, None] = OrderedDict()
+        self._sweeps = False
+
+    def count(self) -> int:
+        """Return how many there are."""
+        return len(self._flows)
+
+    def add(self, flow: Flow) -> None:
+        """Begin to relay replies. If there are too many flows, the least recently active one ends."""
+        if len(self._flows) >= self._settings.udp_flows:
+            self.end(next(iter(self._flows)))
+            self.work.counts[Event.FLOWS_EVICTED] += 1
+        self.work.counts[Event.FLOWS] += 1
+        self._flows[flow] = None
+        self.touch(flow)
+        self.work.loop.add_reader(flow.sock, self._receive, flow)
+        if not self._sweeps:
+            self._sweeps = True
+            self.work.loop.call_later(self._interval(), self._sweep)
+
+    def touch(self, flow: Flow) -> None:
+        """The flow is active now."""
+        flow.used = self.work.loop.time()
+        self._flows.move_to_end(flow)
+
+    def end(self, flow: Flow) -> None:
+        """End a flow. Does nothing if it has ended."""
+        if flow in self._flows:
+            del self._flows[flow]
+            self.work.loop.remove_reader(flow.sock)
+            flow.sock.close()
+            flow.listener.flows.pop(flow.peer, None)
+
+    def listed(self, most: int) -> list[messages.Connection]:
+        """Return up to `most` flows."""
+        now = self.work.loop.time()
+        return [each.shown(now) for each in islice(self._flows, most)]
+
+    def found(self, client: str, frontend: str) -> messages.Connections:
+        """Return the flow with these ends, as texts with ports. Empty without one."""
+        now = self.work.loop.time()
+        return messages.Connections(
+            [each.shown(now) for each in self._flows if each.is_between(client, frontend)]
+        )
+
+    def _receive(self, flow: Flow) -> None:
+        try:
+            flow.receive()
+        except OSError:
+            self.end(flow)
+        else:
+            self.touch(flow)
+
+    def _interval(self) -> float:
+        return min(max(self._settings.udp_timeout / 4, _SHORTEST_SWEEP), _LONGEST_SWEEP)
+
+    def _sweep(self) -> None:
+        now, settings = self.work.loop.time(), self._settings
+        shortest = min(settings.udp_timeout, settings.udp_unreplied_timeout)
+        idle = []
+        for flow in self._flows:
+            age = now - flow.used
+            if age <= shortest:
+                break
+            if age > (settings.udp_timeout if flow.replied else settings.udp_unreplied_timeout):
+                idle.append(flow)
+        for flow in idle:
+            self.end(flow)
+        self._sweeps = bool(self._flows)
+        if self._sweeps:
+            self.work.loop.call_later(self._interval(), self._sweep)
+
+
+class UdpListener(Listener):
+    """Receives datagrams. All flows end at `close`, since their replies need its socket.
+
+    `flows`: by the address and port of the client.
+    """
+
+    kind = socket.SOCK_DGRAM
+
+    def __init__(self, flows: Flows, address: Target, frontend: Target) -> None:
+        super().__init__(flows.work, address, frontend)
+        self._all = flows
+        self.flows: dict[tuple[str, int], Flow] = {}
 
     def open(self, entry: Listening, service: Balancer) -> None:
-        """Receive; if it does already, use these entries from now on. Raises OSError.
-
-        Flows to endpoints that the ServicePort no longer has end, so that their clients get another one.
+        """As in `Listener`. Flows to endpoints that the ServicePort no longer has end, so that their clients
+        get another one.
         """
-        self._entry, self._service = entry, service
-        self._admission = Admission(entry, service)
-        relays = self._work.start.relays
-        if self._sock and self.is_open():
-            listening.admit(self._sock, self._admission)
-            listening.distribute(self._sock, service, relays)
-            for flow in [each for each in self._flows.values() if not service.is_listed(each.target)]:
-                self._work.flows.end(flow)
-            return
-        self.close()
-        sock = listening.bound(self._address, socket.SOCK_DGRAM, self._admission)
-        try:
-            listening.distribute(sock, service, relays)
-            admissions.request_interface(sock)
-        except BaseException:
-            sock.close()
-            raise
-        self._sock = sock
-        self._work.loop.add_reader(sock, self._receive)
+        super().open(entry, service)
+        for flow in [each for each in self.flows.values() if not service.is_listed(each.target)]:
+            self._all.end(flow)
 
     def is_open(self) -> bool:
-        """Return whether the socket is bound. Another program may have destroyed it (`ss --kill`)."""
         return bool(self._sock and self._sock.getsockname()[1])
 
+    def _prepare(self, sock: socket.socket) -> None:
+        admissions.request_interface(sock)
+
     def close(self) -> None:
-        """Stop receiving. All flows end, since their replies need this socket."""
-        for flow in list(self._flows.values()):
-            self._work.flows.end(flow)
-        if self._sock:
-            self._work.loop.remove_reader(self._sock)
-            self._sock.close()
-            self._sock = None
+        for flow in list(self.flows.values()):
+            self._all.end(flow)
+        super().close()
 
     def _receive(self) -> None:
         for _ in range(_BURST):
@@ -86,23 +189,22 @@ class UdpListener:
 
     def _relay(self, datagram: memoryview, peer: tuple[str, int], interface: int) -> None:
         """Send a datagram to the endpoint of its flow; if that rejected a previous one, to another one."""
-        flow = self._flows.get(peer)
+        flow = self.flows.get(peer)
         failed = None
         for _ in range(_ATTEMPTS):
-            if flow is None:
-                flow = self._new_flow(peer, interface, failed)
+            flow = flow or self._new_flow(peer, interface, failed)
             if flow is None:
                 break
             try:
                 flow.send(datagram)
-            except (BlockingIOError, InterruptedError):
+            except BlockingIOError:
                 break
             except OSError:
-                self._work.flows.end(flow)
+                self._all.end(flow)
                 failed = flow.target
                 flow = None
                 continue
-            self._work.flows.touch(flow)
+            self._all.touch(flow)
             return
         self._work.counts[Event.DATAGRAMS_DROPPED] += 1
 
@@ -116,17 +218,18 @@ class UdpListener:
             chosen = self._service.choose(peer[0], local, self._work.loop.time(), failed)
         if chosen is None:
             return None
-        client = Target(self._address.number, peer[0], peer[1])
-        info = (self._entry.service.service, str(client), str(self._frontend))
         try:
-            flow = Flow(chosen, info, partial(self._reply, peer), partial(self._flows.pop, peer, None))
+            flow = Flow(self, peer, chosen)
         except OSError:
             return None
-        self._flows[peer] = flow
-        self._work.flows.add(flow)
+        flow.service = self._entry.service.service
+        flow.client, flow.frontend = Target(self._address.number, peer[0], peer[1]), self._frontend
+        self.flows[peer] = flow
+        self._all.add(flow)
         return flow
 
-    def _reply(self, peer: tuple[str, int], datagram: memoryview) -> None:
+    def reply(self, peer: tuple[str, int], datagram: memoryview) -> None:
+        """Send a datagram of an endpoint to a client."""
         with contextlib.suppress(OSError):  # a full buffer, or an ICMP error: datagrams may be lost
             if self._sock:
                 self._sock.sendto(datagram, peer)

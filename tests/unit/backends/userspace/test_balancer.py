@@ -5,9 +5,7 @@ from collections import Counter
 import pytest
 
 from ebpfproxy.backends.userspace.entries import Balancing
-from ebpfproxy.backends.userspace.relay.affinity import Affinity
-from ebpfproxy.backends.userspace.relay.balancer import Balancer
-from ebpfproxy.backends.userspace.relay.selection import ALGORITHMS
+from ebpfproxy.backends.userspace.relay.balancer import ALGORITHMS, Affinity, Balancer
 from ebpfproxy.backends.userspace.relay.target import Target
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.model.balancing import Algorithm
