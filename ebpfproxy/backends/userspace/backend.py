@@ -9,7 +9,7 @@ from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Backend
 from ebpfproxy.backends.userspace import addresses
-from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Local, NoEndpoint
+from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Local
 from ebpfproxy.backends.userspace.messages import Failure
 from ebpfproxy.backends.userspace.redirects import Redirects, State, in_force, state_of
 from ebpfproxy.backends.userspace.relays import Relays
@@ -97,30 +97,33 @@ class UserspaceBackend(Backend[Key, Entry]):
 
         So a packet to an address of a Service that is new or removed meets no other listener.
         """
-        puts = [key for key in delta.puts if isinstance(key, Local)]
-        drops = [key for key in delta.drops if isinstance(key, Local)]
-        of_relays: dict[Key, Entry] = {
-            key: entry for key, entry in delta.puts.items() if not isinstance(key, Local | NoEndpoint)
+        local = {key for key in (*delta.puts, *delta.drops) if isinstance(key, Local)}
+        of_relays = {key: entry for key, entry in delta.puts.items() if not isinstance(entry, bool)}
+        # A frontend without endpoints has no listener.
+        states: dict[Frontend, State | None] = {
+            key.frontend: None for key in delta.drops if isinstance(key, Listen)
         }
-        rejected: dict[Key, KernelError] = {}
+        dropped: list[Key] = [*(delta.drops - local), *(self._rejected - delta.puts.keys())]
+        for key in delta.puts.keys() - of_relays.keys() - local:
+            assert isinstance(key, Listen)
+            states[key.frontend] = State.REJECTED
+            dropped.append(key)
         with self._generation.own_change():
-            rejected.update(addresses.change((), drops))
-            dropped: list[Key] = [key for key in delta.drops if not isinstance(key, Local)]
-            dropped += self._rejected - delta.puts.keys()
-            self._redirects.change(_without_listener(delta.puts, dropped))
+            rejected: dict[Key, KernelError] = {**addresses.change((), local & delta.drops)}
+            self._redirects.change(states)
             if of_relays or dropped:
                 failures = self.relays.apply(of_relays, dropped)
                 rejected |= {key: _error(failure) for key, failure in failures.items()}
                 self._rejected = failures.keys() & delta.puts.keys()
-                self._redirects.change(self._with_listener(delta.puts, failures))
-            rejected.update(addresses.change(puts, ()))
+                self._redirects.change(self._with_listener(of_relays, failures))
+            rejected.update(addresses.change(local & delta.puts.keys(), ()))
         return rejected
 
     def _with_listener(
         self, puts: Mapping[Key, Entry], failures: Mapping[Listen, Failure]
     ) -> dict[Frontend, State | None]:
-        """Return the states of frontends that are put. If a listener could not be changed, its frontend keeps
-        its state, unless another program has the port.
+        """Return the states of listeners that are put. If one could not be changed, its frontend keeps its
+        state, unless another program has the port.
         """
         states: dict[Frontend, State | None] = {}
         for key, entry in puts.items():
@@ -155,16 +158,6 @@ class UserspaceBackend(Backend[Key, Entry]):
         """End the relays, and so all relayed connections. New ones are rejected."""
         self._redirects.close()
         self.relays.close()
-
-
-def _without_listener(puts: Mapping[Key, Entry], drops: Iterable[Key]) -> dict[Frontend, State | None]:
-    """Return the states of frontends that are dropped, or have no endpoints."""
-    states: dict[Frontend, State | None] = {
-        key.frontend: None for key in drops if isinstance(key, NoEndpoint | Listen)
-    }
-    states |= {key.frontend: State.REJECTED for key in puts if isinstance(key, NoEndpoint)}
-    put = {key.frontend for key in puts if isinstance(key, Listen)}
-    return {frontend: state for frontend, state in states.items() if frontend not in put}
 
 
 def _error(failure: Failure) -> KernelError:

@@ -33,9 +33,10 @@ class Balanced(NamedTuple):
 
 
 class Listen(NamedTuple):
-    """The key of a frontend. The entry is `Listening`.
+    """The key of a frontend. The entry is `Listening`, or True without endpoints: its packets are rejected.
 
-    A NodePort has the unspecified address of its family: each address in `NodePorts`.
+    A NodePort has the unspecified address of its family: each address in `NodePorts`. False is the entry of a
+    frontend that a previous run left redirected, without a listener.
     """
 
     family: Family
@@ -43,19 +44,6 @@ class Listen(NamedTuple):
 
     def __str__(self) -> str:
         return f"listener {self.frontend}"
-
-
-class NoEndpoint(NamedTuple):
-    """The key of a frontend without endpoints. The entry is True: its packets are rejected.
-
-    False is the entry of a frontend that a previous run left redirected, without a listener. It has no field
-    for the family, so that it does not equal a `Listen`.
-    """
-
-    frontend: Frontend
-
-    def __str__(self) -> str:
-        return f"rejection of {self.frontend}"
 
 
 class NodePorts(NamedTuple):
@@ -109,7 +97,7 @@ class Listening(NamedTuple):
     node_admitted: bool = True
 
 
-Key = Local | Balanced | Listen | NoEndpoint | NodePorts
+Key = Local | Balanced | Listen | NodePorts
 Entry = bool | Balancing | Listening | tuple[Address, ...]
 
 

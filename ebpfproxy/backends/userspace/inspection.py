@@ -69,6 +69,8 @@ class UserspaceInspection(Inspection[Key, Entry]):
 
     def shown(self, key: Key, entry: Any) -> Any:
         """Return an entry for readers: endpoints and addresses as texts."""
+        if isinstance(key, Listen) and isinstance(entry, bool):
+            return "none, packets are rejected" if entry else "none"
         return shown(entry)
 
     def endpoint_of(self, connection: model.Connection) -> Translation | None:

@@ -4,6 +4,7 @@ A message is a length of four bytes and MessagePack. The entries of addresses ar
 itself sets addresses.
 """
 
+import enum
 import os
 import socket
 import struct
@@ -23,6 +24,24 @@ READERS = f"{NAME}-"
 """Each relay answers requests that change nothing also at an abstract unix(7) address: this prefix
 and a random part. Such addresses belong to a network namespace, and any user may bind one."""
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Event(enum.StrEnum):
+    """What a relay counts, by name in metrics."""
+
+    ACCEPTED = "tcp_accepted"
+    CONNECTED = "tcp_connected"
+    RETRIED = "tcp_retried"
+    FAILED = "tcp_failed"
+    REJECTED = "tcp_rejected"
+    RESET = "tcp_reset"
+    IDLE = "tcp_idle"
+    NOT_ACCEPTED = "tcp_not_accepted"
+    FLOWS = "udp_flows"
+    FLOWS_EVICTED = "udp_flows_evicted"
+    DATAGRAMS_DROPPED = "udp_dropped"
+
+    __hash__ = str.__hash__
 
 
 class Held(NamedTuple):

@@ -10,7 +10,7 @@ import enum
 import errno
 from collections.abc import Collection, Hashable, Iterator, Mapping
 
-from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Listening, NoEndpoint, other_port
+from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Listening, other_port
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.nft import messages, nft, types
 from ebpfproxy.linux.nft.messages import Hook, Operation, SetNames, Table
@@ -235,7 +235,7 @@ def in_force(
     for frontend, state in states.items():
         listen = Listen(family(frontend.address), frontend)
         if listen not in entries and listen not in rejected:
-            entries[NoEndpoint(frontend)] = state is State.REJECTED
+            entries[listen] = state is State.REJECTED
     return entries
 
 

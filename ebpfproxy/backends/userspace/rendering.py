@@ -11,7 +11,6 @@ from ebpfproxy.backends.userspace.entries import (
     Listening,
     Local,
     NodePorts,
-    NoEndpoint,
     Pods,
     other_port,
 )
@@ -78,7 +77,7 @@ def _service(plan: ServicePortPlan, redirected: bool) -> dict[Key, Entry]:
     if plan.no_endpoint_action is NoEndpointAction.REJECT or not frontends:
         for each in frontends if redirected else ():
             if can_redirect(each.frontend):
-                entries[NoEndpoint(each.frontend)] = True
+                entries[Listen(plan.family, each.frontend)] = True
         return entries
     service = Balanced(plan.family, str(plan.name), plan.name.protocol)
     entries[service] = Balancing(

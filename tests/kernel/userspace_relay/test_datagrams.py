@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ebpfproxy.backends.userspace.relay.counts import Event
+from ebpfproxy.backends.userspace.messages import Event
 from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.model.address import Protocol
 from tests.kernel.cluster import eventually

@@ -14,7 +14,7 @@ import pytest
 
 from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.userspace import cleanup
-from ebpfproxy.backends.userspace.entries import Listen, NoEndpoint, other_port
+from ebpfproxy.backends.userspace.entries import Listen, other_port
 from ebpfproxy.backends.userspace.inspection import UserspaceInspection
 from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.model.address import Family, Network, Protocol, parse_address
@@ -152,6 +152,9 @@ def test_a_host_process_gets_no_packets_of_a_service_without_endpoints_or_relays
     services = served(place, addresses)
     with host_process(addresses.any) as (web, _):
         place.serve(*without_endpoints(addresses))
+        inspection = UserspaceInspection(PlanContext("node"))
+        listeners = [pair for pair in inspection.read().items() if isinstance(pair[0], Listen)]
+        assert [inspection.shown(*pair) for pair in listeners] == ["none, packets are rejected"] * 2
         is_rejected(addresses.service, 443, socket.SOCK_STREAM)
         is_rejected(addresses.service, 53, socket.SOCK_DGRAM)
         place.serve(*services.plans)
@@ -209,7 +212,7 @@ def test_redirects_of_a_previous_run_without_a_service_are_removed(
     place.backend.relays.close()
     place.backend.relays.open()
     left = place.backend.read()
-    assert [entry for key, entry in left.items() if isinstance(key, NoEndpoint)] == [False, False]
+    assert [entry for key, entry in left.items() if isinstance(key, Listen)] == [False, False]
     place.serve(services.plans[0])
     reaches(addresses.service, 443, services.web)
     place.serve()

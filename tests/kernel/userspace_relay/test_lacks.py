@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.backends.userspace import relays
-from ebpfproxy.backends.userspace.relay.counts import Event
+from ebpfproxy.backends.userspace.messages import Event
 from ebpfproxy.backends.userspace.relays import Relays
 from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.errors import Rejected

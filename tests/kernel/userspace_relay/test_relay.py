@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.backends.userspace.entries import Listen
-from ebpfproxy.backends.userspace.relay.counts import Event
+from ebpfproxy.backends.userspace.messages import Event
 from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import PlannedBalancing
@@ -226,7 +226,7 @@ def test_a_killed_relay_is_replaced_and_the_others_serve_meanwhile(place: Place)
     counted = place.backend.relays.counters()
     assert counted.events[Event.CONNECTED] == 30
     desired = place.backend.render([wanted], None)
-    assert desired.keys() <= place.backend.read().keys()
+    assert desired.items() <= place.backend.read().items()
 
 
 def test_relays_end_with_their_agent(place: Place) -> None:
@@ -243,9 +243,9 @@ def test_a_destroyed_listener_is_missing_until_it_is_put_again(place: Place) -> 
     wanted = plan(place.echo())
     place.serve(wanted)
     key = next(key for key in place.backend.render([wanted], None) if isinstance(key, Listen))
-    assert key in place.backend.read()
+    assert place.backend.read().get(key)
     command = ["ss", "--kill", "-tlnH", "src", ADDRESS]
     assert ADDRESS in subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert key not in place.backend.read()
+    assert not place.backend.read().get(key)
     place.serve(wanted)
     place.connect().close()

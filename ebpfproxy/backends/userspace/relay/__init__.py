@@ -4,7 +4,7 @@
 - `balancer`: which endpoint a client gets. `target`: an endpoint for sockets.
 - `admission`: which clients a frontend admits, as a filter of the socket.
 - `listening`: the sockets of frontends. `tcp`, `connection`: connections. `udp`: datagrams.
-- `workload`: what all of these share. `counts`: what metrics show.
+- `workload`: what all of these share.
 
 All relays listen at the same addresses (SO_REUSEPORT), and the kernel distributes clients among them.
 

@@ -139,11 +139,10 @@ def interface_of(sock: socket.socket) -> int:
     Source: do_ip_getsockopt() in net/ipv4/ip_sockglue.c, do_ipv6_getsockopt() in net/ipv6/ipv6_sockglue.c.
     """
     try:
+        request_interface(sock)
         if sock.family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
             options = sock.getsockopt(socket.IPPROTO_IP, _IP_PKTOPTIONS, _OPTIONS_SIZE)
             return int(_INDEX.unpack_from(options, _HEADER)[0])
-        sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
         options = sock.getsockopt(socket.IPPROTO_IPV6, _IPV6_2292PKTOPTIONS, _OPTIONS_SIZE)
         return int(_INDEX.unpack_from(options, _HEADER + 16)[0])
     except (OSError, struct.error):

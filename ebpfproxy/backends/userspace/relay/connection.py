@@ -12,8 +12,8 @@ from asyncio import TimerHandle
 from itertools import islice
 
 from ebpfproxy.backends.userspace import messages
+from ebpfproxy.backends.userspace.messages import Event
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
-from ebpfproxy.backends.userspace.relay.counts import Event
 from ebpfproxy.backends.userspace.relay.target import Target
 from ebpfproxy.backends.userspace.relay.workload import Relayed, Workload
 

@@ -7,9 +7,10 @@ be removed and added again without a change of the sockets.
 import errno
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from ebpfproxy.backends.userspace.entries import Listening
-from ebpfproxy.backends.userspace.relay.admission import Admission
+from ebpfproxy.backends.userspace.relay.admission import Admission, Client
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
 from ebpfproxy.backends.userspace.relay.target import Target
 from ebpfproxy.backends.userspace.relay.workload import Workload
@@ -51,6 +52,12 @@ class Listener(ABC):
             raise
         self._sock = sock
         self._work.loop.add_reader(sock, self._receive)
+
+    def _scope(self, address: str, interface: Callable[[], int]) -> bool | None:
+        """As `Admission.scope`, for a client that arrived on this interface."""
+        if not self._admission.needs_interface:
+            return self._entry.outside_local
+        return self._admission.scope(Client(address, interface()))
 
     @abstractmethod
     def is_open(self) -> bool:

@@ -3,9 +3,9 @@
 import contextlib
 import socket
 
-from ebpfproxy.backends.userspace.relay.admission import Client, interface_of
+from ebpfproxy.backends.userspace.messages import Event
+from ebpfproxy.backends.userspace.relay.admission import interface_of
 from ebpfproxy.backends.userspace.relay.connection import Connection, Connections, reset
-from ebpfproxy.backends.userspace.relay.counts import Event
 from ebpfproxy.backends.userspace.relay.listening import Listener
 from ebpfproxy.backends.userspace.relay.target import Target
 from ebpfproxy.linux.sockets import socket_filter
@@ -47,11 +47,8 @@ class TcpListener(Listener):
             self._relay(client, peer)
 
     def _relay(self, client: socket.socket, peer: tuple[str, int]) -> None:
-        admission = self._admission
         socket_filter.detach(client)  # it inherits the filter, which is for new connections
-        local: bool | None = self._entry.outside_local
-        if admission.needs_interface:
-            local = admission.scope(Client(peer[0], interface_of(client)))
+        local = self._scope(peer[0], lambda: interface_of(client))
         if local is None or not self._service.has_any(local):
             self._work.counts[Event.REJECTED] += 1
             reset(client)

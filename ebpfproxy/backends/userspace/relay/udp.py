@@ -10,10 +10,9 @@ from itertools import islice
 
 from ebpfproxy.backends.userspace import messages
 from ebpfproxy.backends.userspace.entries import Listening
+from ebpfproxy.backends.userspace.messages import Event
 from ebpfproxy.backends.userspace.relay import admission as admissions
-from ebpfproxy.backends.userspace.relay.admission import Client
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
-from ebpfproxy.backends.userspace.relay.counts import Event
 from ebpfproxy.backends.userspace.relay.listening import Listener
 from ebpfproxy.backends.userspace.relay.target import Target
 from ebpfproxy.backends.userspace.relay.workload import Relayed, Workload
@@ -209,10 +208,7 @@ class UdpListener(Listener):
         self._work.counts[Event.DATAGRAMS_DROPPED] += 1
 
     def _new_flow(self, peer: tuple[str, int], interface: int, failed: Target | None) -> Flow | None:
-        admission = self._admission
-        local: bool | None = self._entry.outside_local
-        if admission.needs_interface:
-            local = admission.scope(Client(peer[0], interface))
+        local = self._scope(peer[0], lambda: interface)
         chosen = None
         if local is not None:
             chosen = self._service.choose(peer[0], local, self._work.loop.time(), failed)
