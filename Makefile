@@ -12,11 +12,10 @@ STAMP  := $(VENV)/.installed
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
 # includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; crun starts
 # the DaemonSet's pod in the tests, ipset and ipvsadm show there what an operator sees; qemu, busybox and kmod
-# boot other kernels, flex, bison, bc and xz-utils build one; zsh and fish complete commands in the tests, man-db,
-# groff-base and mandoc check the man page; curl runs commands of the documents.
+# boot other kernels, flex, bison, bc and xz-utils build one; zsh and fish complete commands in the tests, curl
+# runs commands of the documents.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
-  ipset ipvsadm crun qemu-system-x86 busybox-static kmod flex bison bc xz-utils zsh fish man-db \
-  groff-base mandoc curl
+  ipset ipvsadm crun qemu-system-x86 busybox-static kmod flex bison bc xz-utils zsh fish curl
 # Packages that are extracted into .venv/debian and not installed: an installation of prometheus would start a server.
 # Tests check the alerts with promtool and let prometheus fire them; golang-github-containers-common has the seccomp
 # filter with which container runtimes start the pod of deploy/least-privilege. promtool is a package of its own since

@@ -9,11 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ebpfproxy.backends.selection import MODES
-from ebpfproxy.cli import group
-from ebpfproxy.cli.man import page as man_page
 from ebpfproxy.config.option import Group, Option, declared_by
 from ebpfproxy.config.settings import Config
-from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.errors import EXIT_CODES
 from ebpfproxy.model.balancing import Algorithm
 
@@ -114,27 +111,6 @@ def _imported_from(tree: ast.Module, name: str) -> Path:
     raise KeyError(name)
 
 
-REASONS = """# Reasons of explain
-
-This page is for readers of the output of `explain`, and for programs that read its JSON.
-It is generated from `ebpfproxy/diagnose/explain/reasons.py`; change the meanings there.
-
-A step has the name of its reason in brackets, and in the field `reason` of JSON. See [explain](explain.md).
-"""
-
-
-def reasons() -> str:
-    """The text of docs/explain-reasons.md: a table for each subject."""
-    tables = [_reason_table(subject) for subject in Subject]
-    return REASONS + "".join(tables)
-
-
-def _reason_table(subject: Subject) -> str:
-    rows = [f"\n## {subject.value.capitalize()}\n\n| reason | meaning |\n|---|---|\n"]
-    of_subject = (each for each in Reason if each.subject is subject)
-    return "".join([*rows, *(f"| `{each.value}` | {_escaped(each.meaning)} |\n" for each in of_subject)])
-
-
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
@@ -195,9 +171,7 @@ def files() -> dict[Path, str]:
         "configuration.md": configuration(),
         "exit-codes.md": exit_codes(),
         "log-messages.md": log_messages(),
-        "explain-reasons.md": reasons(),
         "load-balancing.md": load_balancing(),
-        "ebpfproxy.8": man_page(group),
     }
     return {FOLDER / name: text for name, text in pages.items()} | images | elsewhere
 

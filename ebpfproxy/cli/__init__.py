@@ -40,7 +40,6 @@ COMMANDS = {
     "compile": "Compile the BPF programs for a package or an image.",
     "bench": "Measure connections, packets, starts and changes on this machine.",
     "completion": "Print the script that completes command lines in a shell.",
-    "man": "Print the man page.",
     "version": "Show the version.",
 }
 """Each command and its summary in the list of commands."""

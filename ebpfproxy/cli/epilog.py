@@ -1,6 +1,6 @@
 """The texts below the options in the help of a command: examples and exit codes.
 
-Click wraps a paragraph of an epilog, unless its first line is ``\\b``. The man page has the same texts.
+Click wraps a paragraph of an epilog, unless its first line is ``\\b``.
 """
 
 import textwrap
@@ -23,21 +23,12 @@ def examples(text: str) -> str:
 
 def examples_of(command: click.Command) -> list[str]:
     """Return the lines of the examples in the help of a command, without indentation; empty without any."""
-    for paragraph in _paragraphs(command):
+    for paragraph in (command.epilog or "").split("\n\n"):
         if paragraph.startswith(_EXAMPLES):
             return textwrap.dedent(paragraph.removeprefix(_EXAMPLES)).splitlines()
     return []
 
 
-def remarks_of(command: click.Command) -> list[str]:
-    """Return the other paragraphs below the options, each on one line."""
-    return [" ".join(each.split()) for each in _paragraphs(command) if not each.startswith("\b")]
-
-
 def exit_codes(codes: Sequence[ExitCode]) -> str:
     """Return the paragraph with exit codes."""
     return "\b\nExit codes:\n" + "\n".join(f"  {each.code:<3}  {each.meaning}" for each in codes)
-
-
-def _paragraphs(command: click.Command) -> list[str]:
-    return [each for each in (command.epilog or "").split("\n\n") if each]

@@ -20,6 +20,20 @@ _DOES_NOT_WORK = 1
 _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a step stays one line
 
 
+def _show_reasons(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    """Print every reason by subject, one on each line, and exit."""
+    if not wanted or context.resilient_parsing:
+        return
+    from ebpfproxy.diagnose.explain.reasons import Reason, Subject
+
+    for subject in Subject:
+        click.echo(f"{subject.value}:")
+        for each in Reason:
+            if each.subject is subject:
+                click.echo(f"  {each.value:<24} {each.meaning}")
+    context.exit()
+
+
 @click.command(
     "explain",
     cls=FlagsCommand,
@@ -64,6 +78,14 @@ _UNLIMITED_WIDTH = 10_000  # columns if the output is not a terminal, so that a 
     "tables of Services. Default: true, but false with --manifests.",
 )
 @from_dump_option
+@click.option(
+    "--reasons",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_reasons,
+    help="Show every reason that a step can have, with its meaning, and exit.",
+)
 @click.option(
     "-o",
     "--output",

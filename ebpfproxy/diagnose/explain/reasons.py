@@ -1,4 +1,4 @@
-"""Every reason that `explain` gives, defined once. docs/explain-reasons.md is generated from it."""
+"""Every reason that `explain` gives, defined once. `explain --reasons` lists them."""
 
 import enum
 

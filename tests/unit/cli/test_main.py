@@ -14,6 +14,7 @@ import pytest
 
 from ebpfproxy import __version__, cli
 from ebpfproxy.config import Config, Loaded
+from ebpfproxy.diagnose.explain.reasons import Reason, Subject
 from ebpfproxy.errors import EXIT_CODES, INTERRUPTED, EbpfProxyError, KernelError, SourceError
 
 
@@ -150,6 +151,14 @@ def test_a_wrong_command_line_is_one_line_with_a_hint_and_ends_with_2(
     assert message.startswith(f"ebpfproxy: {words[0]}")
     assert hint.startswith("  hint: ")
     assert words[1] in hint
+
+
+def test_explain_lists_every_reason_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "--reasons"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1) for line in lines if line.startswith("  ")] == [
+        [each.value, each.meaning] for subject in Subject for each in Reason if each.subject is subject
+    ]
 
 
 def test_every_exit_code_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

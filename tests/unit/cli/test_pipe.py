@@ -36,7 +36,7 @@ def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         "version -o=json",
         "--help",
         "dump --help",
-        "man",
+        "explain --reasons",
         "completion bash",
         "dump networks --from-dump=saved/dump.json",
         "dump all -o=json --from-dump=saved/dump.json",
