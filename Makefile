@@ -144,12 +144,8 @@ edge-lab: $(STAMP)  ## two edges with BGP (FRR), as root: make edge-lab CONNECTI
 	@$(PYTHON) -m tests.edge_lab --connections=$(CONNECTIONS) --forwarding=$(FORWARDING)
 
 .PHONY: mutations
-mutations: $(STAMP)  ## break the code in ways that tests must catch, and show that they do; as root, half an hour
+mutations: $(STAMP)  ## break the code in 60 ways that a tool has chosen, and list those that make test misses; as root, hours
 	@$(PYTHON) -m tests.mutations
-
-.PHONY: sampled-mutations
-sampled-mutations: $(STAMP)  ## 60 mutations that a tool has chosen: which of them make test catches; as root, hours
-	@$(PYTHON) -m tests.mutations.sampled
 
 .PHONY: coverage
 coverage: $(STAMP)  ## lines and branches that unit, golden and contract tests run; as root also some kernel tests

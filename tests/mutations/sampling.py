@@ -1,5 +1,6 @@
 """The list sampled.toml: how its mutations are chosen, read and written."""
 
+import itertools
 import json
 import random
 import shutil
@@ -14,14 +15,15 @@ from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf import compiler
 from ebpfproxy.linux.bpf.object_file import ProgramCode
-from tests.mutations.catalog import ROOT
 from tests.mutations.edit import Edit
 from tests.mutations.operators import Place, edits
 
+ROOT = Path(__file__).resolve().parents[2]
 SAMPLED = Path(__file__).with_name("sampled.toml")
 _HEADER = """\
-# The mutations that `python -m tests.mutations.sampled --choose` has chosen; see CONTRIBUTING.md.
-# If code moves, change its `file`, `function` or `ordinal`. [[skip]]: what no test can observe.
+# The mutations that `python -m tests.mutations --choose` has chosen; see CONTRIBUTING.md.
+# If code moves, change its `file`, `function` or `ordinal`; if it is gone, choose again.
+# [[skip]]: what no test can observe.
 """
 
 
@@ -80,7 +82,15 @@ def skips() -> list[Skip]:
 
 
 def _read(table: str) -> list[dict[str, Any]]:
-    return list(tomllib.loads(SAMPLED.read_text()).get(table, [])) if SAMPLED.exists() else []
+    return list(_content().get(table, []))
+
+
+def seed() -> int:
+    return int(_content().get("seed", 1))
+
+
+def _content() -> dict[str, Any]:
+    return tomllib.loads(SAMPLED.read_text()) if SAMPLED.exists() else {}
 
 
 def write(seed: int, skipped: Sequence[Skip], chosen: Sequence[Entry]) -> None:
@@ -94,24 +104,33 @@ def write(seed: int, skipped: Sequence[Skip], chosen: Sequence[Entry]) -> None:
 
 
 def choose(
-    root: Path, seed: int, skipped: Sequence[Skip], is_useful: Callable[[Place, Edit], bool]
+    root: Path,
+    seed: int,
+    skipped: Sequence[Skip],
+    is_useful: Callable[[Place, Edit], bool],
+    kept: Sequence[Entry] = (),
 ) -> list[Entry]:
-    """At most one mutation of each function. The result depends only on the code and the arguments."""
-    chosen: list[Entry] = []
+    """At most one mutation of each function. The result depends only on the code and the arguments.
+
+    Entries of `kept` stay as they are, so that runs can be compared, except those whose place is gone.
+    """
+    chosen = [entry for entry in kept if entry.place in edits(root, entry.place.file)]
     for part, number, patterns in STRATA:
         files = {str(path.relative_to(root)) for pattern in patterns for path in root.glob(pattern)}
         found = {place: edit for file in files for place, edit in edits(root, file).items()}
-        functions: set[tuple[str, str]] = set()
+        functions = {entry.place[:2] for entry in chosen if entry.place.file in files}
         for place in sorted(found, key=lambda place: _order(seed, place)):
-            if len(functions) == number:
+            if len(functions) >= number:
                 break
             function = place.file, place.function
             skip = function in functions or any(each.matches(place) for each in skipped)
             if not skip and is_useful(place, found[place]):
                 functions.add(function)
-                of_part = sum(entry.part == part for entry in chosen)
-                chosen.append(Entry(f"{part}-{of_part + 1:02}", place))
-    return chosen
+                used = {entry.id for entry in chosen}
+                free = (f"{part}-{ordinal:02}" for ordinal in itertools.count(1))
+                chosen.append(Entry(next(each for each in free if each not in used), place))
+    parts = [stratum.part for stratum in STRATA]
+    return sorted(chosen, key=lambda entry: (parts.index(entry.part), entry.id))
 
 
 def _order(seed: int, place: Place) -> tuple[float, ...]:

@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.mutations.runner import NOT_COPIED
-
 STAGES = (1, 2, 3)
+_NOT_COPIED = (".git", ".venv", "build", "dist", ".*_cache", ".hypothesis")
 _QUICK = ("tests/unit", "tests/golden", "tests/contract")
 _PACKETS = ("tests/kernel/packet_path", "tests/kernel/test_socket_*.py")
 _OF_TEXTS = (
     "tests/unit/test_mutations.py",
-    "tests/unit/test_sampled_mutations.py",
     "tests/unit/test_contributing.py",
     "tests/unit/test_docs.py",
 )
@@ -45,7 +43,7 @@ class Outcome(NamedTuple):
 
 def copy(source: Path, target: Path) -> Path:
     """Copy a checkout. Compiled Python files are copied, too: that of a mutated file has another time."""
-    return Path(shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED)))
+    return Path(shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED)))
 
 
 def run_stage(root: Path, file: str, stage: int, workers: int | None = None) -> Outcome:

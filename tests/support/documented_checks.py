@@ -227,7 +227,8 @@ def _python(words: Sequence[str]) -> None:
         done = subprocess.run(pytest, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
     else:
-        assert (ROOT / f"{own[1].replace('.', '/')}.py").is_file()
+        module = ROOT / own[1].replace(".", "/")
+        assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()
 
 
 def _helm(words: Sequence[str]) -> None:
