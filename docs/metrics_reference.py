@@ -1,7 +1,6 @@
-"""The reference of all metrics, from the collectors that the agent registers: `make docs-generate`."""
+"""The table of all metrics, from the collectors that the agent registers: `make docs-generate`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from prometheus_client import Metric
@@ -18,18 +17,7 @@ from ebpfproxy.model.counters import (
 )
 from ebpfproxy.model.device import DeviceSide
 
-_HEADER = """# Metrics reference
-
-This page is for operators who look up a metric. [Metrics and health](metrics.md) says how to read them and what the datapath events mean, and [monitoring](monitoring.md) has alerts and a dashboard.
-It is generated from `ebpfproxy/http/`; change the texts there.
-
-- The metrics are on port 10249 at `/metrics`. Those with the prefix `kubeproxy_`, `kubernetes_` and `rest_client_` have the names, labels and buckets of kube-proxy.
-- "Mode" names the proxy modes that update a metric. In another mode it is missing or 0.
-- A histogram has the series `_bucket`, `_sum` and `_count`.
-
-| metric | type | labels | mode | meaning |
-|---|---|---|---|---|
-"""  # noqa: E501
+_HEADER = "| metric | type | labels | mode | meaning |\n|---|---|---|---|---|\n"
 _ALL = "all"
 _MODES = {
     "ebpfproxy_map_": "ebpf",
@@ -97,14 +85,10 @@ def _row(metric: Metric, labels: tuple[str, ...] | None) -> Row:
     return Row(name, metric.type, labels, metric.documentation)
 
 
-def page() -> str:
-    """The text of docs/metrics-reference.md."""
+def table() -> str:
+    """The generated part of docs/metrics.md."""
     return _HEADER + "".join(
         f"| `{row.name}` | {row.kind} | {', '.join(f'`{each}`' for each in row.labels)} | {row.mode} "
         f"| {row.help} |\n"
         for row in rows()
     )
-
-
-def files() -> dict[Path, str]:
-    return {Path(__file__).parent / "metrics-reference.md": page()}

@@ -56,7 +56,7 @@ EXIT_CODES = (
     ExitCode(INTERRUPTED, "interrupted by Ctrl-C", "run, monitor and dump --watch end with 0 instead"),
     ExitCode(CLOSED, "nothing reads the output any more", "a pipe to head"),
 )
-"""Every exit code. The help and docs/exit-codes.md are made from it."""
+"""Every exit code. The help and docs/configuration.md#exit-codes are made from it."""
 
 
 class EbpfProxyError(Exception):

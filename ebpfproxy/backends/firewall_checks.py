@@ -5,7 +5,7 @@
 - Rules before NAT that close NodePorts. In mode ebpf a packet has the address and port of the endpoint before
   any rule sees it.
 
-See docs/firewalls.md.
+See docs/other-programs.md#where-must-a-rule-be-in-each-mode.
 """
 
 import errno

@@ -10,7 +10,7 @@ _SUFFIXES = ("_bucket", "_count", "_sum")
 
 @functools.cache
 def all_names() -> frozenset[str]:
-    """As on the page docs/metrics-reference.md; a histogram has three."""
+    """As on the page docs/metrics.md#all-metrics; a histogram has three."""
     rows = runpy.run_path(str(REPOSITORY / "docs/metrics_reference.py"))["rows"]()
     return frozenset(
         name
