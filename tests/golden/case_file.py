@@ -80,18 +80,18 @@ def with_expected_text(case: CaseFile, name: str, text: str) -> CaseFile:
     return case._replace(sections={**case.sections, name: text})
 
 
-def check_sections(found: Collection[str], outputs: Sequence[str]) -> None:
-    """CaseError unless `found` are the inputs, then the `outputs`, in this order.
+def check_sections(found: Collection[str], outputs: Sequence[str], rules: Sequence[str]) -> None:
+    """CaseError unless `found` are the inputs, then the `outputs`, then all `rules` or none, in this order.
 
-    >>> check_sections(["cluster.yaml", "node.yaml", "plan"], ["plan"])
-    >>> check_sections(["cluster.yaml", "plam"], ["plan"])
+    >>> check_sections(["cluster.yaml", "node.yaml", "plan"], ["plan"], ["ipvs"])
+    >>> check_sections(["cluster.yaml", "plam"], ["plan"], [])
     Traceback (most recent call last):
     tests.golden.case_file.CaseError: missing sections: node.yaml, plan; unknown sections: plam
-    >>> check_sections(["cluster.yaml", "plan", "node.yaml"], ["plan"])
+    >>> check_sections(["cluster.yaml", "plan", "node.yaml"], ["plan"], [])
     Traceback (most recent call last):
     tests.golden.case_file.CaseError: the order of sections must be: cluster.yaml, node.yaml, plan
     """
-    known = [*INPUTS, *outputs]
+    known = [*INPUTS, *outputs, *(rules if set(rules) & set(found) else ())]
     missing = [name for name in known if name not in found]
     unknown = [name for name in found if name not in known]
     faults = [
