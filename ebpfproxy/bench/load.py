@@ -97,19 +97,17 @@ class Load:
         seconds: float = 0.0,
         seed: int = 0,
         connected: bool = False,
-        rate: float = 0.0,
     ) -> "list[array.array[int]]":
         """Return nanoseconds for each list of targets, in order.
 
         They are durations of connections (mode connect, crr, rr, udp or udprr), or of a datagram until it is
         dropped (packet; first: the first of a flow). There are `samples` for all lists together, after a
-        warm-up, and fewer if they take longer than `seconds`; 0: no limit. `rate` is the number of new
-        connections (mode connect or crr) per second; 0: as many as possible. Raises LoadFailed at the first
+        warm-up, and fewer if they take longer than `seconds`; 0: no limit. Raises LoadFailed at the first
         failure.
         """
         lists = 1 + sum(line == "-\n" for line in targets.open())
         warm_up = min(500, samples) // lists * lists  # a multiple, so that samples begin with the first list
-        flags = ["-n", str(samples), "-t", str(seconds), "-w", str(warm_up), "-s", str(seed), "-r", str(rate)]
+        flags = ["-n", str(samples), "-t", str(seconds), "-w", str(warm_up), "-s", str(seed)]
         raw = self._run(client, [mode, *flags, *(["-c"] if connected else [])], targets)
         figures = array.array("Q", raw)
         return [figures[turn::lists] for turn in range(lists)]

@@ -2,17 +2,14 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ebpfproxy.bench import (
-    balancing,
     churn,
     connect,
     flows,
-    monitor,
     nodeport,
     overhead,
     packet,
@@ -27,7 +24,6 @@ from ebpfproxy.cli import bench_compare
 from ebpfproxy.cli import bench_options as options
 from ebpfproxy.cli.epilog import examples
 from ebpfproxy.cli.terminal import console, steps
-from ebpfproxy.errors import ConfigError
 
 _PIPED = 170
 """Characters in the longest line of a table, for output that no terminal wraps."""
@@ -420,94 +416,6 @@ def churn_command(
     results = _results(lambda progress: churn.run(size, faults, modes, progress, clients))
     _show("churn", results, output)
     _fail_where_any(results, (*churn.FAILURES, *churn.LEAKS))
-
-
-@_bench(
-    "monitor",
-    "Cost of ebpfproxy monitor for a new connection",
-    minutes=1,
-    has_modes=False,
-    example="""
-    # Measure with and without a reader of events.
-    ebpfproxy bench monitor --services=100
-    """,
-)
-@options.services("1000")
-@options.endpoints
-@options.samples(100_000)
-@options.rounds(20)
-@click.option(
-    "--other",
-    type=click.Path(resolve_path=True, path_type=Path),
-    help="Another checkout, whose programs are measured, too.",
-)
-@click.option(
-    "--readers/--no-readers", default=True, help="Measure while monitor runs, too.", show_default=True
-)
-@options.seconds("--rate", 0.0, "Connections per second of the client. 0: without a pause.")
-@options.output
-def monitor_command(
-    services: list[int],
-    endpoints: int,
-    samples: int,
-    rounds: int,
-    other: Path | None,
-    readers: bool,
-    rate: float,
-    output: str,
-) -> None:
-    """Measure a new connection to a Service in mode ebpf while nothing reads events, and while monitor does.
-
-    \b
-    connect_us  time of connect() alone
-    per_s       connections per second of the only client
-
-    Rows: other (programs of --other), unused, rate-1000 (monitor with its default rate), rate-0 (monitor
-    without a limit).
-    """
-    if other and not (other / "ebpfproxy").is_dir():
-        raise ConfigError(
-            f"--other: {other} is no checkout of ebpfproxy", "name a folder that has ebpfproxy/ and bpf/"
-        )
-    sizes = [monitor.Size(count, endpoints, samples, rounds, readers, rate) for count in services]
-    results = _results(
-        lambda progress: [result for size in sizes for result in monitor.run(size, other, progress)]
-    )
-    _show("monitor", results, output)
-
-
-@_bench(
-    "balancing",
-    "New connections with each algorithm of mode ebpf",
-    minutes=3,
-    has_modes=False,
-    example="""
-    # Compare all algorithms in a large cluster.
-    ebpfproxy bench balancing --services=10000
-    """,
-)
-@options.services("10000")
-@options.endpoints
-@options.samples(100_000)
-@options.rounds(20)
-@options.output
-def balancing_command(services: list[int], endpoints: int, samples: int, rounds: int, output: str) -> None:
-    """Measure a new connection to a Service in mode ebpf, with each algorithm (--lb-algorithm).
-
-    \b
-    connect_us  time of connect() alone
-
-    All other Services in the cluster have the algorithm random.
-    """
-    if min(services) < balancing.SERVICES_MIN:
-        raise ConfigError(
-            f"--services: clients use {balancing.SERVICES_MIN} Services", "give that number or a larger one"
-        )
-    sizes = [balancing.Size(count, endpoints, samples, rounds) for count in services]
-    results = _results(
-        lambda progress: [result for size in sizes for result in balancing.run(size, progress)]
-    )
-    _show("balancing", results, output)
 
 
 def _results(run: Callable[[Progress], Iterable[Result]]) -> list[Result]:

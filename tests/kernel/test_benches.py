@@ -17,7 +17,6 @@ from ebpfproxy.bench import (
     flows,
     iperf,
     kube_proxy,
-    monitor,
     nodeport,
     overhead,
     packet,
@@ -38,7 +37,6 @@ from ebpfproxy.lab import Lab, Netns, Pod
 from tests.kernel.cluster import eventually
 from tests.kernel.dsr_nodes import bytes_sent, has_geneve
 from tests.kernel.ipvs_here import lacks_ipvs
-from tests.support.documented import ROOT
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
@@ -77,21 +75,6 @@ def test_connections_are_measured_in_every_mode(modes: list[str]) -> None:
                 assert service.of_direct
                 assert found[mode, f"direct{suffix}", metric].of_first
     assert {path for mode, path, _ in found if mode == "none"} == {"direct", "direct-host"}
-
-
-def test_a_reader_of_events_and_another_checkout_are_measured() -> None:
-    found = list(monitor.run(monitor.Size(2, 1, 20, 1, readers=True), ROOT, silent))
-    assert {(each.mode, each.n) for each in found if each.metric == "connect_us"} == {
-        (mode, 20) for mode in (monitor.OTHER, monitor.UNUSED, monitor.LIMITED, monitor.UNLIMITED)
-    }
-
-
-@long
-def test_a_client_with_a_rate_connects_no_faster() -> None:
-    """It sleeps until each connection is due."""
-    found = list(monitor.run(monitor.Size(2, 1, 20, 1, readers=False, rate=100), None, silent))
-    (per_second,) = (each.p50 for each in found if each.metric == "per_s")
-    assert 0 < per_second <= 100
 
 
 def test_a_nodeport_is_measured_on_every_path() -> None:

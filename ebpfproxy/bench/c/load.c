@@ -3,7 +3,7 @@
  * The load generator and its server.
  *
  *	load connect|crr|rr|udp|udprr|packet|first
- *		[-n COUNT] [-t SECONDS] [-w COUNT] [-s SEED] [-c] [-r RATE]
+ *		[-n COUNT] [-t SECONDS] [-w COUNT] [-s SEED] [-c]
  *	load churn                           [-n COUNT | -t SECONDS] [-r RATE] [-s SEED] [-c]
  *	load hold                            -n COUNT [-r RATE] [-s SEED] [-c]
  *	load download                        [-r RATE] [-s SEED]
@@ -12,8 +12,7 @@
  * All modes except serve read targets from standard input: lines "ADDRESS PORT" of both families.
  * Each connection selects a random target. A line "-" starts another list. Connections alternate
  * between the lists, so that disturbances of the machine affect all lists equally. There is one
- * thread and one connection at a time. -r: new connections per second (connect, crr, udp, first),
- * without it as many as possible.
+ * thread and one connection at a time.
  *
  *	connect	time of connect() over TCP
  *	crr	time from connect() to the reply to one byte

@@ -100,13 +100,12 @@ int keep_alive(const char *mode, const struct options *options, const struct tar
 
 int measure(const char *mode, const struct options *options, const struct targets *targets)
 {
-	uint64_t state = options->seed, began = now(), start = began, done = 0, took;
+	uint64_t state = options->seed, start = now(), done = 0, took;
 
 	for (uint64_t i = 0; !over(options, done, start); i++) {
 		const union address *target = pick(targets, i, &state);
 		int error;
 
-		await_turn(options->rate, began, i);
 		error = once(mode, options, target, &took);
 		if (error) {
 			explain(target, error);

@@ -251,10 +251,3 @@ def _reason(kind: str, reason: int, flags: int) -> str:
 
 def _place(address: bytes, port: int) -> str:
     return format_endpoint(Address(address), ntohs(port))
-
-
-def are_recorded(root: Path) -> bool:
-    """Whether the programs below `root` record events now. Raises NotFound if no maps are pinned."""
-    with contextlib.closing(Map.pinned(Pins(root).hooked_in() / "maps" / "monitor")) as opened:
-        value = opened.lookup(_U32.pack(0)) or bytes(abi.MONITOR.size)
-    return int(_U64.unpack_from(value, abi.MONITOR.offset("until"))[0]) > time.monotonic_ns()
