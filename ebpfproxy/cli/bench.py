@@ -13,7 +13,6 @@ from ebpfproxy.bench import (
     nodeport,
     overhead,
     packet,
-    relays,
     report,
     sync,
 )
@@ -53,14 +52,10 @@ command.add_command(bench_compare.command)
 
 
 def _bench(
-    name: str, short: str, *, minutes: int, example: str, has_modes: bool = True
+    name: str, short: str, *, minutes: int, example: str
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command. `minutes`: what its defaults take on two CPUs, with one mode; a bound if not `has_modes`."""
-    epilog = f"Takes less than {minutes} min on two CPUs."
-    if has_modes:
-        epilog = (
-            f"Takes about {minutes} min with one mode on two CPUs, and about as long for each further mode."
-        )
+    """A command. `minutes`: what its defaults take on two CPUs, with one mode."""
+    epilog = f"Takes about {minutes} min with one mode on two CPUs, and about as long for each further mode."
     return command.command(
         name, short_help=f"{short} ({minutes} min).", epilog=f"{epilog}\n\n{examples(example)}"
     )
@@ -255,35 +250,6 @@ def flows_command(held: int, seconds: float, rounds: int, small: int, modes: lis
     results = _results(lambda progress: flows.run(size, modes, progress))
     _show("flows", results, output)
     _fail_where_any(results, flows.FAILURES)
-
-
-@_bench(
-    "relays",
-    "Memory of mode userspace with many connections",
-    minutes=1,
-    example="""
-    # Hold fewer connections.
-    ebpfproxy bench relays --held=1000
-    """,
-    has_modes=False,
-)
-@options.count("--held", 10_000, "Connections that are held. A client has up to 28,000 ports.")
-@options.samples(2000)
-@options.output
-def relays_command(held: int, samples: int, output: str) -> None:
-    """Hold many connections through the relays of mode userspace.
-
-    \b
-    relays_rss_mb        memory of all relays together, before
-    relays_rss_held_mb   the same while the connections are held
-    crr_us, crr_held_us  a new connection with one byte and its answer, before and
-                         while the others are held
-
-    The exit code is 1 if a connection could not be opened, or did not answer at the end.
-    """
-    results = _results(lambda progress: relays.run(relays.Size(held, samples), progress))
-    _show("relays", results, output)
-    _fail_where_any(results, relays.FAILURES)
 
 
 @_bench(

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.agent.mode_switch import SWITCHED
+from ebpfproxy.backends.userspace.relay.process import NAME
 from ebpfproxy.backends.userspace.relays import REPLACED
 from ebpfproxy.bench.load import Load
-from ebpfproxy.bench.relays import pids
+from ebpfproxy.linux.processes import children
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, answers, connected, converse, outcome
 from tests.kernel.cluster import Cluster, eventually
 from tests.kernel.test_agent_configuration import configure
@@ -28,7 +29,7 @@ def routes(cluster: Cluster) -> str:
 
 def relays(cluster: Cluster) -> list[int]:
     """The process IDs of the agent's relays."""
-    return pids(cluster.agent)
+    return [each.pid for each in children(cluster.agent.process.pid) if each.name == NAME]
 
 
 @pytest.mark.parametrize("other", ["nftables", "ebpf"])

@@ -20,7 +20,6 @@ from ebpfproxy.bench import (
     nodeport,
     overhead,
     packet,
-    relays,
     report,
     results,
     source,
@@ -254,16 +253,6 @@ def test_kube_proxy_that_ends_is_reported_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(kube_proxy.KubeProxyFailed, match="ended with status 3") as raised:
         compare.run(method, lambda reached: None, binary)
     assert raised.value.hint == "broken"
-
-
-def test_relays_hold_connections_in_mode_userspace() -> None:
-    found = by_key(relays.run(relays.Size(50, 20), silent))
-    assert found["userspace", "clusterip", "crr_us"].n == 20
-    assert found["userspace", "clusterip", "crr_held_us"].n == 20
-    assert found["userspace", "clusterip", "held_unopened"].p50 == 0
-    assert found["userspace", "clusterip", "held_silent"].p50 == 0
-    before, held = (found["userspace", "clusterip", f"relays_rss{part}_mb"].p50 for part in ("", "_held"))
-    assert 10 < before <= held + 1
 
 
 @long

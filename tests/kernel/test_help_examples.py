@@ -24,7 +24,6 @@ SMALLEST = {
     "overhead": "--services=2 --endpoints=1 --samples=320 --rounds=1 --megabytes=2",
     "flows": "--held=100 --seconds=1 --rounds=1",
     "sync": "--services=10 --endpoints=2 --changes=3 --rounds=1 --sync-period=1",
-    "relays": "--held=100 --samples=100",
     "churn": "--connects=200 --seconds=60",
     "compare": "--services=2 --cases=connect --modes=ebpf --rounds=1 --seconds=0.1",
 }
