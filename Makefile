@@ -10,11 +10,11 @@ CLI    := $(VENV)/bin/ebpfproxy
 STAMP  := $(VENV)/.installed
 
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
-# includes, `ip` and `mount` for the lab's network namespaces, a C compiler and iperf3 for its loads; crun starts
+# includes, `ip` and `mount` for the lab's network namespaces, a C compiler for its loads; crun starts
 # the DaemonSet's pod in the tests, ipset and ipvsadm show there what an operator sees; qemu, busybox and kmod
 # boot other kernels, flex, bison, bc and xz-utils build one; zsh and fish complete commands in the tests, curl
 # runs commands of the documents.
-APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iperf3 iptables nftables \
+APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iptables nftables \
   ipset ipvsadm crun qemu-system-x86 busybox-static kmod flex bison bc xz-utils zsh fish curl
 # Packages that are extracted into .venv/debian and not installed: an installation of prometheus would start a server.
 # Tests check the alerts with promtool and let prometheus fire them; golang-github-containers-common has the seccomp
@@ -214,9 +214,8 @@ bench: $(STAMP)  ## the figures of docs/benchmarks.md, measured here
 	$(CLI) bench connect --modes=$(MODES)
 	$(CLI) bench sync --modes=$(MODES)
 	$(CLI) bench nodeport --modes=$(MODES),ebpf-redirect
+	$(CLI) bench nodeport --services=10 --held=200000
 	$(CLI) bench packet --modes=$(MODES)
-	$(CLI) bench overhead --modes=$(MODES)
-	$(CLI) bench flows --held=100000 --modes=$(MODES)  # more than that netfilter does not track everywhere
 
 .PHONY: format
 format: $(STAMP)  ## put all code into its one form

@@ -7,12 +7,11 @@ import ipaddress
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ebpfproxy.bench import workload
 from ebpfproxy.bench.agent_runner import AgentRunner, FaultSchedule
 from ebpfproxy.bench.agent_use import LEAKABLE, Meter
-from ebpfproxy.bench.flow_clients import Reports, report_errors
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.bench.other_services import OtherServices
 from ebpfproxy.bench.samples import Result, Samples
@@ -21,6 +20,9 @@ from ebpfproxy.bench.source import MANIFESTS, Source, Write, manifest_path
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Lab, Pod, PodNetwork, manifests
 from ebpfproxy.lab.agent import LogLine, is_sync
+
+Reports = list[dict[str, Any]]
+"""The reports of all clients: see `Load.churn`."""
 
 CLIENTS = ("pod", "node", "outside")
 FAILURES = ("connects_failed", "established_failed", "download_failed")
@@ -142,7 +144,9 @@ def _run_one(
         runner.end()
         leaks = meter.leaks()
     for client, reports in group.reports.items():
-        report_errors(progress, client, reports)
+        for report in reports:
+            if report["errors"]:
+                progress(f"{client}: errors: {report['errors']}")
     path = "clusterip" if "outside" not in clients else "nodeport" if len(clients) == 1 else "both"
     name = ",".join(modes)
     note(samples, name, path, group.new, group.lasting, group.downloads, runner.figures() | leaks)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.backends.ebpf.programs import object_file
-from ebpfproxy.bench import iperf, kube_proxy, modes, workload
+from ebpfproxy.bench import kube_proxy, modes, workload
 from ebpfproxy.bench.changes import SPACING, change_all
 from ebpfproxy.bench.compare_cases import CHANGE, MEMORY, OF_STARTS, STARTUP, TRAFFIC, Size, Testbed
 from ebpfproxy.bench.machine import Observed
@@ -37,8 +37,6 @@ def run(method: Method, show: Callable[[Reached], None], kube_proxy_path: Path |
 
     Mode none is measured first in addition. Raises EbpfProxyError.
     """
-    if "throughput" in method.cases:
-        iperf.require()
     workload.require_node_ports(max(method.services))
     versions = _kube_proxy_version(method, kube_proxy_path)
     if modes.EBPF in map(modes.base, method.modes):
@@ -135,8 +133,6 @@ class _Run:
             if mode in self._slow:
                 return
             self._labs.push(created.pop_all())
-        if "throughput" in self.method.cases:
-            testbed.serve_iperf()
         self._sides[mode] = _Side(lab, testbed, proxy)
 
     def measure(self, case: str, mode: str, turn: int) -> None:

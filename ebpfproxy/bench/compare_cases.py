@@ -10,9 +10,9 @@ to the same endpoints directly.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ebpfproxy.bench import iperf, workload
+from ebpfproxy.bench import workload
 from ebpfproxy.bench.changes import ChangingSlice
-from ebpfproxy.bench.load import Load, Target
+from ebpfproxy.bench.load import Load, Target, megabits
 from ebpfproxy.bench.source import API, Source
 from ebpfproxy.lab import Lab, Netns, manifests
 
@@ -43,20 +43,16 @@ class Testbed:
         self._load = Load(lab.folder, size.cpu)
         self._size = size
         self._proxied = proxied
-        server = workload.server_pod(lab, self._load)
+        workload.server_pod(lab, self._load)
         self.client, self.outside = lab.pod("client"), lab.outside
-        self._node, self._server = lab.node.v4, server
+        self._node = lab.node.v4
         self.changing = ChangingSlice(size.services, size.services * size.endpoints)
         folder = lab.folder / "manifests"
         folder.mkdir()
         manifests.write(folder / "services.json", manifests.listed(services(size.services)))
         manifests.write(folder / "slices.json", manifests.listed(slices(size.services, size.endpoints)))
-        manifests.write(folder / "iperf.json", manifests.listed(_iperf_objects(size.services, server.v4)))
         self.changing.write(folder)
         self.source = Source(API, lab, folder) if proxied else None
-
-    def serve_iperf(self) -> None:
-        iperf.serve(self._server)
 
     def measure(self, client: Netns, mode: str, targets: Iterable[Target], turn: int) -> list[float]:
         """Return nanoseconds, measured by the load generator in its `mode`."""
@@ -78,11 +74,11 @@ class Testbed:
             return self._endpoints(which)
         return ((self._node, workload.node_port(index)) for index in which)
 
-    def stream(self) -> list[float]:
+    def stream(self, turn: int) -> list[float]:
         """Return Mbit/s of one stream from the client in the pod."""
-        service = workload.cluster_ip(_iperf_index(self._size.services))
-        server = service if self._proxied else self._server.v4
-        return [iperf.megabits(self.client, server, STREAM_MEGABYTES, cpu=self._size.cpu)]
+        file = self._load.targets("compare", self.cluster_ips(self.all()))
+        ((took,),) = self._load.measure(self.client, "put", file, 1, seed=turn, megabytes=STREAM_MEGABYTES)
+        return [megabits(STREAM_MEGABYTES, took)]
 
     def all(self) -> range:
         return range(self._size.services)
@@ -128,18 +124,6 @@ def slices(count: int, endpoints: int) -> Iterator[manifests.Object]:
         yield manifests.endpoint_slice(f"service-{index}-slice", f"service-{index}", entries, ports)
 
 
-def _iperf_index(count: int) -> int:
-    return count + 1  # after the changing Service
-
-
-def _iperf_objects(count: int, server: str) -> Iterator[manifests.Object]:
-    """Yield a Service with one endpoint: iperf3 has two connections, which must reach the same server."""
-    address = workload.cluster_ip(_iperf_index(count))
-    yield manifests.service("iperf", [address], [manifests.port(iperf.PORT, target=iperf.PORT)])
-    entry = manifests.endpoint(server, node="elsewhere")
-    yield manifests.endpoint_slice("iperf-slice", "iperf", [entry], [manifests.port(iperf.PORT)])
-
-
 class Case(NamedTuple):
     """A case with traffic. `measure` returns samples, which are divided by `divisor` to have the unit of the
     metric's name. `expected` is the duration of a turn in seconds; 0: the size's `seconds`."""
@@ -163,7 +147,7 @@ TRAFFIC = {
     "dns": Case(
         "dns_us", lambda at, turn: at.measure(at.client, "udp", at.cluster_ips(at.exposed()), turn), 1e3
     ),
-    "throughput": Case("throughput_mbit_s", lambda at, _turn: at.stream(), expected=0.15),
+    "throughput": Case("throughput_mbit_s", lambda at, turn: at.stream(turn), expected=0.15),
     "nodeport": Case(
         "nodeport_us", lambda at, turn: at.measure(at.outside, "crr", at.node_ports(at.exposed()), turn), 1e3
     ),

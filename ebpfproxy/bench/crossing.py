@@ -4,26 +4,31 @@ Each node has a second link to the router, without the agent's programs. On it t
 same two pods at other addresses, with as many hops and without a proxy. Paths over it are called direct.
 
     client outside -- router == node -- pod "local"      the client connects to this node
+                                     -- pod "inside"     a client that uses no Service
                              == node-2 -- pod "remote"   this node has the other endpoints
 
 Only the destination of a packet determines its link, so that routing costs the same on both.
 """
 
 import ipaddress
+import math
+import resource
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ebpfproxy.api import fields
-from ebpfproxy.bench import iperf, modes, workload
+from ebpfproxy.bench import modes, workload
 from ebpfproxy.bench.load import Load, Target
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.lab import Lab, Node, Pod, manifests
+from ebpfproxy.lab import Lab, Node, manifests
+from ebpfproxy.linux.netns import netns
 
 LOCAL, REMOTE = "local", "remote"
 STRAIGHT = "direct-straight"
 """The path to the second node's pod without the first node: one hop less than other paths to this pod."""
 
-IPERF_NODE_PORTS = {LOCAL: 32_600, REMOTE: 32_601}
 
 _SERVED = {LOCAL: "10.128.0.0/11", REMOTE: "10.160.0.0/11"}
 _DIRECT = {LOCAL: "10.192.0.0/12", REMOTE: "10.208.0.0/12"}
@@ -44,17 +49,50 @@ PATHS = {
 DIRECT_PATHS = [path for path, (network, _) in PATHS.items() if network]
 """The paths that exist without a proxy."""
 
+INSIDE_PATHS = ("pods-one-node", "pods-two-nodes")
+"""The paths of the pod "inside" to the own addresses of the other pods."""
+
+_OTHER_FILES = 100
+
+
+class Held(NamedTuple):
+    """The processes that hold connections open, and their reports about opening them: see `Load.churn`."""
+
+    holders: list["subprocess.Popen[bytes]"]
+    opened: list[dict[str, Any]]
+
+    @property
+    def unopened(self) -> int:
+        return sum(int(each["failed"]) for each in self.opened)
+
+    @property
+    def attempts(self) -> int:
+        return sum(int(each["attempts"]) for each in self.opened)
+
+    @property
+    def errors(self) -> list[dict[str, int]]:
+        return [each["errors"] for each in self.opened if each["errors"]]
+
+
+def processes(held: int) -> int:
+    """Return the number of processes needed to hold so many connections, given RLIMIT_NOFILE."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.ceil(held / (files - _OTHER_FILES))
+
 
 class Crossing:
     """Both links, both pods and their servers, in a lab with two nodes. The agents need FLAGS."""
 
-    def __init__(self, lab: Lab, load: Load, servers: int = 1) -> None:
-        """`servers` is the number of processes in each pod that share its connections."""
+    def __init__(self, lab: Lab, load: Load, held: int = 0) -> None:
+        """`held` is the number of connections to hold at the same time."""
         self.lab = lab
         self.load = load
         self.client = lab.outside
         first, second = lab.nodes
         self.pods = {LOCAL: first.pod(LOCAL), REMOTE: second.pod(REMOTE)}
+        self.inside = first.pod("inside")
+        self._files: dict[tuple[str, ...], Path] = {}
+        self._processes = processes(held)
         self._second_address = lab.addresses.further(1)[0].v4
         lab.router.run(["sh", "-c", "for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 > $f; done"])
         for node in lab.nodes:
@@ -62,8 +100,11 @@ class Crossing:
         self._route_pods()
         self._route_client()
         for pod in self.pods.values():
-            for _ in range(servers):
+            for _ in range(1 + self._processes):
                 load.serve(pod, workload.ENDPOINT_PORT)
+        if held:
+            with netns.entered(lab.outside.netns):
+                Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("1024 65535")
 
     def _link(self, node: Node) -> None:
         """Add the node's second link, and the route over it to the client's second address."""
@@ -131,7 +172,6 @@ class Crossing:
             folder / "services.json", manifests.listed(workload.services(services, node_ports=True))
         )
         manifests.write(folder / "slices.json", manifests.listed(slices))
-        manifests.write(folder / "iperf.json", manifests.listed(_iperf_objects(self.pods, names)))
         manifests.write(folder / "nodes.json", manifests.listed(self._nodes()))
 
     def _nodes(self) -> Iterator[manifests.Object]:
@@ -140,21 +180,30 @@ class Crossing:
         for node in self.lab.nodes:
             yield manifests.node(node.name, [node.host.v4, node.host.v6], annotations=annotations)
 
-    def serve_iperf(self) -> None:
-        iperf.require()
-        for pod in self.pods.values():
-            iperf.serve(pod)
-
     def targets(self, paths: Sequence[str], services: int, endpoints: int) -> Path:
-        """Write the targets of each path: one for each Service or endpoint."""
-        lists = (targets_of(path, self.lab.node.v4, services, endpoints) for path in paths)
-        return self.load.targets("-".join(("to", *paths)), *lists)
+        """Write the targets of each path, once: one for each Service or endpoint."""
+        key = tuple(paths)
+        if key not in self._files:
+            own = dict(zip(INSIDE_PATHS, self.pods.values(), strict=True))
+            lists = (
+                [(own[path].v4, workload.ENDPOINT_PORT)]
+                if path in own
+                else targets_of(path, self.lab.node.v4, services, endpoints)
+                for path in paths
+            )
+            self._files[key] = self.load.targets("-".join(("to", *paths)), *lists)
+        return self._files[key]
 
-    def iperf_target(self, path: str) -> Target:
-        network, location = PATHS[path]
-        if location:
-            return self.lab.node.v4, IPERF_NODE_PORTS[location]
-        return _nth(network, 0), iperf.PORT
+    def hold(self, targets: Path, count: int) -> Held:
+        """Open `count` connections and hold them."""
+        share = -(-count // self._processes)
+        started = [self.load.hold(self.client, targets, share) for _ in range(self._processes)]
+        return Held([holder for holder, _ in started], [opened for _, opened in started])
+
+    def end(self, held: Held) -> int:
+        """Have a last exchange on each connection. Return the number that failed, now or when opened."""
+        timeout = 120.0 + held.attempts / 1000
+        return sum(int(self.load.end_churn(each, timeout=timeout)["failed"]) for each in held.holders)
 
 
 def targets_of(path: str, node: str, services: int, endpoints: int) -> Iterator[Target]:
@@ -192,13 +241,3 @@ def _slice(index: int, endpoints: int, names: dict[str, str]) -> manifests.Objec
         manifests.endpoint(_nth(_SERVED[location], first + n), node=names[location]) for n in range(endpoints)
     ]
     return workload.endpoint_slice(index, entries)
-
-
-def _iperf_objects(pods: dict[str, Pod], names: dict[str, str]) -> Iterator[manifests.Object]:
-    """Yield Services with one endpoint: iperf3 has two connections, which must reach the same server."""
-    for number, (location, pod) in enumerate(pods.items()):
-        name = f"iperf-{location}"
-        port = manifests.port(iperf.PORT, target=iperf.PORT, node_port=IPERF_NODE_PORTS[location])
-        endpoint = manifests.endpoint(pod.v4, node=names[location])
-        yield manifests.service(name, [workload.cluster_ip(workload.SERVICES_MAX + number)], [port])
-        yield manifests.endpoint_slice(f"{name}-slice", name, [endpoint], [manifests.port(iperf.PORT)])

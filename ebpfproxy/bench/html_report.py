@@ -46,7 +46,7 @@ _PATHS = {
     "request": "One byte and its answer, on one of 16 open connections from a pod to ClusterIPs.",
     "udp": "One datagram and its answer, on one of 16 connected UDP sockets from a pod to ClusterIPs.",
     "dns": "The same with a new connected UDP socket for each request, as a resolver does.",
-    "throughput": f"One iperf3 stream of {STREAM_MEGABYTES} MiB from a pod to the ClusterIP of a Service.",
+    "throughput": f"One TCP stream of {STREAM_MEGABYTES} MiB from a pod to the ClusterIP of a Service.",
     "nodeport": "A client outside connects to a random NodePort, and gets the answer to one byte.",
     "packet": "Time of send() of a client outside. In it, the datagram passes the node through a NodePort "
     "and is dropped in the pod.",

@@ -56,6 +56,15 @@ def _compiled() -> bytes:
         return binary.read_bytes()
 
 
+def megabits(megabytes: int, nanoseconds: float) -> float:
+    """Return the Mbit/s (10^6 bits) of a stream of so many MiB.
+
+    >>> megabits(1, 8388608.0)
+    1000.0
+    """
+    return (megabytes << 23) * 1e3 / nanoseconds
+
+
 class Load:
     """The compiled program, in the lab's folder."""
 
@@ -97,17 +106,21 @@ class Load:
         seconds: float = 0.0,
         seed: int = 0,
         connected: bool = False,
+        megabytes: int = 0,
     ) -> "list[array.array[int]]":
         """Return nanoseconds for each list of targets, in order.
 
-        They are durations of connections (mode connect, crr, rr, udp or udprr), or of a datagram until it is
-        dropped (packet; first: the first of a flow). There are `samples` for all lists together, after a
-        warm-up, and fewer if they take longer than `seconds`; 0: no limit. Raises LoadFailed at the first
+        They are durations of connections (mode connect, crr, rr, udp or udprr), of a datagram until it is
+        dropped (packet; first: the first of a flow), or of a stream of so many `megabytes` (MiB) to the
+        server (put) or from it (get). There are `samples` for all lists together, after a warm-up except for
+        streams, and fewer if they take longer than `seconds`; 0: no limit. Raises LoadFailed at the first
         failure.
         """
         lists = 1 + sum(line == "-\n" for line in targets.open())
-        warm_up = min(500, samples) // lists * lists  # a multiple, so that samples begin with the first list
+        # A multiple, so that samples begin with the first list.
+        warm_up = 0 if megabytes else min(500, samples) // lists * lists
         flags = ["-n", str(samples), "-t", str(seconds), "-w", str(warm_up), "-s", str(seed)]
+        flags += ["-b", str(megabytes << 20)]
         raw = self._run(client, [mode, *flags, *(["-c"] if connected else [])], targets)
         figures = array.array("Q", raw)
         return [figures[turn::lists] for turn in range(lists)]

@@ -15,7 +15,6 @@ _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _PROGRAMS = {
     "iptables": ("iptables", "--version"),
     "nft": ("nft", "--version"),
-    "iperf3": ("iperf3", "--version"),
 }
 
 

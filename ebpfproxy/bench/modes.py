@@ -18,12 +18,13 @@ DSR_PORT = geneve.PORT
 """The port that Nodes must announce for ebpf-dsr."""
 
 _VARIANTS = {
-    # Benchmarks that set --tc-devices leave out pod devices, on which replies skip the stack.
+    # A benchmark that sets --tc-devices leaves out pod devices. With --ebpf-redirect, replies skip the stack
+    # on them, and with --socket-lb=host, connections of pods need programs on them.
     "ebpf-redirect": (EBPF, ("--ebpf-redirect", "--tc-devices=eth0,veth*")),
     "ebpf-xdp": (EBPF, ("--ebpf-redirect", "--ebpf-xdp=native", "--tc-devices=eth0,veth*")),
     "ebpf-xdp-generic": (EBPF, ("--ebpf-redirect", "--ebpf-xdp=generic", "--tc-devices=eth0,veth*")),
     "ebpf-dsr": (EBPF, ("--ebpf-forwarding=dsr", f"--ebpf-dsr-port={DSR_PORT}")),
-    "ebpf-host": (EBPF, ("--socket-lb=host",)),
+    "ebpf-host": (EBPF, ("--socket-lb=host", "--tc-devices=eth0,veth*")),
     "iptables-legacy": ("iptables", ("--iptables-backend=legacy",)),
     "iptables-nft": ("iptables", ("--iptables-backend=nft",)),
 }

@@ -53,7 +53,7 @@ def side_by_side(
     build: Callable[[Lab], T],
     progress: Progress,
     *,
-    flags: Callable[[T], Sequence[str]] = lambda testbed: (),
+    flags: Sequence[str] = (),
     pods: PodNetwork | None = None,
 ) -> Iterator[list[Side[T]]]:
     """Create a lab for each mode, fill it with `build`, including manifests, and start agents with `flags`.
@@ -67,7 +67,7 @@ def side_by_side(
             lab = labs.enter_context(Lab(f"bench-{name}", number, pods))
             testbed = build(lab)
             progress(f"{name}: starting")
-            agents = start(lab, name, _NO_READ_BACK, *flags(testbed))
+            agents = start(lab, name, _NO_READ_BACK, *flags)
             for agent in agents:
                 agent.await_sync(timeout=PATIENCE)
             sides.append(Side(name, lab, testbed, agents))

@@ -9,9 +9,7 @@ import click
 from ebpfproxy.bench import (
     churn,
     connect,
-    flows,
     nodeport,
-    overhead,
     packet,
     report,
     sync,
@@ -38,7 +36,7 @@ _PIPED = 170
 def command() -> None:
     """Measure connections, packets, starts and changes on this machine.
 
-    Needs root and a C compiler; compare, nodeport and overhead also need iperf3. Each benchmark creates nodes
+    Needs root and a C compiler. Each benchmark creates nodes
     and pods in network namespaces and removes them afterwards.
 
     The result is one table that compares the --modes. The row "none" is the same node without a proxy.
@@ -106,6 +104,13 @@ def connect_command(
 @options.samples(10_000)
 @options.rounds(5)
 @options.megabytes()
+@click.option(
+    "--held",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Connections that stay open during the run, in each mode.",
+)
 @options.compared
 @options.output
 def nodeport_command(
@@ -114,6 +119,7 @@ def nodeport_command(
     samples: int,
     rounds: int,
     megabytes: int,
+    held: int,
     modes: list[str],
     output: str,
 ) -> None:
@@ -123,17 +129,24 @@ def nodeport_command(
     connect_us  time of connect() alone
     crr_us      time until the answer to one byte arrives, with a new connection
     rr_us       the same on an open connection
-    tcp_mbit_s  throughput of one iperf3 stream from the client
+    tcp_mbit_s  throughput of one TCP stream from the client
     download_mbit_s  the same to the client
+    sent_ns     time of a client's send(), in which the datagram reaches the other pod
 
     \b
     -local           the pod is on the node that the client connects to
     -remote          the pod is on another node
     direct           the same nodes, by links without programs of mode ebpf
     direct-straight  directly to the second node
+    pods-one-node, pods-two-nodes
+                     from pod to pod, without a Service
+
+    With --held, the exit code is 1 if a held connection could not be opened, or did not answer at the end.
     """
-    sizes = [connect.Size(count, endpoints, samples, rounds) for count in services]
-    _show("nodeport", _results(lambda progress: nodeport.run(sizes, modes, megabytes, progress)), output)
+    sizes = [nodeport.Size(count, endpoints, samples, rounds, megabytes, held) for count in services]
+    results = _results(lambda progress: nodeport.run(sizes, modes, progress))
+    _show("nodeport", results, output)
+    _fail_where_any(results, nodeport.FAILURES)
 
 
 @_bench(
@@ -173,83 +186,6 @@ def packet_command(
     """
     sizes = [packet.Size(count, endpoints, samples, rounds, runs) for count in services]
     _show("packet", _results(lambda progress: packet.run(sizes, modes, progress)), output)
-
-
-@_bench(
-    "overhead",
-    "Cost for traffic that uses no Service",
-    minutes=4,
-    example="""
-    # Measure programs at the devices of pods, too.
-    ebpfproxy bench overhead --modes=ebpf,ebpf-host
-    """,
-)
-@options.count("--services", 10_000, "Services in the cluster. No client uses them.")
-@options.endpoints
-@options.rounds(10)
-@options.megabytes()
-@options.count("--samples", 40_000, "Request-response exchanges for each path, over all rounds.")
-@options.compared
-@options.output
-def overhead_command(
-    services: int,
-    endpoints: int,
-    rounds: int,
-    megabytes: int,
-    samples: int,
-    modes: list[str],
-    output: str,
-) -> None:
-    """Measure what a proxy costs pod-to-pod traffic that uses no Service.
-
-    \b
-    tcp_mbit_s  throughput of one iperf3 stream
-    udp_per_s   small datagrams per second
-    rr_per_s    requests per second on an open connection
-
-    Paths are on one node and between two nodes. Mode ebpf attaches no programs to the devices of pods, so
-    traffic on one node passes none. Mode ebpf-host attaches them.
-    """
-    size = overhead.Size(services, endpoints, rounds, megabytes, samples)
-    _show("overhead", _results(lambda progress: overhead.run(size, modes, progress)), output)
-
-
-@_bench(
-    "flows",
-    "Many connections at the same time, and full tables",
-    minutes=8,
-    example="""
-    # Hold 50,000 connections, and leave out the run with a full table.
-    ebpfproxy bench flows --held=50000 --small=0
-    """,
-)
-@options.count("--held", 200_000, "Connections that stay open during the run.")
-@options.seconds("--seconds", 20.0, "Seconds of new connections, for each path and round.", 1.0)
-@options.rounds(3)
-@click.option(
-    "--small",
-    type=click.IntRange(0),
-    default=16384,
-    show_default=True,
-    help="Mode ebpf: flow entries for the run with a table that is too small. 0: no such run.",
-)
-@options.compared
-@options.output
-def flows_command(held: int, seconds: float, rounds: int, small: int, modes: list[str], output: str) -> None:
-    """Open and hold many connections through NodePorts, and fill a flow table.
-
-    \b
-    made_per_s  new connections per second, each with one byte and its answer,
-                while others are held
-
-    The exit code is 1 if any connection failed: a held one, a new one, or one that was in use while the
-    table was full. Modes other than ebpf need room for all connections in conntrack: raise
-    nf_conntrack_max, or use a smaller --held.
-    """
-    size = flows.Size(held, seconds, rounds, small)
-    results = _results(lambda progress: flows.run(size, modes, progress))
-    _show("flows", results, output)
-    _fail_where_any(results, flows.FAILURES)
 
 
 @_bench(

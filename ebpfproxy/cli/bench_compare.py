@@ -153,7 +153,7 @@ def command(
     request     one byte and its answer on an open connection
     udp         the same on a connected UDP socket
     dns         the same with a new UDP socket for each request
-    throughput  one iperf3 stream to a ClusterIP
+    throughput  one TCP stream to a ClusterIP
     nodeport    new connection with one byte and its answer, from outside to a NodePort
     packet      one datagram from outside through a NodePort
     startup     from the start of the proxy to the first answer of the last Service

@@ -92,7 +92,7 @@ def rounds(default: int) -> Callable[[F], F]:
 
 
 def megabytes(default: int = 256) -> Callable[[F], F]:
-    return count("--megabytes", default, "Size of one iperf3 stream, in MiB.")
+    return count("--megabytes", default, "Size of one TCP stream, in MiB.")
 
 
 endpoints = count("--endpoints", 10, "Endpoints of each Service.")

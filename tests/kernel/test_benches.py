@@ -14,11 +14,8 @@ from ebpfproxy.bench import (
     compare_cases,
     connect,
     crossing,
-    flows,
-    iperf,
     kube_proxy,
     nodeport,
-    overhead,
     packet,
     report,
     results,
@@ -28,11 +25,11 @@ from ebpfproxy.bench import (
 from ebpfproxy.bench.agent_runner import FaultSchedule
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.results import LeftOut, Method
-from ebpfproxy.bench.samples import Result, Samples
-from ebpfproxy.bench.sides import Side
+from ebpfproxy.bench.samples import Result
+from ebpfproxy.bench.sides import side_by_side
 from ebpfproxy.cli import bench_compare
 from ebpfproxy.errors import ConfigError
-from ebpfproxy.lab import Lab, Netns, Pod
+from ebpfproxy.lab import Lab, Netns, Pod, PodNetwork
 from tests.kernel.cluster import eventually
 from tests.kernel.dsr_nodes import bytes_sent, has_geneve
 from tests.kernel.ipvs_here import lacks_ipvs
@@ -76,44 +73,53 @@ def test_connections_are_measured_in_every_mode(modes: list[str]) -> None:
     assert {path for mode, path, _ in found if mode == "none"} == {"direct", "direct-host"}
 
 
-def test_a_nodeport_is_measured_on_every_path() -> None:
-    found = by_key(nodeport.run([connect.Size(2, 1, 20, 1)], ["ebpf-redirect", "nftables"], 2, silent))
-    for path in crossing.PATHS:
-        for metric in ("connect_us", "crr_us", "rr_us", "tcp_mbit_s", "download_mbit_s"):
+def test_a_nodeport_and_pods_are_measured_on_every_path_while_connections_are_held() -> None:
+    size = nodeport.Size(2, 1, 20, 1, megabytes=2, held=50)
+    found = by_key(nodeport.run([size], ["ebpf-redirect", "nftables"], silent))
+    for metric in nodeport.METRICS:
+        for path in crossing.INSIDE_PATHS if metric.inside else crossing.PATHS:
             for mode in ("ebpf-redirect", "nftables"):
-                assert found[mode, path, metric].p50 > 0
-            assert (("none", path, metric) in found) is (path in crossing.DIRECT_PATHS)
+                assert found[mode, path, metric.name].p50 > 0
+            assert (("none", path, metric.name) in found) is (metric.inside or path in crossing.DIRECT_PATHS)
     ratio = found["nftables", "nodeport-remote", "tcp_mbit_s"]
     assert ratio.of_direct
     assert ratio.of_first
+    assert found["nftables", "pods-two-nodes", "sent_ns"].of_first
+    for mode in ("none", "ebpf-redirect", "nftables"):
+        for failure in nodeport.FAILURES:
+            assert (found[mode, "", failure].p50, found[mode, "", failure].n) == (0, 50)
+    assert found["nftables", "", "agents_rss_mb"].p50 > 10
 
 
-def test_a_download_with_direct_server_return_bypasses_the_dialed_node(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_connections_that_end_while_they_are_held_are_counted() -> None:
+    with Lab("test-held", 66, PodNetwork.ROUTED) as lab:
+        found = crossing.Crossing(lab, Load(lab.folder), held=10)
+        pod = found.pods[crossing.LOCAL]
+        server = found.load.serve(pod, 8081)
+        held = found.hold(found.load.targets("pod", [(pod.v4, 8081)]), 10)
+        server.kill()
+        server.wait()
+        assert (held.unopened, held.attempts) == (0, 10)
+        assert found.end(held) == 10
+
+
+def test_a_download_with_direct_server_return_bypasses_the_dialed_node() -> None:
     if not has_geneve():
         pytest.skip("this kernel has no Geneve")
-    sides: list[Side[crossing.Crossing]] = []
-    passed: dict[str, int] = {}  # bytes that the dialed node sent, by path
-    measure, megabits = nodeport._Streams.__call__, iperf.megabits
-
-    def remember(self: nodeport._Streams, side: Side[crossing.Crossing], turn: int, samples: Samples) -> None:
-        sides.append(side)
-        measure(self, side, turn, samples)
-
-    def counted(client: Netns, address: str, megabytes: int, port: int, *, download: bool) -> float:
-        dialed = sides[-1].lab.nodes[0]
+    with side_by_side(["ebpf-dsr"], _crossing, silent, flags=crossing.FLAGS, pods=PodNetwork.ROUTED) as (
+        side,
+    ):
+        dialed, targets = side.lab.nodes[0], side.testbed.targets(["nodeport-remote"], 2, 1)
         before = bytes_sent(dialed)
-        found = megabits(client, address, megabytes, port, download=download)
-        if download and sides[-1].mode == "ebpf-dsr" and port == crossing.IPERF_NODE_PORTS[crossing.REMOTE]:
-            passed["download"] = bytes_sent(dialed) - before
-        return found
+        side.testbed.load.measure(side.testbed.client, "get", targets, 1, megabytes=20)
+        passed = bytes_sent(dialed) - before
+    assert 0 < passed < 2_000_000  # acknowledgments of 20 MiB
 
-    monkeypatch.setattr(nodeport._Streams, "__call__", remember)
-    monkeypatch.setattr(iperf, "megabits", counted)
-    found = by_key(nodeport.run([connect.Size(2, 1, 20, 1)], ["ebpf-dsr"], 20, silent))
-    assert found["ebpf-dsr", "nodeport-remote", "download_mbit_s"].of_direct
-    assert 0 < passed["download"] < 2_000_000  # acknowledgments of 20 MiB
+
+def _crossing(lab: Lab) -> crossing.Crossing:
+    found = crossing.Crossing(lab, Load(lab.folder))
+    found.write(2, 1)
+    return found
 
 
 @long
@@ -155,16 +161,6 @@ def received(pod: Pod) -> int:
     return udp["InDatagrams"] + udp["InErrors"]
 
 
-@long
-def test_overhead_is_measured_in_every_mode_on_every_path(modes: list[str]) -> None:
-    found = by_key(overhead.run(overhead.Size(10, 2, 1, 2, 320), [*modes, "ebpf-host"], silent))
-    for path in overhead.PATHS:
-        for metric in ("tcp_mbit_s", "udp_per_s", "rr_per_s"):
-            assert found["none", path, metric].p50 > 0
-            for mode in (*modes, "ebpf-host"):
-                assert found[mode, path, metric].of_first
-
-
 def test_starts_and_changes_are_measured_in_every_mode(modes: list[str]) -> None:
     found = by_key(sync.run(sync.Size(10, 2, 3, 1, sync_period=1.0), modes, silent))
     for mode in modes:
@@ -191,19 +187,6 @@ def test_changes_at_an_api_server_are_measured_with_session_affinity() -> None:
     for mode in ("ebpf", "nftables"):
         assert found[mode, "clusterip", "change_ms"].n == 3
         assert found[mode, "", "restart_sync_s"].p50 > 0
-
-
-@long
-def test_flows_are_measured_in_every_mode_without_losses(modes: list[str]) -> None:
-    found = by_key(flows.run(flows.Size(500, 0.2, 1, 0), modes, silent))
-    for mode in modes:
-        if mode != "userspace":  # its flows are sockets of relays, not entries
-            assert found[mode, "nodeport", "entries"].p50 >= 500
-        assert found[mode, "nodeport", "made_per_s"].of_direct
-        for metric in ("held_unopened", "held_silent", "new_failed"):
-            assert found[mode, "nodeport", metric].p50 == 0
-    assert found["ebpf", "nodeport", "event_packet_new"].p50 > 500
-    assert found["none", "direct", "entries"].p50 == 0
 
 
 @long
@@ -255,18 +238,11 @@ def test_kube_proxy_that_ends_is_reported_with_its_log(tmp_path: Path) -> None:
     assert raised.value.hint == "broken"
 
 
-@long
-def test_more_flows_than_conntrack_can_hold_are_rejected_at_once() -> None:
+def test_more_held_connections_than_conntrack_can_track_are_rejected_at_once() -> None:
     most = report.conntrack("max") or pytest.skip("the kernel tracks no connections")
-    with pytest.raises(ConfigError, match="nf_conntrack_max is too small for mode nftables"):
-        list(flows.run(flows.Size(most, 1.0, 1, 0), ["nftables"], silent))
-
-
-@long
-def test_a_full_flow_table_is_measured() -> None:
-    found = by_key(flows.run(flows.Size(10, 1.0, 1, 16384), ["ebpf"], silent))
-    assert found["ebpf", "full", "busy_failed"].n == 500
-    assert found["ebpf", "full", "made_per_s"].p50 > 0
+    size = nodeport.Size(2, 1, 20, 1, megabytes=2, held=most)
+    with pytest.raises(ConfigError, match="nf_conntrack_max is too small for nftables"):
+        list(nodeport.run([size], ["ebpf", "nftables"], silent))
 
 
 @long

@@ -21,8 +21,6 @@ SMALLEST = {
     "connect": "--services=2 --endpoints=1 --samples=20 --rounds=1",
     "nodeport": "--services=2 --endpoints=1 --samples=20 --rounds=1 --megabytes=2",
     "packet": "--services=2 --endpoints=1 --samples=60 --rounds=1 --runs=1000",
-    "overhead": "--services=2 --endpoints=1 --samples=320 --rounds=1 --megabytes=2",
-    "flows": "--held=100 --seconds=1 --rounds=1",
     "sync": "--services=10 --endpoints=2 --changes=3 --rounds=1 --sync-period=1",
     "churn": "--connects=200 --seconds=60",
     "compare": "--services=2 --cases=connect --modes=ebpf --rounds=1 --seconds=0.1",

@@ -38,7 +38,7 @@ int exchange(int fd)
 }
 
 /* Returns an unconnected TCP socket for the target, or a negative number and sets errno. */
-static int stream(const union address *target)
+int tcp_socket(const union address *target)
 {
 	const struct linger reset = {.l_onoff = 1, .l_linger = 0};
 	int fd = socket(target->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -52,7 +52,7 @@ static int stream(const union address *target)
 
 int tcp_once(const union address *target, bool with_exchange, uint64_t *took)
 {
-	int fd = stream(target);
+	int fd = tcp_socket(target);
 	uint64_t start;
 	int error = 0;
 
@@ -125,7 +125,7 @@ int open_kept(const union address *target, int *fd)
 	const int yes = 1;
 	int error;
 
-	*fd = stream(target);
+	*fd = tcp_socket(target);
 	if (*fd < 0)
 		return errno;
 	setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));

@@ -5,10 +5,8 @@
  * numbers. The client thus detects lost, duplicated and changed data, and a premature end.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,17 +35,14 @@ static void send_all(int fd, const void *data, size_t length)
 	}
 }
 
-/* Runs in a child process, which exits together with the server or after the client has closed. */
+/* Runs in a child process, which exits after the client has closed. */
 void serve_download(int fd)
 {
 	static uint64_t numbers[WRITES];
 	uint64_t end[2] = {END}, count = 0;
 	char byte;
 
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	close_range(0, (unsigned int)fd - 1, 0);
-	close_range((unsigned int)fd + 1, ~0U, 0);
-	fcntl(fd, F_SETFL, 0); /* blocking */
+	keep_only(fd);
 	while (recv(fd, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) {
 		for (size_t i = 0; i < WRITES; i++)
 			numbers[i] = count++;

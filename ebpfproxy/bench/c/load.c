@@ -2,8 +2,8 @@
 /*
  * The load generator and its server.
  *
- *	load connect|crr|rr|udp|udprr|packet|first
- *		[-n COUNT] [-t SECONDS] [-w COUNT] [-s SEED] [-c]
+ *	load connect|crr|rr|udp|udprr|packet|first|put|get
+ *		[-n COUNT] [-t SECONDS] [-w COUNT] [-s SEED] [-b BYTES] [-c]
  *	load churn                           [-n COUNT | -t SECONDS] [-r RATE] [-s SEED] [-c]
  *	load hold                            -n COUNT [-r RATE] [-s SEED] [-c]
  *	load download                        [-r RATE] [-s SEED]
@@ -23,6 +23,8 @@
  *	packet	time of send() of a datagram without a reply, in flows that stay open, several per
  *		list. Across veth pairs this includes the complete path through this machine
  *	first	as packet, for the first datagram of a flow
+ *	put	time of a stream of -b bytes to the server, until it has received all
+ *	get	the same from the server
  *	churn	as crr, but errors are counted and do not end the run; -c: connect only; -r:
  *		connections per second, without it as many as possible. SIGTERM ends the run
  *	hold	opens connections, exchanges a byte on each, writes a report, and exchanges a byte
@@ -30,14 +32,14 @@
  *stream of numbers in pieces of 16 KiB, -r per second, until SIGTERM. Then the server ends the
  *stream and sends its count, which must equal the client's
  *
- * The first seven modes write one unsigned 64-bit number per sample: nanoseconds, in the machine's
+ * The first nine modes write one unsigned 64-bit number per sample: nanoseconds, in the machine's
  *byte order. The first -w samples are left out. The first error ends them with exit code 1. Churn
  *and download write one JSON object. Hold writes two: after all connections are open, and at the
  *end. Sockets close with a reset, so that no port remains in TIME_WAIT.
  *
  * The server replies to a byte 'w' with its own address of the connection, to 'd' with a download,
- * and to any other byte with the same byte. It drops a datagram '-'. Several servers can share a
- * port, because the number of open files of a process is limited.
+ * to 's' with a stream, and to any other byte with the same byte. It drops a datagram '-'. Several
+ *servers can share a port, because the number of open files of a process is limited.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -68,7 +70,7 @@ static struct options parse_options(int argc, char **argv)
 	struct options options = {.seed = 88172645463325252};
 	int option;
 
-	while ((option = getopt(argc, argv, "n:t:w:s:p:r:c")) != -1) {
+	while ((option = getopt(argc, argv, "n:t:w:s:p:r:b:c")) != -1) {
 		if (option == 'n')
 			options.count = strtoull(optarg, NULL, 10);
 		else if (option == 't')
@@ -81,6 +83,8 @@ static struct options parse_options(int argc, char **argv)
 			options.port = (uint16_t)strtoul(optarg, NULL, 10);
 		else if (option == 'r')
 			options.rate = strtod(optarg, NULL);
+		else if (option == 'b')
+			options.bytes = strtoull(optarg, NULL, 10);
 		else if (option == 'c')
 			options.connected = true;
 		else
@@ -91,17 +95,19 @@ static struct options parse_options(int argc, char **argv)
 	return options;
 }
 
-static const char *const MODES[] = {"connect", "crr",	"rr",	"udp",	    "udprr", "packet",
-				    "first",   "churn", "hold", "download", "serve"};
+static const char *const MODES[] = {"connect", "crr",	   "rr",   "udp", "udprr",
+				    "packet",  "first",	   "put",  "get", "churn",
+				    "hold",    "download", "serve"};
 
 static const char *parse_mode(const char *text)
 {
 	for (size_t i = 0; text && i < sizeof(MODES) / sizeof(*MODES); i++)
 		if (!strcmp(text, MODES[i]))
 			return MODES[i];
-	fprintf(stderr,
-		"usage: load connect|crr|rr|udp|udprr|packet|first|churn|hold|download|serve "
-		"OPTIONS < targets\n");
+	fprintf(
+	    stderr,
+	    "usage: load connect|crr|rr|udp|udprr|packet|first|put|get|churn|hold|download|serve "
+	    "OPTIONS < targets\n");
 	exit(2);
 }
 

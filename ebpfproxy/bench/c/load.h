@@ -14,6 +14,7 @@
 #define MAX_LISTS  8
 #define UNANSWERED '-' /* the server drops datagrams that begin with it */
 #define DOWNLOAD   'd' /* starts a download; the next byte ends it */
+#define STREAM	   's' /* starts a stream: see stream.c */
 
 union address {
 	struct sockaddr any;
@@ -32,6 +33,7 @@ struct options {
 	uint64_t count;
 	uint64_t warm_up;
 	uint64_t seed;
+	uint64_t bytes;
 	double seconds;
 	double rate;
 	bool connected;
@@ -58,6 +60,7 @@ bool over(const struct options *options, uint64_t done, uint64_t start);
 void await_turn(double rate, uint64_t start, uint64_t turn);
 
 /* connection.c: each returns 0 or an errno. *took is in nanoseconds and set only on success. */
+int tcp_socket(const union address *target); /* unconnected; negative: errno is set */
 int tcp_once(const union address *target, bool with_exchange, uint64_t *took);
 int udp_with_peer(const union address *target, uint64_t *took);
 int udp_without_peer(const union address *target, uint64_t *took);
@@ -69,6 +72,8 @@ int exchange(int fd);
 int send_unanswered(int fd, uint64_t *took);
 int send_first(const union address *target, uint64_t *took);
 int errno_of_failure(void);
+/* stream.c: as above. Sends a stream of this size, or receives it. */
+int stream_once(const union address *target, uint64_t size, bool get, uint64_t *took);
 
 /* One function per group of modes. Each returns the exit code. */
 int measure(const char *mode, const struct options *options, const struct targets *targets);
@@ -81,6 +86,8 @@ int serve(uint16_t port);
 void write_errors(const uint64_t errors[MAX_ERRNO]); /* writes the end of a JSON object */
 void block_sigterm(sigset_t *ends); /* for sigtimedwait(); it interrupts no system call */
 void raise_file_limit(void);	    /* to the hard limit */
+void keep_only(int fd);
 void serve_download(int fd) __attribute__((noreturn));
+void serve_stream(int fd) __attribute__((noreturn));
 
 #endif

@@ -22,6 +22,8 @@ static int once(const char *mode, const struct options *options, const union add
 	if (!strcmp(mode, "udp"))
 		return options->connected ? udp_with_peer(target, took)
 					  : udp_without_peer(target, took);
+	if (!strcmp(mode, "put") || !strcmp(mode, "get"))
+		return stream_once(target, options->bytes, *mode == 'g', took);
 	if (!strcmp(mode, "first"))
 		return send_first(target, took);
 	return tcp_once(target, !strcmp(mode, "crr"), took);

@@ -2,10 +2,12 @@
 /* Mode serve: the server of all other modes. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "load.h"
@@ -70,6 +72,15 @@ static size_t own_address(int fd, char *text, size_t size)
 	return strlen(text);
 }
 
+/* Prepares a child process for one blocking connection. It exits together with the server. */
+void keep_only(int fd)
+{
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	close_range(0, (unsigned int)fd - 1, 0);
+	close_range((unsigned int)fd + 1, ~0U, 0);
+	fcntl(fd, F_SETFL, 0);
+}
+
 /* Returns whether the connection stays open. */
 static bool answer(int fd)
 {
@@ -81,9 +92,9 @@ static bool answer(int fd)
 		return errno == EAGAIN || errno == EINTR;
 	if (!got)
 		return false;
-	if (text[0] == DOWNLOAD) {
+	if (text[0] == DOWNLOAD || text[0] == STREAM) {
 		if (!fork())
-			serve_download(fd);
+			(text[0] == STREAM ? serve_stream : serve_download)(fd);
 		return false;
 	}
 	if (text[0] == 'w')
@@ -145,7 +156,7 @@ int serve(uint16_t port)
 
 	if (queue < 0 || listen(listener, BACKLOG))
 		die("listen");
-	signal(SIGCHLD, SIG_IGN); /* the children are downloads; none is waited for */
+	signal(SIGCHLD, SIG_IGN); /* the children are downloads and streams; none is waited for */
 	ignore_unanswered(datagrams);
 	raise_file_limit();
 	watch(queue, listener);

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from ebpfproxy.bench import crossing, workload
+from ebpfproxy.bench import crossing
 
 
 def test_networks_do_not_overlap() -> None:
@@ -30,8 +30,3 @@ def test_direct_paths_have_as_many_targets_as_endpoints_so_that_caches_are_equal
         network = ipaddress.ip_network(crossing._DIRECT[which])
         assert len(targets) == 50_000
         assert all(ipaddress.ip_address(address) in network for address, _ in targets)
-
-
-def test_node_ports_of_iperf_and_of_services_do_not_overlap() -> None:
-    last = workload.node_port(workload.SERVICES_MAX - 1)
-    assert last < min(crossing.IPERF_NODE_PORTS.values()) < 32768

@@ -1,14 +1,12 @@
-"""Evaluation of samples: ratios of the same turn, counts, and reports of other programs."""
+"""Evaluation of samples: ratios of the same turn, and counts."""
 
 import resource
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from ebpfproxy.bench import flow_clients, flow_tables, iperf, report
+from ebpfproxy.bench import crossing, report
 from ebpfproxy.bench.samples import Ratio, Result, Samples
-from ebpfproxy.errors import ConfigError
 
 MODES = ("none", "ebpf", "nftables")
 
@@ -63,7 +61,7 @@ def test_counts_add_up_over_rounds_and_have_no_ratio() -> None:
 def shown(*results: Result) -> str:
     console = Console(width=170)
     with console.capture() as capture:
-        console.print(report.as_table("overhead", results))
+        console.print(report.as_table("nodeport", results))
     return capture.get()
 
 
@@ -90,36 +88,7 @@ def test_ratios_are_objects_in_json() -> None:
     assert ebpf["of_first"] is None
 
 
-def test_lost_datagrams_are_not_counted_as_received() -> None:
-    total: dict[str, Any] = {"packets": 1000, "lost_packets": 400, "seconds": 2.0}
-    assert iperf.arrived({"end": {"sum": total}}) == 300.0
-
-
-def test_throughput_is_that_of_the_receiver() -> None:
-    end = {"sum_sent": {"bits_per_second": 9e9}, "sum_received": {"bits_per_second": 8e9}}
-    assert iperf.received_megabits({"end": end}) == 8000.0
-
-
-def test_only_datapath_events_are_read_from_the_metrics() -> None:
-    event = 'ebpfproxy_datapath_events_total{reason="flows_full"} 1.5e+06\n'
-    text = f'ebpfproxy_map_entries{{map="flows"}} 7.0\n{event}'
-    assert flow_tables.events(text) == {"flows_full": 1.5e6}
-
-
 @pytest.mark.parametrize("held", [1, 200_000])
 def test_held_connections_are_distributed_so_that_no_process_exceeds_its_file_limit(held: int) -> None:
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert -(-held // flow_clients.processes(held)) < limit
-
-
-def test_more_connections_than_the_kernel_tracks_are_rejected_with_a_hint() -> None:
-    flow_tables.require_tracking("nftables", 262144, 100_000, 10_000.0, 60.0)
-    flow_tables.require_tracking("nftables", 262144, 200_000, 10_000.0, 1.0)
-    flow_tables.require_tracking("nftables", None, 1_000_000, 10_000.0, 60.0)
-    with pytest.raises(ConfigError, match="200000 held and 150000 recently closed") as caught:
-        flow_tables.require_tracking("nftables", 262144, 200_000, 10_000.0, 60.0)
-    assert "--held=112144" in caught.value.hint
-    assert "nf_conntrack_max=350000" in caught.value.hint
-    with pytest.raises(ConfigError) as caught:
-        flow_tables.require_tracking("nftables", 100_000, 1000, 10_000.0, 60.0)
-    assert "--held" not in caught.value.hint
+    assert -(-held // crossing.processes(held)) < limit

@@ -29,7 +29,7 @@ def test_an_agent_cannot_switch_between_variants_of_one_mode() -> None:
         modes.options_for_switching(["iptables-legacy", "ebpf", "iptables-nft"])
 
 
-@pytest.mark.parametrize("bench", ["connect", "nodeport", "packet", "overhead", "flows", "sync"])
+@pytest.mark.parametrize("bench", ["connect", "nodeport", "packet", "sync"])
 @pytest.mark.parametrize(
     ("given", "why"), [("ebpf,tc", "'tc' is not one of"), ("ebpf,ebpf", "named only once")]
 )
