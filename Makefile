@@ -165,10 +165,6 @@ docs: $(STAMP)  ## build the site in build/site and check its links
 docs-generate: $(STAMP)  ## write the parts of docs/ that come from code
 	@$(PYTHON) docs/generate.py
 
-.PHONY: screenshots
-screenshots: $(STAMP)  ## charts and screenshots of the report in docs/images, from docs/benchmarks/compare.json; needs chromium
-	@$(PYTHON) docs/images/screenshots.py
-
 .PHONY: fuzz
 fuzz: $(STAMP)  ## 200 000 broken API objects through parse, plan and render; 100 000 malformed HTTP requests; ten million random packets, and as many through devices; 10 000 changes of a random tenant
 	$(PYTHON) -m pytest -q --timeout=0 --junk=200000 tests/unit/api/test_junk.py tests/unit/plan/test_junk_plans.py

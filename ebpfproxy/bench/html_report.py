@@ -1,35 +1,29 @@
 """The HTML report of a comparison: one file without external references, in light and dark mode."""
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ebpfproxy.bench import chart_colors, charts
 from ebpfproxy.bench.compare_cases import STREAM_MEGABYTES
 from ebpfproxy.bench.results import Comparison, Figure
 
 _STYLE = """\
 :root { color-scheme: light dark; --text: #1f2328; --muted: #59636e; --page: #ffffff; --line: #d1d9e0;
-  --panel: #f6f8fa; }
+  --panel: #f6f8fa; --bar: #54aeff55; }
 @media (prefers-color-scheme: dark) { :root { --text: #f0f6fc; --muted: #9198a1; --page: #0d1117;
-  --line: #3d444d; --panel: #151b23; } }
+  --line: #3d444d; --panel: #151b23; --bar: #388bfd55; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem; max-width: 72rem; background: var(--page); color: var(--text);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.7rem; margin: 0 0 .3rem; }
 h2 { font-size: 1.25rem; margin: 2.2rem 0 .4rem; padding-top: .6rem; border-top: 1px solid var(--line); }
 p { margin: .4rem 0; max-width: 55rem; }
-.muted, figcaption, caption { color: var(--muted); font-size: .9rem; text-align: left; }
-figure { margin: .8rem 0; }
-figcaption { max-width: 55rem; margin-bottom: .5rem; }
-figure svg { display: block; width: 100%; height: auto; font-family: system-ui, sans-serif; }
-figure svg text { font-family: inherit !important; }
+.muted { color: var(--muted); font-size: .9rem; text-align: left; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
-td.number, th.number { text-align: right; }
 th:first-child, td:first-child { position: sticky; left: 0; background: var(--page); }
-td.text { white-space: normal; min-width: 8.5rem; }
 code, pre { font: .85rem/1.4 ui-monospace, monospace; background: var(--panel); border-radius: .3rem; }
 code { padding: .1rem .3rem; } pre { padding: .7rem; white-space: pre-wrap; }
 details summary { cursor: pointer; padding: .4rem 0; }
@@ -38,8 +32,21 @@ dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: .8rem; } dl { grid-template-columns: 1fr; } }
 """
 
-_PANEL_REM, _PANEL_REM_MIN = 24, 16
-"""The width of a panel at most, and at least: the charts of a narrow page scroll."""
+_TITLES = {
+    "connect_us": "New TCP connection to a ClusterIP",
+    "request_us": "Request on an open connection",
+    "udp_us": "UDP request on an open socket",
+    "dns_us": "UDP request with a new socket (DNS)",
+    "nodeport_us": "New connection and request, NodePort",
+    "throughput_mbit_s": "Throughput of one TCP stream",
+    "packet_ns": "One datagram through a NodePort",
+    "startup_s": "Start until the last Service answers",
+    "change_ms": "Change of an endpoint",
+    "memory_mb": "Memory of the proxy",
+}
+"""The title of each metric."""
+
+_UNITS = {"us": "µs", "ns": "ns", "ms": "ms", "s": "s", "mb": "MB", "mbit_s": "Mbit/s"}
 
 _PATHS = {
     "connect": "A client in a pod connects to the ClusterIP of a random Service: time of connect().",
@@ -60,37 +67,26 @@ _PATHS = {
 
 
 def page(comparison: Comparison) -> str:
-    """Return the page. Raises ConfigError without matplotlib."""
-    drawn = charts.all_charts(comparison)
-    modes = comparison.method.modes
+    """Return the page."""
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         "<title>ebpfproxy bench compare</title>",
-        f"<style>\n{_STYLE}{chart_colors.css(modes)}</style></head><body>",
+        f"<style>\n{_STYLE}</style></head><body>",
         *_heading(comparison),
-        *(_summary(comparison)),
-        *(part for chart in drawn for part in _figure(chart, modes)),
+        *(
+            part
+            for services in sorted(comparison.method.services, reverse=True)
+            for part in _ratios(comparison, services)
+        ),
+        *_left_out(comparison),
         *_method(comparison),
         *_environment(comparison),
         *_all_figures(comparison),
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def chart_files(comparison: Comparison) -> dict[str, str]:
-    """Return the SVG of each chart in each color scheme, by file name: NAME-light.svg and NAME-dark.svg.
-
-    Raises ConfigError without matplotlib.
-    """
-    modes = comparison.method.modes
-    return {
-        f"{chart.name}-{scheme}.svg": chart_colors.with_scheme(chart.svg, modes, scheme) + "\n"
-        for chart in charts.all_charts(comparison)
-        for scheme in chart_colors.SCHEMES
-    }
 
 
 def _heading(comparison: Comparison) -> Iterable[str]:
@@ -112,32 +108,39 @@ def _heading(comparison: Comparison) -> Iterable[str]:
     )
 
 
-def _summary(comparison: Comparison) -> Iterable[str]:
-    """Yield the ratios with the most Services: a row for each metric, a column for each mode."""
-    most = max(comparison.method.services)
+def _ratios(comparison: Comparison, services: int) -> Iterable[str]:
+    """Yield the ratios with so many Services: a row for each metric, a column for each mode.
+
+    The bar of a cell is as long as the ratio, on a logarithmic scale on which 1 has no bar.
+    """
     found = {
         (each.metric, each.mode): each
         for each in comparison.figures
-        if each.services == most and each.metric in charts.TITLES
+        if each.services == services and each.metric in _TITLES
     }
     bases = {metric: each.base for (metric, _), each in found.items() if each.ratio}
     if not bases:
         return
     modes = [mode for mode in comparison.method.modes if any((metric, mode) in found for metric in bases)]
-    yield f"<h2>Ratios with {most:,} Services</h2>"
+    most = max(2.0, *(each.ratio.median for each in found.values() if each.ratio))
+    yield f"<h2>Ratios with {services:,} Services</h2>"
     yield (
         '<p class="muted">Median, and below it the 95 % confidence interval. Lower is better, except for '
-        "throughput. Start, change and memory are compared with the first mode that has them.</p>"
+        "throughput. Start, change and memory are compared with the first mode that has them. Bars are "
+        "logarithmic.</p>"
     )
     rows = [
         [
-            _text(charts.TITLES[metric]),
-            *(_ratio(found.get((metric, mode)), bases[metric]) for mode in modes),
+            _cell(_text(_TITLES[metric])),
+            *(_ratio(found.get((metric, mode)), bases[metric], most) for mode in modes),
         ]
-        for metric in charts.TITLES
+        for metric in _TITLES
         if metric in bases
     ]
-    yield _table(["case", *(_text(mode) for mode in modes)], rows)
+    yield _table(["case", *modes], rows)
+
+
+def _left_out(comparison: Comparison) -> Iterable[str]:
     for each in comparison.left_out:
         yield (
             f"<p>{_text(each.mode)} is not measured with {each.services:,} Services: its start took longer "
@@ -145,13 +148,15 @@ def _summary(comparison: Comparison) -> Iterable[str]:
         )
 
 
-def _ratio(figure: Figure | None, base: str) -> str:
+def _ratio(figure: Figure | None, base: str, most: float) -> str:
     if figure is None:
-        return ""
+        return _cell("")
     if figure.ratio is None:
-        return "1" if figure.mode == base else ""
+        return _cell("1" if figure.mode == base else "")
+    length = round(max(0.0, math.log(max(figure.ratio.median, 1e-9)) / math.log(most)) * 100)
     low, high = _short(figure.ratio.low), _short(figure.ratio.high)
-    return f'{_short(figure.ratio.median)}<br><span class="muted">{low}–{high}</span>'
+    text = f'{_short(figure.ratio.median)}<br><span class="muted">{low}–{high}</span>'
+    return _cell(text, f"background: linear-gradient(to right, var(--bar) {length}%, transparent {length}%)")
 
 
 def _short(ratio: float) -> str:
@@ -162,16 +167,6 @@ def _short(ratio: float) -> str:
     """
     decimals = 2 if ratio < 10 else 1 if ratio < 100 else 0
     return f"{ratio:,.{decimals}f}"
-
-
-def _figure(chart: charts.Chart, modes: Sequence[str]) -> Iterable[str]:
-    yield f"<h2>{_text(chart.title)}</h2>"
-    widest, narrowest = chart.columns * _PANEL_REM, chart.columns * _PANEL_REM_MIN
-    yield (
-        f'<figure id="figure-{chart.name}"><figcaption>{_text(chart.caption)}</figcaption>'
-        f'<div class="scroll"><div style="max-width: {widest}rem; min-width: {narrowest}rem">'
-        f"{chart_colors.with_variables(chart.svg, modes)}</div></div></figure>"
-    )
 
 
 def _method(comparison: Comparison) -> Iterable[str]:
@@ -218,34 +213,39 @@ def _all_figures(comparison: Comparison) -> Iterable[str]:
     rows = []
     for each in comparison.figures:
         ratio = each.ratio
-        rows.append(
-            [
-                _text(each.case),
-                _text(each.mode),
-                f"{each.services:,}",
-                charts.unit(each.metric),
-                *(f"{each.at(share):,.4g}" for share in (0.05, 0.5, 0.95, 0.99)),
-                f"{each.n:,}",
-                f"{ratio.median:.3f} ({ratio.low:.3f}–{ratio.high:.3f})" if ratio else "",
-                _text(each.base),
-            ]
+        cells = (
+            each.case,
+            each.mode,
+            f"{each.services:,}",
+            _unit(each.metric),
+            *(f"{each.at(share):,.4g}" for share in (0.05, 0.5, 0.95, 0.99)),
+            f"{each.n:,}",
+            f"{ratio.median:.3f} ({ratio.low:.3f}–{ratio.high:.3f})" if ratio else "",
+            each.base,
         )
+        rows.append([_cell(_text(cell)) for cell in cells])
     yield "<h2>All figures</h2><details><summary>Show the table</summary>"
     yield _table(head, rows)
     yield "</details>"
 
 
-_TEXT_COLUMNS = {"case", "mode", "unit", "to"}
+def _unit(metric: str) -> str:
+    """Return the unit of a metric.
+
+    >>> _unit("throughput_mbit_s"), _unit("connect_us")
+    ('Mbit/s', 'µs')
+    """
+    suffix = max((each for each in _UNITS if metric.endswith(f"_{each}")), key=len)
+    return _UNITS[suffix]
+
+
+def _cell(content: str, style: str = "") -> str:
+    return f'<td style="{style}">{content}</td>' if style else f"<td>{content}</td>"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of HTML cells."""
-    kinds = [' class="text"' if name in _TEXT_COLUMNS else ' class="number"' for name in head]
-    top = "".join(f"<th{kind}>{name}</th>" for kind, name in zip(kinds, head, strict=True))
-    body = "\n".join(
-        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in rows
-    )
+    top = "".join(f"<th>{_text(name)}</th>" for name in head)
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 

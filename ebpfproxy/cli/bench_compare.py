@@ -10,7 +10,7 @@ from rich import box
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
-from ebpfproxy.bench import charts, compare, compare_cases, html_report, proxies
+from ebpfproxy.bench import compare, compare_cases, html_report, proxies
 from ebpfproxy.bench.load import one_cpu
 from ebpfproxy.bench.results import Comparison, Method, from_json
 from ebpfproxy.bench.steps import Reached, duration
@@ -126,13 +126,7 @@ def _preset(name: str) -> str:
     type=click.Path(dir_okay=False, path_type=Path),
     callback=_files,
     metavar="FILE",
-    help="Write a .json, .csv or .html file. May be given several times. .html needs matplotlib.",
-)
-@click.option(
-    "--charts",
-    "folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Write each chart to this folder as NAME-light.svg and NAME-dark.svg. Needs matplotlib.",
+    help="Write a .json, .csv or .html file. May be given several times.",
 )
 def command(
     modes: list[str] | None,
@@ -143,7 +137,6 @@ def command(
     quick: bool,
     earlier: Path | None,
     outputs: tuple[Path, ...],
-    folder: Path | None,
     **sizes: Any,
 ) -> None:
     """Compare all modes with each other, with kube-proxy and with no proxy.
@@ -165,8 +158,6 @@ def command(
 
     With the defaults, it takes about six minutes on two CPUs, and longer with kube-proxy.
     """
-    if folder or any(path.suffix == ".html" for path in outputs):
-        charts.require()
     if earlier:
         comparison = from_json(earlier.read_bytes(), str(earlier))
     else:
@@ -189,9 +180,6 @@ def command(
     for path in outputs:
         path.write_bytes(_content(comparison, path.suffix))
         click.echo(f"wrote {path}", err=True)
-    if folder:
-        for name, svg in html_report.chart_files(comparison).items():
-            (folder / name).write_text(svg)
     console(piped_width=_PIPED).print(table(comparison))
     for each in comparison.left_out:
         click.echo(
