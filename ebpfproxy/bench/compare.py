@@ -6,7 +6,6 @@ that has rules already is another case.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,21 +17,12 @@ from ebpfproxy.bench.machine import Observed
 from ebpfproxy.bench.modes import NONE
 from ebpfproxy.bench.proxies import Proxy, await_service, start_proxy
 from ebpfproxy.bench.results import Collector, Comparison, Figure, LeftOut, Method
-from ebpfproxy.bench.sides import PATIENCE, rotated
-from ebpfproxy.bench.steps import Reached, Step, run_all
+from ebpfproxy.bench.sides import PATIENCE, Progress, part_of, rotated, turns
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab import Lab
 
-_LAB = 1.6
-"""Expected seconds to create and remove a lab, and to start a proxy."""
-_SERVICE, _KUBE_PROXY_SERVICE = 0.0005, 0.003
-"""The same for each Service, and for kube-proxy, whose first changes wait for the end of its first sync."""
-_TURN = 0.04
-"""Expected seconds of a turn besides the measurement."""
-_CHANGE = 0.1
 
-
-def run(method: Method, show: Callable[[Reached], None], kube_proxy_path: Path | None = None) -> Comparison:
+def run(method: Method, progress: Progress, kube_proxy_path: Path | None = None) -> Comparison:
     """Measure. `method.modes` may have modes of kube-proxy if there is `kube_proxy_path`.
 
     Mode none is measured first in addition. Raises EbpfProxyError.
@@ -43,13 +33,14 @@ def run(method: Method, show: Callable[[Reached], None], kube_proxy_path: Path |
         object_file()  # as in the image: no agent compiles
     observed, found = Observed(), _Found([], [])
     method = _with_none(method)
-    with contextlib.ExitStack() as labs:
-        steps = [
-            step
-            for services in method.services
-            for step in _steps(_Run(method, services, kube_proxy_path, labs), found)
-        ]
-        run_all(steps, show)
+    for index, services in enumerate(method.services):
+        with contextlib.ExitStack() as labs:
+            one = _Run(method, services, kube_proxy_path, labs)
+            part = _about(services, part_of(progress, index, len(method.services)))
+            _measure_starts(one, part_of(part, 0, 2))
+            _measure_traffic(one, part_of(part, 1, 2))
+        found.figures.extend(one.collector.figures())
+        found.left_out.extend(LeftOut(mode, services) for mode in method.modes if mode in one.slow)
     return Comparison(observed.end(versions), method, tuple(found.figures), tuple(found.left_out))
 
 
@@ -86,22 +77,23 @@ class _Run:
     """The measurements with one number of Services."""
 
     def __init__(
-        self, method: Method, services: int, binary: Path | None, outer: contextlib.ExitStack
+        self, method: Method, services: int, binary: Path | None, labs: contextlib.ExitStack
     ) -> None:
+        """`labs` keeps the labs for traffic."""
         self.method = method
         self.services = services
         self.size = Size(services, method.endpoints, method.seconds, method.cpu)
         self.collector = Collector(services, method.modes)
         self._binary = binary
         self._sides: dict[str, _Side] = {}
-        self._slow: set[str] = set()
-        self._labs = contextlib.ExitStack()
-        outer.callback(self._labs.close)
+        self.slow: set[str] = set()
+        """Modes whose start took longer than the limit. They are left out from then on."""
+        self._labs = labs
 
     def start(self, mode: str, turn: int) -> None:
         """Start a proxy on a new node, change a Service, and read the memory."""
         cases = self.method.cases
-        if mode in self._slow:
+        if mode in self.slow:
             return
         with Lab(f"bench-{mode}", 1) as lab:
             testbed, proxy, seconds = self._started(lab, mode)
@@ -124,19 +116,19 @@ class _Run:
             proxy.check()
 
     def open(self, mode: str, number: int) -> None:
-        """Create the lab of a mode for traffic, which stays until `close`."""
-        if mode in self._slow:
+        """Create the lab of a mode for traffic, which stays until the end of the run."""
+        if mode in self.slow:
             return
         with contextlib.ExitStack() as created:
             lab = created.enter_context(Lab(f"bench-{mode}", number))
             testbed, proxy, _ = self._started(lab, mode)
-            if mode in self._slow:
+            if mode in self.slow:
                 return
             self._labs.push(created.pop_all())
         self._sides[mode] = _Side(lab, testbed, proxy)
 
     def measure(self, case: str, mode: str, turn: int) -> None:
-        metric, measure, divisor, _ = TRAFFIC[case]
+        metric, measure, divisor = TRAFFIC[case]
         side = self._sides.get(mode)
         if side is None:
             return
@@ -144,14 +136,6 @@ class _Run:
         if side.proxy:
             side.proxy.check()
         self.collector.add(case, metric, mode, turn, (each / divisor for each in samples))
-
-    def close(self, found: _Found) -> None:
-        """Remove all labs, and add the results."""
-        self._labs.close()
-        found.figures.extend(self.collector.figures())
-        found.left_out.extend(
-            LeftOut(mode, self.services) for mode in self.method.modes if mode in self._slow
-        )
 
     def _started(self, lab: Lab, mode: str) -> tuple[Testbed, Proxy | None, float]:
         """Return the testbed, the proxy, and the seconds until the last Service answered.
@@ -166,50 +150,34 @@ class _Run:
         service, limit = testbed.changing.service, self.method.limit
         seconds = await_service(testbed.client, proxy, service, limit)
         if seconds is None:
-            self._slow.add(mode)
+            self.slow.add(mode)
             return testbed, None, limit
         return testbed, proxy, seconds
 
 
-def _steps(run: _Run, found: _Found) -> Iterator[Step]:
-    yield from _starts(run)
-    yield from _traffic(run)
-    yield Step(0.1, f"{run.services} Services: results", lambda: run.close(found))
+def _about(services: int, progress: Progress) -> Progress:
+    return lambda text, done=None, /: progress(f"{services} Services: {text}", done)
 
 
-def _starts(run: _Run) -> Iterator[Step]:
-    method, services = run.method, run.services
+def _measure_starts(run: _Run, progress: Progress) -> None:
+    method = run.method
     if not set(method.cases) & set(OF_STARTS):
         return
     proxies = [mode for mode in method.modes if mode != NONE]
-    changes = _CHANGE * method.changes if CHANGE in method.cases else 0.0
     for turn in range(method.starts):
-        for mode in rotated(proxies, turn):
-            text = f"{services} Services: start {turn + 1} of {method.starts}, {mode}"
-            expected = _expected_start(mode, services) + changes
-            yield Step(expected, text, _bound(run.start, mode, turn), "start")
+        for number, mode in enumerate(rotated(proxies, turn), turn * len(proxies)):
+            done = number / len(proxies) / method.starts
+            progress(f"start {turn + 1} of {method.starts}, {mode}", done)
+            run.start(mode, turn)
 
 
-def _traffic(run: _Run) -> Iterator[Step]:
-    method, services = run.method, run.services
+def _measure_traffic(run: _Run, progress: Progress) -> None:
+    method = run.method
     cases = [case for case in method.cases if case in TRAFFIC]
     if not cases:
         return
     for number, mode in enumerate(method.modes, 1):
-        text = f"{services} Services: preparing {mode}"
-        yield Step(_LAB + _SERVICE * services, text, _bound(run.open, mode, number), "prepare")
-    for number in range(method.rounds):
-        for index, case in enumerate(cases):
-            expected = _TURN + (TRAFFIC[case].expected or method.seconds)
-            for mode in rotated(method.modes, number + index):
-                text = f"{services} Services: round {number + 1} of {method.rounds}, {case}, {mode}"
-                yield Step(expected, text, _bound(run.measure, case, mode, number), "turn")
-
-
-def _expected_start(mode: str, services: int) -> float:
-    of_kube_proxy = mode.startswith(kube_proxy.PREFIX)
-    return _LAB + (_KUBE_PROXY_SERVICE if of_kube_proxy else _SERVICE) * services
-
-
-def _bound(function: Callable[..., None], *arguments: object) -> Callable[[], None]:
-    return lambda: function(*arguments)
+        progress(f"preparing {mode}", 0.0)
+        run.open(mode, number)
+    for turn, case, mode in turns(method.modes, method.rounds, cases, progress):
+        run.measure(case, mode, turn)

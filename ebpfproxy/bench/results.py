@@ -5,11 +5,11 @@ import csv
 import io
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ebpfproxy.bench.samples import percentile
+from ebpfproxy.bench.samples import percentile, ratios
 from ebpfproxy.errors import ConfigError
 
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -185,19 +185,6 @@ class Collector:
                     )
                 )
         return found
-
-
-def ratios(turns: Mapping[int, Sequence[float]], base: Mapping[int, Sequence[float]]) -> list[float]:
-    """Return the ratio of the medians of each turn that both have.
-
-    >>> ratios({0: [3.0], 1: [8.0], 2: [1.0]}, {0: [2.0], 1: [4.0, 4.0, 9.0]})
-    [1.5, 2.0]
-    """
-    return [
-        statistics.median(turns[turn]) / statistics.median(base[turn])
-        for turn in turns
-        if turns[turn] and base.get(turn) and statistics.median(base[turn])
-    ]
 
 
 def interval(values: Sequence[float]) -> Interval | None:

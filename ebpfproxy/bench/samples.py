@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 BASELINES = {
@@ -114,14 +114,23 @@ def ratio(turns: _Turns, base: _Turns) -> Ratio | None:
     >>> ratio({0: [98.0], 1: [196.0], 2: [400.0]}, {0: [100.0], 1: [200.0], 2: [400.0], 3: [7.0]})
     Ratio(median=0.98, least=0.98, most=1.0)
     """
-    ratios = [
+    found = ratios(turns, base)
+    if not found:
+        return None
+    return Ratio(*(round(each, 4) for each in (statistics.median(found), min(found), max(found))))
+
+
+def ratios(turns: Mapping[int, Sequence[float]], base: Mapping[int, Sequence[float]]) -> list[float]:
+    """Return the ratio of the medians of each turn that both have.
+
+    >>> ratios({0: [3.0], 1: [8.0], 2: [1.0]}, {0: [2.0], 1: [4.0, 4.0, 9.0]})
+    [1.5, 2.0]
+    """
+    return [
         statistics.median(turns[turn]) / statistics.median(base[turn])
         for turn in turns
-        if base.get(turn) and statistics.median(base[turn])
+        if turns[turn] and base.get(turn) and statistics.median(base[turn])
     ]
-    if not ratios:
-        return None
-    return Ratio(*(round(each, 4) for each in (statistics.median(ratios), min(ratios), max(ratios))))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -7,16 +7,14 @@ from typing import Any
 
 import click
 from rich import box
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from ebpfproxy.bench import compare, compare_cases, html_report, proxies
 from ebpfproxy.bench.load import one_cpu
 from ebpfproxy.bench.results import Comparison, Method, from_json
-from ebpfproxy.bench.steps import Reached, duration
 from ebpfproxy.cli import bench_options as options
 from ebpfproxy.cli.epilog import examples
-from ebpfproxy.cli.terminal import console
+from ebpfproxy.cli.terminal import console, steps
 
 _DEFAULTS: dict[str, Any] = {
     "services": (1, 100, 1000, 10000),
@@ -28,8 +26,6 @@ _DEFAULTS: dict[str, Any] = {
 _QUICK: dict[str, Any] = {"services": (1, 1000), "rounds": 5, "seconds": 0.05, "starts": 1, "changes": 5}
 
 _SUFFIXES = (".json", ".csv", ".html")
-_LINE_INTERVAL = 0.05
-"""Share of the run between two lines of progress, if standard error is no terminal."""
 _PIPED = 170
 
 
@@ -175,8 +171,8 @@ def command(
             cpu=one_cpu(),
             **chosen,
         )
-        with Shown() as shown:
-            comparison = compare.run(method, shown, kube_proxy)
+        with steps() as progress:
+            comparison = compare.run(method, progress, kube_proxy)
     for path in outputs:
         path.write_bytes(_content(comparison, path.suffix))
         click.echo(f"wrote {path}", err=True)
@@ -192,44 +188,6 @@ def _content(comparison: Comparison, suffix: str) -> bytes:
     if suffix == ".json":
         return comparison.to_json()
     return (comparison.to_csv() if suffix == ".csv" else html_report.page(comparison)).encode()
-
-
-class Shown:
-    """Shows progress and the remaining time on standard error: as a bar on a terminal, otherwise as lines."""
-
-    def __init__(self, terminal: bool | None = None) -> None:
-        self._bar = self._new_bar() if (sys.stderr.isatty() if terminal is None else terminal) else None
-        self._next = 0.0
-
-    def __enter__(self) -> "Shown":
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def __call__(self, reached: Reached) -> None:
-        left = "" if reached.remaining is None else f"{duration(reached.remaining)} left"
-        if self._bar:
-            self._bar.update(self._task, completed=reached.share, description=reached.text, left=left)
-            self._bar.refresh()
-        elif reached.share >= self._next:
-            self._next = reached.share + _LINE_INTERVAL
-            click.echo(", ".join(filter(None, (f"{reached.share:.0%}", left, reached.text))), err=True)
-
-    def _new_bar(self) -> Progress:
-        bar = Progress(
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.description}"),
-            console=console(stderr=True),
-            auto_refresh=False,  # a thread that draws would take time from what is measured
-        )
-        self._task = bar.add_task("", total=1.0, left="")
-        return bar
 
 
 def table(comparison: Comparison) -> Table:

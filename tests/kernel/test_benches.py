@@ -220,7 +220,7 @@ def test_a_comparison_has_every_case_in_every_mode(tmp_path: Path) -> None:
 
 def test_a_mode_that_starts_too_slowly_is_left_out() -> None:
     method = Method("", ("ebpf",), ("connect", "startup"), (1,), 1, 1, 0.02, 1, 1, limit=0.01)
-    found = compare.run(method, lambda reached: None)
+    found = compare.run(method, silent)
     assert found.left_out == (LeftOut("ebpf", 1),)
     assert {each.mode for each in found.figures} == {"none"}
 
@@ -234,7 +234,7 @@ def test_kube_proxy_that_ends_is_reported_with_its_log(tmp_path: Path) -> None:
     binary.chmod(0o755)
     method = Method("", ("kube-proxy-iptables",), ("startup",), (1,), 1, 1, 0.02, 1, 1, limit=30.0)
     with pytest.raises(kube_proxy.KubeProxyFailed, match="ended with status 3") as raised:
-        compare.run(method, lambda reached: None, binary)
+        compare.run(method, silent, binary)
     assert raised.value.hint == "broken"
 
 

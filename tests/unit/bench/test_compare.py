@@ -1,7 +1,6 @@
-"""The comparison without a kernel: its evaluation, formats, progress, objects and the flags of kube-proxy."""
+"""The comparison without a kernel: its evaluation, formats, objects and the flags of kube-proxy."""
 
 import csv
-import functools
 import io
 import json
 from pathlib import Path
@@ -10,9 +9,8 @@ import pytest
 
 from ebpfproxy.api.event import ServiceChanged, SliceChanged
 from ebpfproxy.api.parse import parse_service, parse_slice
-from ebpfproxy.bench import compare_cases, kube_proxy, results, steps
+from ebpfproxy.bench import compare_cases, kube_proxy, results
 from ebpfproxy.bench.results import Collector, Comparison, Interval
-from ebpfproxy.bench.steps import Reached, Step
 from ebpfproxy.errors import ConfigError
 from ebpfproxy.lab.manifests import Object
 from tests.unit.bench.comparisons import comparison
@@ -84,48 +82,6 @@ def test_figures_of_a_metric_are_ordered_by_services() -> None:
     by_mode = Comparison(found.environment, found.method, found.figures[::-1]).of("connect_us")
     assert list(by_mode) == list(found.method.modes)
     assert [each.services for each in by_mode["ebpf"]] == [1, 1000]
-
-
-def test_progress_has_the_share_of_the_expected_time_and_every_step() -> None:
-    ran: list[str] = []
-    shown: list[Reached] = []
-    planned = [Step(10.0, name, functools.partial(ran.append, name)) for name in "abcd"]
-    steps.run_all(planned, shown.append)
-    assert ran == ["a", "b", "c", "d"]
-    assert [each.text for each in shown] == ["a", "b", "c", "d", "done"]
-    assert [each.share for each in shown] == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert (shown[0].remaining, shown[-1].remaining) == (None, 0.0)
-
-
-def test_the_remaining_time_takes_each_kind_of_step_at_its_own_speed() -> None:
-    """Starts take three times as long as expected, turns half as long."""
-    now = [0.0]
-
-    def take(seconds: float) -> None:
-        now[0] += seconds
-
-    kinds = {"start": 30.0, "turn": 5.0}
-    planned = [
-        Step(10.0, kind, functools.partial(take, kinds[kind]), kind) for kind in ("start", "turn") * 100
-    ]
-    shown: list[Reached] = []
-    steps.run_all(planned, shown.append, lambda: now[0])
-    for at, each in enumerate(shown[20:-1], 20):
-        left = sum(kinds[step.kind] for step in planned[at:])
-        assert each.remaining == pytest.approx(left, rel=0.1)
-
-
-def test_the_first_step_does_not_determine_the_remaining_time() -> None:
-    """It takes ten times as long as expected, the others as long as expected."""
-    now, shown = [0.0], list[Reached]()
-
-    def take(seconds: float) -> None:
-        now[0] += seconds
-
-    planned = [Step(1.0, "slow", lambda: take(10.0)), *[Step(1.0, "others", lambda: take(1.0))] * 99]
-    steps.run_all(planned, shown.append, lambda: now[0])
-    assert shown[1].remaining
-    assert 99 <= shown[1].remaining < 200
 
 
 def test_each_tenth_service_has_udp_and_node_ports_and_its_slice_serves_them() -> None:

@@ -1,4 +1,4 @@
-"""The progress and the table of `bench compare`."""
+"""The table of `bench compare`, and its options."""
 
 import re
 from pathlib import Path
@@ -7,32 +7,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from ebpfproxy.bench.steps import Reached
-from ebpfproxy.cli.bench_compare import Shown, command, table
+from ebpfproxy.cli.bench_compare import command, table
 from ebpfproxy.errors import ConfigError
 from tests.unit.bench.comparisons import comparison
-
-
-def test_progress_without_a_terminal_is_a_line_for_each_twentieth_of_the_run(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with Shown(terminal=False) as shown:
-        for number in range(1001):
-            shown(Reached(number / 1000, None if not number else 90.0, f"step {number}"))
-    lines = capsys.readouterr().err.splitlines()
-    assert 20 <= len(lines) <= 22
-    assert lines[0] == "0%, step 0"
-    assert lines[1] == "5%, 1 min 30 s left, step 50"
-
-
-def test_progress_on_a_terminal_shows_the_step_and_the_remaining_time(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with Shown(terminal=True) as shown:
-        shown(Reached(0.5, 90.0, "halfway"))
-    shown_text = capsys.readouterr().err
-    assert "halfway" in shown_text
-    assert "1 min 30 s left" in shown_text
 
 
 def test_the_table_has_a_row_for_each_metric_and_size_with_the_ratios(
