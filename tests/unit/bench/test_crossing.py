@@ -26,7 +26,7 @@ def test_every_service_is_local_or_remote(services: int) -> None:
 
 def test_direct_paths_have_as_many_targets_as_endpoints_so_that_caches_are_equally_cold() -> None:
     for which in (crossing.LOCAL, crossing.REMOTE):
-        targets = set(crossing.targets_of(f"direct-{which}", "172.18.1.2", 10_000, 10))
+        targets = set(crossing.targets_of(f"direct-{which}", "172.18.1.2", 1000, 10))
         network = ipaddress.ip_network(crossing._DIRECT[which])
-        assert len(targets) == 50_000
+        assert len(targets) == 5000
         assert all(ipaddress.ip_address(address) in network for address, _ in targets)
