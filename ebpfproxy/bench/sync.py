@@ -10,6 +10,7 @@ from ebpfproxy.agent.daemon import BUSY
 from ebpfproxy.backends.ebpf.programs import object_file
 from ebpfproxy.bench import modes as all_modes
 from ebpfproxy.bench import workload
+from ebpfproxy.bench.agent_use import cpu_seconds
 from ebpfproxy.bench.changes import SPACING, ChangingSlice, await_answer, change_all
 from ebpfproxy.bench.load import Load
 from ebpfproxy.bench.samples import Result, Samples
@@ -73,6 +74,7 @@ def _round(lab: Lab, size: Size, mode: str) -> Figures:
     - healthz_s: from the agent's start until /healthz answers, with any status;
     - first_sync_s: from the agent's start to its log line about the first sync;
     - first_answer_s: from the agent's start to the first answer through the last Service;
+    - idle_cores: CPU seconds of the agent per second without changes, during one sync period;
     - rss_first_mb, rss_mb, peak_rss_mb: the agent's memory after the first sync, and after the changes and
       _PERIODS sync periods, and its peak, without the tools that it starts (iptables-restore);
     - restart_sync_s: as first_sync_s, when the kernel already has the desired state.
@@ -94,6 +96,7 @@ def _round(lab: Lab, size: Size, mode: str) -> Figures:
     figures["healthz_s"] = [health.result(PATIENCE) - agent.started]
     figures["first_answer_s"] = [answer.result(PATIENCE) - agent.started]
     figures |= _change_all(client, agent, changing, source, size)
+    figures["idle_cores"] = [_idle_cores(agent, size.sync_period)]
     # Another half period for the last verification to end.
     time.sleep(max(0.0, first_sync + (_PERIODS + 0.5) * size.sync_period - time.monotonic()))
     figures |= {"rss_mb": [agent.rss_mb()], "peak_rss_mb": [agent.peak_rss_mb()]}
@@ -101,6 +104,12 @@ def _round(lab: Lab, size: Size, mode: str) -> Figures:
     (restarted,) = start(lab, mode, *flags)
     figures["restart_sync_s"] = [restarted.await_sync(timeout=PATIENCE).moment - restarted.started]
     return figures
+
+
+def _idle_cores(agent: Agent, seconds: float) -> float:
+    before, began = cpu_seconds(agent), time.monotonic()
+    time.sleep(seconds)
+    return (cpu_seconds(agent) - before) / (time.monotonic() - began)
 
 
 def _await_healthz() -> float:

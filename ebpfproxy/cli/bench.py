@@ -235,6 +235,7 @@ def sync_command(
     agent_duration_ms     of that, the sync alone
     stall_ms              the longest time for which the control thread read no events; 0 if
                           it was below 5 ms
+    idle_cores            CPU of the agent without changes, during one sync period
     rss_first_mb          memory of the agent after the first sync, without the tools that it starts
     rss_mb, peak_rss_mb   the same after the changes and three sync periods; the peak
 

@@ -168,6 +168,7 @@ def test_starts_and_changes_are_measured_in_every_mode(modes: list[str]) -> None
         assert found[mode, "clusterip", "change_ms"].n == 3
         assert found[mode, "", "agent_latency_ms"].n >= 3
         assert found[mode, "", "stall_ms"].n == 1
+        assert 0 <= found[mode, "", "idle_cores"].p50 < 2
         for metric in (
             "healthz_s",
             "first_sync_s",
