@@ -55,11 +55,15 @@ INSIDE_PATHS = ("pods-one-node", "pods-two-nodes")
 _OTHER_FILES = 100
 
 
+Reports = list[dict[str, Any]]
+"""Reports of load clients: see `Load.churn`."""
+
+
 class Held(NamedTuple):
-    """The processes that hold connections open, and their reports about opening them: see `Load.churn`."""
+    """The processes that hold connections open, and their reports about opening them."""
 
     holders: list["subprocess.Popen[bytes]"]
-    opened: list[dict[str, Any]]
+    opened: Reports
 
     @property
     def unopened(self) -> int:
@@ -68,10 +72,6 @@ class Held(NamedTuple):
     @property
     def attempts(self) -> int:
         return sum(int(each["attempts"]) for each in self.opened)
-
-    @property
-    def errors(self) -> list[dict[str, int]]:
-        return [each["errors"] for each in self.opened if each["errors"]]
 
 
 def processes(held: int) -> int:
@@ -200,10 +200,10 @@ class Crossing:
         started = [self.load.hold(self.client, targets, share) for _ in range(self._processes)]
         return Held([holder for holder, _ in started], [opened for _, opened in started])
 
-    def end(self, held: Held) -> int:
-        """Have a last exchange on each connection. Return the number that failed, now or when opened."""
+    def end(self, held: Held) -> Reports:
+        """Have a last exchange on each connection. The reports count failures to open connections again."""
         timeout = 120.0 + held.attempts / 1000
-        return sum(int(self.load.end_churn(each, timeout=timeout)["failed"]) for each in held.holders)
+        return [self.load.end_churn(each, timeout=timeout) for each in held.holders]
 
 
 def targets_of(path: str, node: str, services: int, endpoints: int) -> Iterator[Target]:

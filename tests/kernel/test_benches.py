@@ -101,7 +101,7 @@ def test_connections_that_end_while_they_are_held_are_counted() -> None:
         server.kill()
         server.wait()
         assert (held.unopened, held.attempts) == (0, 10)
-        assert found.end(held) == 10
+        assert [each["failed"] for each in found.end(held)] == [10]
 
 
 def test_a_download_with_direct_server_return_bypasses_the_dialed_node() -> None:
