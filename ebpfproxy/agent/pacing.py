@@ -178,7 +178,7 @@ class SliceSize:
         return max(1, int(self.most / 100))
 
     def took(self, seconds: float, *, full: bool) -> None:
-        """Record a sync that did not verify. `full`: changes remained."""
+        """Record a sync that did not verify. `full`: changes remained, or rejected entries to retry."""
         self._shortest = min(seconds, 1.05 * self._shortest)
         wanted = max(self.TARGET, self._FIXED * self._shortest)
         if seconds > wanted:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.agent.mode_switch import SWITCHED
-from ebpfproxy.backends.userspace.relay.process import NAME
+from ebpfproxy.backends.userspace.messages import NAME
 from ebpfproxy.backends.userspace.relays import REPLACED
 from ebpfproxy.bench.load import Load
 from ebpfproxy.linux.processes import children
