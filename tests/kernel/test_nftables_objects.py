@@ -18,6 +18,7 @@ from ebpfproxy.backends.nftables import node_objects
 from ebpfproxy.backends.nftables.backend import NftablesBackend, render
 from ebpfproxy.backends.nftables.entries import (
     TABLE,
+    Chain,
     ChainEntry,
     Element,
     ElementEntry,
@@ -27,6 +28,9 @@ from ebpfproxy.backends.nftables.entries import (
     nft_family,
 )
 from ebpfproxy.backends.nftables.settings import NftablesSettings
+from ebpfproxy.linux.netlink.netlink import attributes, text
+from ebpfproxy.linux.nft.messages import HEAD, Kind, Table
+from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.model.address import (
     Address,
     Family,
@@ -130,6 +134,39 @@ def check(node: Namespace, entries: Mapping[Key, Entry]) -> None:
 @pytest.mark.parametrize("case", situations())
 def test_the_entries_of_each_situation_are_listed_as_written(node: Namespace, case: str) -> None:
     check(node, entries_of(load(case)))
+
+
+def test_the_rules_of_all_situations_have_the_expressions_of_nft(node: Namespace) -> None:
+    """The rules that nft adds for the texts, and those of the backend. For hashes, nft uses other registers;
+    sets of rules have other names."""
+    compared = 0
+    with node.entered(), Session() as session, contextlib.closing(NftablesBackend(SETTINGS)) as plane:
+        plane.open()
+        for situation in situations():
+            entries = entries_of(load(situation))
+            load_into_kernel(entries)
+            of_nft = rule_expressions(session)
+            nft("-f", "-", given=EMPTIED)
+            rejected = plane.apply(diff(plane.read(), entries))
+            written = rule_expressions(session)
+            for key, entry in entries.items() if not rejected else ():
+                if isinstance(key, Chain) and isinstance(entry, ChainEntry):
+                    at = nft_family(key.family), key.name
+                    for rule, one, other in zip(entry.rules, written[at], of_nft[at], strict=True):
+                        if " { " not in rule.text and "jhash" not in rule.text:
+                            assert one == other, rule
+                            compared += 1
+    assert compared > 1000
+
+
+def rule_expressions(session: Session) -> dict[tuple[str, str], list[bytes]]:
+    """NFTA_RULE_EXPRESSIONS of each rule, by family and chain."""
+    found = collections.defaultdict(list)
+    for payload in session.dump(Kind.GET_RULE):
+        parts = dict(attributes(payload, HEAD.size))
+        of = {Table(of, "").number: of for of in ("ip", "ip6")}[payload[0]]
+        found[of, text(parts[2])].append(parts[4])
+    return found
 
 
 @pytest.mark.same_for("bit")

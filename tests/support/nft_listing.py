@@ -20,7 +20,7 @@ from ebpfproxy.backends.nftables.entries import (
 )
 from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.rule import Rule
-from ebpfproxy.linux.nft.statements import LIST_KEY
+from ebpfproxy.linux.nft.sets import LIST_KEY
 from ebpfproxy.model.address import Family
 from tests.support.nft_text import PROTOCOLS, canonical_declaration, canonical_hook, canonical_rule
 
@@ -36,7 +36,7 @@ _ADDRESS = {Family.IPV4: types.IPV4, Family.IPV6: types.IPV6}
 
 
 class RuleText(str):
-    """The text of a rule. It equals a rule with statements that have this text."""
+    """The text of a rule. It equals a rule with this text."""
 
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, str(other)) if isinstance(other, Rule | str) else NotImplemented

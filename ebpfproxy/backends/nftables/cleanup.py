@@ -13,11 +13,11 @@ from ebpfproxy.backends.nftables.node_objects import (
 )
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages, nft
-from ebpfproxy.linux.nft.messages import Operation, SetNames, Table
+from ebpfproxy.linux.nft.messages import Operation, Table
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.replies import ListedChain
 from ebpfproxy.linux.nft.rule import Rule
-from ebpfproxy.linux.nft.statements import RETURN, Match
+from ebpfproxy.linux.nft.rule_expressions import SetNames
 from ebpfproxy.model.address import Family
 
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
@@ -31,7 +31,7 @@ creates it again."""
 _OF_KUBE_PROXY = {name: name.removesuffix("-first") for name in NAT_CHAINS}
 """The base chains of kube-proxy at the same hooks."""
 
-_CONNTRACK_RULE = Rule(Match("ct state", "new"), RETURN)
+_CONNTRACK_RULE = Rule("ct state new return")
 """A rule without effect that requests connection tracking."""
 
 
@@ -114,7 +114,7 @@ def _step(session: Session, table: Table, translates: Callable[[], bool]) -> tup
         messages.delete_table(table),
         messages.add_table(table),
         messages.add_chain(table, nat[0].name, nat[0].hook),
-        *messages.add_rule(table, nat[0].name, _CONNTRACK_RULE.encoded(), SetNames()),
+        *messages.add_rule(table, nat[0].name, _CONNTRACK_RULE, SetNames()),
     ]
     _commit(session, table, operations)
     return [f"{described}, except one chain that open connections need"], True

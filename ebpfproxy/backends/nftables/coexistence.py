@@ -9,10 +9,10 @@ from ebpfproxy.backends.findings import Finding
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.nft import messages, tool
-from ebpfproxy.linux.nft.messages import Hook, Operation, SetNames, Table
+from ebpfproxy.linux.nft.messages import Hook, Operation, Table
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.rule import Rule
-from ebpfproxy.linux.nft.statements import Dnat, Match
+from ebpfproxy.linux.nft.rule_expressions import SetNames
 from ebpfproxy.linux.nft.tool import Version
 
 SKIP = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
@@ -88,12 +88,11 @@ def _connects() -> bool:
 def _operations(port: int) -> list[Operation]:
     """Return operations that create an empty NAT chain, and a chain with a DNAT rule that runs after it."""
     other, own = Table("ip", "ebpfproxy-other"), Table("ip", "ebpfproxy-probe")
-    matches = Match("ip daddr", _FRONTEND), Match("meta l4proto", "tcp")
-    rule = Rule(*matches, Dnat(socket.inet_aton(_SERVER), port))
+    rule = Rule(f"ip daddr {_FRONTEND} meta l4proto tcp dnat to {_SERVER}:{port}")
     return [
         messages.add_table(other),
         messages.add_chain(other, "nat", Hook("nat", "output", -101)),
         messages.add_table(own),
         messages.add_chain(own, "nat", Hook("nat", "output", -100)),
-        *messages.add_rule(own, "nat", rule.encoded(), SetNames()),
+        *messages.add_rule(own, "nat", rule, SetNames()),
     ]

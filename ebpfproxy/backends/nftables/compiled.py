@@ -20,9 +20,9 @@ from ebpfproxy.backends.nftables.entries import (
     endpoint_bytes,
 )
 from ebpfproxy.errors import KernelError, Rejected
-from ebpfproxy.linux.nft import types
-from ebpfproxy.linux.nft.messages import Hook
-from ebpfproxy.linux.nft.rule import EncodedRule
+from ebpfproxy.linux.nft import messages, types
+from ebpfproxy.linux.nft.messages import Hook, Operation, Table
+from ebpfproxy.linux.nft.rule_expressions import SetNames
 from ebpfproxy.linux.nft.sets import (
     Declaration,
     SetElement,
@@ -71,10 +71,12 @@ class KnownObjects(NamedTuple):
 
 
 class CompiledChain(NamedTuple):
-    """`hook` is None for a regular chain. `is_rehooked`: the chain exists with another hook."""
+    """`hook` is None for a regular chain. `rules`: the operations that add them. `is_rehooked`: the chain
+    exists with another hook.
+    """
 
     hook: Hook | None
-    rules: tuple[EncodedRule, ...]
+    rules: tuple[Operation, ...]
     is_rehooked: bool
 
 
@@ -106,7 +108,7 @@ class Compiled(NamedTuple):
 
 
 def compile_entries(
-    puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects
+    table: Table, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects, names: SetNames
 ) -> tuple[Compiled, dict[Key, KernelError]]:
     """Compile puts and drops, and return also the entries that cannot be parsed, by key."""
     put_containers = {
@@ -124,7 +126,10 @@ def compile_entries(
             if isinstance(key, Element) and isinstance(entry, ElementEntry):
                 result.elements[key] = _elements(key, entry, declared)
             elif isinstance(key, Chain) and isinstance(entry, ChainEntry):
-                result.chains[key] = _chain(entry, known.chains.get(key.name, entry.hook))
+                rules = (messages.add_rule(table, key.name, rule, names) for rule in entry.rules)
+                is_rehooked = known.chains.get(key.name, entry.hook) != entry.hook
+                added = tuple(itertools.chain.from_iterable(rules))
+                result.chains[key] = CompiledChain(_hook(entry.hook), added, is_rehooked)
             elif isinstance(key, Set | Map) and isinstance(entry, str):
                 is_other = known.containers.get(key.name, entry) != entry
                 result.containers[key] = CompiledContainer(_declaration(entry), is_other)
@@ -139,11 +144,6 @@ def compile_entries(
         if isinstance(key, Endpoints) and key in known.endpoints:
             result.endpoints[key] = _endpoints(key, b"", known)
     return result, rejected
-
-
-def _chain(entry: ChainEntry, known: str) -> CompiledChain:
-    rules = tuple(rule.encoded() for rule in entry.rules)
-    return CompiledChain(_hook(entry.hook), rules, known != entry.hook)
 
 
 def _endpoints(key: Endpoints, entry: bytes, known: KnownObjects) -> CompiledEndpoints:

@@ -1,7 +1,7 @@
 """The entries of the nftables backend, by key: the objects of the table.
 
-Rules are values with statements, which are compared by their digests (`linux.nft.rule`). Endpoints are packed
-bytes. The rest is text in the form that `nft -y -T list table` prints (1.0.6; priorities as numbers, times in
+Rules are compared by the digests of their texts (`linux.nft.rule`). Endpoints are packed bytes. Everything
+else is text in the form that `nft -y -T list table` prints (1.0.6; priorities as numbers, times in
 seconds). So an object that was written and read back is equal. The text is also the input of `nft -f`:
 
     add chain F kube-proxy NAME { HOOK }             a base chain; without the braces if `hook` is ""

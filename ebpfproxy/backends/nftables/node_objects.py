@@ -12,7 +12,6 @@ while kube-proxy's default is only the node's primary addresses.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ebpfproxy.backends.nftables.entries import (
     Chain,
@@ -29,17 +28,6 @@ from ebpfproxy.backends.nftables.port_ranges import Range, network_range, range_
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.rule import Rule
-from ebpfproxy.linux.nft.statements import (
-    DROP,
-    ChangeMark,
-    Find,
-    Marked,
-    Masquerade,
-    Match,
-    Reject,
-    SameByte,
-    jump,
-)
 from ebpfproxy.model.address import Family, network_family
 from ebpfproxy.plan.node_ports import LOOPBACK
 from ebpfproxy.plan.service_plan import NodePlan
@@ -81,51 +69,31 @@ _ADDRESS_TYPE = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
 _LOOPBACK_TEXT = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
 
 
-class _BaseChain(NamedTuple):
-    type: str
-    hook: str
-    priority: int
-    rules: tuple[Rule, ...]
+def _base_chain(type_: str, hook: str, priority: int, *rules: str) -> ChainEntry:
+    text = f"type {type_} hook {hook} priority {priority}; policy accept;"
+    return ChainEntry(text, tuple(map(Rule, rules)))
 
 
-_NEW = Match("ct state", "new")
-_NOT_LOCAL = Match("fib daddr type", "local", inverted=True)
-"""A ClusterIP on a device of the node belongs to a program, such as NodeLocal DNSCache."""
-
+_CHECK_FIREWALL = "ct state new jump firewall-check"
+_CHECK_ENDPOINTS = "ct state new jump service-endpoints-check"
+_CHECK_NODE_PORTS = "ct state new jump nodeport-endpoints-check"
+_CHECK_CLUSTER_IPS = "ct state new jump cluster-ips-check"
 _BASE_CHAINS = {
-    "filter-prerouting-pre-dnat": _BaseChain(
-        "filter", "prerouting", -110, (Rule(_NEW, jump("firewall-check")),)
-    ),
-    "filter-output-pre-dnat": _BaseChain("filter", "output", -110, (Rule(_NEW, jump("firewall-check")),)),
-    "filter-input": _BaseChain(
-        "filter",
-        "input",
-        0,
-        (Rule(_NEW, jump("nodeport-endpoints-check")), Rule(_NEW, jump("service-endpoints-check"))),
-    ),
-    "filter-forward": _BaseChain(
-        "filter",
-        "forward",
-        0,
-        (Rule(_NEW, jump("service-endpoints-check")), Rule(_NEW, jump("cluster-ips-check"))),
-    ),
-    "filter-output": _BaseChain(
-        "filter",
-        "output",
-        0,
-        (Rule(_NEW, jump("service-endpoints-check")), Rule(_NEW, jump("cluster-ips-check"))),
-    ),
-    NAT_PREROUTING: _BaseChain("nat", "prerouting", -101, (Rule(jump("services")),)),
-    NAT_OUTPUT: _BaseChain("nat", "output", -101, (Rule(jump("services")),)),
-    NAT_POSTROUTING: _BaseChain("nat", "postrouting", 99, (Rule(jump("masquerading")),)),
+    "filter-prerouting-pre-dnat": _base_chain("filter", "prerouting", -110, _CHECK_FIREWALL),
+    "filter-output-pre-dnat": _base_chain("filter", "output", -110, _CHECK_FIREWALL),
+    "filter-input": _base_chain("filter", "input", 0, _CHECK_NODE_PORTS, _CHECK_ENDPOINTS),
+    "filter-forward": _base_chain("filter", "forward", 0, _CHECK_ENDPOINTS, _CHECK_CLUSTER_IPS),
+    "filter-output": _base_chain("filter", "output", 0, _CHECK_ENDPOINTS, _CHECK_CLUSTER_IPS),
+    NAT_PREROUTING: _base_chain("nat", "prerouting", -101, "jump services"),
+    NAT_OUTPUT: _base_chain("nat", "output", -101, "jump services"),
+    NAT_POSTROUTING: _base_chain("nat", "postrouting", 99, "jump masquerading"),
 }
 
 
 def node_objects(node: NodePlan, family: Family, settings: NftablesSettings) -> Iterator[tuple[Key, Entry]]:
     """Yield all entries of the node in one family."""
     for name, base in _BASE_CHAINS.items():
-        hook = f"type {base.type} hook {base.hook} priority {base.priority}; policy accept;"
-        yield Chain(family, name), ChainEntry(hook, base.rules)
+        yield Chain(family, name), base
     for name, rules in (_dispatch(node, family) | _masquerade(family, settings.masquerade_mark)).items():
         yield Chain(family, name), ChainEntry("", rules)
     yield from _containers(family)
@@ -134,32 +102,32 @@ def node_objects(node: NodePlan, family: Family, settings: NftablesSettings) -> 
 
 def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[Rule, ...]]:
     ip = nft_family(family)
-    node_port = "meta l4proto", "th dport"
-    frontend = (f"{ip} daddr", *node_port)
+    node_port = "meta l4proto . th dport vmap"
+    frontend = f"{ip} daddr . {node_port}"
     matches = _node_port_matches(node, family)
-    local = (Match("fib daddr type", "local"),) if family in node.node_ports_everywhere else ()
-    cluster_ip = f"{ip} daddr"
-    rejection, dropping = (
-        "Reject traffic to invalid ports of ClusterIPs",
-        "Drop traffic to unallocated ClusterIPs",
-    )
+    local = "fib daddr type local " if family in node.node_ports_everywhere else ""
     own = sorted(net for net in node.service_cidrs if network_family(net) is family)
-    unallocated = (Match(cluster_ip, range_text(network_range(net))) for net in own)
+    unallocated = (f"{ip} daddr {range_text(network_range(net))}" for net in own)
+    dropping = 'drop comment "Drop traffic to unallocated ClusterIPs"'
     return {
         "services": (
-            Rule(Find(frontend, SERVICE_IPS, verdicts=True)),
-            *(Rule(*local, match, Find(node_port, SERVICE_NODE_PORTS, verdicts=True)) for match in matches),
+            Rule(f"{frontend} @{SERVICE_IPS}"),
+            *(Rule(f"{local}{match} {node_port} @{SERVICE_NODE_PORTS}") for match in matches),
         ),
-        "service-endpoints-check": (Rule(Find(frontend, NO_ENDPOINT_SERVICES, verdicts=True)),),
+        "service-endpoints-check": (Rule(f"{frontend} @{NO_ENDPOINT_SERVICES}"),),
         "nodeport-endpoints-check": tuple(
-            Rule(match, Find(node_port, NO_ENDPOINT_NODE_PORTS, verdicts=True)) for match in matches
+            Rule(f"{match} {node_port} @{NO_ENDPOINT_NODE_PORTS}") for match in matches
         ),
-        "firewall-check": (Rule(Find(frontend, FIREWALL_IPS, verdicts=True)),),
+        "firewall-check": (Rule(f"{frontend} @{FIREWALL_IPS}"),),
+        # A ClusterIP on a device of the node belongs to a program, such as NodeLocal DNSCache.
         "cluster-ips-check": (
-            Rule(Match(cluster_ip, f"@{CLUSTER_IPS}"), _NOT_LOCAL, Reject(ip), comment=rejection),
-            *(Rule(match, DROP, comment=dropping) for match in unallocated),
+            Rule(
+                f"{ip} daddr @{CLUSTER_IPS} fib daddr type != local reject "
+                'comment "Reject traffic to invalid ports of ClusterIPs"'
+            ),
+            *(Rule(f"{match} {dropping}") for match in unallocated),
         ),
-        REJECT_CHAIN: (Rule(Reject(ip)),),
+        REJECT_CHAIN: (Rule("reject"),),
     }
 
 
@@ -172,14 +140,18 @@ def _masquerade(family: Family, mark: int) -> dict[str, tuple[Rule, ...]]:
     connections to a local address that belong to no Service.
     """
     source, destination, length = (12, 16, 4) if family is Family.IPV4 else (8, 24, 16)
-    same = [
-        SameByte(source + offset, destination + offset, EQUAL_BYTES) for offset in reversed(range(length))
-    ]
+    same = " ".join(
+        f"@nh,{8 * (source + offset)},8 . @nh,{8 * (destination + offset)},8 @{EQUAL_BYTES}"
+        for offset in reversed(range(length))
+    )
+    bits = f"0x{mark:08x}"
     return {
-        MARK_FOR_MASQUERADE: (Rule(ChangeMark(mark)),),
+        MARK_FOR_MASQUERADE: (Rule(f"meta mark set meta mark | {bits}"),),
         "masquerading": (
-            Rule(Marked(mark), ChangeMark(mark, inverts=True), Masquerade()),
-            Rule(Match("ct status", "dnat"), *same, Masquerade()),
+            Rule(
+                f"meta mark & {bits} != 0x00000000 meta mark set meta mark ^ {bits} masquerade fully-random"
+            ),
+            Rule(f"ct status dnat {same} masquerade fully-random"),
         ),
     }
 
@@ -211,14 +183,14 @@ def affinity_set(family: Family) -> str:
     return f"type {_ADDRESS_TYPE[family]} . mark; size {AFFINITY_MAX}; flags dynamic,timeout;"
 
 
-def _node_port_matches(node: NodePlan, family: Family) -> list[Match]:
+def _node_port_matches(node: NodePlan, family: Family) -> list[str]:
     ip = nft_family(family)
     if family in node.node_ports_everywhere:
-        return [Match(f"{ip} daddr", _LOOPBACK_TEXT[family], inverted=True)]
+        return [f"{ip} daddr != {_LOOPBACK_TEXT[family]}"]
     names = [NODE_PORT_IPS]
     if any(map(_is_long, _node_port_ranges(node, family))):
         names.append(NODE_PORT_NETWORKS)
-    return [Match(f"{ip} daddr", f"@{name}") for name in names]
+    return [f"{ip} daddr @{name}" for name in names]
 
 
 def _node_port_sets(node: NodePlan, family: Family) -> Iterator[tuple[Key, Entry]]:

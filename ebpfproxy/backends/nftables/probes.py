@@ -16,23 +16,11 @@ from ebpfproxy.backends.nftables.entries import nft_family
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages, nft
 from ebpfproxy.linux.nft.draws import Draw
-from ebpfproxy.linux.nft.messages import Hook, Operation, SetNames, Table
+from ebpfproxy.linux.nft.messages import Hook, Operation, Table
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.rule_expressions import SetNames
 from ebpfproxy.linux.nft.sets import parse_declaration
-from ebpfproxy.linux.nft.statements import (
-    DROP,
-    Dnat,
-    DnatToOne,
-    Find,
-    Masquerade,
-    Match,
-    Outside,
-    Reject,
-    Remember,
-    SameByte,
-    Share,
-)
 from ebpfproxy.model.address import Family
 
 _NAME = "ebpfproxy-probe"
@@ -51,27 +39,29 @@ class _Part(NamedTuple):
 
 _PREROUTING = Hook("nat", "prerouting", -100)
 _EXAMPLES = {
-    "ip": (("192.0.2.0/25", "192.0.2.200"), bytes((192, 0, 2, 1))),
-    "ip6": (("2001:db8::/64", "2001:db8:1::1"), bytes.fromhex("20010db8") + bytes(12)),
+    "ip": ("{ 192.0.2.0/25, 192.0.2.200 }", "192.0.2.1:1"),
+    "ip6": ("{ 2001:db8::/64, 2001:db8:1::1 }", "[2001:db8::1]:1"),
 }
 
 
 def _parts(ip: str) -> tuple[_Part, ...]:
-    ranges, address = _EXAMPLES[ip]
+    ranges, endpoint = _EXAMPLES[ip]
     version = "ipv4" if ip == "ip" else "ipv6"
-    new, tcp = Match("ct state", "new"), Match("meta l4proto", "tcp")
+    constant = "numgen random mod 1 offset 1"
+    remember = f"update @clients {{ {ip} saddr . {constant} timeout 1s }}"
+    dnat = f"meta l4proto tcp dnat {ip} to {constant} . {constant} . numgen random mod 1 map @endpoints"
     return (
-        _Part("verdict maps", Rule(Find(("meta l4proto", "th dport"), "map", verdicts=True))),
-        _Part("dynamic sets", Rule(Remember(ip, "clients", 1, 1)), "nft_numgen"),
-        _Part("interval sets", Rule(Outside(f"{ip} saddr", ranges), DROP)),
-        _Part("random choice", Rule(Share(ip, 2), DROP), "nft_numgen"),
-        _Part("comparison of bytes", Rule(SameByte(15, 19, "bytes"), DROP)),
-        _Part("connection tracking", Rule(new, DROP), "nft_ct"),
-        _Part("address types", Rule(Match("fib daddr type", "local"), DROP), f"nft_fib_{version}"),
-        _Part("rejecting", Rule(Reject(ip)), f"nft_reject_{version}"),
-        _Part("DNAT", Rule(tcp, Dnat(address, 1)), "nft_nat", _PREROUTING),
-        _Part("DNAT with a map", Rule(tcp, DnatToOne(ip, "endpoints", bytes(8), 1)), "nft_nat", _PREROUTING),
-        _Part("masquerading", Rule(Masquerade()), "nft_masq", Hook("nat", "postrouting", 100)),
+        _Part("verdict maps", Rule("meta l4proto . th dport vmap @map")),
+        _Part("dynamic sets", Rule(remember), "nft_numgen"),
+        _Part("interval sets", Rule(f"{ip} saddr != {ranges} drop")),
+        _Part("random choice", Rule("numgen random mod 2 0 drop"), "nft_numgen"),
+        _Part("comparison of bytes", Rule("@nh,120,8 . @nh,152,8 @bytes drop")),
+        _Part("connection tracking", Rule("ct state new drop"), "nft_ct"),
+        _Part("address types", Rule("fib daddr type local drop"), f"nft_fib_{version}"),
+        _Part("rejecting", Rule("reject"), f"nft_reject_{version}"),
+        _Part("DNAT", Rule(f"meta l4proto tcp dnat to {endpoint}"), "nft_nat", _PREROUTING),
+        _Part("DNAT with a map", Rule(dnat), "nft_nat", _PREROUTING),
+        _Part("masquerading", Rule("masquerade fully-random"), "nft_masq", Hook("nat", "postrouting", 100)),
     )
 
 
@@ -101,11 +91,11 @@ def probe(used: Collection[Family] = ()) -> tuple[Finding, ...]:
 def _hashes(session: Session, family: Family) -> Finding:
     """Return whether rules can select an endpoint by a hash. Any family shows it."""
     feature, table = "hashes of addresses", Table(nft_family(family), _NAME)
-    rule = Rule(Share(table.family, 2, 1, Draw.BY_SOURCE), DROP)
+    rule = Rule(f"{Draw.BY_SOURCE.text(table.family, 2)} 0 drop")
     operations = [
         messages.add_table(table, dormant=True),
         messages.add_chain(table, "part"),
-        *messages.add_rule(table, "part", rule.encoded(), SetNames()),
+        *messages.add_rule(table, "part", rule, SetNames()),
     ]
     rejections = session.attempt(operations)
     if not rejections:
@@ -168,7 +158,7 @@ def _operations(table: Table) -> Iterator[tuple[int, Operation]]:
         yield owners[name], messages.add_set(table, name, parse_declaration(text), names.number())
     for index, part in enumerate(_PARTS[table.family]):
         yield index, messages.add_chain(table, f"part-{index}", part.hook)
-        for operation in messages.add_rule(table, f"part-{index}", part.rule.encoded(), names):
+        for operation in messages.add_rule(table, f"part-{index}", part.rule, names):
             yield index, operation
 
 

@@ -8,6 +8,7 @@ unchanged, a change consists of elements, and the kernel need not validate any r
 (docs/decisions/0024-lists-of-endpoints.md).
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -40,19 +41,7 @@ from ebpfproxy.backends.nftables.node_objects import (
 from ebpfproxy.backends.nftables.port_ranges import is_everything, merged, network_range, range_text
 from ebpfproxy.backends.nftables.shares import Shares, shares
 from ebpfproxy.linux.nft.rule import Rule
-from ebpfproxy.linux.nft.statements import (
-    DROP,
-    Dnat,
-    DnatToOne,
-    Match,
-    Outside,
-    Remember,
-    Remembered,
-    Statement,
-    goto,
-    jump,
-)
-from ebpfproxy.model.address import Address, Family, Network, format_address
+from ebpfproxy.model.address import Address, Family, Network, format_address, format_endpoint
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
@@ -67,14 +56,14 @@ from ebpfproxy.plan.service_plan import (
 _IN_SET = ElementEntry()
 _POLICY_CHAINS = {Scope.CLUSTER: "service", Scope.LOCAL: "local"}
 _USABLE = {Scope.CLUSTER: attrgetter("cluster"), Scope.LOCAL: attrgetter("local")}
-_L4PROTO = {each: Match("meta l4proto", each) for each in ("tcp", "udp", "sctp")}
+_IDENTITY = struct.Struct("=II")
 _MAX_DEVICE_NAME = 15  # IFNAMSIZ, with its final zero, is 16
 
 
 class _Route(NamedTuple):
-    """What happens to the clients that `match` selects, () for all. `label` names them in comments."""
+    """What happens to the clients that `match` selects, "" for all. `label` names them in comments."""
 
-    match: tuple[Statement, ...]
+    match: str
     label: str
     policy_result: PolicyResult
 
@@ -164,26 +153,29 @@ class _PortObjects:
         """
         if self._plan.affinity_timeout:
             for each in targets.endpoints if len(targets.endpoints) > 1 else ():
-                yield self._to(each, Remembered(self._ip, AFFINITY, self._number(each)))
-            for each, conditions in targets.conditions(self._ip):
-                yield self._to(each, *conditions)
+                yield self._to(each, f"{self._client(each)} @{AFFINITY} ")
+            for each, condition in targets.conditions(self._ip):
+                yield self._to(each, condition)
+        first, second = _IDENTITY.unpack(listed.identity)
+        constant = "numgen random mod 1 offset"
+        head = f"{self._l4proto} dnat {self._ip} to {constant} {first} . {constant} {second}"
         if length > 1:
-            choice = DnatToOne(self._ip, listed.container, listed.identity, length, targets.draw)
-            yield Rule(self._l4proto, choice)
-        yield Rule(self._l4proto, DnatToOne(self._ip, listed.container, listed.identity, 1))
+            yield Rule(f"{head} . {targets.draw.text(self._ip, length)} map @{listed.container}")
+        yield Rule(f"{head} . numgen random mod 1 map @{listed.container}")
 
-    def _to(self, each: PlannedEndpoint, *conditions: Statement) -> Rule:
+    def _to(self, each: PlannedEndpoint, condition: str) -> Rule:
         """Return the rule that remembers the client and translates to this endpoint."""
-        remember = Remember(self._ip, AFFINITY, self._number(each), self._plan.affinity_timeout)
-        dnat = Dnat(_raw(each.address, self._plan.family), each.port)
-        return Rule(*conditions, remember, self._l4proto, dnat)
+        remember = f"update @{AFFINITY} {{ {self._client(each)} timeout {self._plan.affinity_timeout}s }}"
+        endpoint = format_endpoint(each.address, each.port)
+        return Rule(f"{condition}{remember} {self._l4proto} dnat to {endpoint}")
+
+    def _client(self, each: PlannedEndpoint) -> str:
+        number = affinity_number(self._plan.name, each.address, each.port)
+        return f"{self._ip} saddr . numgen random mod 1 offset {number}"
 
     @property
-    def _l4proto(self) -> Match:
-        return _L4PROTO[self._protocol]
-
-    def _number(self, each: PlannedEndpoint) -> int:
-        return affinity_number(self._plan.name, each.address, each.port)
+    def _l4proto(self) -> str:
+        return f"meta l4proto {self._protocol}"
 
     def _masquerade_rules(self, scope: Scope) -> Iterator[Rule]:
         """Yield the rules that mark connections to the ClusterIP for masquerading: all, none, or all but
@@ -193,14 +185,14 @@ class _PortObjects:
         """
         traffic = self._plan.local_traffic
         for each in self._internal:
-            match = Match(f"{self._ip} daddr", format_address(each.frontend.address))
+            match = f"{self._ip} daddr {format_address(each.frontend.address)}"
             if each.outside.scope is not scope:
                 continue
             if each.pod.masquerade:
-                yield Rule(match, jump(MARK_FOR_MASQUERADE))
+                yield Rule(f"{match} jump {MARK_FOR_MASQUERADE}")
             elif each.outside.masquerade and traffic:
                 pods = _pods_match(traffic, self._ip, inverted=True)
-                yield Rule(match, pods, jump(MARK_FOR_MASQUERADE))
+                yield Rule(f"{match} {pods}jump {MARK_FOR_MASQUERADE}")
 
     def _external_routes(self) -> list[_Route]:
         """Return the routes of external frontends. All of a ServicePort have the same policy results."""
@@ -210,20 +202,20 @@ class _PortObjects:
         routes = []
         if self._plan.local_traffic and first.pod != first.outside:
             match = _pods_match(self._plan.local_traffic, self._ip)
-            routes.append(_Route((match,), "pod", first.pod))
+            routes.append(_Route(match, "pod", first.pod))
         if first.node != first.outside:
-            routes.append(_Route((Match("fib saddr type", "local"),), "local", first.node))
-        return [*routes, _Route((), "", first.outside)]
+            routes.append(_Route("fib saddr type local ", "local", first.node))
+        return [*routes, _Route("", "", first.outside)]
 
     def _external_rules(self) -> list[Rule]:
         rules = []
         for match, label, (scope, masquerade) in self._routes:
             if masquerade:
-                remark = label and f"masquerade {label} traffic"
-                rules.append(Rule(*match, jump(MARK_FOR_MASQUERADE), comment=remark))
+                remark = label and f' comment "masquerade {label} traffic"'
+                rules.append(Rule(f"{match}jump {MARK_FOR_MASQUERADE}{remark}"))
             if scope in self._targets:
-                remark = label and f"short-circuit {label} traffic"
-                rules.append(Rule(*match, goto(self._policy_chain(scope)), comment=remark))
+                remark = label and f' comment "short-circuit {label} traffic"'
+                rules.append(Rule(f"{match}goto {self._policy_chain(scope)}{remark}"))
         return rules
 
     def _firewall_rule(self) -> Rule | None:
@@ -238,10 +230,8 @@ class _PortObjects:
         ranges = merged(map(network_range, sources))
         if not restricted or is_everything(ranges, self._plan.family):
             return None
-        field, texts = f"{self._ip} saddr", tuple(map(range_text, ranges))
-        if len(texts) > 1:
-            return Rule(Outside(field, texts), DROP)
-        return Rule(*(Match(field, text, inverted=True) for text in texts), DROP)
+        texts = ", ".join(map(range_text, ranges))
+        return Rule(f"{self._ip} saddr != {texts if len(ranges) == 1 else f'{{ {texts} }}'} drop")
 
     # --- elements ---
 
@@ -284,9 +274,11 @@ def _raw(address: Address, family: Family) -> bytes:
     return address[12:] if family is Family.IPV4 else address
 
 
-def _pods_match(traffic: LocalTraffic, ip: str, inverted: bool = False) -> Match:
+def _pods_match(traffic: LocalTraffic, ip: str, inverted: bool = False) -> str:
+    """Return the match of packets of pods, with a space at its end."""
+    how = "!= " if inverted else ""
     if traffic.network:
-        return Match(f"{ip} saddr", range_text(network_range(traffic.network)), inverted)
+        return f"{ip} saddr {how}{range_text(network_range(traffic.network))} "
     # A name of the maximum length is no prefix of another one, and has no room for the asterisk.
     is_name = not traffic.prefix or len(traffic.interface) == _MAX_DEVICE_NAME
-    return Match("iifname", f'"{traffic.interface}{"" if is_name else "*"}"', inverted)
+    return f'iifname {how}"{traffic.interface}{"" if is_name else "*"}" '

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.linux.nft.draws import HASHES, Draw
-from ebpfproxy.linux.nft.statements import Share
 from ebpfproxy.model.address import Address, Family, family
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan import maglev
@@ -48,19 +47,19 @@ class Shares(NamedTuple):
             return self.endpoints
         return [self.endpoints[number] for number in interleaved(self.weights)]
 
-    def conditions(self, family: str) -> Iterator[tuple[PlannedEndpoint, tuple[Share, ...]]]:
+    def conditions(self, family: str) -> Iterator[tuple[PlannedEndpoint, str]]:
         """Yield each endpoint, and the condition of a rule that selects it if no rule before did.
+
+        The condition has a space at its end. It is "" for the last endpoint.
 
         By chance or in turn, each rule draws for the packets that remain. The hash is the same in all rules.
         """
         total = remaining = sum(self.weights)
         for endpoint, weight in zip(self.endpoints, self.weights, strict=True):
-            if weight == remaining:
-                yield endpoint, ()
-            elif self.draw in HASHES:
-                yield endpoint, (Share(family, total, total - remaining + weight, self.draw),)
-            else:
-                yield endpoint, (Share(family, remaining, weight, self.draw),)
+            is_hash = self.draw in HASHES
+            limit = total - remaining + weight if is_hash else weight
+            drawn = self.draw.text(family, total if is_hash else remaining)
+            yield endpoint, f"{drawn} {f'< {limit}' if limit > 1 else 0} " if weight < remaining else ""
             remaining -= weight
 
     def selected(self, client: Address, port: int, has_affinity: bool) -> PlannedEndpoint:

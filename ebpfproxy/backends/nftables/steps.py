@@ -11,7 +11,8 @@ from typing import NamedTuple
 from ebpfproxy.backends.nftables.compiled import Compiled, KnownObjects
 from ebpfproxy.backends.nftables.entries import Chain, Key, Map, Set
 from ebpfproxy.linux.nft import messages
-from ebpfproxy.linux.nft.messages import Operation, SetNames, Table
+from ebpfproxy.linux.nft.messages import Operation, Table
+from ebpfproxy.linux.nft.rule_expressions import SetNames
 
 
 class Step(NamedTuple):
@@ -38,7 +39,7 @@ def transaction(table: Table, change: Compiled, known: KnownObjects, names: SetN
     yield from _recreations(table, change)
     yield from containers(table, change, names)
     yield from chains(table, change)
-    yield from rules(table, change, names)
+    yield from rules(change)
     yield from elements(table, change)
     yield from _deletions(table, change)
 
@@ -55,11 +56,10 @@ def chains(table: Table, change: Compiled) -> Iterator[Step]:
         yield Step(messages.add_chain(table, key.name, chain.hook), key)
 
 
-def rules(table: Table, change: Compiled, names: SetNames) -> Iterator[Step]:
+def rules(change: Compiled) -> Iterator[Step]:
     for key, chain in change.chains.items():
-        for rule in chain.rules:
-            for operation in messages.add_rule(table, key.name, rule, names):
-                yield Step(operation, key)
+        for operation in chain.rules:
+            yield Step(operation, key)
 
 
 def elements(table: Table, change: Compiled) -> Iterator[Step]:
@@ -71,10 +71,10 @@ def elements(table: Table, change: Compiled) -> Iterator[Step]:
             yield Step(operation, listed)
 
 
-def refills(table: Table, change: Compiled, known: KnownObjects, names: SetNames) -> Iterator[Step]:
+def refills(table: Table, change: Compiled, known: KnownObjects) -> Iterator[Step]:
     """Replace the rules of existing chains."""
     yield from _flushes(table, change, known)
-    yield from rules(table, change, names)
+    yield from rules(change)
 
 
 def chain_deletions(table: Table, keys: Iterable[Key]) -> Iterator[Step]:

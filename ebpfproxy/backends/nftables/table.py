@@ -25,9 +25,9 @@ from ebpfproxy.backends.nftables.node_objects import AFFINITY, EQUAL_BYTES
 from ebpfproxy.backends.nftables.steps import Step
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages
-from ebpfproxy.linux.nft.messages import SetNames, Table
+from ebpfproxy.linux.nft.messages import Table
 from ebpfproxy.linux.nft.nft import Session
-from ebpfproxy.linux.nft.statements import Outside
+from ebpfproxy.linux.nft.rule_expressions import SetNames
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import NftablesCounts
 
@@ -130,7 +130,7 @@ class KernelTable:
         self, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects, before: Collection[Key]
     ) -> dict[Key, KernelError]:
         """Commit the final transaction. `before`: the keys that were already rejected."""
-        change, rejected = compile_entries(puts, drops, known)
+        change, rejected = compile_entries(self._table, puts, drops, known, self._names)
         clients = self._clients.former(puts, drops)
         all_steps = itertools.chain(
             steps.transaction(self._table, change, known, self._names),
@@ -152,17 +152,15 @@ class KernelTable:
         new = {key: entry for key, entry in chains.items() if key.name not in known.chains}
         rejected = self._prepare_names(new, puts, known)
         for part in _parts(new):
-            change, not_parsed = compile_entries(part, (), known)
-            rules = itertools.chain(
-                steps.chain_deletions(self._table, not_parsed), steps.rules(self._table, change, self._names)
-            )
+            change, not_parsed = compile_entries(self._table, part, (), known, self._names)
+            rules = itertools.chain(steps.chain_deletions(self._table, not_parsed), steps.rules(change))
             done = commit_steps(self._session, self._table, rules, abandoning=True)
             rejected |= not_parsed | done.rejected
         others = (key for key in chains if key not in new)
         shared_first = sorted(others, key=lambda key: "/" in key.name)
         for part in _parts({key: chains[key] for key in shared_first}):
-            change, not_parsed = compile_entries(part, (), known)
-            refills = steps.refills(self._table, change, known, self._names)
+            change, not_parsed = compile_entries(self._table, part, (), known, self._names)
+            refills = steps.refills(self._table, change, known)
             done = commit_steps(self._session, self._table, refills, without=rejected)
             rejected |= not_parsed | done.rejected
         return rejected
@@ -179,7 +177,7 @@ class KernelTable:
             or (isinstance(key, Element) and key.container == EQUAL_BYTES)
             or (isinstance(key, Endpoints) and key not in known.endpoints)
         }
-        change, rejected = compile_entries(bare, (), known)
+        change, rejected = compile_entries(self._table, bare, (), known, self._names)
         creations = itertools.chain(
             [Step(messages.add_table(self._table), None)],
             steps.containers(self._table, change, self._names),
@@ -236,7 +234,7 @@ def _parts(chains: Mapping[Chain, ChainEntry]) -> Iterator[dict[Key, Entry]]:
     for key, entry in chains.items():
         part[key] = entry
         rules += len(entry.rules)
-        sets += sum(isinstance(each, Outside) for rule in entry.rules for each in rule.statements)
+        sets += sum(" != { " in rule.text for rule in entry.rules)
         if sets >= _SETS_IN_A_PART or rules >= _RULES_IN_A_PART:
             yield part
             part, sets, rules = {}, 0, 0

@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
-from ebpfproxy.linux.nft.rewriting import PORT_BIT
 from ebpfproxy.model.address import Address, Family, Network, Protocol, format_address
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import Frontend
+
+PORT_BIT = 0x8000
+"""The bit in which the other port of a port differs; see `other_port`."""
 
 
 class Local(NamedTuple):

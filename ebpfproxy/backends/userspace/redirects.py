@@ -10,23 +10,15 @@ import enum
 import errno
 from collections.abc import Collection, Hashable, Iterator, Mapping
 
-from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Listening, other_port
+from ebpfproxy.backends.userspace.entries import PORT_BIT, Entry, Key, Listen, Listening, other_port
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.nft import messages, nft, types
-from ebpfproxy.linux.nft.messages import Hook, Operation, SetNames, Table
+from ebpfproxy.linux.nft.messages import Hook, Operation, Table
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.notifications import TableWatch
-from ebpfproxy.linux.nft.rewriting import (
-    ExchangePort,
-    HasPort,
-    IcmpError,
-    WithoutUdpChecksum,
-    end,
-    source_in_icmp_error,
-)
 from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.rule_expressions import SetNames
 from ebpfproxy.linux.nft.sets import Declaration, SetElement
-from ebpfproxy.linux.nft.statements import ACCEPT, DROP, Find, Match, Reject
 from ebpfproxy.model.address import V4_PREFIX, Address, Family, Protocol, family, is_unspecified, unspecified
 from ebpfproxy.plan.service_plan import Frontend
 
@@ -40,9 +32,14 @@ MODULES = ("nf_tables", "nft_reject_ipv4", "nft_reject_ipv6")
 """The modules that the kernel needs for the tables."""
 
 _FAMILIES = {Family.IPV4: "ip", Family.IPV6: "ip6"}
-_ICMP = {"ip": "1", "ip6": "58"}
-_CHECKSUMS = {"tcp": 16, "udp": 6}  # offsets in the headers
-_ICMP_CHECKSUM = 2
+_OTHER = f"^ {PORT_BIT:#x}"
+_ICMP_CHECKSUM = 2  # its offset
+_ICMP_ERRORS = {
+    "ip": ("meta l4proto 1 icmp type 3", "@th,136,8", "@th,160,32", "@th,224,16"),
+    "ip6": ("meta l4proto 58 icmpv6 type < 128", "@th,112,8", "@th,128,128", "@th,384,16"),
+}
+"""What matches ICMP errors, and the bits of protocol, source address and source port of the packet that they
+quote. IPv4 options are not supported."""
 _TEMPORARY = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR})
 _AT_ONCE = 500  # elements in a message, whose length is limited
 _INPUT, _OUTPUT = "input", "output"
@@ -282,7 +279,7 @@ def _creation(table: Table, dormant: bool = False) -> Iterator[Operation]:
     for chain, hook in _HOOKS.items():
         yield messages.add_chain(table, chain, hook)
     for chain, rule in _rules(table.family):
-        yield from messages.add_rule(table, chain, rule.encoded(), names)
+        yield from messages.add_rule(table, chain, rule, names)
 
 
 def _sets(ip: str) -> dict[str, Declaration]:
@@ -299,21 +296,24 @@ def _rules(ip: str) -> Iterator[tuple[str, Rule]]:
     """Yield the rules with their chains. A packet that a client sends to the other port itself is dropped:
     its reply would come from the frontend.
     """
-    relayed, rejected, node_ports = (each.value for each in State)
-    client, reply, error = end(ip, "daddr"), end(ip, "saddr"), source_in_icmp_error(ip)
-    tcp, udp = (Match("meta l4proto", each) for each in _CHECKSUMS)
+    relayed, rejected, node_ports = (f"@{each.value}" for each in State)
+    client = f"meta l4proto . {ip} daddr . th dport"
+    reply = f"meta l4proto . {ip} saddr . th sport"
     if ip == "ip":
-        is_for_relay = udp, WithoutUdpChecksum(), HasPort(client, relayed)
-        yield _INPUT, Rule(*is_for_relay, ExchangePort(client, None), ACCEPT)
-    for protocol, checksum in zip((tcp, udp), _CHECKSUMS.values(), strict=True):
-        yield _INPUT, Rule(protocol, HasPort(client, relayed), ExchangePort(client, checksum), ACCEPT)
-        yield _OUTPUT, Rule(protocol, HasPort(reply, relayed, other=True), ExchangePort(reply, checksum))
-    yield _INPUT, Rule(HasPort(client, relayed, other=True), DROP)
-    yield _INPUT, Rule(Find(("meta l4proto", "th dport"), node_ports), ACCEPT)
-    yield _INPUT, Rule(tcp, HasPort(client, rejected), Reject(ip, reset=True))
-    yield _INPUT, Rule(HasPort(client, rejected), Reject(ip))
-    is_error = Match("meta l4proto", _ICMP[ip]), IcmpError(ip)
-    yield _INPUT, Rule(*is_error, HasPort(error, relayed), ExchangePort(error, _ICMP_CHECKSUM))
+        without_checksum = f"meta l4proto udp udp checksum 0 {client} {relayed}"
+        yield _INPUT, Rule(f"{without_checksum} th dport set th dport {_OTHER} accept")
+    for each in ("tcp", "udp"):
+        to_client = f"{each} dport set {each} dport {_OTHER}"
+        yield _INPUT, Rule(f"meta l4proto {each} {client} {relayed} {to_client} accept")
+        to_reply = f"{each} sport set {each} sport {_OTHER}"
+        yield _OUTPUT, Rule(f"meta l4proto {each} {reply} {_OTHER} {relayed} {to_reply}")
+    yield _INPUT, Rule(f"{client} {_OTHER} {relayed} drop")
+    yield _INPUT, Rule(f"meta l4proto . th dport {node_ports} accept")
+    yield _INPUT, Rule(f"meta l4proto tcp {client} {rejected} reject with tcp reset")
+    yield _INPUT, Rule(f"{client} {rejected} reject")
+    error, protocol, address, port = _ICMP_ERRORS[ip]
+    quoted = f"{protocol} . {address} . {port} {relayed}"
+    yield _INPUT, Rule(f"{error} {quoted} {port} set {port} {_OTHER} checksum {_ICMP_CHECKSUM}")
 
 
 def _read(session: Session, of: Family) -> dict[Frontend, State] | None:

@@ -1,10 +1,9 @@
 """nf_tables through netlink: transactions, messages, and rules as values.
 
 - nft.py: sends transactions and reads tables; messages.py and replies.py: the message formats
-- rule.py, statements.py: rules, and the statements of which they consist, with their text in nft(8)
-- rewriting.py: statements that exchange ports
+- rule.py: rules, which are text in the syntax of nft(8); rule_expressions.py: what the kernel runs for them
 - sets.py, types.py: sets and data types as values
-- expressions.py: what the kernel runs for a statement; encoding.py: expressions as netlink attributes
+- expressions.py, encoding.py: expressions and verdicts as netlink attributes
 - notifications.py: notifications, and whether another program changes a table
 - tool.py: versions of the kernel and of nft(8)
 

@@ -2,13 +2,11 @@
 
 import enum
 
-from ebpfproxy.linux.nft.expressions import Base, Expression, Hash, Numgen, Payload
 from ebpfproxy.linux.nft.jhash import jhash
 
 HASH_SEED = 0x65627066
 """The same on all nodes. Without a seed, the kernel selects one at random for each rule."""
 
-_INCREMENTAL, _RANDOM = 0, 1  # NFT_NG_*
 _WORD = 4  # bytes of a slot
 _PORT = 2  # bytes of a port, which takes a slot
 
@@ -39,15 +37,6 @@ class Draw(enum.Enum):
             port = " . th sport" if self is Draw.BY_FLOW else ""
             return f"jhash {family} saddr{port} mod {modulus} seed 0x{HASH_SEED:x}"
         return f"numgen {self.value} mod {modulus}"
-
-    def expressions(self, source: Payload, slot: int, modulus: int) -> tuple[Expression, ...]:
-        """Return the expressions that store the number in a slot. `source` loads the source address."""
-        if self is Draw.BY_SOURCE:
-            return source, Hash(source.slot, slot, source.length, modulus, HASH_SEED)
-        if self is Draw.BY_FLOW:
-            port = Payload(source.slot + source.length // _WORD, Base.TRANSPORT, 0, _PORT)
-            return source, port, Hash(source.slot, slot, source.length + _WORD, modulus, HASH_SEED)
-        return (Numgen(slot, modulus, _INCREMENTAL if self is Draw.IN_TURN else _RANDOM, 0),)
 
     def number(self, source: bytes, port: int, modulus: int) -> int:
         """Return the number that a hash draws for a packet. Raises ValueError if no hash draws it.

@@ -1,4 +1,4 @@
-"""The expressions of nf_tables rules, as values.
+"""Encodes the expressions of nf_tables rules as netlink attributes.
 
 A rule is a list of expressions. Most of them load data into registers, or use the data there. There are
 sixteen slots of four bytes each, and a register for the verdict. Source:
@@ -6,10 +6,23 @@ include/uapi/linux/netfilter/nf_tables.h.
 """
 
 import enum
+import functools
+import struct
 from typing import NamedTuple
 
-VERDICT_REGISTER = -1
-"""Used instead of a slot, as the target of a verdict map lookup."""
+from ebpfproxy.linux.netlink.netlink import attribute
+from ebpfproxy.linux.nft.encoding import Verdict, encode_verdict, name, nested, u32
+
+_U64 = struct.Struct(">Q")
+_WORD = 4  # bytes of a slot
+_VERDICT = 0  # NFT_REG_VERDICT
+_HTON = 1  # NFT_BYTEORDER_HTON
+_INTERNET = 1  # NFT_PAYLOAD_CSUM_INET
+_JENKINS = 0  # NFT_HASH_JENKINS
+_INVERTED = 1  # NFT_LOOKUP_F_INV
+_DESTINATION = 1  # NFT_NAT_DNAT
+_UPDATE = 1  # NFT_DYNSET_OP_UPDATE
+_FULLY_RANDOM = 0x10  # NF_NAT_RANGE_PROTO_RANDOM_FULLY
 
 
 class Base(enum.IntEnum):
@@ -17,14 +30,6 @@ class Base(enum.IntEnum):
 
     NETWORK = 1
     TRANSPORT = 2
-
-
-class MetaKey(enum.IntEnum):
-    """NFT_META_*."""
-
-    MARK = 3
-    INPUT_NAME = 6
-    PROTOCOL = 16
 
 
 class Comparison(enum.IntEnum):
@@ -37,205 +42,158 @@ class Comparison(enum.IntEnum):
     AT_LEAST = 5
 
 
-class Code(enum.IntEnum):
-    """NF_DROP, NF_ACCEPT and NFT_*."""
-
-    DROP = 0
-    ACCEPT = 1
-    JUMP = -3
-    GOTO = -4
-    RETURN = -5
-
-
 class Payload(NamedTuple):
-    """Load `length` bytes of the packet, from `offset` on."""
+    """Bytes of the packet, from `offset` in a header on."""
 
-    slot: int
-    base: int
+    base: Base
     offset: int
     length: int
 
+    def load(self, slot: int) -> bytes:
+        return _payload(*self, slot)
 
-class SetPayload(NamedTuple):
-    """Write `length` bytes of the slot to the packet, from `offset` on.
-
-    `checksum`: the offset of the checksum to update, from the same header on; None to update none.
-    """
-
-    slot: int
-    base: int
-    offset: int
-    length: int
-    checksum: int | None
+    def write(self, slot: int, checksum: int | None) -> bytes:
+        """Write the slot. `checksum`: the offset of the checksum to update, from the same header on."""
+        where = u32(2, self.base), u32(3, self.offset), u32(4, self.length), _register(5, slot)
+        update = () if checksum is None else (u32(6, _INTERNET), u32(7, checksum))
+        return _expression("payload", *where, *update)
 
 
 class Meta(NamedTuple):
-    """Load metadata of the packet: NFT_META_*."""
+    """Metadata of the packet: NFT_META_*."""
 
-    slot: int
     key: int
 
+    def load(self, slot: int) -> bytes:
+        return _expression("meta", _register(1, slot), u32(2, self.key))
 
-class SetMeta(NamedTuple):
-    """Write the slot to metadata of the packet."""
-
-    slot: int
-    key: int
+    def write(self, slot: int) -> bytes:
+        return _expression("meta", u32(2, self.key), _register(3, slot))
 
 
 class Ct(NamedTuple):
-    """Load data of the conntrack entry: NFT_CT_*."""
+    """Data of the conntrack entry: NFT_CT_*."""
 
-    slot: int
     key: int
+
+    def load(self, slot: int) -> bytes:
+        return _expression("ct", _register(1, slot), u32(2, self.key))
 
 
 class Fib(NamedTuple):
-    """Look up an address in the routing tables. `result` is NFT_FIB_RESULT_*, `flags` are NFTA_FIB_F_*."""
+    """A result of the routing tables: NFT_FIB_RESULT_*, for the address that NFTA_FIB_F_* name."""
 
-    slot: int
     result: int
     flags: int
 
-
-class Numgen(NamedTuple):
-    """Load a generated number. `kind` is NFT_NG_*."""
-
-    slot: int
-    modulus: int
-    kind: int
-    offset: int
+    def load(self, slot: int) -> bytes:
+        return _expression("fib", _register(1, slot), u32(2, self.result), u32(3, self.flags))
 
 
-class Hash(NamedTuple):
-    """Load the Jenkins hash of `length` bytes, from slot `source` on: a number less than `modulus`."""
-
-    source: int
-    slot: int
-    length: int
-    modulus: int
-    seed: int
+@functools.lru_cache(maxsize=1024)
+def number(slot: int, kind: int, modulus: int, offset: int) -> bytes:
+    """Store a generated number. `kind` is NFT_NG_*."""
+    return _expression("numgen", _register(1, slot), u32(2, modulus), u32(3, kind), u32(4, offset))
 
 
-class NetworkOrder(NamedTuple):
+def hashed(source: int, slot: int, length: int, modulus: int, seed: int) -> bytes:
+    """Store the Jenkins hash of `length` bytes, from slot `source` on: a number less than `modulus`."""
+    slots = _register(1, source), _register(2, slot)
+    return _expression("hash", *slots, u32(3, length), u32(4, modulus), u32(5, seed), u32(7, _JENKINS))
+
+
+def network_order(slot: int) -> bytes:
     """Convert the number in a slot to network byte order, in which numbers can be compared."""
-
-    slot: int
-
-
-class Bitwise(NamedTuple):
-    """Store `slot & mask ^ xor` in `target`."""
-
-    slot: int
-    target: int
-    mask: bytes
-    xor: bytes
+    slots = _register(1, slot), _register(2, slot)
+    return _expression("byteorder", *slots, u32(3, _HTON), u32(4, _WORD), u32(5, _WORD))
 
 
-class Compare(NamedTuple):
+def bitwise(slot: int, mask: bytes, xor: bytes) -> bytes:
+    """Replace the slot by `slot & mask ^ xor`."""
+    slots = _register(1, slot), _register(2, slot)
+    return _expression("bitwise", *slots, u32(3, len(mask)), u32(6, 0), _data(4, mask), _data(5, xor))
+
+
+@functools.lru_cache(maxsize=1024)
+def compare(slot: int, how: Comparison, value: bytes) -> bytes:
     """End the rule unless the comparison is true."""
-
-    slot: int
-    how: int
-    value: bytes
+    return _expression("cmp", _register(1, slot), u32(2, how), _data(3, value))
 
 
-class InRange(NamedTuple):
-    """End the rule unless the slot is in (EQUAL) or outside (UNEQUAL) the range."""
-
-    slot: int
-    how: int
-    low: bytes
-    high: bytes
+def outside(slot: int, low: bytes, high: bytes) -> bytes:
+    """End the rule if the slot is in the range."""
+    return _expression("range", _register(1, slot), u32(2, Comparison.UNEQUAL), _data(3, low), _data(4, high))
 
 
-class Load(NamedTuple):
-    """Load a constant."""
-
-    slot: int
-    value: bytes
+def constant(slot: int, value: bytes) -> bytes:
+    return _expression("immediate", _register(1, slot), _data(2, value))
 
 
-class Verdict(NamedTuple):
-    """Set the verdict. `chain` is "" unless the code is JUMP or GOTO."""
-
-    code: int
-    chain: str = ""
+def verdict(value: Verdict) -> bytes:
+    return _expression("immediate", u32(1, _VERDICT), nested(2, encode_verdict(value)))
 
 
-class Lookup(NamedTuple):
-    """Look up a slot in a set or map.
+def find(set_name: str, slot: int, set_id: int = 0, *, inverted: bool = False) -> bytes:
+    """End the rule unless the set has the slot; with `inverted`, if it has.
 
-    `target`: the slot for the value of a map, None for a set. `set_id` identifies a set that is created in
-    the same transaction; 0 if the set is identified by its name.
+    `set_id` identifies a set that is created in the same transaction; 0 if it is identified by its name.
     """
-
-    set_name: str
-    slot: int
-    target: int | None = None
-    set_id: int = 0
-    inverted: bool = False
+    own, how = u32(4, set_id) if set_id else b"", u32(5, _INVERTED) if inverted else b""
+    return _expression("lookup", name(1, set_name), _register(2, slot), own, how)
 
 
-class Nat(NamedTuple):
-    """Translate the packet. `kind` is NFT_NAT_*, `family` an NFPROTO_*.
+def take(map_name: str, slot: int, target: int | None) -> bytes:
+    """Store the slot's value in a map in `target`; None for a map of verdicts, whose verdict is taken.
 
-    `address` and `port` are slots, None if not translated. `flags` are NF_NAT_RANGE_*, without the two that
-    follow from the slots.
+    End the rule if the map has none.
     """
-
-    kind: int
-    family: int
-    address: int | None
-    port: int | None
-    flags: int = 0
+    into = u32(3, _VERDICT) if target is None else _register(3, target)
+    return _expression("lookup", name(1, map_name), _register(2, slot), into)
 
 
-class Masquerade(NamedTuple):
-    """Masquerade the packet. `flags` are NF_NAT_RANGE_*."""
+def update(set_name: str, slot: int, timeout: int) -> bytes:
+    """Add the slot to a set, or renew its timeout, in milliseconds."""
+    until = attribute(6, _U64.pack(timeout))
+    return _expression("dynset", name(1, set_name), u32(3, _UPDATE), _register(4, slot), until)
 
-    flags: int
+
+def dnat(family: int, address: int, port: int) -> bytes:
+    """Translate the destination to the address and port in these slots. `family` is an NFPROTO_*."""
+    slots = _register(3, address), _register(5, port)
+    return _expression("nat", u32(1, _DESTINATION), u32(2, family), *slots)
 
 
-class Reject(NamedTuple):
+def masquerade() -> bytes:
+    """Masquerade the packet, with a random port."""
+    return _expression("masq", u32(1, _FULLY_RANDOM))
+
+
+def reject(kind: int, code: int) -> bytes:
     """Reject the packet. `kind` is NFT_REJECT_*, `code` that of ICMP."""
-
-    kind: int
-    code: int
+    return _expression("reject", u32(1, kind), attribute(2, bytes((code,))))
 
 
-class Dynset(NamedTuple):
-    """Add the slot to a set or map, or delete it there. `how` is NFT_DYNSET_OP_*.
+def _expression(kernel_name: str, *parts: bytes) -> bytes:
+    return nested(1, _name(kernel_name), nested(2, *parts))
 
-    `timeout` is in milliseconds, 0 for the set's timeout. `data`: the slot of the value, for a map; also if
-    `how` is a deletion (nft_dynset_init()).
+
+@functools.cache
+def _name(kernel_name: str) -> bytes:
+    return name(1, kernel_name)
+
+
+def _data(kind: int, value: bytes) -> bytes:
+    return nested(kind, attribute(1, value))
+
+
+@functools.lru_cache(maxsize=256)
+def _payload(base: Base, offset: int, length: int, slot: int) -> bytes:
+    return _expression("payload", _register(1, slot), u32(2, base), u32(3, offset), u32(4, length))
+
+
+@functools.cache
+def _register(kind: int, slot: int) -> bytes:
+    """A slot. Registers 1 to 4 of 16 bytes are the same memory as 8 to 23 of 4 bytes. The kernel reports the
+    older form if possible (nft_dump_register()).
     """
-
-    set_name: str
-    how: int
-    slot: int
-    timeout: int = 0
-    data: int | None = None
-
-
-Expression = (
-    Payload
-    | SetPayload
-    | Meta
-    | SetMeta
-    | Ct
-    | Fib
-    | Numgen
-    | Hash
-    | NetworkOrder
-    | Bitwise
-    | Compare
-    | InRange
-    | Load
-    | Verdict
-    | Lookup
-    | Nat
-    | Masquerade
-    | Reject
-    | Dynset
-)
+    return u32(kind, 1 + slot // 4 if slot % 4 == 0 else 8 + slot)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ebpfproxy.linux.netlink.netlink import attributes, text
-from ebpfproxy.linux.nft.encoding import number
-from ebpfproxy.linux.nft.expressions import Base, Code, Comparison
+from ebpfproxy.linux.nft.encoding import Code, number
+from ebpfproxy.linux.nft.expressions import Base, Comparison
 from ebpfproxy.linux.nft.messages import HEAD, Hook, Kind
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.replies import read_chain, table_name

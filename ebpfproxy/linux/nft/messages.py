@@ -6,8 +6,6 @@ include/libnftnl/udata.h of libnftnl for the userdata, which the kernel only sto
 
 import enum
 import functools
-import itertools
-import secrets
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,11 +13,10 @@ from typing import NamedTuple
 
 from ebpfproxy.linux.netlink.netlink import NLM_F_CREATE, attribute
 from ebpfproxy.linux.nft import types
-from ebpfproxy.linux.nft.encoding import NESTED, encode_all, encode_verdict, name, nested, u32
-from ebpfproxy.linux.nft.expressions import Expression, Lookup
-from ebpfproxy.linux.nft.rule import EncodedRule
-from ebpfproxy.linux.nft.sets import TYPEOF, Declaration, SetElement, SetFlag
-from ebpfproxy.linux.nft.statements import LIST_KEY
+from ebpfproxy.linux.nft.encoding import NESTED, encode_verdict, name, nested, u32
+from ebpfproxy.linux.nft.rule import Rule
+from ebpfproxy.linux.nft.rule_expressions import SetNames, convert
+from ebpfproxy.linux.nft.sets import LIST_KEY, TYPEOF, Declaration, SetElement, SetFlag
 
 HEAD = struct.Struct(">BBH")  # struct nfgenmsg: family, version, res_id
 _NLM_F_APPEND = 0x800
@@ -98,26 +95,6 @@ class Hook(NamedTuple):
     priority: int
 
 
-class SetNames:
-    """Generates numbers and names for anonymous sets, unique among all processes.
-
-    The kernel could generate the names. But to do so, it walks over all existing sets
-    (nf_tables_set_alloc_name()).
-    """
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._prefix = secrets.token_hex(4)
-
-    def number(self) -> int:
-        """A number for a set. The kernel requires that it is unique within a transaction."""
-        return next(self._numbers)
-
-    def name(self, number: int) -> str:
-        """The name of an anonymous set with this number."""
-        return f"__{self._prefix}-{number}"
-
-
 def _operation(kind: Kind, table: Table, *parts: bytes) -> Operation:
     return Operation(kind, NLM_F_CREATE, table.number, b"".join(parts))
 
@@ -159,30 +136,21 @@ def delete_chain(table: Table, chain: str) -> Operation:
     return _operation(Kind.DELETE_CHAIN, table, _of(table), name(3, chain))
 
 
-def add_rule(table: Table, chain: str, encoded: EncodedRule, names: SetNames) -> Iterator[Operation]:
-    """Add the anonymous sets of a rule, then the rule at the end of the chain."""
-    rule, expressions = encoded
-    sets = rule.sets()
-    numbers = [names.number() for _ in sets]
-    for number, each in zip(numbers, sets, strict=True):
-        yield add_set(table, names.name(number), each.declaration, number)
-        yield from add_elements(table, names.name(number), each.elements, number)
-    if numbers:
-        expressions = encode_all(_with_set(each, numbers, names) for each in rule.expressions())
-    data = _comment(rule.comment) if rule.comment else b""
+def add_rule(table: Table, chain: str, rule: Rule, names: SetNames) -> Iterator[Operation]:
+    """Add the anonymous sets of a rule, then the rule at the end of the chain.
+
+    Raises ValueError if the rule has an invalid text.
+    """
+    converted = convert(rule.text, table.family, names)
+    for each in converted.sets:
+        yield add_set(table, each.name, each.declaration, each.number)
+        yield from add_elements(table, each.name, each.elements, each.number)
+    data = _comment(converted.comment) if converted.comment else b""
     data += _userdata(DIGEST, rule.digest)
     if rule.remembers is not None:
         data += _userdata(REMEMBERS, rule.remembers.to_bytes(4, sys.byteorder))
-    parts = [_of(table), name(2, chain), nested(4, expressions), attribute(7, data)]
+    parts = [_of(table), name(2, chain), nested(4, converted.expressions), attribute(7, data)]
     yield Operation(Kind.NEW_RULE, NLM_F_CREATE | _NLM_F_APPEND, table.number, b"".join(parts))
-
-
-def _with_set(each: Expression, numbers: Sequence[int], names: SetNames) -> Expression:
-    """The expression with the name and number of the anonymous set, if it uses one."""
-    if not isinstance(each, Lookup) or not each.set_id:
-        return each
-    number = numbers[each.set_id - 1]
-    return each._replace(set_name=names.name(number), set_id=number)
 
 
 def add_set(table: Table, set_name: str, declaration: Declaration, number: int) -> Operation:
@@ -228,7 +196,7 @@ def add_elements(
 
 _LISTED = struct.Struct("=HHHHHH8sIHHHH")
 """An element of a list of endpoints, up to its address and port: the attributes NFTA_LIST_ELEM,
-NFTA_SET_ELEM_KEY, NFTA_DATA_VALUE, the key (`statements.LIST_KEY`), NFTA_SET_ELEM_DATA and NFTA_DATA_VALUE.
+NFTA_SET_ELEM_KEY, NFTA_DATA_VALUE, the key (`sets.LIST_KEY`), NFTA_SET_ELEM_DATA and NFTA_DATA_VALUE.
 """
 _KEY_BYTES = LIST_KEY.size
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from ebpfproxy.linux.netlink.netlink import attribute, attributes, text
 from ebpfproxy.linux.nft import types
-from ebpfproxy.linux.nft.encoding import decode_verdict, number
-from ebpfproxy.linux.nft.expressions import Code
+from ebpfproxy.linux.nft.encoding import Code, decode_verdict, number
 from ebpfproxy.linux.nft.messages import (
     COMMENT,
     DIGEST,
@@ -23,8 +22,7 @@ from ebpfproxy.linux.nft.messages import (
     Table,
 )
 from ebpfproxy.linux.nft.rule import Rule
-from ebpfproxy.linux.nft.sets import Declaration, SetElement, SetFlag
-from ebpfproxy.linux.nft.statements import LIST_KEY
+from ebpfproxy.linux.nft.sets import LIST_KEY, Declaration, SetElement, SetFlag
 
 _HOOKS = {number: hook for hook, number in HOOKS.items()}
 _FAMILIES = {Table(family, "").number: family for family in ("ip", "ip6")}

@@ -3,13 +3,17 @@
 import enum
 import functools
 import operator
+import struct
 import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.linux.nft import types
-from ebpfproxy.linux.nft.expressions import Code, Verdict
+from ebpfproxy.linux.nft.encoding import Code, Verdict
 from ebpfproxy.linux.nft.types import Datatype, Interval
+
+LIST_KEY = struct.Struct("=8sI")
+"""The key of an element of a list of endpoints: the identity of the list, and the place in it from 0 on."""
 
 
 class SetFlag(enum.IntFlag):

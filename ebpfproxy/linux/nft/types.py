@@ -4,6 +4,7 @@ The kernel knows only lengths. The numbers of types are for programs that list t
 include/datatype.h of nftables). Values are in network byte order unless stated otherwise.
 """
 
+import functools
 import ipaddress
 import re
 import socket
@@ -18,39 +19,29 @@ _REGISTER = 4  # bytes to which each part of a concatenation is padded
 class Datatype(NamedTuple):
     """A data type. `number` is that of nftables, `length` is in bytes.
 
-    `parse` and `text` convert one value from and to text. `parse` raises ValueError.
+    `parse` and `text` convert one value from and to text. `parse` raises ValueError. Types whose values are
+    only in rules need no `text`.
     """
 
     name: str
     number: int
     length: int
     parse: Callable[[str], bytes]
-    text: Callable[[bytes], str]
+    text: Callable[[bytes], str] = bytes.hex
 
 
-_STATES = {"invalid": 1, "established": 2, "related": 4, "new": 8, "untracked": 64}
-_STATE_NAMES = {number: name for name, number in _STATES.items()}
-_STATUSES = {"seen-reply": 2, "assured": 4, "confirmed": 8, "snat": 16, "dnat": 32}  # IPS_*
-_STATUS_NAMES = {number: name for name, number in _STATUSES.items()}
 _PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
 _PROTOCOL_NAMES = {number: name for name, number in _PROTOCOLS.items()}
-_ADDRESS_TYPES = {"unicast": 1, "local": 2, "broadcast": 3, "multicast": 5}  # RTN_*
-_ADDRESS_TYPE_NAMES = {number: name for name, number in _ADDRESS_TYPES.items()}
 
 
-def _parse_v4(text: str) -> bytes:
-    return _packed(socket.AF_INET, text)
+def _parse_address(family: int) -> Callable[[str], bytes]:
+    def parse(text: str) -> bytes:
+        try:
+            return socket.inet_pton(family, text)
+        except OSError:
+            raise ValueError(f"{text!r} is not an address") from None
 
-
-def _parse_v6(text: str) -> bytes:
-    return _packed(socket.AF_INET6, text)
-
-
-def _packed(family: int, text: str) -> bytes:
-    try:
-        return socket.inet_pton(family, text)
-    except OSError:
-        raise ValueError(f"{text!r} is not an address") from None
+    return parse
 
 
 def address_text(value: bytes) -> str:
@@ -58,32 +49,15 @@ def address_text(value: bytes) -> str:
     return socket.inet_ntop(socket.AF_INET if len(value) == 4 else socket.AF_INET6, value)
 
 
-def _parse_protocol(text: str) -> bytes:
-    return _raw(_PROTOCOLS[text] if text in _PROTOCOLS else int(text), 1, "big")
+def _number(length: int, order: Literal["big", "little"], **names: int) -> Callable[[str], bytes]:
+    def parse(text: str) -> bytes:
+        number = names[text] if text in names else int(text, 0)
+        try:
+            return number.to_bytes(length, order)
+        except OverflowError:
+            raise ValueError(f"{number} does not fit into {length} bytes") from None
 
-
-def _raw(number: int, length: int, order: Literal["big", "little"]) -> bytes:
-    try:
-        return number.to_bytes(length, order)
-    except OverflowError:
-        raise ValueError(f"{number} does not fit into {length} bytes") from None
-
-
-def _protocol_text(value: bytes) -> str:
-    return _PROTOCOL_NAMES.get(value[0], str(value[0]))
-
-
-def _host_number(names: dict[str, int]) -> Callable[[str], bytes]:
-    """A parser for a u32 in host byte order."""
-    return lambda text: _raw(names[text] if text in names else int(text, 0), 4, sys.byteorder)
-
-
-def _host_text(names: dict[int, str]) -> Callable[[bytes], str]:
-    def text(value: bytes) -> str:
-        number = int.from_bytes(value, sys.byteorder)
-        return names.get(number, str(number))
-
-    return text
+    return parse
 
 
 def _parse_device(text: str) -> bytes:
@@ -95,30 +69,40 @@ def _parse_device(text: str) -> bytes:
     return name[:-1] if name.endswith(b"*") else name.ljust(IFNAMSIZ, b"\0")
 
 
-def _device_text(value: bytes) -> str:
-    complete = len(value) == IFNAMSIZ
-    return f'"{value.rstrip(bytes(1)).decode(errors="replace")}{"" if complete else "*"}"'
-
-
-IPV4 = Datatype("ipv4_addr", 7, 4, _parse_v4, address_text)
-IPV6 = Datatype("ipv6_addr", 8, 16, _parse_v6, address_text)
-PROTOCOL = Datatype("inet_proto", 12, 1, _parse_protocol, _protocol_text)
-PORT = Datatype(
-    "inet_service", 13, 2, lambda text: _raw(int(text), 2, "big"), lambda value: str(int.from_bytes(value))
+IPV4 = Datatype("ipv4_addr", 7, 4, _parse_address(socket.AF_INET), address_text)
+IPV6 = Datatype("ipv6_addr", 8, 16, _parse_address(socket.AF_INET6), address_text)
+PROTOCOL = Datatype(
+    "inet_proto",
+    12,
+    1,
+    _number(1, "big", **_PROTOCOLS),
+    lambda value: _PROTOCOL_NAMES.get(value[0], str(value[0])),
 )
-INTEGER = Datatype("integer", 4, 4, _host_number({}), _host_text({}))
+PORT = Datatype("inet_service", 13, 2, _number(2, "big"), lambda value: str(int.from_bytes(value)))
+INTEGER = Datatype("integer", 4, 4, _number(4, sys.byteorder))
 MARK = Datatype(
-    "mark", 19, 4, _host_number({}), lambda value: f"0x{int.from_bytes(value, sys.byteorder):08x}"
+    "mark",
+    19,
+    4,
+    _number(4, sys.byteorder),
+    lambda value: f"0x{int.from_bytes(value, sys.byteorder):08x}",
 )
-STATE = Datatype("ct_state", 26, 4, _host_number(_STATES), _host_text(_STATE_NAMES))
-STATUS = Datatype("ct_status", 28, 4, _host_number(_STATUSES), _host_text(_STATUS_NAMES))
-ADDRESS_TYPE = Datatype("fib_addrtype", 33, 4, _host_number(_ADDRESS_TYPES), _host_text(_ADDRESS_TYPE_NAMES))
-DEVICE = Datatype("ifname", 41, IFNAMSIZ, _parse_device, _device_text)
+STATE = Datatype("ct_state", 26, 4, _number(4, sys.byteorder, established=2, related=4, new=8))
+STATUS = Datatype("ct_status", 28, 4, _number(4, sys.byteorder, snat=16, dnat=32))  # IPS_*
+ADDRESS_TYPE = Datatype("fib_addrtype", 33, 4, _number(4, sys.byteorder, unicast=1, local=2))  # RTN_*
+DEVICE = Datatype("ifname", 41, IFNAMSIZ, _parse_device)
+
+
+@functools.cache
+def raw(length: int) -> Datatype:
+    """The type of bytes of a packet."""
+    return Datatype("integer", 4, length, _number(length, "big"))
+
 
 BITS = (STATE, STATUS)
 """The types whose values are single bits, of which several can be set."""
 
-IN_SETS = {each.name: each for each in (IPV4, IPV6, PROTOCOL, PORT, MARK, INTEGER)}
+IN_SETS = {each.name: each for each in (IPV4, IPV6, PROTOCOL, PORT, MARK)}
 _BY_NUMBER = {each.number: each for each in IN_SETS.values()}
 
 Key = tuple[Datatype, ...]
@@ -189,6 +173,7 @@ class Interval(NamedTuple):
     last: bytes
 
 
+@functools.lru_cache(maxsize=256)
 def parse_interval(of: Datatype, text: str) -> Interval:
     """A value, a prefix, or both ends of a range. Raises ValueError.
 

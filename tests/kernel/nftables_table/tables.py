@@ -8,16 +8,15 @@ from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE, Chain, ChainEntry, Element, Entry, Key, nft_family
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft.rule import Rule
-from ebpfproxy.linux.nft.statements import Match, goto
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan
 from tests.support.nft_listing import parse
 
 Entries = dict[Key, Entry]
 
-NOWHERE = Rule(goto("nowhere"))
+NOWHERE = Rule("goto nowhere")
 """A rule that the kernel rejects."""
-INVALID = Rule(Match("ip saddr", "what is this"))
+INVALID = Rule("ip saddr what is this")
 """A rule that cannot be converted."""
 
 

@@ -11,8 +11,7 @@ from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE
 from ebpfproxy.backends.nftables.names import affinity_number, endpoint_name
 from ebpfproxy.errors import NotFound, Unsupported
-from ebpfproxy.linux.nft import encoding, messages
-from ebpfproxy.linux.nft.expressions import Hash, Masquerade
+from ebpfproxy.linux.nft import expressions, messages
 from ebpfproxy.model.address import Family
 from tests.contract.test_backend import plan
 from tests.kernel.nftables_table.tables import bring, entries, listed, run_nft
@@ -166,24 +165,16 @@ def test_this_machine_has_everything_that_the_mode_needs(monkeypatch: pytest.Mon
 
 def test_a_missing_feature_is_named_with_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message contains an expression that no kernel has."""
-    monkeypatch.setitem(encoding._ENCODE, Masquerade, ("nonsense", lambda each: ()))
-    encoding._encode.cache_clear()
-    try:
-        found = probes.probe()
-    finally:
-        encoding._encode.cache_clear()
+    monkeypatch.setattr(expressions, "masquerade", lambda: expressions._expression("nonsense"))
+    found = probes.probe()
     assert [each.needed for each in found] == [True, True]
     assert str(found[0]) == "nftables for IPv4: this kernel lacks masquerading (ENOENT)"
     assert found[0].remedy == "modprobe -a nft_masq"
 
 
 def test_a_kernel_without_hashes_serves_with_a_limitation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(encoding._ENCODE, Hash, ("nonsense", lambda each: ()))
-    encoding._encode.cache_clear()
-    try:
-        *others, found = probes.probe()
-    finally:
-        encoding._encode.cache_clear()
+    monkeypatch.setattr(expressions, "hashed", lambda *_: expressions._expression("nonsense"))
+    *others, found = probes.probe()
     assert all(each.present for each in others[:3])
     assert (found.present, found.needed, found.modules) == (False, False, ("nft_hash",))
     assert (

@@ -3,6 +3,7 @@
 import collections
 import itertools
 import random
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -58,21 +59,28 @@ def test_weights_of_other_endpoints_do_not_count() -> None:
     assert found == Shares(Draw.RANDOM, [endpoint(0), endpoint(2)], [2, 1])
 
 
+def part_and_total(condition: str) -> tuple[int, int]:
+    """How many of how many packets the condition selects."""
+    found = re.search(r" mod ([0-9]+) .*?(?:< ([0-9]+)|0) $", condition)
+    assert found
+    return int(found[2] or 1), int(found[1])
+
+
 @given(WEIGHTS)
 def test_rules_in_turn_select_in_proportion(weights: list[int]) -> None:
     """Each rule counts the packets that reach it, as the kernel does."""
     of = shares_of(Algorithm.ROUND_ROBIN, *weights)
     selectors = [
-        (each, itertools.cycle(range(conditions[0].total)) if conditions else None, conditions)
-        for each, conditions in of.conditions("ip")
+        (each, itertools.cycle(range(part_and_total(condition)[1])) if condition else None, condition)
+        for each, condition in of.conditions("ip")
     ]
     counts: collections.Counter[PlannedEndpoint] = collections.Counter()
     for _ in range(sum(of.weights)):
         counts[
             next(
                 each
-                for each, counter, conditions in selectors
-                if counter is None or next(counter) < conditions[0].part
+                for each, counter, condition in selectors
+                if counter is None or next(counter) < part_and_total(condition)[0]
             )
         ] += 1
     assert [counts[each] for each in of.endpoints] == of.weights
@@ -83,11 +91,11 @@ def test_rules_with_a_hash_divide_its_values(weights: list[int]) -> None:
     of = shares_of(Algorithm.SOURCE_HASH, *weights)
     rules = list(of.conditions("ip6"))
     selected = collections.Counter(
-        next(each for each, conditions in rules if not conditions or value < conditions[0].part)
+        next(each for each, condition in rules if not condition or value < part_and_total(condition)[0])
         for value in range(sum(of.weights))
     )
     assert [selected[each] for each in of.endpoints] == of.weights
-    assert {share.total for _, conditions in rules for share in conditions} <= {sum(of.weights)}
+    assert {part_and_total(condition)[1] for _, condition in rules if condition} <= {sum(of.weights)}
 
 
 @given(WEIGHTS, st.sampled_from((Algorithm.SOURCE_HASH, Algorithm.MAGLEV)), st.integers(0, 0xFFFF))
@@ -100,9 +108,11 @@ def test_the_selected_endpoint_is_that_of_the_rules(
     def drawn(modulus: int) -> int:
         return of.draw.number(client[12:], port, modulus)
 
-    with_affinity = next(
-        each for each, conditions in of.conditions("ip") if all(drawn(c.total) < c.part for c in conditions)
-    )
+    def is_true(condition: str) -> bool:
+        part, total = part_and_total(condition)
+        return drawn(total) < part
+
+    with_affinity = next(each for each, found in of.conditions("ip") if not found or is_true(found))
     assert of.selected(client, port, has_affinity=True) == with_affinity
     assert of.selected(client, port, has_affinity=False) == of.places[drawn(len(of.places))]
 
@@ -163,8 +173,8 @@ def test_maglev_has_places_by_weight_for_every_endpoint(weights: list[int]) -> N
 def test_rules_by_chance_have_the_probability_of_the_weight(weights: list[int]) -> None:
     of = shares_of(Algorithm.RANDOM, *weights)
     left, total = Fraction(1), sum(of.weights)
-    for weight, (_, conditions) in zip(of.weights, of.conditions("ip"), strict=True):
-        chance = Fraction(conditions[0].part, conditions[0].total) if conditions else Fraction(1)
+    for weight, (_, condition) in zip(of.weights, of.conditions("ip"), strict=True):
+        chance = Fraction(*part_and_total(condition)) if condition else Fraction(1)
         assert left * chance == Fraction(weight, total)
         left *= 1 - chance
     assert left == 0
