@@ -6,8 +6,7 @@ kube-proxy.
 - `backend`: the `Backend`. It uses `table` (one table of the kernel).
 - `entries`, `names`: the keys and entries, and the names of a Service's objects.
 - `node_objects`, `service_objects`, `port_ranges`: convert plans into entries. Pure.
-- `compiled`, `steps`, `commit`: convert entries into operations, order them, and commit what the kernel
-  accepts.
+- `changes`, `commit`: convert entries into operations in their order, and commit what the kernel accepts.
 - `reading`: reads a table as entries.
 - `cleanup`: removes what the mode or kube-proxy left.
 

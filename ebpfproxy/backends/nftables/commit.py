@@ -4,8 +4,8 @@ import errno
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from ebpfproxy.backends.nftables.changes import Step, chain_deletions
 from ebpfproxy.backends.nftables.entries import Chain, Key
-from ebpfproxy.backends.nftables.steps import Step, chain_deletions
 from ebpfproxy.errors import KernelError, NotFound
 from ebpfproxy.linux.nft import nft
 from ebpfproxy.linux.nft.messages import Kind, Table

@@ -5,10 +5,10 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from ebpfproxy.backends.nftables import reading, steps
+from ebpfproxy.backends.nftables import reading
+from ebpfproxy.backends.nftables.changes import Change, Phase, Step, chain_deletions, declared
 from ebpfproxy.backends.nftables.clients import Clients
 from ebpfproxy.backends.nftables.commit import commit_steps
-from ebpfproxy.backends.nftables.compiled import KnownObjects, compile_entries
 from ebpfproxy.backends.nftables.entries import (
     TABLE,
     Chain,
@@ -22,7 +22,6 @@ from ebpfproxy.backends.nftables.entries import (
     nft_family,
 )
 from ebpfproxy.backends.nftables.node_objects import AFFINITY, EQUAL_BYTES
-from ebpfproxy.backends.nftables.steps import Step
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.nft import messages
 from ebpfproxy.linux.nft.messages import Table
@@ -62,7 +61,7 @@ class KernelTable:
         self._clock = clock
         self._names = SetNames()
         self._clients = Clients(session, self._table)
-        self._known: KnownObjects | None = None  # None: not read yet
+        self._known: dict[Key, Entry] | None = None  # see `Change`; None: not read yet
         self._was_read = False  # since the agent's last change
         self._emptied: dict[str, float] = {}  # chains to delete, with the time when they were emptied
 
@@ -78,8 +77,7 @@ class KernelTable:
                 del found[key]
             else:
                 del self._emptied[name]
-        self._known = KnownObjects({}, {}, set(), {})
-        self._known.update(found, ())
+        self._known = {key: _known(entry) for key, entry in found.items()}
         self._clients.read(found)
         self._was_read, self.must_read = True, False
         return found
@@ -93,10 +91,11 @@ class KernelTable:
 
         Raises NotFound if another program removed the table, and KernelError.
         """
-        known = self._known_objects()
+        while self._known is None:
+            self.read()
         has_failed = True
         try:
-            rejected = self._apply(puts, drops, known)
+            rejected = self._apply(puts, drops, self._known)
             has_failed = bool(rejected)
         finally:
             failures = self.counts.sync_failures + has_failed
@@ -104,7 +103,7 @@ class KernelTable:
         return rejected
 
     def _apply(
-        self, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects
+        self, puts: Mapping[Key, Entry], drops: Collection[Key], known: dict[Key, Entry]
     ) -> dict[Key, KernelError]:
         self._delete_emptied(puts)
         self._clients.forget(puts)
@@ -116,78 +115,80 @@ class KernelTable:
         rejected |= self._finish(rest, drops, known, rejected)
         written = {key: entry for key, entry in puts.items() if key not in rejected}
         dropped = [key for key in drops if key not in rejected]
-        known.update(written, dropped)
+        for key in dropped:
+            known.pop(key, None)
+        known.update((key, _known(entry)) for key, entry in written.items())
         self._clients.update(written, dropped)
         self._was_read = False
         return rejected
 
-    def _known_objects(self) -> KnownObjects:
-        while self._known is None:
-            self.read()
-        return self._known
-
     def _finish(
-        self, puts: Mapping[Key, Entry], drops: Collection[Key], known: KnownObjects, before: Collection[Key]
+        self,
+        puts: Mapping[Key, Entry],
+        drops: Collection[Key],
+        known: dict[Key, Entry],
+        before: Collection[Key],
     ) -> dict[Key, KernelError]:
         """Commit the final transaction. `before`: the keys that were already rejected."""
-        change, rejected = compile_entries(self._table, puts, drops, known, self._names)
+        change = Change(self._table, puts, drops, known, self._names)
         clients = self._clients.former(puts, drops)
         all_steps = itertools.chain(
-            steps.transaction(self._table, change, known, self._names),
+            () if known else [Step(messages.add_table(self._table), None)],
+            change.steps(),
             (Step(each, None) for each in messages.add_elements(self._table, AFFINITY, clients)),
         )
-        done = commit_steps(self._session, self._table, all_steps, without=[*before, *rejected])
+        done = commit_steps(self._session, self._table, all_steps, without=[*before, *change.rejected])
         self._emptied |= dict.fromkeys(done.emptied, self._clock())
         self.must_read = self.must_read or (done.is_unexpected and not self._was_read)
-        return rejected | done.rejected
+        return change.rejected | done.rejected
 
     def _prepare(
-        self, chains: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: KnownObjects
+        self, chains: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: dict[Key, Entry]
     ) -> dict[Key, KernelError]:
         """Write the chains, and the sets that their rules look up. A new chain with a rejected rule is
         deleted.
 
         Shared chains change before those of Services, which may depend on them.
         """
-        new = {key: entry for key, entry in chains.items() if key.name not in known.chains}
+        new = {key: entry for key, entry in chains.items() if key not in known}
         rejected = self._prepare_names(new, puts, known)
         for part in _parts(new):
-            change, not_parsed = compile_entries(self._table, part, (), known, self._names)
-            rules = itertools.chain(steps.chain_deletions(self._table, not_parsed), steps.rules(change))
+            change = Change(self._table, part, (), known, self._names)
+            deletions = chain_deletions(self._table, change.rejected)
+            rules = itertools.chain(deletions, change.steps(Phase.RULES))
             done = commit_steps(self._session, self._table, rules, abandoning=True)
-            rejected |= not_parsed | done.rejected
+            rejected |= change.rejected | done.rejected
         others = (key for key in chains if key not in new)
         shared_first = sorted(others, key=lambda key: "/" in key.name)
         for part in _parts({key: chains[key] for key in shared_first}):
-            change, not_parsed = compile_entries(self._table, part, (), known, self._names)
-            refills = steps.refills(self._table, change, known)
+            change = Change(self._table, part, (), known, self._names)
+            refills = change.steps(Phase.FLUSH, Phase.RULES)
             done = commit_steps(self._session, self._table, refills, without=rejected)
-            rejected |= not_parsed | done.rejected
+            rejected |= change.rejected | done.rejected
         return rejected
 
     def _prepare_names(
-        self, new: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: KnownObjects
+        self, new: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: dict[Key, Entry]
     ) -> dict[Key, KernelError]:
         """Create new sets, the elements that rules of the parts need, and the new chains without rules."""
         bare: dict[Key, Entry] = {key: ChainEntry("") for key in new}
         bare |= {
             key: entry
             for key, entry in puts.items()
-            if (isinstance(key, Set | Map) and key.name not in known.containers)
+            if (isinstance(key, Set | Map) and declared(known, key) is None)
             or (isinstance(key, Element) and key.container == EQUAL_BYTES)
-            or (isinstance(key, Endpoints) and key not in known.endpoints)
+            or (isinstance(key, Endpoints) and key not in known)
         }
-        change, rejected = compile_entries(self._table, bare, (), known, self._names)
+        change = Change(self._table, bare, (), known, self._names)
+        rejected = dict(change.rejected)
         creations = itertools.chain(
             [Step(messages.add_table(self._table), None)],
-            steps.containers(self._table, change, self._names),
-            steps.elements(self._table, change),
-            steps.chains(self._table, change),
+            change.steps(Phase.CONTAINERS, Phase.ELEMENTS, Phase.CHAINS),
         )
         while part := list(itertools.islice(creations, _STEPS_IN_A_PART)):
             rejected |= commit_steps(self._session, self._table, part).rejected
-        written = {key: each for key, each in bare.items() if isinstance(key, Endpoints)}
-        known.update({key: each for key, each in written.items() if key not in rejected}, ())
+        written = ((key, each) for key, each in bare.items() if isinstance(key, Endpoints))
+        known.update((key, each) for key, each in written if key not in rejected)
         return rejected
 
     def _delete_emptied(self, puts: Mapping[Key, Entry]) -> None:
@@ -205,7 +206,15 @@ class KernelTable:
                 self.counts = self.counts._replace(cleanup_failures=failures)
 
 
-def _chains_to_prepare(puts: Mapping[Key, Entry], known: KnownObjects) -> dict[Chain, ChainEntry]:
+_NO_CHAIN = ChainEntry("")
+
+
+def _known(entry: Entry) -> Entry:
+    """Return what `Change` needs to know of an entry. So the rules of an earlier read need no memory."""
+    return ChainEntry(entry.hook) if isinstance(entry, ChainEntry) else entry
+
+
+def _chains_to_prepare(puts: Mapping[Key, Entry], known: dict[Key, Entry]) -> dict[Chain, ChainEntry]:
     """Return the chains to write first if they have very many rules: all except current and former base
     chains.
 
@@ -215,14 +224,12 @@ def _chains_to_prepare(puts: Mapping[Key, Entry], known: KnownObjects) -> dict[C
         key: entry
         for key, entry in puts.items()
         if isinstance(key, Chain) and isinstance(entry, ChainEntry)
-        if not entry.hook and not known.chains.get(key.name)
+        if not entry.hook and known.get(key, _NO_CHAIN) == _NO_CHAIN
     }
     if sum(len(entry.rules) for entry in chains.values()) <= _LARGE:
         return {}
     recreated = any(
-        known.containers.get(key.name, entry) != entry
-        for key, entry in puts.items()
-        if isinstance(key, Set | Map)
+        declared(known, key) not in (None, entry) for key, entry in puts.items() if isinstance(key, Set | Map)
     )
     return {} if recreated else chains
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
+from ebpfproxy.backends.nftables.changes import Step
 from ebpfproxy.backends.nftables.commit import CommitResult, commit_steps
 from ebpfproxy.backends.nftables.entries import Chain, Element, Key
-from ebpfproxy.backends.nftables.steps import Step
 from ebpfproxy.errors import NotFound, Rejected, Unsupported
 from ebpfproxy.linux.nft import messages
 from ebpfproxy.linux.nft.messages import Kind, Operation, Table
