@@ -3,7 +3,6 @@
 import re
 import struct
 from collections.abc import Iterator
-from typing import Any
 
 from ebpfproxy.backends.nftables.entries import (
     Chain,
@@ -35,18 +34,6 @@ _DIGITS = frozenset(PROTOCOLS)
 _ADDRESS = {Family.IPV4: types.IPV4, Family.IPV6: types.IPV6}
 
 
-class RuleText(str):
-    """The text of a rule. It equals a rule with this text."""
-
-    def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, str(other)) if isinstance(other, Rule | str) else NotImplemented
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = str.__hash__
-
-
 def parse(listing: str, of: Family) -> dict[Key, Entry]:
     """Chains, sets, maps and elements of one table with the family `of`. Empty if `listing` is.
 
@@ -76,7 +63,7 @@ def _body(lines: Iterator[str]) -> list[str]:
 def _chain(of: Family, name: str, body: list[str]) -> tuple[Key, Entry]:
     lines = [line for line in body if not line.startswith("comment ")]
     hook = lines.pop(0) if lines and lines[0].startswith("type ") else ""
-    rules: tuple[Any, ...] = tuple(RuleText(canonical_rule(line)) for line in lines)
+    rules = tuple(Rule(canonical_rule(line)) for line in lines)
     return Chain(of, name), ChainEntry(canonical_hook(hook), rules)
 
 

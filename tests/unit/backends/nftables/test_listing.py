@@ -1,12 +1,11 @@
 """The output of nft becomes the same entries for all its versions and flags."""
 
-from typing import Any
-
 import pytest
 
 from ebpfproxy.backends.nftables.entries import Chain, ChainEntry, Element, ElementEntry, Entry, Key, Map, Set
+from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.model.address import Family
-from tests.support.nft_listing import RuleText, element_text, parse
+from tests.support.nft_listing import element_text, parse
 from tests.support.nft_text import canonical_declaration, canonical_hook, canonical_rule
 
 V4 = Family.IPV4
@@ -67,9 +66,8 @@ LISTING = f"""table ip kube-proxy {{
 """.replace("    ", "\t")
 
 
-def text_rules(*texts: str) -> tuple[Any, ...]:
-    """Rules as `parse` returns them."""
-    return tuple(map(RuleText, texts))
+def text_rules(*texts: str) -> tuple[Rule, ...]:
+    return tuple(map(Rule, texts))
 
 
 ENTRIES: dict[Key, Entry] = {
