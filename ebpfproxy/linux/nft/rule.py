@@ -29,7 +29,7 @@ class Rule:
         self.text = text
         self.digest = _digest(text)
         """b"" for a rule that ebpfproxy did not write."""
-        found = _TARGET.search(text)
+        found = _TARGET.search(text.partition(" comment ")[0])
         self.target = found[1] if found else ""
         """The chain that the rule jumps to, "" if none. The kernel reports its present name, even if another
         program renamed it."""

@@ -70,7 +70,7 @@ def test_all_rules_differ() -> None:
 
 def test_a_rule_names_its_target_and_the_number_of_its_clients() -> None:
     assert Rule('ip saddr 10.0.0.0/8 goto local-A/b comment "jump away"').target == "local-A/b"
-    assert Rule("drop").target == ""
+    assert Rule('drop comment "jump away"').target == ""
     remember, lookup = f"ip saddr . {CONSTANT} 7", f"ip saddr . {CONSTANT} 8 @affinity"
     assert Rule(f"{lookup} update @affinity {{ {remember} timeout 60s }} drop").remembers == 7
     assert Rule(f"{lookup} drop").remembers is None
