@@ -24,13 +24,12 @@ def _show_reasons(context: click.Context, _option: click.Parameter, wanted: bool
     """Print every reason by subject, one on each line, and exit."""
     if not wanted or context.resilient_parsing:
         return
-    from ebpfproxy.diagnose.explain.reasons import Reason, Subject
+    from ebpfproxy.diagnose.explain.reasons import BY_SUBJECT
 
-    for subject in Subject:
-        click.echo(f"{subject.value}:")
-        for each in Reason:
-            if each.subject is subject:
-                click.echo(f"  {each.value:<24} {each.meaning}")
+    for subject, reasons in BY_SUBJECT.items():
+        click.echo(f"{subject}:")
+        for each in reasons:
+            click.echo(f"  {each.word:<24} {each.meaning}")
     context.exit()
 
 
@@ -153,12 +152,12 @@ def _as_json(explanation: "Explanation") -> dict[str, Any]:
         "destination": str(explanation.destination) if explanation.destination else None,
         "service": explanation.service,
         "verdict": explanation.verdict.value,
-        "reason": explanation.why.value,
+        "reason": explanation.why.word,
         "works": explanation.works,
         "steps": [
             {
-                "subject": step.subject.value,
-                "reason": step.reason.value,
+                "subject": step.reason.subject,
+                "reason": step.reason.word,
                 "text": step.text,
                 "details": list(step.details),
             }
@@ -177,11 +176,11 @@ def _endpoint_json(endpoint: "EndpointResult") -> dict[str, Any]:
         "port": endpoint.port,
         "used": endpoint.used,
         "works": endpoint.works,
-        "reason": endpoint.reason.value,
+        "reason": endpoint.reason.word,
         "node": endpoint.node,
         "zones": list(endpoint.zones),
         "masqueraded": endpoint.masqueraded,
-        "masquerade_reason": endpoint.why_masquerade.value if endpoint.why_masquerade else None,
+        "masquerade_reason": endpoint.why_masquerade.word if endpoint.why_masquerade else None,
         "seen": list(map(format_address, endpoint.seen)),
     }
 
@@ -207,7 +206,7 @@ def _tree(explanation: "Explanation", session: "Session") -> Any:
     tree = Tree(Text(title, style="bold green" if explanation.works else "bold red"))
     for step in explanation.steps:
         branch = tree.add(
-            Text.assemble((f"{step.subject.value}: ", "bold"), step.text, f" [{step.reason.value}]")
+            Text.assemble((f"{step.reason.subject}: ", "bold"), step.text, f" [{step.reason.word}]")
         )
         for detail in step.details:
             branch.add(Text(detail))

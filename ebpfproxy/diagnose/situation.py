@@ -14,11 +14,12 @@ from ebpfproxy.model.address import Address, Family, contains, family, network
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import LOOPBACK, Device
+from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.service import NamespacedName, ServicePortName
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.counts import ClusterSize
 from ebpfproxy.plan.devices import needs_packets_of_node, needs_packets_of_pods
-from ebpfproxy.plan.endpoints import NodeLocation
+from ebpfproxy.plan.endpoints import EndpointAddress, Reasons, Trace
 from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.on_link import FrontendAddresses
@@ -88,9 +89,12 @@ class Situation:
             found.setdefault(served.frontend.frontend.address, []).append(served)
         return {address: tuple(of) for address, of in found.items()}
 
-    @property
-    def location(self) -> NodeLocation:
-        return NodeLocation(self.context.node_name, self.state.node.zone if self.state.node else "")
+    def trace_of(self, plan: ServicePortPlan) -> tuple[dict[EndpointAddress, EndpointState], Reasons]:
+        """The endpoints of a Service's plan and their reasons, recorded by planning the Service again."""
+        trace: Trace = {}
+        name = NamespacedName(plan.name.namespace, plan.name.name)
+        plan_name(name, self.state, self.context, trace=trace)
+        return trace[plan.key]
 
     def claims_of(self, frontend: Frontend) -> list[ServicePortName]:
         """The names of all ServicePorts that claim a frontend, sorted."""

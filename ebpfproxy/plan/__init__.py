@@ -7,6 +7,7 @@ are pure: they read no clock, no file and no kernel state, and they do not depen
 - `frontends.py`: `plan_service`, which plans one Service: its frontends and loadBalancerSourceRanges.
 - `traffic_policy.py`: internalTrafficPolicy and externalTrafficPolicy: scope and masquerading by client.
 - `endpoints.py`: which endpoints each scope has: readiness, topology hints, terminating endpoints.
+- `endpoint_reasons.py`, `reason.py`: why an endpoint is used or excluded, recorded on request.
 - `direct_return.py`: tunnels to the nodes of endpoints (direct server return).
 - `claims.py`: which ServicePort gets a frontend that several of them claim.
 - `health_check_node_port.py`: the answer to load balancers at healthCheckNodePort.

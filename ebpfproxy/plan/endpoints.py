@@ -18,7 +18,6 @@ later (KEP-2433 for zones, KEP-3015 for nodes) and terminating endpoints (KEP-16
 """
 
 import dataclasses
-import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -26,8 +25,9 @@ from ebpfproxy.model.address import Address, Protocol
 from ebpfproxy.model.endpoint import Endpoints, EndpointSlice, EndpointState
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.balancing import with_endpoints_of
+from ebpfproxy.plan.endpoint_reasons import EndpointReason
 from ebpfproxy.plan.planned_endpoints import CLUSTER, LOCAL, PlannedEndpoints, row
-from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
+from ebpfproxy.plan.service_plan import PlanKey, Scope, ServicePortPlan
 
 EndpointAddress = tuple[Address, int]
 """Address and port: entries of EndpointSlices with the same address and port are the same endpoint."""
@@ -48,12 +48,11 @@ class NodeLocation(NamedTuple):
     zone: str
 
 
-class Hint(enum.Enum):
-    """The topology hints that apply to a set of ready endpoints."""
+Reasons = dict[Scope, dict[EndpointAddress, EndpointReason]]
+"""Why each scope in use has an endpoint or excludes it."""
 
-    NONE = "none"
-    NODE = "node"
-    ZONE = "zone"
+Trace = dict[PlanKey, tuple[dict[EndpointAddress, EndpointState], Reasons]]
+"""The endpoints of each ServicePort and their reasons, recorded while a Service is planned."""
 
 
 class UsedScopes(NamedTuple):
@@ -97,28 +96,66 @@ def merge(of_port: Iterable[PortOfSlice], location: NodeLocation) -> dict[Endpoi
 
 
 def plan_endpoints(
-    endpoints: Mapping[EndpointAddress, EndpointState], uses: UsedScopes, location: NodeLocation
+    endpoints: Mapping[EndpointAddress, EndpointState],
+    uses: UsedScopes,
+    location: NodeLocation,
+    reasons: Reasons | None = None,
 ) -> tuple[PlannedEndpoints, bool]:
     """Return the endpoints, sorted, and whether any node has a usable one (kube-proxy's hasAnyEndpoints).
 
     Each scope falls back to terminating endpoints separately: if this node has only terminating endpoints,
     scope LOCAL uses them even if other nodes have ready ones. An endpoint that does not serve is never used,
     nor is one that serves but is neither ready nor terminating.
+
+    `reasons`: a dictionary in which they are recorded.
     """
     candidates = list(endpoints.items())
     ready = [each for each in candidates if each[1].ready]
-    near = nearest(ready, location)[0] if uses.cluster else []
-    if not uses.local and len(near) == len(candidates):
+    near, why = _nearest(ready, location) if uses.cluster else ([], EndpointReason.READY)
+    if reasons is None and not uses.local and len(near) == len(candidates):
         rows = [
             row(address, port, cluster=True, local=False, on_node=_is_on_node(endpoint, location))
             for (address, port), endpoint in candidates
         ]
         return _sorted(rows), bool(rows)
     terminating = [each for each in candidates if is_serving_terminating(each[1])]
-    cluster = {target for target, _ in near or terminating} if uses.cluster else set()
-    local = targets_here(ready, location) or targets_here(terminating, location) if uses.local else set()
+    cluster: set[EndpointAddress] = set()
+    local: set[EndpointAddress] = set()
+    if uses.cluster:
+        if not near:
+            near, why = terminating, EndpointReason.ONLY_TERMINATING
+        cluster = {target for target, _ in near}
+        if reasons is not None:
+            reasons[Scope.CLUSTER] = _reasons(candidates, cluster, why, None)
+    if uses.local:
+        local, why = _targets_here(ready, location), EndpointReason.READY_ON_NODE
+        if not local:
+            local, why = _targets_here(terminating, location), EndpointReason.ONLY_TERMINATING_ON_NODE
+        if reasons is not None:
+            reasons[Scope.LOCAL] = _reasons(candidates, local, why, location.node)
     has_any = bool(cluster) or (uses.local and bool(ready or terminating))
     return _planned(candidates, cluster, local, location), has_any
+
+
+def _reasons(
+    candidates: Iterable[Candidate], used: set[EndpointAddress], why: EndpointReason, node: str | None
+) -> dict[EndpointAddress, EndpointReason]:
+    """Return the reason for each endpoint. `why`: that of those used; `node`: the only one that has any."""
+    return {
+        target: why if target in used else _why_excluded(state, why, node) for target, state in candidates
+    }
+
+
+def _why_excluded(state: EndpointState, why: EndpointReason, node: str | None) -> EndpointReason:
+    """Return why an endpoint is not among the used ones, which are used because of `why`."""
+    if not state.ready and not is_serving_terminating(state):
+        return EndpointReason.NOT_SERVING if state.terminating else EndpointReason.NOT_READY
+    if node is not None and state.node != node:
+        return EndpointReason.NOT_LOCAL if state.node else EndpointReason.NODE_UNKNOWN
+    if not state.ready:
+        return EndpointReason.TERMINATING
+    is_by_node = why is EndpointReason.READY_HINT_NODE
+    return EndpointReason.HINT_OTHER_NODE if is_by_node else EndpointReason.HINT_OTHER_ZONE
 
 
 def keep_last_endpoints(
@@ -174,10 +211,10 @@ def _sorted(rows: Iterable[bytes]) -> PlannedEndpoints:
     return PlannedEndpoints.packed(b"".join(sorted(rows)))
 
 
-def nearest(ready: list[Candidate], location: NodeLocation) -> tuple[list[Candidate], Hint]:
+def _nearest(ready: list[Candidate], location: NodeLocation) -> tuple[list[Candidate], EndpointReason]:
     """Return the endpoints with a hint for this node; else those with a hint for its zone; else all.
 
-    Also return which hints selected them.
+    Also return the reason.
 
     Hints of a kind apply only if every ready endpoint has one and at least one is for this node or zone. A
     missing hint may mean that the EndpointSlice controller has not processed all endpoints yet.
@@ -185,12 +222,12 @@ def nearest(ready: list[Candidate], location: NodeLocation) -> tuple[list[Candid
     if all(endpoint.nodes for _, endpoint in ready):
         hinted = [each for each in ready if location.node in each[1].nodes]
         if hinted:
-            return hinted, Hint.NODE
+            return hinted, EndpointReason.READY_HINT_NODE
     if location.zone and all(endpoint.zones for _, endpoint in ready):
         hinted = [each for each in ready if location.zone in each[1].zones]
         if hinted:
-            return hinted, Hint.ZONE
-    return ready, Hint.NONE
+            return hinted, EndpointReason.READY_HINT_ZONE
+    return ready, EndpointReason.READY
 
 
 def is_serving_terminating(endpoint: EndpointState) -> bool:
@@ -198,7 +235,7 @@ def is_serving_terminating(endpoint: EndpointState) -> bool:
     return endpoint.serving and endpoint.terminating
 
 
-def targets_here(candidates: list[Candidate], location: NodeLocation) -> set[EndpointAddress]:
+def _targets_here(candidates: list[Candidate], location: NodeLocation) -> set[EndpointAddress]:
     """Return those that run on this node."""
     return {target for target, endpoint in candidates if endpoint.node == location.node}
 

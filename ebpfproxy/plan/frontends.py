@@ -33,7 +33,17 @@ from ebpfproxy.plan.balancing import (
     without_weightless,
 )
 from ebpfproxy.plan.direct_return import requests_direct_return, tunnel_to, with_tunnels
-from ebpfproxy.plan.endpoints import NodeLocation, PortOfSlice, UsedScopes, by_port, merge, plan_endpoints
+from ebpfproxy.plan.endpoint_reasons import EndpointReason
+from ebpfproxy.plan.endpoints import (
+    NodeLocation,
+    PortOfSlice,
+    Reasons,
+    Trace,
+    UsedScopes,
+    by_port,
+    merge,
+    plan_endpoints,
+)
 from ebpfproxy.plan.health_check_node_port import needs_health_check
 from ebpfproxy.plan.host_ports import plan_host_ports
 from ebpfproxy.plan.local_traffic import has_detector, local_traffic
@@ -94,7 +104,11 @@ def is_unserved(plan: ServicePortPlan, context: PlanContext) -> bool:
 
 
 def plan_name(
-    name: NamespacedName, state: ClusterState, context: PlanContext, large: Collection[Family] = ()
+    name: NamespacedName,
+    state: ClusterState,
+    context: PlanContext,
+    large: Collection[Family] = (),
+    trace: Trace | None = None,
 ) -> tuple[ServicePortPlan, ...]:
     """Return the plans of a Service or, for a name of `host_ports.name_of`, those of a pod. See
     `plan_service`. Empty if there is neither.
@@ -102,7 +116,7 @@ def plan_name(
     service = state.services.get(name)
     if service:
         slices = state.slices_of(name)
-        return plan_service(service, slices, state.node, context, large, state.peers, state.down)
+        return plan_service(service, slices, state.node, context, large, state.peers, state.down, trace)
     pod = state.pods.get(name)
     if pod and context.host_ports:
         return plan_host_ports(pod, state.node, state.local_networks, context)
@@ -117,6 +131,7 @@ def plan_service(
     large: Collection[Family] = (),
     peers: Mapping[str, PeerNode] = MappingProxyType({}),
     down: Set[NodeCheck] = frozenset(),
+    trace: Trace | None = None,
 ) -> tuple[ServicePortPlan, ...]:
     """Return one plan for each port of `service` in each family of its ClusterIPs, sorted.
 
@@ -126,6 +141,7 @@ def plan_service(
     - `slices`: those of this Service. Neither their order nor that of their endpoints matters.
     - `node`: None while the Node is unknown; it then has no zone and no addresses.
     - `large`: `ClusterSize.large`; `peers`: `ClusterState.peers`; `down`: `ClusterState.down`.
+    - `trace`: where the reasons are recorded.
     """
     slices = tuple(slices)
     location = _location(node, context)
@@ -137,7 +153,8 @@ def plan_service(
         exposure = _expose(service, ip_family, node, context, ip_family in large)
         if exposure:
             of_family = (each for each in slices if each.family is ip_family)
-            planner = _EndpointPlanner(service, by_port(of_family), location, tunnel, index, down, context)
+            slices_by_port = by_port(of_family)
+            planner = _EndpointPlanner(service, slices_by_port, location, tunnel, index, down, context, trace)
             plans += [_plan_port(service, port, exposure, planner, context) for port in ports]
     if len(plans) > 1:
         plans.sort(key=lambda plan: (plan.name, plan.family.value))
@@ -161,7 +178,7 @@ def _plan_port(
     is_edge = context.role is Role.EDGE
     frontends = _frontends(port, exposure, node_port=not is_edge)
     is_external = frontends[-1].kind is not FrontendKind.CLUSTER_IP
-    planned = planner.plan(port, is_external)
+    planned = planner.plan(port, exposure.ip_family, is_external)
     return ServicePortPlan(
         ServicePortName(*service.name, port.name, port.protocol),
         exposure.ip_family,
@@ -200,8 +217,9 @@ class _EndpointPlanner:
         index: WeightIndex | None,
         down: Set[NodeCheck],
         context: PlanContext,
+        trace: Trace | None,
     ) -> None:
-        """`slices`: the result of `by_port`."""
+        """`slices`: the result of `by_port`. With a `trace`, each port is planned."""
         self._service = service
         self._slices = slices
         self._location = location
@@ -209,11 +227,17 @@ class _EndpointPlanner:
         self._index = index
         self._down = down
         self._context = context
+        self._trace = trace
         self._planned: dict[tuple[object, ...], tuple[list[int], _OfPort]] = {}
 
-    def plan(self, port: ServicePort, is_external: bool) -> _OfPort:
+    def plan(self, port: ServicePort, ip_family: Family, is_external: bool) -> _OfPort:
         """`is_external`: whether the port has any frontend other than ClusterIPs."""
         of_port = self._slices.get((port.name, port.protocol), [])
+        if self._trace is not None:
+            reasons: Reasons = {}
+            name = ServicePortName(*self._service.name, port.name, port.protocol)
+            self._trace[name, ip_family] = merge(of_port, self._location), reasons
+            return self._plan(port.protocol, of_port, is_external, reasons)
         numbers = sorted({number for number, _ in of_port})
         protocol = port.protocol if self._down else None  # otherwise it makes no difference
         slices = ((numbers.index(number), id(endpoints)) for number, endpoints in of_port)
@@ -224,7 +248,13 @@ class _EndpointPlanner:
         ports = dict(zip(planned_numbers, numbers, strict=True))
         return planned._replace(endpoints=planned.endpoints.with_ports(ports))
 
-    def _plan(self, protocol: Protocol, of_port: list[PortOfSlice], is_external: bool) -> _OfPort:
+    def _plan(
+        self,
+        protocol: Protocol,
+        of_port: list[PortOfSlice],
+        is_external: bool,
+        reasons: Reasons | None = None,
+    ) -> _OfPort:
         service, context = self._service, self._context
         is_edge = context.role is Role.EDGE
         merged = merge(of_port, self._location)
@@ -235,7 +265,9 @@ class _EndpointPlanner:
             scopes = UsedScopes(cluster=True, local=False)
         else:
             scopes = _used_scopes(service, is_external)
-        endpoints, has_any = plan_endpoints(usable, scopes, self._location)
+        endpoints, has_any = plan_endpoints(usable, scopes, self._location, reasons)
+        for of_scope in reasons.values() if reasons else ():
+            of_scope |= {each: EndpointReason.NO_WEIGHT for each in merged if weights.get(each) == 0}
         requested = service.balancing
         # With traffic policy Local, clients outside get endpoints of the dialed node only. An edge has none.
         may_tunnel = is_external and (is_edge or not external_policy_local(service))

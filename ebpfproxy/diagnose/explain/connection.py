@@ -31,7 +31,7 @@ from ebpfproxy.plan.service_plan import Frontend, FrontendKind, NoEndpointAction
 
 _MISSING_VERDICTS = {
     Reason.UNUSED_PORT_REJECTED: (Verdict.REJECTED, Reason.REJECTED_UNUSED_PORT),
-    Reason.UNALLOCATED: (Verdict.DROPPED, Reason.DROPPED_UNALLOCATED),
+    Reason.UNALLOCATED_CLUSTER_IP: (Verdict.DROPPED, Reason.DROPPED_UNALLOCATED),
     Reason.UNUSED_PORT_ON_NODE: (Verdict.REJECTED, Reason.REJECTED_UNUSED_PORT),
     Reason.HEALTH_CHECK_NODE_PORT: (Verdict.ANSWERED, Reason.HEALTH_CHECK_ANSWERED),
     Reason.LOOPBACK_EXCLUDED: (Verdict.REACHES_NODE, Reason.REACHES_NODE),

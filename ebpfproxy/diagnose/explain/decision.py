@@ -19,10 +19,10 @@ from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Address, contains, family
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.balancing import endpoint_weights, weight_index
-from ebpfproxy.plan.endpoint_reasons import EndpointReason, endpoint_reasons
-from ebpfproxy.plan.endpoints import API_SERVER, EndpointAddress, merge_slices
+from ebpfproxy.plan.endpoint_reasons import EndpointReason
+from ebpfproxy.plan.endpoints import API_SERVER, EndpointAddress
 from ebpfproxy.plan.host_ports import is_host_port
+from ebpfproxy.plan.reason import AnyReason
 from ebpfproxy.plan.service_plan import (
     FrontendKind,
     FrontendPlan,
@@ -32,8 +32,6 @@ from ebpfproxy.plan.service_plan import (
     Scope,
     ServicePortPlan,
 )
-
-_ENDPOINT_REASONS = {each: Reason[each.name] for each in EndpointReason}
 
 
 class Case(NamedTuple):
@@ -128,45 +126,30 @@ def _policy_reason(frontend: FrontendPlan, policy: PolicyResult, client: ClientC
 def endpoint_results(case: Case, served: Served, policy: PolicyResult) -> tuple[EndpointResult, ...]:
     """Return every endpoint of the Service, used or excluded, sorted by address and port.
 
-    The plan decides which ones are used; the reasons are of `plan.endpoint_reasons`, which has its rules.
+    The plan decides which ones are used, and has recorded the reasons. It has none for host ports and if it
+    was read from the kernel.
     """
     plan, situation = served.plan, case.situation
-    if situation.is_from_tables:
-        return tuple(_listed(case, served, policy, each) for each in plan.endpoints)
-    if is_host_port(plan.name):
-        return tuple(_of_pod(case, served, policy, each) for each in plan.endpoints)
-    name = NamespacedName(plan.name.namespace, plan.name.name)
-    slices = situation.state.slices_of(name)
-    of_family = [each for each in slices if each.family is plan.family]
-    merged = merge_slices(of_family, plan.name.port, plan.name.protocol, situation.location)
-    service = situation.state.services[name]
-    weights = endpoint_weights(merged, weight_index(service.balancing))
-    reasons = endpoint_reasons(merged, policy.scope, situation.location, weights)
     planned = {(each.address, each.port): each for each in plan.endpoints}
+    is_local = policy.scope is Scope.LOCAL
+    used = {target for target, each in planned.items() if (each.local if is_local else each.cluster)}
     results = []
-    for (address, port), state in sorted(merged.items()):
-        reason = reasons[address, port]
-        found = _result(address, port, _ENDPOINT_REASONS[reason], state, reason.is_used)
-        if reason.is_used:
-            found = _with_source(found, case, served, policy, planned[address, port])
-        results.append(found)
-    results += _without_port(plan, merged.keys(), case, name)
-    return tuple(results)
-
-
-def _of_pod(case: Case, served: Served, policy: PolicyResult, endpoint: PlannedEndpoint) -> EndpointResult:
-    node = case.situation.context.node_name
-    found = EndpointResult(endpoint.address, endpoint.port, Reason.POD_OF_HOST_PORT, True, node=node)
-    return _with_source(found, case, served, policy, endpoint)
-
-
-def _listed(case: Case, served: Served, policy: PolicyResult, endpoint: PlannedEndpoint) -> EndpointResult:
-    """Return the result of an endpoint that is known from the kernel's lists only."""
-    used = endpoint.local if policy.scope is Scope.LOCAL else endpoint.cluster
-    node = case.situation.context.node_name if endpoint.on_node else ""
-    why = Reason.LISTED if used else Reason.NOT_LISTED
-    found = EndpointResult(endpoint.address, endpoint.port, why, used, node=node)
-    return _with_source(found, case, served, policy, endpoint) if used else found
+    if situation.is_from_tables or is_host_port(plan.name):
+        why = Reason.LISTED if situation.is_from_tables else EndpointReason.POD_OF_HOST_PORT
+        for target, each in planned.items():
+            node = situation.context.node_name if each.on_node else ""
+            is_used = target in used
+            results.append(EndpointResult(*target, why if is_used else Reason.NOT_LISTED, is_used, node=node))
+    else:
+        states, reasons = situation.trace_of(plan)
+        for target, state in sorted(states.items()):
+            reason = reasons[policy.scope][target]
+            results.append(_result(*target, reason, state, target in used))
+        results += _without_port(plan, states.keys(), case)
+    return tuple(
+        _with_source(each, case, served, policy, planned[each.address, each.port]) if each.used else each
+        for each in results
+    )
 
 
 def _with_source(
@@ -177,17 +160,17 @@ def _with_source(
     return found._replace(masqueraded=how.masqueraded, why_masquerade=how.why, seen=how.seen)
 
 
-def _result(address: Address, port: int, why: Reason, state: EndpointState, used: bool) -> EndpointResult:
+def _result(address: Address, port: int, why: AnyReason, state: EndpointState, used: bool) -> EndpointResult:
     return EndpointResult(address, port, why, used, node=state.node, zones=tuple(sorted(state.zones)))
 
 
 def _without_port(
-    plan: ServicePortPlan, known: Collection[EndpointAddress], case: Case, name: NamespacedName
+    plan: ServicePortPlan, known: Collection[EndpointAddress], case: Case
 ) -> list[EndpointResult]:
     """Return the endpoints whose EndpointSlices lack the port, or have addresses of the other family."""
     found: dict[Address, EndpointResult] = {}
     with_port = {address for address, _ in known}
-    for piece in case.situation.state.slices_of(name):
+    for piece in case.situation.state.slices_of(NamespacedName(plan.name.namespace, plan.name.name)):
         why = Reason.PORT_MISSING if piece.family is plan.family else Reason.OTHER_FAMILY
         for address, state in piece.endpoints.states_by_address():
             if address not in with_port:

@@ -123,7 +123,7 @@ def _missing(
         for name in _checked_at(situation, destination.port):
             return Missing(Reason.HEALTH_CHECK_NODE_PORT, service=str(name))
     if drops_unallocated(situation, destination.address):
-        return Missing(Reason.UNALLOCATED, tuple(_similar(situation, destination)))
+        return Missing(Reason.UNALLOCATED_CLUSTER_IP, tuple(_similar(situation, destination)))
     for plan in _with_endpoint(situation, destination):
         return Missing(Reason.ENDPOINT_ADDRESS, service=str(plan.name))
     return Missing(Reason.NO_FRONTEND, tuple(_similar(situation, destination)))

@@ -4,9 +4,10 @@ import dataclasses
 import enum
 from typing import NamedTuple
 
-from ebpfproxy.diagnose.explain.reasons import Reason, Subject
+from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.situation import Served
 from ebpfproxy.model.address import Address, Protocol, format_address, format_endpoint
+from ebpfproxy.plan.reason import AnyReason
 
 
 class ClientClass(enum.Enum):
@@ -72,13 +73,9 @@ class Path(NamedTuple):
 class Step(NamedTuple):
     """One step: what was found, and why. `details` are lines that belong to it."""
 
-    reason: Reason
+    reason: AnyReason
     text: str
     details: tuple[str, ...] = ()
-
-    @property
-    def subject(self) -> Subject:
-        return self.reason.subject
 
 
 class EndpointResult(NamedTuple):
@@ -92,7 +89,7 @@ class EndpointResult(NamedTuple):
 
     address: Address
     port: int
-    reason: Reason
+    reason: AnyReason
     used: bool
     works: bool = True
     node: str = ""

@@ -181,7 +181,7 @@ class Comparison:
                 self.compared += 1
                 if outcome not in each.allowed:
                     yield f"{source} to {each.destination}: {outcome}, not {sorted(each.allowed)}:"
-                    yield from (f"  {step.reason.value}: {step.text}" for step in each.explanation.steps)
+                    yield from (f"  {step.reason.word}: {step.text}" for step in each.explanation.steps)
 
     def _destinations(self) -> list[tuple[str, Destination]]:
         """The frontends, those of the previous step, and unused ports of their addresses."""

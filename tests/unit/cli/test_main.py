@@ -14,7 +14,7 @@ import pytest
 
 from ebpfproxy import __version__, cli
 from ebpfproxy.config import Config, Loaded
-from ebpfproxy.diagnose.explain.reasons import Reason, Subject
+from ebpfproxy.diagnose.explain.reasons import BY_SUBJECT
 from ebpfproxy.errors import EXIT_CODES, INTERRUPTED, EbpfProxyError, KernelError, SourceError
 
 
@@ -157,7 +157,7 @@ def test_explain_lists_every_reason_with_its_meaning(capsys: pytest.CaptureFixtu
     assert cli.main(["explain", "--reasons"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(maxsplit=1) for line in lines if line.startswith("  ")] == [
-        [each.value, each.meaning] for subject in Subject for each in Reason if each.subject is subject
+        [each.word, each.meaning] for reasons in BY_SUBJECT.values() for each in reasons
     ]
 
 

@@ -1,16 +1,20 @@
 """The reason for each endpoint: used by a scope, or excluded."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.model.address import Family, Protocol, format_address
+from ebpfproxy.model.balancing import Balancing, parse_weights
 from ebpfproxy.model.endpoint import Endpoint, EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.service import NamespacedName
-from ebpfproxy.plan.endpoint_reasons import EndpointReason, endpoint_reasons
-from ebpfproxy.plan.endpoints import NodeLocation, UsedScopes, merge_slices, plan_endpoints
-from ebpfproxy.plan.service_plan import Scope
-from tests.support.build import ELSEWHERE, HERE, draining, endpoint, slice_of
+from ebpfproxy.plan.endpoint_reasons import EndpointReason
+from ebpfproxy.plan.endpoints import NodeLocation, Reasons, Trace, UsedScopes, merge_slices, plan_endpoints
+from ebpfproxy.plan.frontends import plan_service
+from ebpfproxy.plan.service_plan import PlanContext, Scope
+from tests.support.build import ELSEWHERE, HERE, draining, endpoint, service, slice_of
 from tests.support.strategies import endpoints
 
 LOCATION = NodeLocation(HERE, "zone-a")
@@ -23,8 +27,9 @@ def dead(address: str, node: str = ELSEWHERE, *, terminating: bool = False) -> E
 
 def reasons(scope: Scope, *of: Endpoint) -> list[EndpointReason]:
     merged = merge_slices([slice_of("web", *of)], "", Protocol.TCP, LOCATION)
-    found = endpoint_reasons(merged, scope, LOCATION)
-    by_address = {format_address(address): reason for (address, _), reason in found.items()}
+    found: Reasons = {}
+    plan_endpoints(merged, UsedScopes(scope is Scope.CLUSTER, scope is Scope.LOCAL), LOCATION, found)
+    by_address = {format_address(address): reason for (address, _), reason in found[scope].items()}
     return [by_address[format_address(each.address)] for each in of]
 
 
@@ -86,24 +91,30 @@ def test_the_reasons_agree_with_the_plan(of: list[Endpoint], zone: str) -> None:
     name = NamespacedName("default", "web")
     piece = EndpointSlice(name, name, Family.IPV4, ports, Endpoints(of))
     merged = merge_slices([piece], "", Protocol.TCP, location)
-    planned, _ = plan_endpoints(merged, UsedScopes(True, True), location)
+    reasons: Reasons = {}
+    plan = plan_endpoints(merged, UsedScopes(True, True), location, reasons)
+    assert plan == plan_endpoints(merged, UsedScopes(True, True), location)
     for scope, used in (
-        (Scope.CLUSTER, {(e.address, e.port) for e in planned if e.cluster}),
-        (Scope.LOCAL, {(e.address, e.port) for e in planned if e.local}),
+        (Scope.CLUSTER, {(e.address, e.port) for e in plan[0] if e.cluster}),
+        (Scope.LOCAL, {(e.address, e.port) for e in plan[0] if e.local}),
     ):
-        found = endpoint_reasons(merged, scope, location)
+        found = reasons[scope]
         assert found.keys() == merged.keys()
-        assert {target for target, reason in found.items() if reason.is_used} == used
+        assert {target for target, reason in found.items() if reason.meaning.startswith("used: ")} == used
 
 
 def test_an_endpoint_of_weight_0_is_excluded_whatever_its_conditions() -> None:
     of = endpoint("10.1.0.1"), endpoint("10.1.0.2"), dead("10.1.0.3")
-    merged = merge_slices([slice_of("web", *of)], "", Protocol.TCP, LOCATION)
-    weights = dict.fromkeys([*merged][1:], 0)
-    found = endpoint_reasons(merged, Scope.CLUSTER, LOCATION, weights)
-    assert list(found.values()) == [R.READY, R.NO_WEIGHT, R.NO_WEIGHT]
+    weights = Balancing(weights=parse_weights("10.1.0.2=0, 10.1.0.3=0"))
+    web = dataclasses.replace(service(), balancing=weights)
+    trace: Trace = {}
+    plans = plan_service(web, [slice_of("web", *of)], None, PlanContext(HERE), trace=trace)
+    assert plans == plan_service(web, [slice_of("web", *of)], None, PlanContext(HERE))
+    ((_, found),) = trace.values()
+    assert list(found[Scope.CLUSTER].values()) == [R.READY, R.NO_WEIGHT, R.NO_WEIGHT]
 
 
 def test_without_endpoints_there_are_no_reasons() -> None:
-    for scope in Scope:
-        assert endpoint_reasons({}, scope, LOCATION) == {}
+    found: Reasons = {}
+    plan_endpoints({}, UsedScopes(True, True), LOCATION, found)
+    assert found == {Scope.CLUSTER: {}, Scope.LOCAL: {}}

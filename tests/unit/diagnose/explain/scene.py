@@ -8,7 +8,6 @@ from ebpfproxy.api.event import Unserved
 from ebpfproxy.diagnose.cluster import Cluster
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.origin import ANY_POD, Origin
-from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation
 from ebpfproxy.diagnose.situation import Situation, plan_situation
 from ebpfproxy.linux.netlink.routing import Route
@@ -21,6 +20,7 @@ from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import Pod as KubernetesPod
 from ebpfproxy.model.service import NamespacedName, Service
 from ebpfproxy.plan.host_ports import name_of
+from ebpfproxy.plan.reason import AnyReason
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext
 from tests.support.build import HERE, networks, node, slice_of
 
@@ -108,9 +108,9 @@ def explained(of: Situation, destination: Destination | None = None, origin: Ori
     return explain(of, origin, destination or to())
 
 
-def reasons(explanation: Explanation) -> set[Reason]:
+def reasons(explanation: Explanation) -> set[AnyReason]:
     """All reasons: of steps, of endpoints and of masquerading."""
-    found = {step.reason for step in explanation.steps}
+    found: set[AnyReason] = {step.reason for step in explanation.steps}
     found |= {each.reason for each in explanation.endpoints}
     if explanation.path and explanation.path.exception:
         found.add(explanation.path.exception)

@@ -8,7 +8,7 @@ import pytest
 
 from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_PORT, BY_RANDOM
 from ebpfproxy.diagnose.explain.origin import Origin
-from ebpfproxy.diagnose.explain.reasons import Reason, Subject
+from ebpfproxy.diagnose.explain.reasons import BY_SUBJECT, Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.linux.netlink.routing import Route
@@ -20,7 +20,9 @@ from ebpfproxy.model.namespace import Link, Namespace
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
+from ebpfproxy.plan.endpoint_reasons import EndpointReason
 from ebpfproxy.plan.endpoints import API_SERVER
+from ebpfproxy.plan.reason import AnyReason
 from ebpfproxy.plan.service_plan import DetectLocal, Protection, SocketLb
 from tests.support.build import ELSEWHERE, HERE, draining, endpoint, name, networks, port, service, slice_of
 from tests.unit.diagnose.explain.scene import (
@@ -89,7 +91,7 @@ UDP = service("web", port(80, protocol=Protocol.UDP))
 
 CIDR = "10.96.0.0/16"
 
-CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
+CASES: dict[AnyReason, tuple[Verdict, Callable[[], Explanation]]] = {
     # Client
     Reason.IS_NODE: (CONNECTS, lambda: explained(situation(WEB, READY), origin=THE_NODE)),
     Reason.POD_BY_DEVICE: (CONNECTS, lambda: explained(situation(WEB, READY), origin=A_POD)),
@@ -236,7 +238,7 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         REJECTED,
         lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
     ),
-    Reason.UNALLOCATED: (
+    Reason.UNALLOCATED_CLUSTER_IP: (
         DROPPED,
         lambda: explained(situation(WEB, READY, mode="nftables", service_cidrs=[CIDR]), to("10.96.9.9")),
     ),
@@ -340,42 +342,42 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
         lambda: explained(situation(LOCAL_WEB, READY, mode="ipvs"), to(NODE, 30080), A_POD),
     ),
     # Endpoints
-    Reason.READY: (CONNECTS, lambda: explained(situation(WEB, READY))),
-    Reason.READY_HINT_NODE: (
+    EndpointReason.READY: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    EndpointReason.READY_HINT_NODE: (
         CONNECTS,
         lambda: explained(
             situation(WEB, slice_of("web", endpoint(POD, nodes=[HERE]), endpoint(REMOTE_POD, nodes=["x"])))
         ),
     ),
-    Reason.READY_HINT_ZONE: (
+    EndpointReason.READY_HINT_ZONE: (
         CONNECTS,
         lambda: explained(situation(WEB, slice_of("web", endpoint(POD, zones=["a"])), zone="a")),
     ),
-    Reason.READY_ON_NODE: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
-    Reason.ONLY_TERMINATING: (
+    EndpointReason.READY_ON_NODE: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
+    EndpointReason.ONLY_TERMINATING: (
         CONNECTS,
         lambda: explained(situation(WEB, slice_of("web", draining(REMOTE_POD)))),
     ),
-    Reason.ONLY_TERMINATING_ON_NODE: (
+    EndpointReason.ONLY_TERMINATING_ON_NODE: (
         CONNECTS,
         lambda: explained(situation(INTERNAL_LOCAL, slice_of("web", draining(POD, HERE)))),
     ),
-    Reason.NOT_READY: (REJECTED, lambda: explained(situation(WEB, slice_of("web", DEAD)))),
-    Reason.NOT_SERVING: (
+    EndpointReason.NOT_READY: (REJECTED, lambda: explained(situation(WEB, slice_of("web", DEAD)))),
+    EndpointReason.NOT_SERVING: (
         REJECTED,
         lambda: explained(situation(WEB, slice_of("web", DEAD._replace(terminating=True)))),
     ),
-    Reason.TERMINATING: (
+    EndpointReason.TERMINATING: (
         CONNECTS,
         lambda: explained(situation(WEB, slice_of("web", endpoint(POD), draining(REMOTE_POD)))),
     ),
-    Reason.HINT_OTHER_NODE: (
+    EndpointReason.HINT_OTHER_NODE: (
         CONNECTS,
         lambda: explained(
             situation(WEB, slice_of("web", endpoint(POD, nodes=[HERE]), endpoint(REMOTE_POD, nodes=["x"])))
         ),
     ),
-    Reason.HINT_OTHER_ZONE: (
+    EndpointReason.HINT_OTHER_ZONE: (
         CONNECTS,
         lambda: explained(
             situation(
@@ -385,16 +387,16 @@ CASES: dict[Reason, tuple[Verdict, Callable[[], Explanation]]] = {
             )
         ),
     ),
-    Reason.NOT_LOCAL: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
-    Reason.NODE_UNKNOWN: (
+    EndpointReason.NOT_LOCAL: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
+    EndpointReason.NODE_UNKNOWN: (
         DROPPED,
         lambda: explained(situation(INTERNAL_LOCAL, slice_of("web", endpoint(REMOTE_POD, "")))),
     ),
-    Reason.POD_OF_HOST_PORT: (
+    EndpointReason.POD_OF_HOST_PORT: (
         CONNECTS,
         lambda: explained(situation(HOST_PORT_POD, host_ports=True), to(NODE, 8443), A_CLIENT),
     ),
-    Reason.NO_WEIGHT: (
+    EndpointReason.NO_WEIGHT: (
         CONNECTS,
         lambda: explained(situation(WEIGHTED, slice_of("web", endpoint(POD), endpoint(REMOTE_POD)))),
     ),
@@ -627,14 +629,14 @@ TESTED_ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("reason", CASES, ids=lambda reason: reason.value)
-def test_a_connection_has_the_reason_and_the_verdict(reason: Reason) -> None:
+@pytest.mark.parametrize("reason", CASES, ids=lambda reason: reason.word)
+def test_a_connection_has_the_reason_and_the_verdict(reason: AnyReason) -> None:
     verdict, explanation = CASES[reason]
     found = explanation()
     assert reason in reasons(found)
     assert found.verdict is verdict
     assert found.steps[-1].reason is found.why
-    assert found.steps[-1].subject is Subject.OUTCOME
+    assert found.steps[-1].reason.subject == "outcome"
 
 
 def test_a_method_that_only_a_user_requests_is_limited() -> None:
@@ -676,13 +678,17 @@ def test_an_address_of_no_device_accepts_node_ports_by_mode(
 def test_every_reason_has_a_test() -> None:
     elsewhere = {reason for some in TESTED_ELSEWHERE.values() for reason in some}
     assert not elsewhere & CASES.keys()
-    assert elsewhere | CASES.keys() == set(Reason)
+    assert elsewhere | CASES.keys() == {*EndpointReason, *Reason}
 
 
 def test_names_and_meanings_differ_and_fit_in_a_line() -> None:
-    assert len({reason.value for reason in Reason}) == len(Reason)
-    assert len({reason.meaning for reason in Reason}) == len(Reason)
-    assert all("\n" not in reason.meaning and len(reason.meaning) <= 110 for reason in Reason)
+    every = [each for reasons in BY_SUBJECT.values() for each in reasons]
+    assert len({reason.word for reason in every}) == len(every)
+    assert len({reason.meaning for reason in every}) == len(every)
+    assert all("\n" not in reason.value and 0 < len(reason.meaning) <= 110 for reason in every)
+    assert {reason.subject for reason in EndpointReason} == {"endpoints"}
+    assert len(BY_SUBJECT) == 15
+    assert set(every) == {*EndpointReason, *Reason}
 
 
 def test_the_algorithm_has_its_name_and_the_weights_that_the_mode_honors() -> None:
@@ -704,7 +710,7 @@ def test_equal_weights_are_not_shown() -> None:
 
 
 def algorithm_steps(of: Situation) -> list[Step]:
-    return [step for step in explained(of).steps if step.subject is Subject.ALGORITHM]
+    return [step for step in explained(of).steps if step.reason.subject == "algorithm"]
 
 
 def test_the_addresses_that_the_server_sees() -> None:

@@ -14,6 +14,7 @@ from ebpfproxy.diagnose.explain.session import Answer, Session, Sources
 from ebpfproxy.errors import ConfigError, NotFound
 from ebpfproxy.lab import manifests
 from ebpfproxy.model.address import format_address
+from ebpfproxy.plan.reason import AnyReason
 from tests.unit.diagnose.explain.scene import reasons
 
 OFFLINE = Sources(kernel=False)
@@ -40,7 +41,7 @@ def web(**spec: Any) -> list[Any]:
     ]
 
 
-def all_reasons(found: Answer) -> set[Reason]:
+def all_reasons(found: Answer) -> set[AnyReason]:
     return {reason for each in found.explanations for reason in reasons(each)}
 
 
