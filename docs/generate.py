@@ -5,13 +5,15 @@ A test fails if a file is out of date.
 
 import ast
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ebpfproxy.backends.behavior import BEHAVIOR, Behavior
 from ebpfproxy.backends.selection import MODES
 from ebpfproxy.config.option import Group, Option, declared_by
 from ebpfproxy.config.settings import Config
 from ebpfproxy.errors import EXIT_CODES
+from ebpfproxy.model.address import Family
 from ebpfproxy.model.balancing import Algorithm
 
 FOLDER = Path(__file__).parent
@@ -143,6 +145,60 @@ def _support_table() -> str:
     return text
 
 
+_DIFFERENCES: dict[str, Callable[[Behavior], str]] = {
+    "client's address at an endpoint on this node, policy Cluster, client outside": lambda of: (
+        "the node's" if of.by_relay else "masqueraded" if of.masquerades_here else "kept"
+    ),
+    "policy Local with endpoints on this node, clients are pods or the node": lambda of: (
+        "only those on this node" if of.one_list else "any endpoint"
+    ),
+    "NodePort on 127.0.0.1, ::1": lambda of: (
+        "both" if of.loopback == frozenset(Family) else "127.0.0.1" if of.loopback else "neither"
+    ),
+    "another port of a ClusterIP": lambda of: (
+        "rejected" if of.rejects_unused_ports or of.has_addresses else "forwarded by routes"
+    ),
+    "another port of an external or load balancer IP": lambda of: (
+        "rejected" if of.has_addresses else "forwarded by routes"
+    ),
+    "ClusterIP that no Service has": lambda of: (
+        "dropped" if of.rejects_unused_ports else "forwarded by routes"
+    ),
+    "host process to an external or load balancer IP without endpoints": lambda of: (
+        "rejected" if of.rejects_external_of_node else "forwarded by routes"
+    ),
+    "source ranges of a Service without any endpoints": lambda of: (
+        "do not apply: rejected" if of.ranges_need_endpoints else "apply"
+    ),
+    "external IP of the node without endpoints: a NodePort with the same number answers": lambda of: (
+        of.node_port_instead.value
+    ),
+    "NodePort without endpoints at an address that accepts none": lambda of: (
+        "rejected, or dropped by policy Local" if of.rejects_node_ports_everywhere else "no rule"
+    ),
+    "UDP client keeps its socket, endpoint terminates, others are ready": lambda of: (
+        "goes to a ready endpoint" if of.leaves_terminating else "keeps the endpoint as long as that serves"
+    ),
+    "open TCP connections of a deleted Service": lambda of: "end" if of.ends_with_service else "continue",
+    "UDP replies to a port of the node that is a NodePort": lambda of: (
+        "go to the Service" if of.takes_answers else "reach the process"
+    ),
+    "session affinity of a Service with several addresses": lambda of: (
+        "each address separately" if of.affinity_by_address else "for all together"
+    ),
+    "ping of a frontend address": lambda of: "answered" if of.answers_pings else "no answer",
+}
+"""A row for each difference, and the cell of a mode."""
+
+
+def _differences() -> str:
+    """A column for each mode, and a row for each difference."""
+    text = f"| |{''.join(f' `{name}` |' for name in BEHAVIOR)}\n|---|{'---|' * len(BEHAVIOR)}\n"
+    for name, cell in _DIFFERENCES.items():
+        text += f"| {name} |{''.join(f' {cell(of)} |' for of in BEHAVIOR.values())}\n"
+    return text
+
+
 def files() -> dict[Path, str]:
     """The text of each generated file, by path."""
     images: dict[Path, str] = runpy.run_path(str(FOLDER / "images" / "paths.py"))["files"]()
@@ -152,6 +208,7 @@ def files() -> dict[Path, str]:
         elsewhere |= runpy.run_path(str(script))["files"]()
     pages = {
         "configuration.md": with_generated("configuration.md", configuration()),
+        "dataplanes/README.md": with_generated("dataplanes/README.md", _differences()),
         "log-messages.md": log_messages(),
         "load-balancing.md": with_generated("load-balancing.md", _support_table()),
         "metrics.md": with_generated("metrics.md", metrics),

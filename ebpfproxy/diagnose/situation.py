@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
+from ebpfproxy.backends.behavior import BEHAVIOR, Behavior
 from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
@@ -71,6 +72,11 @@ class Situation:
     routes: Routes = no_routes
     forwarding: Forwarding = Forwarding.NAT
     is_from_tables: bool = False
+
+    @property
+    def behavior(self) -> Behavior:
+        """What the mode does differently from others."""
+        return BEHAVIOR[self.mode]
 
     @cached_property
     def frontends(self) -> Mapping[Frontend, Served]:

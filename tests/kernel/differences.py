@@ -1,76 +1,33 @@
-"""The differences between the modes and their reasons, for tests that run with all modes.
-
-All other behavior is the same in all modes. docs/dataplanes/README.md lists the differences for users.
-"""
+"""The outcomes in which the modes differ (`backends/behavior.py`), for tests that run with all modes."""
 
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
 
-from ebpfproxy.model.address import Protocol
+from ebpfproxy.backends.behavior import BEHAVIOR, Behavior
+from ebpfproxy.model.address import Family, Protocol
 from tests.kernel.clients import DENIED, REFUSED, SILENT
 from tests.kernel.cluster import eventually
 
+_SOCKET_FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
-class Differences(NamedTuple):
-    """The differing properties of one mode."""
 
-    by_packet: bool
-    """Packets are rejected or dropped by netfilter, not system calls by hooks. On the node itself, REJECT and
-    DROP return EPERM to a sender of datagrams (nf_hook_slow). A TCP client gets an ICMP error, which
-    connect() ignores while it holds the socket lock (tcp_v4_err): then the next SYN is rejected, a second
-    later. An unconnected datagram socket gets no error."""
+class Differences(Behavior):
+    """The behavior of one mode, and the outcomes that follow from it."""
 
-    by_relay: bool
-    """Connections end at processes of the agent, which end with it. The kernel rejects packets to ports
-    without a listener, which an unconnected datagram socket does not notice. A NodePort is reachable at the
-    addresses of the node's devices, which include only one of 127.0.0.0/8."""
+    @property
+    def loopback_families(self) -> frozenset[socket.AddressFamily]:
+        """The families in which the node reaches NodePorts at loopback addresses."""
+        return frozenset(_SOCKET_FAMILIES[each] for each in self.loopback)
 
-    masquerades_here: bool
-    """With policy Cluster, external clients, and pods that connect to another address than the ClusterIP, are
-    masqueraded even if the endpoint is on this node (KUBE-EXT-*, KUBE-MARK-MASQ), as with kube-proxy."""
+    @property
+    def other_port(self) -> str:
+        """The outcome at another port of a ClusterIP."""
+        return REFUSED if self.has_addresses or self.rejects_unused_ports else SILENT
 
-    loopback: frozenset[socket.AddressFamily]
-    """The families in which the node reaches NodePorts at loopback addresses. route_localnet exists only for
-    IPv4, and kube-proxy's nftables mode does not use it (KEP-3866)."""
-
-    other_port: str
-    """The outcome at another port of a ClusterIP: kube-proxy's nftables mode rejects it (KEP-3866)."""
-
-    own_external: str
-    """The outcome for the node over TCP at an external or load balancer IP without endpoints. INPUT and
-    FORWARD jump to the chain KUBE-EXTERNAL-SERVICES, OUTPUT does not."""
-
-    flows_end_later: bool
-    """UDP flows are ended a moment after the rules are in force, because the sync does not wait for it."""
-
-    leaves_terminating: bool
-    """A UDP client of a terminating endpoint switches to a ready one. Netfilter's modes only end flows to
-    endpoints that no longer serve, as kube-proxy does (pkg/proxy/conntrack/cleanup.go), and a terminating
-    endpoint may still serve."""
-
-    at_output: bool
-    """IPVS handles host-originated packets at LOCAL_OUT (ip_vs_ops[]). So a NodePort without endpoints gives
-    EPERM like other addresses."""
-
-    one_list: bool
-    """With externalTrafficPolicy Local and endpoints on this node, pods and the node also get only these: a
-    virtual server has one list of real servers for all clients."""
-
-    ends_with_service: bool
-    """Open connections end when the Service is deleted, because they belong to its virtual server; also with
-    kube-proxy."""
-
-    takes_answers: bool
-    """A UDP packet to a NodePort goes to the Service, even if it is a reply to a request of the node from
-    that port. IPVS handles every packet without a known connection."""
-
-    affinity_by_address: bool
-    """Session affinity is separate for each address of a Service, because IPVS has virtual servers, not
-    Services. The endpoints are equal only if all addresses had the same clients in the same order."""
-
-    answers_pings: bool
-    """Service addresses answer pings. In netfilter's modes, no rule of kube-proxy translates ICMP."""
+    @property
+    def own_external(self) -> str:
+        """The outcome for the node over TCP at an external or load balancer IP without endpoints."""
+        return REFUSED if self.rejects_external_of_node else SILENT
 
     def to_node(self, protocol: Protocol, outcome: str) -> str:
         """The outcome for a client on the node itself, given the outcome for other clients."""
@@ -93,59 +50,5 @@ class Differences(NamedTuple):
             assert ask() == wanted
 
 
-_NFTABLES = Differences(
-    by_packet=True,
-    by_relay=False,
-    masquerades_here=True,
-    loopback=frozenset(),
-    other_port=REFUSED,
-    own_external=REFUSED,
-    flows_end_later=True,
-    leaves_terminating=False,
-    at_output=False,
-    one_list=False,
-    ends_with_service=False,
-    takes_answers=False,
-    affinity_by_address=False,
-    answers_pings=False,
-)
-DIFFERENCES = {
-    "ebpf": Differences(
-        by_packet=False,
-        by_relay=False,
-        masquerades_here=False,
-        loopback=frozenset({socket.AF_INET, socket.AF_INET6}),
-        other_port=SILENT,
-        own_external=REFUSED,
-        flows_end_later=False,
-        leaves_terminating=True,
-        at_output=False,
-        one_list=False,
-        ends_with_service=False,
-        takes_answers=False,
-        affinity_by_address=False,
-        answers_pings=True,
-    ),
-    "nftables": _NFTABLES,
-    "iptables": _NFTABLES._replace(
-        loopback=frozenset({socket.AF_INET}), other_port=SILENT, own_external=SILENT
-    ),
-    # A removed UDP real server is deleted with its flows; all Service addresses are local to the node.
-    "ipvs": _NFTABLES._replace(
-        leaves_terminating=True,
-        at_output=True,
-        one_list=True,
-        ends_with_service=True,
-        takes_answers=True,
-        affinity_by_address=True,
-        answers_pings=True,
-    ),
-    "userspace": _NFTABLES._replace(
-        by_packet=False,
-        by_relay=True,
-        loopback=frozenset({socket.AF_INET, socket.AF_INET6}),
-        flows_end_later=False,
-        answers_pings=True,
-    ),
-}
+DIFFERENCES = {name: Differences(*behavior) for name, behavior in BEHAVIOR.items()}
 """By the name of the mode."""

@@ -9,7 +9,7 @@ from ebpfproxy.diagnose.explain import mode_rules
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last
 from ebpfproxy.diagnose.explain.echo import explain_echo
 from ebpfproxy.diagnose.explain.hashes import hash_lines
-from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, USERSPACE, Found, Missing, find, is_ebpf
+from ebpfproxy.diagnose.explain.lookup import IPVS, USERSPACE, Found, Missing, find, is_ebpf
 from ebpfproxy.diagnose.explain.origin import Classified, Origin, classify, is_by_namespace, namespace_class
 from ebpfproxy.diagnose.explain.path import path
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -96,7 +96,7 @@ def _protocol_steps(situation: Situation, destination: Destination) -> Iterator[
 def _verdict_without_frontend(
     situation: Situation, destination: Destination, missing: Missing
 ) -> tuple[Verdict, Reason]:
-    if situation.mode == IPTABLES and missing.why in _EXCLUDED:
+    if situation.behavior.rejects_node_ports_everywhere and missing.why in _EXCLUDED:
         (node_port,) = missing.nearest
         if not _has_endpoints_outside(node_port):
             return _without_endpoints(node_port)

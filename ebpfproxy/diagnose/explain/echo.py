@@ -1,7 +1,7 @@
 """Echo requests (ping) to a frontend address. They have no port, so they reach no endpoint."""
 
-from ebpfproxy.diagnose.explain.lookup import IPVS, NFTABLES, USERSPACE, drops_unallocated
-from ebpfproxy.diagnose.explain.origin import EBPF, Origin, classify
+from ebpfproxy.diagnose.explain.lookup import drops_unallocated
+from ebpfproxy.diagnose.explain.origin import Origin, classify
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Served, Situation
@@ -27,7 +27,7 @@ def explain_echo(situation: Situation, origin: Origin, destination: Destination)
 def _verdict(
     situation: Situation, origin: Origin, destination: Destination, of_address: tuple[Served, ...]
 ) -> tuple[Verdict, Reason]:
-    if situation.is_local(destination.address) or (situation.mode in (IPVS, USERSPACE) and of_address):
+    if situation.is_local(destination.address) or (situation.behavior.has_addresses and of_address):
         return Verdict.ANSWERED, Reason.ECHO_ANSWERED
     if not of_address:
         if drops_unallocated(situation, destination.address):
@@ -35,14 +35,14 @@ def _verdict(
         return Verdict.ROUTED, Reason.ROUTED
     kinds = {each.frontend.kind for each in of_address}
     is_virtual = FrontendKind.CLUSTER_IP in kinds or not situation.is_foreign(destination.address)
-    if situation.mode == EBPF:
+    if situation.behavior.answers_pings:
         if not is_virtual:
             return Verdict.ROUTED, Reason.ROUTED
         is_inside = origin.kind is not ClientClass.OUTSIDE
         if any(_is_answered(each, is_inside) for each in of_address):
             return Verdict.ANSWERED, Reason.ECHO_ANSWERED
         return Verdict.DROPPED, Reason.ECHO_NOT_ANSWERED
-    if situation.mode == NFTABLES and FrontendKind.CLUSTER_IP in kinds:
+    if situation.behavior.rejects_unused_ports and FrontendKind.CLUSTER_IP in kinds:
         return Verdict.REJECTED, Reason.ECHO_NOT_ANSWERED
     return Verdict.ROUTED, Reason.ROUTED
 

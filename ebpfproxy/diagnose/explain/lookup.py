@@ -9,7 +9,6 @@ from ebpfproxy.diagnose.explain.result import ClientClass, Destination
 from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import (
     Address,
-    Family,
     Network,
     Protocol,
     contains,
@@ -80,10 +79,8 @@ def find(situation: Situation, destination: Destination, origin: Origin) -> Foun
 
 def _obstacle(situation: Situation, address: Address) -> Reason | None:
     """Return why NodePorts are not served at the address, None if they are. Loopback is that of the node."""
-    if is_loopback(address):
-        is_v6 = family(address) is Family.IPV6
-        if situation.mode in (NFTABLES, IPVS) or (situation.mode == IPTABLES and is_v6):
-            return Reason.LOOPBACK_EXCLUDED
+    if is_loopback(address) and family(address) not in situation.behavior.loopback:
+        return Reason.LOOPBACK_EXCLUDED
     if situation.accepts_node_ports(address) and not _needs_device(situation, address):
         return None
     if is_loopback(address):
@@ -113,9 +110,9 @@ def _missing(
     if of_address:
         kinds = {each.frontend.kind for each in of_address}
         why = Reason.PORT_NOT_SERVED
-        if situation.mode == NFTABLES and FrontendKind.CLUSTER_IP in kinds:
+        if situation.behavior.rejects_unused_ports and FrontendKind.CLUSTER_IP in kinds:
             why = Reason.UNUSED_PORT_REJECTED
-        elif situation.mode in (IPVS, USERSPACE) and not situation.is_local(destination.address):
+        elif situation.behavior.has_addresses and not situation.is_local(destination.address):
             why = Reason.UNUSED_PORT_ON_NODE
         nearest = sorted(of_address, key=lambda each: _distance(each, destination))
         return Missing(why, tuple(nearest[:MOST_CANDIDATES]))
@@ -132,7 +129,7 @@ def _missing(
 def drops_unallocated(situation: Situation, address: Address) -> bool:
     """Whether the mode drops packets to an address that no Service has: one of a ServiceCIDR, and not the
     node's own."""
-    if situation.mode != NFTABLES or situation.is_local(address):
+    if not situation.behavior.rejects_unused_ports or situation.is_local(address):
         return False
     return any(contains(net, address) for net in situation.node.service_cidrs)
 

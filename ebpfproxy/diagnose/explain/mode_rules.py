@@ -1,14 +1,14 @@
 """Where a mode does something else than the rules that all modes share.
 
-The differences are those of kube-proxy's modes, or of the kernel mechanism
-(docs/dataplanes/README.md#where-do-the-modes-differ).
+That is its behavior (`backends/behavior.py`), and what only modes ebpf and ipvs have.
 """
 
 from collections.abc import Collection, Iterator
 
+from ebpfproxy.backends.behavior import NodePortInstead
 from ebpfproxy.backends.ipvs.forwarding import Surroundings, choose
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, endpoint_results
-from ebpfproxy.diagnose.explain.lookup import IPTABLES, IPVS, NFTABLES, USERSPACE
+from ebpfproxy.diagnose.explain.lookup import IPVS
 from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.explain.path import reaches_itself
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -23,7 +23,53 @@ _EXTERNAL = (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER)
 
 def apply(case: Case, decision: Decision) -> Decision:
     """Return the decision as the mode of the case makes it."""
-    return _BY_MODE[case.situation.mode](case, decision)
+    of, is_excluded = case.situation.behavior, decision.excludes_client
+    if of.by_relay and case.destination.protocol is Protocol.SCTP:
+        return decision._replace(verdict=Verdict.REJECTED, why=Reason.SCTP_NOT_RELAYED)
+    if of.ranges_need_endpoints:
+        decision = _rejected_before_ranges(decision)
+    is_rejected = decision.verdict is Verdict.REJECTED
+    if is_rejected and not of.rejects_external_of_node and _is_external_of_node(case, decision):
+        return decision._replace(verdict=Verdict.ROUTED, why=Reason.EXTERNAL_NOT_REJECTED)
+    if decision.verdict is not Verdict.CONNECTS:
+        decision = _with_node_port(case, decision, is_excluded)
+    if of.one_list and case.client is not ClientClass.OUTSIDE and decision.verdict is Verdict.CONNECTS:
+        decision = _with_one_list(case, decision)
+    if case.situation.mode == EBPF:
+        return _ebpf(case, decision)
+    return _ipvs(case, decision) if case.situation.mode == IPVS else decision
+
+
+def _is_external_of_node(case: Case, decision: Decision) -> bool:
+    """Whether the node itself connects to an external address of another host."""
+    is_node = case.origin.kind is ClientClass.NODE and not case.situation.is_local(case.destination.address)
+    return is_node and decision.served.frontend.kind in _EXTERNAL
+
+
+def _with_node_port(case: Case, decision: Decision, is_excluded: bool) -> Decision:
+    """Return the decision for the NodePort with the same number, if it answers instead.
+
+    Without endpoints it decides between rejecting and dropping in mode nftables, where NodePorts are looked
+    up first at input, and in mode iptables the one of two rules that happens to be first.
+    """
+    when, node_port = case.situation.behavior.node_port_instead, case.found.node_port
+    if (
+        when is NodePortInstead.NEVER
+        or node_port is None
+        or case.found.served.frontend.kind is FrontendKind.NODE_PORT
+    ):
+        return decision
+    instead = decide(case, node_port, case.client)
+    is_rejected = decision.verdict is Verdict.REJECTED
+    if when is NodePortInstead.IF_NOTHING_LISTENS:
+        return instead if is_rejected else decision
+    if instead.has_endpoints:
+        return instead if is_rejected or when is NodePortInstead.IF_UNTRANSLATED else decision
+    if instead.verdict is decision.verdict or is_excluded:
+        return decision
+    if when is NodePortInstead.IF_REJECTED:
+        return decision._replace(verdict=instead.verdict, why=instead.why)
+    return decision._replace(verdict=Verdict.REJECTED_OR_DROPPED, why=Reason.REJECTED_OR_DROPPED)
 
 
 def _ebpf(case: Case, decision: Decision) -> Decision:
@@ -56,39 +102,6 @@ def _with_direct_return(case: Case, decision: Decision) -> Decision:
     )
 
 
-def _nftables(case: Case, decision: Decision) -> Decision:
-    instead = _node_port_instead(case)
-    if instead is None or (decision.has_endpoints and not decision.excludes_client):
-        return decision
-    if decision.verdict is Verdict.REJECTED and instead.has_endpoints:
-        return instead
-    # NodePorts are looked up first at input, so the NodePort decides between rejecting and dropping.
-    if not instead.has_endpoints and not decision.excludes_client:
-        return decision._replace(verdict=instead.verdict, why=instead.why)
-    return decision
-
-
-def _iptables(case: Case, decision: Decision) -> Decision:
-    excluded = decision.excludes_client
-    decision = _rejected_before_ranges(decision)
-    is_own = case.situation.is_local(case.destination.address)
-    if (
-        case.origin.kind is ClientClass.NODE
-        and decision.verdict is Verdict.REJECTED
-        and not is_own
-        and decision.served.frontend.kind in _EXTERNAL
-    ):
-        return decision._replace(verdict=Verdict.ROUTED, why=Reason.EXTERNAL_NOT_REJECTED)
-    instead = _node_port_instead(case)
-    if instead is None or decision.verdict is Verdict.CONNECTS:
-        return decision
-    if instead.has_endpoints:
-        return instead
-    if instead.verdict is not decision.verdict and not excluded:
-        return decision._replace(verdict=Verdict.REJECTED_OR_DROPPED, why=Reason.REJECTED_OR_DROPPED)
-    return decision
-
-
 def _rejected_before_ranges(decision: Decision) -> Decision:
     """Return the decision of a mode in which source ranges do not apply without any endpoints."""
     if (
@@ -102,14 +115,6 @@ def _rejected_before_ranges(decision: Decision) -> Decision:
             ranges=Reason.RANGES_WITHOUT_ENDPOINTS,
         )
     return decision
-
-
-def _node_port_instead(case: Case) -> Decision | None:
-    """Return the decision for the NodePort with the same number; None if there is none."""
-    node_port = case.found.node_port
-    if node_port is None or case.found.served.frontend.kind is FrontendKind.NODE_PORT:
-        return None
-    return decide(case, node_port, case.client)
 
 
 def _ipvs(case: Case, decision: Decision) -> Decision:
@@ -178,8 +183,7 @@ def _node_in_tunnel(case: Case, decision: Decision) -> Decision:
 
 
 def _ipvs_translated(case: Case, decision: Decision) -> Decision:
-    if case.client is not ClientClass.OUTSIDE and decision.verdict is Verdict.CONNECTS:
-        decision = _with_one_list(case, decision)
+    """A pod that reaches itself is masqueraded only if the endpoint has the node's name."""
     client = case.origin.address(family(case.destination.address))
     if case.origin.kind is ClientClass.NODE or client is None or decision.policy.masquerade:
         return decision
@@ -211,16 +215,3 @@ def _with_one_list(case: Case, decision: Decision) -> Decision:
         for each in listed
     )
     return decision._replace(endpoints=endpoints, policy_reason=Reason.IPVS_ONE_LIST)
-
-
-def _userspace(case: Case, decision: Decision) -> Decision:
-    if case.destination.protocol is Protocol.SCTP:
-        return decision._replace(verdict=Verdict.REJECTED, why=Reason.SCTP_NOT_RELAYED)
-    decision = _rejected_before_ranges(decision)  # nothing listens
-    instead = _node_port_instead(case)
-    if instead is None or decision.verdict is not Verdict.REJECTED:
-        return decision
-    return instead  # there is no listener but that of the NodePort
-
-
-_BY_MODE = {EBPF: _ebpf, NFTABLES: _nftables, IPTABLES: _iptables, IPVS: _ipvs, USERSPACE: _userspace}

@@ -1,17 +1,20 @@
-"""The differences of the modes from tests/support/reference.py, and their reasons. "As in kube-proxy" means
-that kube-proxy's mode of the same name does the same. All other differences are errors.
+"""The differences of the modes from tests/support/reference.py, and their reasons. `backends/behavior.py` has
+the modes of most. "As in kube-proxy" means that kube-proxy's mode of the same name does the same. All other
+differences are errors.
 """
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ebpfproxy.backends.behavior import BEHAVIOR, Behavior, NodePortInstead
 from ebpfproxy.model.address import Family, Protocol
+from tests.kernel.differential.conftest import SUBJECTS
 from tests.kernel.differential.expected import Case, by_reference
 from tests.support.reference import FlowsEnd, Reached
 
 
 class Difference(NamedTuple):
-    """The outcome of some cases in some modes that differs from the reference, and why.
+    """The outcome of some cases of some subjects that differs from the reference, and why.
 
     `when` and `then` get the outcome by the reference and by the earlier entries.
     """
@@ -75,7 +78,16 @@ def _by_chance(case: Case, it: Reached) -> Reached:
     return it if found.targets or found.verdict == it.verdict else Reached({}, "either")
 
 
-_EBPF, _IPTABLES = ("ebpf", "ebpf-off"), ("iptables", "iptables-nft")
+def _where(differs: Callable[[Behavior], bool]) -> tuple[str, ...]:
+    """The subjects whose modes have this behavior."""
+    return tuple(name for name, (mode, _) in SUBJECTS.items() if differs(BEHAVIOR[mode]))
+
+
+def _with_node_port(*instead: NodePortInstead) -> tuple[str, ...]:
+    return _where(lambda of: of.node_port_instead in instead)
+
+
+_IF_REJECTED, _IF_UNTRANSLATED = NodePortInstead.IF_REJECTED, NodePortInstead.IF_UNTRANSLATED
 
 DIFFERENCES = (
     Difference(
@@ -86,7 +98,7 @@ DIFFERENCES = (
         _unmasqueraded,
     ),
     Difference(
-        _EBPF,
+        _where(lambda of: not of.masquerades_here),
         "An endpoint on this node sees its client, since the reply passes this node anyway (decision 0011). "
         "One without a node name may see it: most pods' devices have no program.",
         lambda case, _: case.source != "node",
@@ -100,32 +112,34 @@ DIFFERENCES = (
         _refused,
     ),
     Difference(
-        ("nftables",),
-        "NodePorts do not answer on 127.0.0.1 and ::1, as in kube-proxy: it would need route_localnet.",
+        _where(lambda of: not of.loopback),
+        "NodePorts do not answer on 127.0.0.1 and ::1, as in kube-proxy: it would need route_localnet, and "
+        "no packet to IPVS leaves the node from there.",
         lambda case, _: case.is_loopback,
         _refused,
     ),
     Difference(
-        _IPTABLES,
+        _where(lambda of: of.loopback == {Family.IPV4}),
         "NodePorts do not answer on ::1, as in kube-proxy: no packet leaves the node from there. If policy "
         "Local drops packets of external clients, it drops those to ::1, too.",
         lambda case, _: case.is_loopback and case.of is Family.IPV6,
         lambda case, it: _silent(case, it) if case.is_dropped_outside else _refused(case, it),
     ),
     Difference(
-        ("nftables",),
+        _where(lambda of: of.rejects_unused_ports),
         "An unused port of a ClusterIP is rejected, as in kube-proxy; otherwise routes decide.",
         lambda case, _: "ClusterIP" in case.neighbors,
         _refused,
     ),
     Difference(
-        _IPTABLES,
-        "Without any endpoints source ranges do not apply, as in kube-proxy: all clients are rejected.",
+        _where(lambda of: of.ranges_need_endpoints),
+        "Without any endpoints source ranges do not apply: all clients are rejected. In mode iptables as in "
+        "kube-proxy; nothing listens in mode userspace.",
         lambda case, _: case.restricted and case.is_without_endpoints,
         _refused,
     ),
     Difference(
-        _IPTABLES,
+        _where(lambda of: not of.rejects_external_of_node),
         "The node is not rejected at an external address without endpoints, as in kube-proxy: no such rule "
         "applies to its own packets, which are routed to the host that has the address.",
         lambda case, it: (
@@ -137,48 +151,42 @@ DIFFERENCES = (
         _silent,
     ),
     Difference(
-        (*_IPTABLES, "nftables"),
+        _with_node_port(_IF_REJECTED, _IF_UNTRANSLATED),
         "At an external address of the node without endpoints the NodePort of the same number answers, as in "
         "kube-proxy.",
         lambda case, it: it.verdict == "reject" and case.is_before_node_port,
         _to_node_port,
     ),
     Difference(
-        _IPTABLES,
+        _with_node_port(_IF_UNTRANSLATED),
         "The same applies to clients without endpoints by policy Local or by source ranges.",
         lambda case, it: it.verdict == "drop" and case.is_before_node_port,
         _to_node_port,
     ),
     Difference(
-        ("nftables",),
+        _with_node_port(_IF_REJECTED),
         "If that NodePort has no endpoint either, it decides between rejecting and dropping, as in "
         "kube-proxy: NodePorts are looked up first at input.",
         lambda case, it: case.is_before_node_port and not it.targets and not case.is_kept_out,
         _as_node_port,
     ),
     Difference(
-        _IPTABLES,
+        _with_node_port(_IF_UNTRANSLATED),
         "There either one decides, as in kube-proxy: the one whose rule happens to be first.",
         lambda case, it: case.is_before_node_port and not it.targets and not case.is_kept_out,
         _by_chance,
     ),
     Difference(
-        ("ipvs",),
+        _where(lambda of: of.one_list),
         "A virtual server has one list for all clients, as in kube-proxy: if policy Local gives external "
         "clients endpoints on this node, pods and the node get only those, too.",
         lambda case, it: case.source != "outside" and bool(it.targets and case.outside_targets),
         _as_outside,
     ),
     Difference(
-        ("ipvs",),
-        "NodePorts do not answer on 127.0.0.1 and ::1, as in kube-proxy: no packet leaves the node from "
-        "there.",
-        lambda case, _: case.is_loopback,
-        _refused,
-    ),
-    Difference(
-        ("ipvs",),
-        "An unused port of a Service's address is rejected, as in kube-proxy: the node has the address.",
+        _where(lambda of: of.has_addresses),
+        "An unused port of a Service's address is rejected, in mode ipvs as in kube-proxy: the node has the "
+        "address (decision 0042).",
         lambda case, _: bool(case.neighbors),
         _refused,
     ),
@@ -200,32 +208,19 @@ DIFFERENCES = (
         lambda _, it: it._replace(flows_end=FlowsEnd.UNUSED),
     ),
     Difference(
-        ("userspace",),
-        "Without any endpoints nothing listens, so source ranges do not apply: all clients are rejected.",
-        lambda case, _: case.restricted and case.is_without_endpoints,
-        _refused,
-    ),
-    Difference(
-        ("userspace",),
-        "So at an external address of the node without endpoints the NodePort of the same number listens.",
+        _with_node_port(NodePortInstead.IF_NOTHING_LISTENS),
+        "At an external address of the node without any endpoints the NodePort of the same number listens.",
         lambda case, _: case.is_before_node_port and case.is_without_endpoints,
         lambda case, _: _of_node_port(case),
     ),
     Difference(
-        ("userspace",),
+        _where(lambda of: of.by_relay),
         "A relay process connects to the endpoint, which sees an address of the node, never the client's.",
         lambda case, it: case.source != "node" and bool(it.targets),
         lambda _, it: it._replace(relayed=True),
     ),
     Difference(
-        ("userspace",),
-        "An unused port of a Service's address is rejected: a local route makes the address the node's "
-        "(decision 0042).",
-        lambda case, _: bool(case.neighbors),
-        _refused,
-    ),
-    Difference(
-        ("userspace",),
+        _where(lambda of: of.by_relay),
         "A UDP flow ends once its client would get no endpoint: the relay receives all datagrams of a "
         "frontend by one socket, which is then closed or has a filter that drops those of the client.",
         lambda case, _: case.protocol is Protocol.UDP,
