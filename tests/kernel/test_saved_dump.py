@@ -42,6 +42,9 @@ class Saved:
 def web(cluster: Cluster) -> Exposed:
     cluster.service(sessionAffinity="ClientIP").to(cluster.c)
     cluster.service().to()
+    slow = cluster.service()
+    slow.annotations = {"ebpfproxy/slow-start": "30s"}
+    slow.to(cluster.a)
     cluster.service(node_port=True, internalTrafficPolicy="Local", type="NodePort").to(cluster.a)
     cluster.service().to(cluster.b, terminating(cluster.c))
     balanced = cluster.service(type="LoadBalancer", loadBalancerSourceRanges=["10.0.0.0/8", "fd00::/8"])

@@ -12,9 +12,9 @@ The plan gives the reasons, the kernel gives the facts, and differences between 
 - `addresses.py`: masquerading, and the addresses that client and server see.
 - `connection.py`: `explain`, which combines these steps.
 - `echo.py`: the same for an echo request (ping).
-- `facts.py`: the connection in the maps of mode ebpf, and where they differ from the plan.
+- `facts.py`: what an explanation says about the kernel: affinity, rules of others, differences.
 - `from_tables.py`: the plans as a saved dump shows them.
-- `kernel_facts.py`: the entries of any mode in the kernel that differ from the plan.
+- `kernel_facts.py`: the entries of any mode in the kernel or a saved dump that differ from the plan.
 - `host.py`: what this machine knows of routes and clients.
 - `session.py`: reads the sources, and explains requests.
 

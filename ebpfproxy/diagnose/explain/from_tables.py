@@ -43,6 +43,8 @@ from ebpfproxy.plan.service_plan import (
 )
 
 LOOPBACK_DEVICE = "lo"
+THIS_NODE = "here"
+"""In `EndpointRow.tunnel`."""
 
 
 def situation_of(view: DumpView, node_name: str) -> Situation:
@@ -136,16 +138,22 @@ def _plan(
                 each.on_node,
             ),
             each.weight,
+            None if each.tunnel in ("", THIS_NODE) else parse_address(each.tunnel),
         )
         for each in endpoints
     )
-    weights = tuple(weight for _, weight in planned)
-    balancing = PlannedBalancing(_algorithm(first), weights if any(each > 1 for each in weights) else ())
+    weights = tuple(weight for _, weight, _ in planned)
+    balancing = PlannedBalancing(
+        _algorithm(first),
+        weights if any(each > 1 for each in weights) else (),
+        first.slow_start,
+        tunnels=tuple(tunnel for *_, tunnel in planned) if any(each.tunnel for each in endpoints) else (),
+    )
     return ServicePortPlan(
         _name(first),
         of,
         tuple(_frontend(row, of, ranges) for row in rows),
-        PlannedEndpoints(each for each, _ in planned),
+        PlannedEndpoints(each for each, *_ in planned),
         NoEndpointAction.REJECT if "reject" in first.flags else NoEndpointAction.DROP,
         first.affinity,
         balancing=balancing,

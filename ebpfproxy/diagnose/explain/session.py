@@ -4,21 +4,23 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
 from ebpfproxy.api.event import Unserved
 from ebpfproxy.backends import firewall_checks
+from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow
 from ebpfproxy.backends.ebpf.inspect.saved import SavedView
 from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.diagnose.cluster import Cluster, read_cluster, without_machine
+from ebpfproxy.diagnose.dumped import DumpInspection
 from ebpfproxy.diagnose.explain import host
 from ebpfproxy.diagnose.explain.connection import explain
 from ebpfproxy.diagnose.explain.destination import Request, Target, parse, targets
-from ebpfproxy.diagnose.explain.facts import ReadOnce, with_affinity, with_facts, with_firewall, with_tables
+from ebpfproxy.diagnose.explain.facts import with_affinity, with_facts, with_firewall
 from ebpfproxy.diagnose.explain.from_tables import situation_of
 from ebpfproxy.diagnose.explain.kernel_facts import KernelFacts
 from ebpfproxy.diagnose.explain.origin import ANY_POD, EBPF, Origin
@@ -112,12 +114,15 @@ class Session:
         dump = self._sources.dump
         if dump is None:
             return _Knowledge(self._plan(host.mode_without_kernel(self._config)), None)
-        tables = ReadOnce(dump)
+        affinities = functools.cache(dump.affinity)
         if self._config.manifests is None:
             situation = situation_of(dump, dump.header.node)
-            return _Knowledge(situation, lambda each, origin: with_affinity(each, situation, origin, tables))
+            return _Knowledge(
+                situation, lambda each, origin: with_affinity(each, situation, origin, affinities)
+            )
         situation = self._plan(host.mode_without_kernel(self._config))
-        return _Knowledge(situation, lambda each, origin: with_tables(each, situation, origin, tables))
+        facts = KernelFacts(DumpInspection(dump, self._config), situation)
+        return _Knowledge(situation, functools.partial(_with_maps, situation, facts, affinities))
 
     def _of_machine(self) -> _Knowledge:
         mode = mode_in_use(self._config)
@@ -128,16 +133,14 @@ class Session:
             situation = situation_of_mode(cluster, inspection, mode.name, self._config, host.route_to)
             facts = KernelFacts(inspection, situation)
         dropping = functools.cache(lambda: firewall_checks.dropping(self._config, mode.name))
-        tables: ReadOnce | None = None
+        with_maps: Compare | None = None
         if mode.name == EBPF:
-            tables = ReadOnce(self._opened.enter_context(contextlib.closing(View(self._config.bpffs_root))))
+            view = self._opened.enter_context(contextlib.closing(View(self._config.bpffs_root)))
+            with_maps = functools.partial(_with_maps, situation, facts, functools.cache(view.affinity))
 
         def compare(each: Explanation, origin: Origin) -> Explanation:
-            differences = facts.differences(each)
             seen = with_firewall(each, origin, situation, dropping)
-            if tables is None:
-                return with_facts(seen, differences)
-            return with_tables(seen, situation, origin, tables, differences)
+            return with_maps(seen, origin) if with_maps else with_facts(seen, facts.differences(each, origin))
 
         return _Knowledge(situation, compare)
 
@@ -204,6 +207,20 @@ class Session:
             if complaints:
                 first.append(Step(Reason.REJECTED_PART, Reason.REJECTED_PART.meaning, complaints))
         return dataclasses.replace(explanation, steps=(*first, *explanation.steps))
+
+
+def _with_maps(
+    situation: Situation,
+    facts: KernelFacts,
+    affinities: Callable[[], Sequence[AffinityRow]],
+    each: Explanation,
+    origin: Origin,
+) -> Explanation:
+    """Add what the maps of mode ebpf have. The programs answer echo requests without them."""
+    if each.destination is None or each.destination.is_echo:
+        return each
+    known = with_affinity(each, situation, origin, affinities)
+    return with_facts(known, facts.differences(each, origin))
 
 
 def _with_zone(cluster: Cluster, name: str, zone: str) -> Cluster:

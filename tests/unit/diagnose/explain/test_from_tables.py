@@ -46,13 +46,14 @@ class Rows:
 
     rows: Sequence[ServiceRow] = (WEB, NODE_PORT, BALANCER)
     of_devices: Sequence[DeviceRow] = (UPLINK,)
+    of_endpoints: Sequence[EndpointRow] = ENDPOINTS
     flags: int = abi.NODE_SOCKETS_OF_PODS
 
     def services(self) -> Sequence[ServiceRow]:
         return self.rows
 
     def endpoints(self) -> Sequence[EndpointRow]:
-        return ENDPOINTS
+        return self.of_endpoints
 
     def ranges(self) -> Sequence[RangeRow]:
         return (RangeRow("default/web:http", "198.51.100.0/24", 1),)
@@ -65,6 +66,15 @@ class Rows:
 
     def settings(self) -> Sequence[SettingRow]:
         return (SettingRow("flags", self.flags),)
+
+
+def test_slow_start_and_tunnels_are_those_of_the_plan() -> None:
+    """`verify --from-dump` named each such Service as different."""
+    (plan,) = of(Rows((WEB._replace(slow_start=30),))).plans.values()
+    assert (plan.balancing.slow_start, plan.balancing.tunnels) == (30, ())
+    here, remote = (ENDPOINTS[0]._replace(tunnel="here"), ENDPOINTS[1]._replace(tunnel="192.0.2.11"))
+    (plan,) = of(Rows((WEB,), of_endpoints=(remote, here))).plans.values()
+    assert plan.balancing.tunnels == (None, parse_address("192.0.2.11"))
 
 
 def of(rows: Rows) -> Situation:

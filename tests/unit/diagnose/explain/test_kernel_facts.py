@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ebpfproxy.backends.difference import MISSING, Difference
+import pytest
+
+from ebpfproxy.backends.difference import DIFFERENT, MISSING, UNEXPECTED, Difference
 from ebpfproxy.diagnose.explain.kernel_facts import KernelFacts
 from ebpfproxy.diagnose.explain.result import Destination
 from ebpfproxy.diagnose.situation import Situation
@@ -12,23 +14,24 @@ from tests.support.build import endpoint, service, slice_of
 from tests.unit.diagnose.explain.scene import A_CLIENT, A_POD, CLUSTER_IP, explained, situation, to
 
 WEB, API = service(), service("api", ips=["10.96.0.11"])
+RUNS_AFTER = Difference("device eth0 ingress", DIFFERENT, "runs after other")
 SLICES = (slice_of("web", endpoint()), slice_of("api", endpoint()))
 
 
 class Inspection:
     """A mode with one entry for each ServicePort, the number of its endpoints. `actual` is the kernel."""
 
-    def __init__(self, actual: Mapping[str, int], further: Iterable[Difference] = ()) -> None:
+    def __init__(self, actual: Mapping[str, object], further: Iterable[Difference] = ()) -> None:
         self.actual = actual
         self._further = list(further)
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[str, int]:
         return {f"chain {plan.name}": len(plan.endpoints) for plan in plans}
 
-    def read(self) -> Mapping[str, int]:
+    def read(self) -> Mapping[str, object]:
         return self.actual
 
-    def shown(self, key: str, entry: int) -> Any:
+    def shown(self, key: str, entry: object) -> Any:
         return entry
 
     def further(self) -> list[Difference]:
@@ -36,7 +39,7 @@ class Inspection:
 
 
 def differences(
-    actual: Mapping[str, int],
+    actual: Mapping[str, object],
     *further: Difference,
     of: Situation | None = None,
     destination: Destination | None = None,
@@ -44,7 +47,7 @@ def differences(
 ) -> list[str]:
     of = of or situation(WEB, API, *SLICES, mode="nftables")
     facts = KernelFacts(Inspection(actual, further), of)  # type: ignore[arg-type]
-    return facts.differences(explained(of, destination, origin))
+    return facts.differences(explained(of, destination, origin), origin)
 
 
 def test_equal_entries_have_no_differences() -> None:
@@ -72,3 +75,19 @@ def test_a_missing_hook_counts_for_the_sockets_that_run_it() -> None:
     hook = Difference("connect4", MISSING)
     assert differences(good, hook, of=of) == ["connect4: missing"]
     assert not differences(good, hook, of=of, origin=A_CLIENT)
+
+
+def test_an_unexpected_entry_counts_if_it_has_the_frontend() -> None:
+    frontend = f"ClusterIP {CLUSTER_IP}:81/TCP flags 0"
+    actual = {"chain default/web": 1, "chain default/api": 1, "chain default/old": frontend}
+    assert differences(actual, destination=to(port=81)) == [f"chain default/old: unexpected: {frontend}"]
+    assert not differences(actual, destination=to("10.96.0.1", 81))
+
+
+@pytest.mark.parametrize("difference", [Difference("device eth0", MISSING), RUNS_AFTER])
+def test_a_device_counts_for_the_packets_that_it_handles(difference: Difference) -> None:
+    of = situation(WEB, API, *SLICES)
+    good = {"chain default/web": 1, "chain default/api": 1}
+    others = (Difference("device eth01", UNEXPECTED), Difference("device eth0 egress", MISSING))
+    assert differences(good, difference, *others, of=of, origin=A_CLIENT) == [str(difference)]
+    assert not differences(good, difference, *others, of=of, origin=A_POD)  # a socket hook
