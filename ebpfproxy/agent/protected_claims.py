@@ -94,8 +94,8 @@ class ProtectedClaims:
                 "address": format_address(frontend.address),
                 "port": f"{frontend.port}/{frontend.protocol.name}",
             }
-            if why is Protected.LOCAL_SERVER:
+            if why is Protected.OF_LOCAL_SERVER:
                 log.info(SERVED_BY_PROGRAM, **values)
                 continue
             hint = "remove the address from the Service, or set --protected-addresses=none"
-            log.warning(NOT_SERVED, **values, reason=why.value, hint=hint)
+            log.warning(NOT_SERVED, **values, reason=why.meaning, hint=hint)

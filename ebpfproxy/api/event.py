@@ -3,7 +3,6 @@
 Each event carries the complete new state of its object, because objects arrive in no guaranteed order.
 """
 
-import enum
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Network
@@ -15,6 +14,7 @@ from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
 from ebpfproxy.model.service import NamespacedName, Service
+from ebpfproxy.plan.reason import AnyReason
 
 SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
 NAMESPACE = "Namespace"
@@ -26,13 +26,13 @@ DISPENSABLE = frozenset({NODE, PEER_NODE, SERVICE_CIDR, NAMESPACE})
 ADDRESSES, DEVICES, LISTENING = "addresses", "devices", "listening sockets"
 
 
-class Unserved(enum.Enum):
+class Unserved(AnyReason):
     """Why no service proxy serves a Service."""
 
-    EXTERNAL_NAME = "ExternalName"
-    HEADLESS = "headless"
-    NO_CLUSTER_IP = "no ClusterIP"
-    OTHER_PROXY = "another proxy"
+    EXTERNAL_NAME = "frontend: the Service is an alias in DNS"
+    HEADLESS = "frontend: the Service is headless: clients get its endpoints from DNS"
+    NO_CLUSTER_IP = "frontend: the Service has no ClusterIP yet"
+    OTHER_PROXY = "frontend: a label assigns the Service to another proxy"
 
 
 class Excess(NamedTuple):

@@ -11,7 +11,7 @@ from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
 from ebpfproxy.linux.netlink.routing import Route
-from ebpfproxy.model.address import Address, Family, contains, family, network
+from ebpfproxy.model.address import Address, Family, contains, family
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.device import LOOPBACK, Device
@@ -24,7 +24,7 @@ from ebpfproxy.plan.endpoints import EndpointAddress, Reasons, Trace
 from ebpfproxy.plan.frontends import is_unserved, plan_name
 from ebpfproxy.plan.node_plan import plan_node
 from ebpfproxy.plan.on_link import FrontendAddresses
-from ebpfproxy.plan.protected_addresses import Protected, protected, without_protected
+from ebpfproxy.plan.protected_addresses import Protected, is_local, protected, without_protected
 from ebpfproxy.plan.service_plan import (
     DevicePlan,
     Frontend,
@@ -135,7 +135,7 @@ class Situation:
 
     def is_local(self, address: Address) -> bool:
         """Whether the node delivers packets to this address to itself."""
-        return any(network(address, length) in self.state.local_networks for length in self._local_lengths)
+        return is_local(address, self.state)
 
     def is_foreign(self, address: Address) -> bool:
         """Whether a machine may have this address (`plan/foreign_addresses.py`)."""
@@ -151,10 +151,6 @@ class Situation:
     def accepts_node_ports(self, address: Address) -> bool:
         """Whether NodePorts are served at this address."""
         return any(contains(net, address) for net in self.node.node_port_networks)
-
-    @cached_property
-    def _local_lengths(self) -> tuple[int, ...]:
-        return tuple({net.length for net in self.state.local_networks})
 
     def device(self, ifindex: int) -> Device | None:
         return next((each for each in self.state.devices if each.ifindex == ifindex), None)

@@ -12,7 +12,6 @@ the node and listens there. With kube-proxy it gets the connections of this node
 """
 
 import dataclasses
-import enum
 
 from ebpfproxy.model.address import (
     Address,
@@ -27,6 +26,7 @@ from ebpfproxy.model.address import (
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.host_ports import is_host_port
+from ebpfproxy.plan.reason import AnyReason
 from ebpfproxy.plan.service_plan import (
     Frontend,
     FrontendKind,
@@ -41,13 +41,21 @@ _BY_USERS = (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER)
 _SINGLE = 128
 
 
-class Protected(enum.Enum):
+class Protected(AnyReason):
     """Why a frontend is not served."""
 
-    API_SERVER = "the address is that of the API server"
-    HOST_PROCESS = "a program of this node listens at this address and port"
-    LOCAL_SERVER = "a program of this node listens at this ClusterIP"
-    OTHER_NODE = "the address is that of a Node, which decides itself what it serves"
+    OF_API_SERVER = (
+        "frontend: the address is that of the API server, and no Service gets it (--protected-addresses)"
+    )
+    OF_HOST_PROCESS = (
+        "frontend: a program of this node listens there, and no Service gets it (--protected-addresses)"
+    )
+    OF_LOCAL_SERVER = (
+        "frontend: a program of this node, such as NodeLocal DNSCache, listens at this ClusterIP"
+    )
+    OF_OTHER_NODE = (
+        "frontend: the address is that of another Node, which serves it or not (--protected-addresses)"
+    )
 
 
 def is_checked(plan: ServicePortPlan) -> bool:
@@ -60,7 +68,7 @@ def is_checked(plan: ServicePortPlan) -> bool:
 def protected(plan: ServicePortPlan, state: ClusterState, context: PlanContext) -> dict[Frontend, Protected]:
     """Return the frontends of a plan that must not be served, and why. Usually empty."""
     found = {
-        each.frontend: Protected.LOCAL_SERVER
+        each.frontend: Protected.OF_LOCAL_SERVER
         for each in plan.frontends
         if each.kind is FrontendKind.CLUSTER_IP and _has_local_server(each.frontend, state)
     }
@@ -105,14 +113,14 @@ def _protection(of: FrontendPlan, state: ClusterState, context: PlanContext) -> 
         return None
     if context.protection is not Protection.NONE:
         if _is_of_api_server(of.frontend, state):
-            return Protected.API_SERVER
+            return Protected.OF_API_SERVER
         listening = state.listening.get((protocol, port), ())
         is_everywhere = unspecified(family(address)) in listening
         if address in listening or (is_everywhere and _is_of_node(address, kind, state, context)):
-            return Protected.HOST_PROCESS
+            return Protected.OF_HOST_PROCESS
     of_nodes = context.protection is Protection.NODES or context.role is Role.EDGE
     is_elsewhere = of_nodes and address in state.node_addresses and not _is_own(address, state)
-    return Protected.OTHER_NODE if is_elsewhere else None
+    return Protected.OF_OTHER_NODE if is_elsewhere else None
 
 
 def _is_of_api_server(frontend: Frontend, state: ClusterState) -> bool:

@@ -132,6 +132,10 @@ class ServicePortPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", (self.name, self.family))
 
+    def usable(self, scope: Scope) -> list[PlannedEndpoint]:
+        """Return the endpoints that new connections with this scope may use."""
+        return [each for each in self.endpoints if (each.local if scope is Scope.LOCAL else each.cluster)]
+
 
 class DeviceRole(enum.Enum):
     """What a device leads to, and so the class of the clients whose packets enter through it."""

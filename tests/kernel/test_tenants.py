@@ -9,9 +9,9 @@ import pytest
 from ebpfproxy.agent.listening_sockets import INTERVAL
 from ebpfproxy.agent.protected_claims import NOT_SERVED, SERVED_BY_PROGRAM
 from ebpfproxy.agent.reconciler import NOT_SERVED as REJECTED
-from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.lab import manifests
 from ebpfproxy.model.address import Protocol
+from ebpfproxy.plan.protected_addresses import Protected
 from tests.kernel.clients import REFUSED, TCP, UDP, outcome
 from tests.kernel.cluster import EACH_SYNC, TCP_TARGET, Cluster, Exposed, eventually
 from tests.kernel.conftest import MODES
@@ -200,7 +200,10 @@ def test_addresses_of_other_nodes_and_the_switch(restartable: Cluster, mode: str
                     f"{client.name} reaches {server.name}, also after the previous mode was cleaned up",
                 )
         source = f"--manifests={restartable.folder}", f"--hostname-override={restartable.lab.node_name}"
-        for address, why in (other.v4, Reason.OF_OTHER_NODE), (restartable.node.v6, Reason.OF_HOST_PROCESS):
+        for address, why in (
+            (other.v4, Protected.OF_OTHER_NODE),
+            (restartable.node.v6, Protected.OF_HOST_PROCESS),
+        ):
             target = f"[{address}]:{SERVED[TCP]}"
             checked = *source, *LOCAL_PODS, "--protected-addresses=nodes", *flags
             explained = restartable.ebpfproxy("explain", target, *checked, check=False)

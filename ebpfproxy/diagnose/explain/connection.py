@@ -27,7 +27,7 @@ from ebpfproxy.model.address import Family, Protocol, family, format_address, un
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import unsupported
 from ebpfproxy.plan.direct_return import support_on_node
-from ebpfproxy.plan.service_plan import Frontend, FrontendKind, NoEndpointAction, Scope
+from ebpfproxy.plan.service_plan import Frontend, FrontendKind, NoEndpointAction
 
 _MISSING_VERDICTS = {
     Reason.UNUSED_PORT_REJECTED: (Verdict.REJECTED, Reason.REJECTED_UNUSED_PORT),
@@ -98,18 +98,13 @@ def _verdict_without_frontend(
 ) -> tuple[Verdict, Reason]:
     if situation.behavior.rejects_node_ports_everywhere and missing.why in _EXCLUDED:
         (node_port,) = missing.nearest
-        if not _has_endpoints_outside(node_port):
+        if not node_port.plan.usable(node_port.frontend.outside.scope):
             return _without_endpoints(node_port)
     if missing.why in _MISSING_VERDICTS:
         return _MISSING_VERDICTS[missing.why]
     if situation.is_local(destination.address):
         return Verdict.REACHES_NODE, Reason.REACHES_NODE
     return Verdict.ROUTED, Reason.ROUTED
-
-
-def _has_endpoints_outside(served: Served) -> bool:
-    is_local = served.frontend.outside.scope is Scope.LOCAL
-    return any(each.local if is_local else each.cluster for each in served.plan.endpoints)
 
 
 def _without_endpoints(node_port: Served) -> tuple[Verdict, Reason]:

@@ -131,8 +131,7 @@ def endpoint_results(case: Case, served: Served, policy: PolicyResult) -> tuple[
     """
     plan, situation = served.plan, case.situation
     planned = {(each.address, each.port): each for each in plan.endpoints}
-    is_local = policy.scope is Scope.LOCAL
-    used = {target for target, each in planned.items() if (each.local if is_local else each.cluster)}
+    used = {(each.address, each.port) for each in plan.usable(policy.scope)}
     results = []
     if situation.is_from_tables or is_host_port(plan.name):
         why = Reason.LISTED if situation.is_from_tables else EndpointReason.POD_OF_HOST_PORT

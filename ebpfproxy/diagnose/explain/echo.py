@@ -6,7 +6,7 @@ from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import family
-from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction, Scope
+from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction
 
 
 def explain_echo(situation: Situation, origin: Origin, destination: Destination) -> Explanation:
@@ -52,4 +52,4 @@ def _is_answered(served: Served, is_inside: bool) -> bool:
     policy = served.frontend.pod if is_inside else served.frontend.outside
     if served.plan.no_endpoint_action is NoEndpointAction.REJECT:
         return True
-    return any(each.local if policy.scope is Scope.LOCAL else each.cluster for each in served.plan.endpoints)
+    return bool(served.plan.usable(policy.scope))

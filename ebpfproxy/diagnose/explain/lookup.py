@@ -18,6 +18,7 @@ from ebpfproxy.model.address import (
 )
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.health_check_node_port import needs_health_check
+from ebpfproxy.plan.reason import AnyReason
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, ServicePortPlan
 
 IPTABLES, IPVS, NFTABLES, USERSPACE = "iptables", "ipvs", "nftables", "userspace"
@@ -37,7 +38,7 @@ class Found(NamedTuple):
     """A frontend of the destination. `node_port`: the NodePort that would have it otherwise."""
 
     served: Served
-    why: Reason
+    why: AnyReason
     node_port: Served | None = None
 
     @property
@@ -51,7 +52,7 @@ class Missing(NamedTuple):
     `service`: of the health check node port, of the endpoint or of the NodePort.
     """
 
-    why: Reason
+    why: AnyReason
     nearest: tuple[Served, ...] = ()
     service: str = ""
 
@@ -104,7 +105,7 @@ def _missing(
     frontend = Frontend(destination.address, destination.port, destination.protocol)
     if protection := situation.protection_of(frontend):
         claiming, owner = protection
-        return Missing(Reason[f"OF_{owner.name}"], service=str(claiming))
+        return Missing(owner, service=str(claiming))
     if node_port and obstacle:
         return Missing(obstacle, (node_port,), str(node_port.plan.name))
     if of_address:

@@ -1,14 +1,16 @@
-"""Every reason that `explain` gives, defined once, except those of endpoints (`plan/endpoint_reasons.py`).
+"""The reasons that `explain` gives, besides those that are recorded where something is decided.
 
 `explain --reasons` lists all.
 """
 
+from ebpfproxy.api.event import Unserved
 from ebpfproxy.plan.endpoint_reasons import EndpointReason
+from ebpfproxy.plan.protected_addresses import Protected
 from ebpfproxy.plan.reason import AnyReason
 
 
 class Reason(AnyReason):
-    """The reasons of steps in the order of their subjects, of endpoints that a mode excludes, and others."""
+    """The reasons of steps in the order of their subjects."""
 
     NO_NODE_OBJECT = (
         "node: no Node object has this name, so zone and pod networks are unknown (--assume-node)"
@@ -84,23 +86,7 @@ class Reason(AnyReason):
     ENDPOINT_ADDRESS = "frontend: the address is that of an endpoint: the connection uses no Service"
     INVALID_OBJECT = "frontend: the object of the Service cannot be served"
     REJECTED_PART = "frontend: parts of the Service's objects cannot be served; the rest is"
-    HEADLESS = "frontend: the Service is headless: clients get its endpoints from DNS"
-    EXTERNAL_NAME = "frontend: the Service is an alias in DNS"
-    NO_CLUSTER_IP = "frontend: the Service has no ClusterIP yet"
-    OTHER_PROXY = "frontend: a label assigns the Service to another proxy"
     NO_PORT = "frontend: the Service has no such port, or no ClusterIP of a family"
-    OF_API_SERVER = (
-        "frontend: the address is that of the API server, and no Service gets it (--protected-addresses)"
-    )
-    OF_HOST_PROCESS = (
-        "frontend: a program of this node listens there, and no Service gets it (--protected-addresses)"
-    )
-    OF_LOCAL_SERVER = (
-        "frontend: a program of this node, such as NodeLocal DNSCache, listens at this ClusterIP"
-    )
-    OF_OTHER_NODE = (
-        "frontend: the address is that of another Node, which serves it or not (--protected-addresses)"
-    )
     LOST_CLAIM = "frontend: another Service has this frontend"
     ECHO_REQUEST = "frontend: an echo request (ping) has no port, and reaches no endpoint"
     NO_FRONTEND = "frontend: no Service has this address and port"
@@ -251,8 +237,9 @@ class Reason(AnyReason):
     NO_SERVICE = "outcome: no service proxy serves the Service"
 
 
+_ALL = (*EndpointReason, *Unserved, *Protected, *Reason)
 BY_SUBJECT = {
-    subject: [each for each in (*EndpointReason, *Reason) if each.subject == subject]
+    subject: [each for each in _ALL if each.subject == subject]
     for subject in dict.fromkeys(each.subject for each in Reason)
 }
 """All reasons, by subject in the order of steps."""

@@ -119,7 +119,7 @@ class Explanation:
     destination: Destination | None
     service: str
     verdict: Verdict
-    why: Reason
+    why: AnyReason
     steps: tuple[Step, ...]
     endpoints: tuple[EndpointResult, ...] = ()
     disagreements: tuple[str, ...] = ()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from ebpfproxy.api.event import Unserved
 from ebpfproxy.backends import firewall_checks
 from ebpfproxy.backends.ebpf.inspect.client_view import AffinityRow
 from ebpfproxy.backends.ebpf.inspect.saved import SavedView
@@ -32,15 +31,9 @@ from ebpfproxy.diagnose.verify import sync_seconds
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.node import Node
 from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.plan.reason import AnyReason
 
 Compare = Callable[[Explanation, Origin], Explanation]
-
-_UNSERVED = {
-    Unserved.EXTERNAL_NAME: Reason.EXTERNAL_NAME,
-    Unserved.HEADLESS: Reason.HEADLESS,
-    Unserved.NO_CLUSTER_IP: Reason.NO_CLUSTER_IP,
-    Unserved.OTHER_PROXY: Reason.OTHER_PROXY,
-}
 
 
 class Sources(NamedTuple):
@@ -231,13 +224,11 @@ def _with_zone(cluster: Cluster, name: str, zone: str) -> Cluster:
 def _unserved(request: Request, situation: Situation) -> Explanation:
     """Explain a Service that no proxy serves, or that has no such port."""
     assert request.service
-    unserved = situation.unserved.get(request.service)
     details: tuple[str, ...] = ()
-    if unserved:
-        why = _UNSERVED[unserved]
-    elif request.service in situation.requested:
+    why: AnyReason | None = situation.unserved.get(request.service)
+    if why is None and request.service in situation.requested:
         why = Reason.NO_PORT
-    else:
+    elif why is None:
         why, details = Reason.INVALID_OBJECT, situation.complaints_about(request.service)
     steps = (
         Step(why, f"{request.service}: {why.meaning}", details),

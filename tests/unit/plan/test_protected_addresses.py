@@ -23,7 +23,8 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
 NODES = dataclasses.replace(CONTEXT, protection=Protection.NODES)
 NONE = dataclasses.replace(CONTEXT, protection=Protection.NONE)
 EDGE = PlanContext(node_name="", role=Role.EDGE)
-HOST_PROCESS, API_PROTECTED, OTHER_NODE = Protected.HOST_PROCESS, Protected.API_SERVER, Protected.OTHER_NODE
+HOST_PROCESS, OTHER_NODE = Protected.OF_HOST_PROCESS, Protected.OF_OTHER_NODE
+API_PROTECTED = Protected.OF_API_SERVER
 
 
 def state(*, at: Iterable[tuple[str, int, Protocol]] = (), has_node: bool = True) -> ClusterState:
@@ -134,7 +135,7 @@ def test_only_addresses_that_users_write_are_checked() -> None:
 @pytest.mark.parametrize(
     ("listening", "expected"),
     [
-        ((VIP, 22, TCP), Protected.LOCAL_SERVER),
+        ((VIP, 22, TCP), Protected.OF_LOCAL_SERVER),
         ((ANY, 22, TCP), None),
         ((VIP, 23, TCP), None),
         ((VIP, 22, UDP), None),

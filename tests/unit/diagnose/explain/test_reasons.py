@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ebpfproxy.api.event import Unserved
 from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_PORT, BY_RANDOM
 from ebpfproxy.diagnose.explain.origin import Origin
 from ebpfproxy.diagnose.explain.reasons import BY_SUBJECT, Reason
@@ -22,6 +23,7 @@ from ebpfproxy.model.pod import HostPort, Pod
 from ebpfproxy.model.service import ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoint_reasons import EndpointReason
 from ebpfproxy.plan.endpoints import API_SERVER
+from ebpfproxy.plan.protected_addresses import Protected
 from ebpfproxy.plan.reason import AnyReason
 from ebpfproxy.plan.service_plan import DetectLocal, Protection, SocketLb
 from tests.support.build import ELSEWHERE, HERE, draining, endpoint, name, networks, port, service, slice_of
@@ -270,20 +272,20 @@ CASES: dict[AnyReason, tuple[Verdict, Callable[[], Explanation]]] = {
     ),
     Reason.ENDPOINT_ADDRESS: (ROUTED, lambda: explained(situation(WEB, READY), to(REMOTE_POD, 8080))),
     Reason.ECHO_REQUEST: (ANSWERED, lambda: explained(situation(WEB, READY), ping(CLUSTER_IP))),
-    Reason.OF_API_SERVER: (
+    Protected.OF_API_SERVER: (
         ROUTED,
         lambda: explained(
             situation(OWN_EXTERNAL, API_ENDPOINT, service("zoo", external=[OUTSIDE])), to(OUTSIDE, 80), A_POD
         ),
     ),
-    Reason.OF_HOST_PROCESS: (
+    Protected.OF_HOST_PROCESS: (
         REACHES_NODE,
         lambda: explained(
             situation(OWN_EXTERNAL, READY, listening=AT_30080),
             to(NODE, 30080),
         ),
     ),
-    Reason.OF_LOCAL_SERVER: (
+    Protected.OF_LOCAL_SERVER: (
         REACHES_NODE,
         lambda: explained(
             situation(
@@ -294,7 +296,7 @@ CASES: dict[AnyReason, tuple[Verdict, Callable[[], Explanation]]] = {
             A_POD,
         ),
     ),
-    Reason.OF_OTHER_NODE: (
+    Protected.OF_OTHER_NODE: (
         ROUTED,
         lambda: explained(
             situation(service("zoo", external=["192.0.2.11"]), peers=PEERS, protection=Protection.NODES),
@@ -608,10 +610,7 @@ CASES: dict[AnyReason, tuple[Verdict, Callable[[], Explanation]]] = {
 TESTED_ELSEWHERE = {
     "test_from_tables.py": {Reason.LISTED, Reason.NOT_LISTED},
     "test_session.py": {
-        Reason.HEADLESS,
-        Reason.EXTERNAL_NAME,
-        Reason.NO_CLUSTER_IP,
-        Reason.OTHER_PROXY,
+        *Unserved,
         Reason.NO_PORT,
         Reason.LOST_CLAIM,
         Reason.NO_NODE_OBJECT,
@@ -678,7 +677,7 @@ def test_an_address_of_no_device_accepts_node_ports_by_mode(
 def test_every_reason_has_a_test() -> None:
     elsewhere = {reason for some in TESTED_ELSEWHERE.values() for reason in some}
     assert not elsewhere & CASES.keys()
-    assert elsewhere | CASES.keys() == {*EndpointReason, *Reason}
+    assert elsewhere | CASES.keys() == {reason for some in BY_SUBJECT.values() for reason in some}
 
 
 def test_names_and_meanings_differ_and_fit_in_a_line() -> None:
@@ -688,7 +687,7 @@ def test_names_and_meanings_differ_and_fit_in_a_line() -> None:
     assert all("\n" not in reason.value and 0 < len(reason.meaning) <= 110 for reason in every)
     assert {reason.subject for reason in EndpointReason} == {"endpoints"}
     assert len(BY_SUBJECT) == 15
-    assert set(every) == {*EndpointReason, *Reason}
+    assert len(every) == len({*EndpointReason, *Unserved, *Protected, *Reason})
 
 
 def test_the_algorithm_has_its_name_and_the_weights_that_the_mode_honors() -> None:

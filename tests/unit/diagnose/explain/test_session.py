@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ebpfproxy.api.event import Unserved
 from ebpfproxy.backends.ebpf.inspect.saved import SavedView, new_header
 from ebpfproxy.config import Config
 from ebpfproxy.diagnose.explain.reasons import Reason
@@ -75,9 +76,9 @@ def test_without_a_node_object_that_is_a_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"clusterIP": "None", "clusterIPs": ["None"]}, Reason.HEADLESS),
-        ({"type": "ExternalName"}, Reason.EXTERNAL_NAME),
-        ({"clusterIP": ""}, Reason.NO_CLUSTER_IP),
+        ({"clusterIP": "None", "clusterIPs": ["None"]}, Unserved.HEADLESS),
+        ({"type": "ExternalName"}, Unserved.EXTERNAL_NAME),
+        ({"clusterIP": ""}, Unserved.NO_CLUSTER_IP),
     ],
 )
 def test_a_service_that_no_proxy_serves_does_not_work(
@@ -93,7 +94,7 @@ def test_a_service_of_another_proxy_does_not_work(tmp_path: Path) -> None:
     service["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "other"}
     found = answer(tmp_path, service, slices)
     assert not found.works
-    assert Reason.OTHER_PROXY in all_reasons(found)
+    assert Unserved.OTHER_PROXY in all_reasons(found)
 
 
 def test_a_port_that_the_service_lacks_does_not_work(tmp_path: Path) -> None:
