@@ -28,7 +28,7 @@ _SIZES = MapSizes(services=64, slots=16, endpoints=16, affinity=8, sockets=8)
 @pytest.fixture
 def place() -> Iterator[BpfPlace]:
     with bpf_place() as made:
-        build_in(made, "v1-watch")
+        build_in(made, "programs-watch")
         yield made
 
 
@@ -80,16 +80,16 @@ def _line(process: "subprocess.Popen[str]") -> str:
 
 
 def test_changes_are_shown_until_an_interrupt(place: BpfPlace) -> None:
-    put_frontend(place, "v1-watch", 1)
+    put_frontend(place, "programs-watch", 1)
     with watching(place, "-o", "json") as process:
         first = json.loads(_line(process))
         assert (first["change"], first["row"]["address"]) == ("initial", "10.96.0.1")
-        put_frontend(place, "v1-watch", 2)
+        put_frontend(place, "programs-watch", 2)
         assert json.loads(_line(process))["change"] == "added"
-        put_frontend(place, "v1-watch", 2, abi.SERVICE_REJECT)
+        put_frontend(place, "programs-watch", 2, abi.SERVICE_REJECT)
         changed = json.loads(_line(process))
         assert (changed["previous"], changed["row"]["flags"]) == ({"flags": []}, ["reject"])
-        remove_frontend(place, "v1-watch", 1)
+        remove_frontend(place, "programs-watch", 1)
         removed = json.loads(_line(process))
         assert (removed["change"], removed["row"]["address"]) == ("removed", "10.96.0.1")
         process.send_signal(signal.SIGINT)
@@ -101,30 +101,30 @@ def test_changes_are_shown_until_an_interrupt(place: BpfPlace) -> None:
 def test_a_table_is_followed_by_lines(place: BpfPlace) -> None:
     with watching(place) as process:
         assert _line(process) == "services: none\n"
-        put_frontend(place, "v1-watch", 2)
+        put_frontend(place, "programs-watch", 2)
         assert " + services " in (line := _line(process))
         assert "address=10.96.0.2" in line
         assert "\x1b" not in line
 
 
 def test_maps_that_the_agent_replaces_are_followed(place: BpfPlace) -> None:
-    put_frontend(place, "v1-watch", 1)
+    put_frontend(place, "programs-watch", 1)
     with watching(place, "-o", "json") as process:
         _line(process)
         Pins(place.bpffs).current.unlink()
-        build_in(place, "v1-watch2")
+        build_in(place, "programs-watch2")
         assert json.loads(_line(process))["change"] == "removed"
-        put_frontend(place, "v1-watch2", 3)
+        put_frontend(place, "programs-watch2", 3)
         assert json.loads(_line(process))["row"]["address"] == "10.96.0.3"
 
 
 def test_it_ends_if_its_output_is_closed(place: BpfPlace) -> None:
     with watching(place, "-o", "json") as process:
-        put_frontend(place, "v1-watch", 1)
+        put_frontend(place, "programs-watch", 1)
         _line(process)
         assert process.stdout
         process.stdout.close()
-        put_frontend(place, "v1-watch", 2)
+        put_frontend(place, "programs-watch", 2)
         assert process.wait() == CLOSED
         assert process.stderr
         assert process.stderr.read() == ""
@@ -147,7 +147,7 @@ def test_lines_have_colors_on_a_terminal_unless_no_color_is_set(
     )
     try:
         shown = os.read(terminal, 4096)
-        put_frontend(place, "v1-watch", 1)
+        put_frontend(place, "programs-watch", 1)
         while b"10.96.0.1" not in shown:
             shown += os.read(terminal, 4096)
     finally:

@@ -32,7 +32,7 @@ FLOWS = "flows", "replies"
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     with bpf_place() as place:
-        yield build_maps(place, _SIZES, "v1-flows")
+        yield build_maps(place, _SIZES, "programs-flows")
 
 
 @pytest.fixture

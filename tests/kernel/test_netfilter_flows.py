@@ -40,7 +40,7 @@ def testbed(request: pytest.FixtureRequest, testbeds: dict[Family, Testbed]) -> 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     with bpf_place() as place:
-        yield build_maps(place, _SIZES, "v1-masks")
+        yield build_maps(place, _SIZES, "programs-masks")
 
 
 class RecordedFlows(NetfilterFlows):

@@ -40,7 +40,7 @@ def place() -> Iterator[BpfPlace]:
 @pytest.fixture
 def maps(place: BpfPlace) -> Iterator[Maps]:
     """The Service and endpoint of `a_flow`, and an entry of every kind that refers to them."""
-    folder = build_maps(place, _SIZES, "v1-orphans")
+    folder = build_maps(place, _SIZES, "programs-orphans")
     Pins(place.bpffs).set_current(folder.parent)
     with contextlib.closing(Maps(folder)) as opened:
         opened["service_names"].update(_U32.pack(SERVICE), abi.SERVICE_NAME.pack(b"default/web:http", 6, 4))

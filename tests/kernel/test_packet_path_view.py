@@ -44,7 +44,7 @@ _FLOWS = "flows", "replies"
 @pytest.fixture(scope="module")
 def made() -> Iterator[BpfPlace]:
     with bpf_place() as place:
-        folder = build_maps(place, _SIZES, "v1-view")
+        folder = build_maps(place, _SIZES, "programs-view")
         Pins(place.bpffs).set_current(folder.parent)
         yield place
 
@@ -52,7 +52,7 @@ def made() -> Iterator[BpfPlace]:
 @pytest.fixture
 def maps(made: BpfPlace) -> Iterator[Maps]:
     """Empty except for the name of the Service of `a_flow`."""
-    with contextlib.closing(Maps(made.bpffs / "v1-view" / "maps")) as opened:
+    with contextlib.closing(Maps(made.bpffs / "programs-view" / "maps")) as opened:
         for name in (*_FLOWS, "devices"):
             for key, _ in list(opened[name].items()):
                 opened[name].delete(key)
@@ -281,7 +281,7 @@ def test_counters_are_summed_over_all_cpus(maps: Maps, made: BpfPlace) -> None:
     total = sum(range(1, possible_cpus() + 1))
     (row,) = (row for row in dumped(made, "counters")["counters"] if row["counter"] == "source_refused")
     assert (row["value"], row["per_cpu"]) == (total, list(range(1, possible_cpus() + 1)))
-    with contextlib.closing(Readings(made.bpffs / "v1-view" / "maps")) as readings:
+    with contextlib.closing(Readings(made.bpffs / "programs-view" / "maps")) as readings:
         assert readings.counters()["source_refused"] == total
         assert len(readings.counters()) == abi.CONSTANTS["COUNTERS"]
 
@@ -290,7 +290,7 @@ def test_only_services_with_traffic_are_shown(maps: Maps, made: BpfPlace) -> Non
     maps["service_names"].update(_U32.pack(6), abi.SERVICE_NAME.pack(b"default/idle", 17, 6))
     count_traffic(maps, 1, 2, 3, 4, 5)
     n = possible_cpus()
-    with contextlib.closing(Readings(made.bpffs / "v1-view" / "maps")) as readings:
+    with contextlib.closing(Readings(made.bpffs / "programs-view" / "maps")) as readings:
         assert readings.traffic() == [
             ServiceTraffic("default/web:http", "TCP", "IPv4", n, 2 * n, 3 * n, 4 * n, 5 * n)
         ]
@@ -311,7 +311,7 @@ def test_services_without_an_entry_are_one_row(maps: Maps, made: BpfPlace) -> No
 
 def test_dump_says_that_traffic_is_not_counted_by_service() -> None:
     with bpf_place() as place:
-        folder = build_maps(place, dataclasses.replace(_SIZES, traffic=0), "v1-view")
+        folder = build_maps(place, dataclasses.replace(_SIZES, traffic=0), "programs-view")
         Pins(place.bpffs).set_current(folder.parent)
         assert "--ebpf-traffic-max=0" in dump(place, "counters").stderr
         assert dumped(place, "counters")["traffic"] == []
@@ -320,7 +320,7 @@ def test_dump_says_that_traffic_is_not_counted_by_service() -> None:
 
 def test_a_reading_after_close_raises_not_found(maps: Maps, made: BpfPlace) -> None:
     """A scrape may arrive while the agent ends. Its file descriptors may already have been reused."""
-    readings = Readings(made.bpffs / "v1-view" / "maps")
+    readings = Readings(made.bpffs / "programs-view" / "maps")
     readings.close()
     for read in (readings.counters, readings.traffic):
         with pytest.raises(NotFound, match="closed"):

@@ -38,7 +38,7 @@ def _files(packed: bytes) -> dict[str, str]:
 
 
 def _write_service(place: BpfPlace) -> None:
-    folder = build_maps(place, _SIZES, "v1-bundle")
+    folder = build_maps(place, _SIZES, "programs-bundle")
     Pins(place.bpffs).set_current(folder.parent)
     with contextlib.closing(Maps(folder)) as maps:
         maps["service_names"].update(bytes([1, 0, 0, 0]), abi.SERVICE_NAME.pack(b"shop/cart:http", 6, 4))

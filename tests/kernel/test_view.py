@@ -43,7 +43,7 @@ def hook_in(place: BpfPlace, name: str) -> Path:
 def test_a_service_whose_range_exceeds_the_slots_is_shown_with_a_flag(
     place: BpfPlace, first: int, count: int, seen: int
 ) -> None:
-    with contextlib.closing(Maps(hook_in(place, "v1-odd"))) as maps:
+    with contextlib.closing(Maps(hook_in(place, "programs-odd"))) as maps:
         span = abi.SLOT_RANGE.pack(first, count)
         address = parse_address("10.96.0.1")
         key = abi.SERVICE_KEY.pack(address, _HTTP, 6, 0)
@@ -59,7 +59,7 @@ def test_a_service_whose_range_exceeds_the_slots_is_shown_with_a_flag(
 def test_sockets_are_sorted(place: BpfPlace) -> None:
     names = [f"10.96.0.{number}" for number in range(1, 7)]
     endpoint = parse_address("10.244.0.1")
-    with contextlib.closing(Maps(hook_in(place, "v1-sockets"))) as maps:
+    with contextlib.closing(Maps(hook_in(place, "programs-sockets"))) as maps:
         for index, name in enumerate(reversed(names)):
             key = abi.SOCKET_FLOW_KEY.pack(7, endpoint, index + 1, 17, abi.TO_FRONTEND, 0)
             maps["socket_flows"].update(key, abi.SOCKET_FLOW.pack(parse_address(name), _HTTP, 0, 1, 1))
@@ -70,7 +70,7 @@ def test_sockets_are_sorted(place: BpfPlace) -> None:
 def test_endpoints_show_where_tunneled_packets_go(place: BpfPlace) -> None:
     flags = abi.ENDPOINT_LISTED | abi.ENDPOINT_CLUSTER
     addresses = [parse_address(f"10.244.0.{number}") for number in (1, 2, 3)]
-    with contextlib.closing(Maps(hook_in(place, "v1-tunnels"))) as maps:
+    with contextlib.closing(Maps(hook_in(place, "programs-tunnels"))) as maps:
         for id_, address in enumerate(addresses, 1):
             maps["endpoints"].update(_U32.pack(id_), abi.ENDPOINT.pack(address, _HTTP, flags, 1))
         maps["tunnels"].update(_U32.pack(1), abi.TUNNEL.pack(parse_address("2001:db8::20")))
@@ -82,16 +82,16 @@ def test_endpoints_show_where_tunneled_packets_go(place: BpfPlace) -> None:
 def test_maps_that_are_replaced_while_they_are_opened_are_opened_again(
     place: BpfPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hook_in(place, "v1-new")
+    hook_in(place, "programs-new")
     fresh = Pins(place.bpffs).hooked_in()
-    known = iter([place.bpffs / "v1-old", fresh])
+    known = iter([place.bpffs / "programs-old", fresh])
     monkeypatch.setattr(Pins, "hooked_in", lambda pins: next(known))
     with contextlib.closing(tables.View(place.bpffs)) as opened:
         assert opened.services() == []
 
 
 def test_missing_maps_are_named_with_a_hint(place: BpfPlace) -> None:
-    folder = hook_in(place, "v1-torn")
+    folder = hook_in(place, "programs-torn")
     (folder / "slots").unlink()
     with pytest.raises(NotFound, match="slots") as caught:
         View(place.bpffs)
