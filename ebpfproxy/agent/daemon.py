@@ -357,7 +357,7 @@ class _Agent:
         if remaining or result.remaining:
             self._pacer.remaining()
         if not verify:
-            self._slice.took(ended - now, full=remaining or result.remaining)
+            self._slice.took(ended - now, full=remaining, retrying=result.remaining)
         # Changes that the other program made during the repair may not have been noticed.
         if result.drifted:
             self._pacer.verify_soon()

@@ -166,25 +166,30 @@ class SliceSize:
     _FIXED = 3.0
     _LEAST = 200.0
     _FIRST = 2000.0
+    _FEWEST = 2.0
 
     def __init__(self) -> None:
         self.most = self._FIRST
         """The sum of sizes for `Tracker.drain`."""
+        # Apart from `most`: what a retry costs says nothing about what planning costs.
+        self._retries = self._FIRST / 100
         self._shortest = math.inf
 
     @property
     def retries(self) -> int:
         """How many rejected entries a sync retries."""
-        return max(1, int(self.most / 100))
+        return int(self._retries)
 
-    def took(self, seconds: float, *, full: bool) -> None:
-        """Record a sync that did not verify. `full`: changes remained, or rejected entries to retry."""
+    def took(self, seconds: float, *, full: bool, retrying: bool = False) -> None:
+        """Record a sync that did not verify. `full`: changes remained. `retrying`: rejected entries did."""
         self._shortest = min(seconds, 1.05 * self._shortest)
         wanted = max(self.TARGET, self._FIXED * self._shortest)
         if seconds > wanted:
             self.most = max(self._LEAST, self.most / 2)
-        elif full and seconds < wanted / 2:
-            self.most *= 1.25
+            self._retries = max(self._FEWEST, self._retries / 2)
+        elif seconds < wanted / 2:
+            self.most *= 1.25 if full else 1.0
+            self._retries *= 1.25 if retrying else 1.0
 
 
 class CheckTimer:

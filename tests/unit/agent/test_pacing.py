@@ -62,6 +62,20 @@ def test_a_slice_shrinks_after_a_long_sync_and_grows_while_changes_remain() -> N
     assert 0 < size.most < first
 
 
+def test_more_entries_are_retried_while_syncs_are_short() -> None:
+    """Regression: two were, however many thousands remained. More changes are planned only if any remain."""
+    size = SliceSize()
+    for _ in range(10):
+        size.took(1.0, full=True)
+        size.took(0.001, full=False)
+    assert size.retries == 2
+    planned = size.most
+    for _ in range(40):
+        size.took(0.001, full=False, retrying=True)
+    assert size.retries > 1000
+    assert size.most == planned
+
+
 def test_a_slice_is_as_large_as_the_fixed_costs_of_a_sync_require() -> None:
     size = SliceSize()
     for _ in range(10):
