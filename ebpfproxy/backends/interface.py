@@ -58,7 +58,8 @@ class Callbacks(NamedTuple):
 
 
 class Inspection(ABC, Generic[K, E]):
-    """A mode's state in the kernel as entries by key, opened only to be read. No method changes the kernel.
+    """A mode's state in the kernel as entries by key, opened to be read. Its methods change nothing
+    there; those that `Backend` adds do.
 
     Unless stated otherwise, a method raises KernelError. Those that are not abstract suit a mode that has
     nothing of the kind.

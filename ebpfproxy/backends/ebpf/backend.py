@@ -113,9 +113,9 @@ class EbpfBackend(Backend[Key, Entry]):
         callbacks: Callbacks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `Callbacks.retry`, `apply` postpones what does not fit while larger maps are prepared, and
-        what would take too long (NotYet). Then it is called in a thread of this object, and the next `apply`
-        or `maintain` uses them. Otherwise `apply` waits, and applies everything.
+        """With `Callbacks.retry`, `apply` postpones what would take too long (NotYet), and what does not fit
+        until larger maps are prepared. A thread of this object calls `retry` when they are, and the next
+        `apply` or `maintain` uses them. Without it, `apply` waits, and applies everything.
 
         `open` calls `Callbacks.namespaces`, and `pods_bypass` with the devices of all pods whose packets a
         previous run translated, or found to need translation.
@@ -454,7 +454,7 @@ class EbpfBackend(Backend[Key, Entry]):
 
     def _close_previous(self, opened: contextlib.ExitStack) -> None:
         """Close smaller maps, and end the threads that use them. That takes up to some seconds, for which no
-        change waits if `can_grow` is set."""
+        change waits with `Callbacks.retry`."""
         if self._callbacks.retry:
             self._closing = threads.start("smaller-maps", opened.close)
         else:

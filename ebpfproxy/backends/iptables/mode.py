@@ -28,7 +28,7 @@ class IptablesMode(Mode):
         return _backend(config).serves(config, callbacks)
 
     def inspect(self, config: Config) -> IptablesBackend:
-        backend = _backend(config).of(config)
+        backend = _backend(config).reads(config)
         backend.open_to_read()
         return backend
 

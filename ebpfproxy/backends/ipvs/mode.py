@@ -31,7 +31,7 @@ class IpvsMode(Mode):
         return _backend(config).serves(config, callbacks)
 
     def inspect(self, config: Config) -> IpvsBackend:
-        backend = _backend(config).of(config)
+        backend = _backend(config).reads(config)
         backend.open_to_read()
         return backend
 

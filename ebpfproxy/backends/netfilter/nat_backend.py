@@ -35,8 +35,8 @@ class NatBackend(Backend[K, E]):
     def frontends(keys: Iterable[K]) -> Iterable[Frontend]:
         """Return the frontends that entries with these keys translate, reject or drop."""
 
-    def of(self, config: Config) -> Self:
-        """Set `context`. Raises ConfigError if the node has no name."""
+    def reads(self, config: Config) -> Self:
+        """Set `context`; that is all a reader needs. Raises ConfigError if the node has no name."""
         self.context = plan_context(config, self.name, sctp_is_unserved())
         return self
 
@@ -44,7 +44,7 @@ class NatBackend(Backend[K, E]):
         """Set `context`, and what to do beside syncs. Raises ConfigError if the node has no name."""
         self._settings_of_nat = netfilter_settings(config, self.name)
         self._callbacks = callbacks
-        return self.of(config)
+        return self.reads(config)
 
     def opened(self) -> None:
         if self._settings_of_nat:

@@ -26,7 +26,7 @@ class NftablesMode(Mode):
         return NftablesBackend(nftables_settings(config)).serves(config, callbacks)
 
     def inspect(self, config: Config) -> NftablesBackend:
-        backend = NftablesBackend(nftables_settings(config)).of(config)
+        backend = NftablesBackend(nftables_settings(config)).reads(config)
         backend.open()
         return backend
 
