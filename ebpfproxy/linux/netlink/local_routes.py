@@ -1,9 +1,10 @@
 """Local routes of single addresses: mode userspace makes the addresses of Services local with them.
 
 A packet to such an address is delivered to a socket of this node, although no device has the address
-(`ip route add local 10.96.0.1 dev lo`). No device is created, and the kernel does not select the address as a
-source for other connections. The routes are marked with a protocol, so that those of others are never
-removed; `ip route show table local proto 235` lists them.
+(`ip route add local 10.96.0.1 dev lo src 127.0.0.1`). No device is created. The kernel never selects the
+address as a source, not even for a client of the node that connects to it: such a client would take one of
+the address's ports, and no relay could listen there until its TIME_WAIT ends. The routes are marked with a
+protocol, so that those of others are never removed; `ip route show table local proto 235` lists them.
 
 All functions act in the calling thread's network namespace. They use raw netlink instead of pyroute2 (see
 `netlink`). Sources: inet_rtm_newroute() of net/ipv4/fib_frontend.c, inet6_rtm_newroute() of net/ipv6/route.c.
@@ -25,6 +26,7 @@ PROTOCOL = 235  # of no routing daemon in include/uapi/linux/rtnetlink.h or /etc
 
 _METRIC = 1024  # the node's own routes have 0: both may exist
 _LOOPBACK = "lo"
+_SOURCE = socket.inet_aton("127.0.0.1")
 _U32 = struct.Struct("=I")
 
 
@@ -87,8 +89,11 @@ def _request(kind: int, address: Address, loopback: int) -> Request:
     )
     body += attribute(rtnetlink.RTA_DST, raw) + attribute(rtnetlink.RTA_OIF, _U32.pack(loopback))
     body += attribute(rtnetlink.RTA_PRIORITY, _U32.pack(_METRIC))
-    flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL if kind == rtnetlink.RTM_NEWROUTE else 0
-    return Request(kind, flags, body)
+    if kind == rtnetlink.RTM_DELROUTE:
+        return Request(kind, 0, body)  # of any source: one of version 0.2 has none
+    if v4:  # for IPv6 the kernel selects an address of a device
+        body += attribute(rtnetlink.RTA_PREFSRC, _SOURCE)
+    return Request(kind, netlink.NLM_F_CREATE | netlink.NLM_F_EXCL, body)
 
 
 def _address(route: bytes) -> Address | None:
