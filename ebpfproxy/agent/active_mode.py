@@ -55,7 +55,7 @@ class ActiveMode:
         leftovers = self.reconciler.take_leftovers()
         if leftovers:
             self.backend.left_over(leftovers)
-        self.backend.in_force(self.reconciler.rejected(), self.reconciler.holds)
+        self.backend.in_force(self.reconciler.rejected, self.reconciler.holds)
         if result.drifted:
             self.backend.restored()
         return result

@@ -2,13 +2,14 @@
 
 import itertools
 import sys
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from ebpfproxy.agent.edge_view import EdgeView
 from ebpfproxy.agent.foreign_host_ips import ForeignHostIps
 from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
 from ebpfproxy.agent.protected_claims import ProtectedClaims
+from ebpfproxy.agent.rejections import Rejections
 from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.interface import Backend
 from ebpfproxy.errors import KernelError, NotYet
@@ -90,12 +91,9 @@ class Reconciler(Generic[K, E]):
         self._on_link: frozenset[Address] = frozenset()  # those that `node_plan` includes
         self._actual: dict[K, E] | None = None  # None: unknown, so the next sync reads it
         self._generation: Hashable = None  # `Backend.generation` at the time of `_actual`
-        self._touched: set[K] = set()
-        self._reported: dict[K, str] = {}  # the kinds of rejections, "" if postponed; the next retry first
+        self._touched: dict[K, PlanKey | None] = {}  # with the plan that has or had the entry
+        self._rejections = Rejections[K]()
         self._untried = 0  # how many of these were not retried since the last change
-        self._rejected_keys: frozenset[K] = frozenset()  # at the last call of `rejected`
-        self._rejected: frozenset[PlanKey] = frozenset()  # its result
-        self._replanned: set[PlanKey | None] = set()  # since then
         self._changed: dict[PlanKey, ServicePortPlan | None] = {}
         self._leftovers: set[K] = set()
         self._has_synced = False  # whether a sync has succeeded
@@ -262,8 +260,7 @@ class Reconciler(Generic[K, E]):
         if len(previous) != len(entries) or not all(key in entries for key in previous):
             self._replace_keys(origin, previous, entries)
         self._desired.update(entries)
-        self._touched.update(previous, entries)
-        self._replanned.add(origin)
+        self._touched.update(dict.fromkeys((*previous, *entries), origin))
 
     def _replace_keys(self, origin: PlanKey | None, previous: tuple[K, ...], keys: Collection[K]) -> None:
         for key in previous:
@@ -313,15 +310,16 @@ class Reconciler(Generic[K, E]):
 
     def rejected(self) -> frozenset[PlanKey]:
         """Return the plans of which the kernel rejected entries in the last successful sync."""
-        reported = self._reported.keys()
-        # Plans of newly rejected keys may be any. Others are known, except those that were planned since.
-        origins = self._keys.keys() if reported - self._rejected_keys else self._rejected | self._replanned
-        self._rejected = frozenset(
-            origin for origin in origins if origin and not reported.isdisjoint(self._keys.get(origin, ()))
+        shared = self._shared.keys() & self._rejections.keys()
+        of_several = self._keys.items() if shared else ()
+        return frozenset(
+            origin
+            for origin in itertools.chain(
+                (each for key, each in self._rejections.origins() if key in self._keys.get(each, ())),
+                (each for each, keys in of_several if not shared.isdisjoint(keys)),
+            )
+            if origin
         )
-        self._rejected_keys = frozenset(reported)
-        self._replanned.clear()
-        return self._rejected
 
     def holds(self, keys: Collection[K]) -> bool:
         """Return whether the kernel has the desired entries of all `keys` since the last successful sync.
@@ -353,7 +351,7 @@ class Reconciler(Generic[K, E]):
         the next call then compares everything.
         """
         expected = self._actual
-        tried: Collection[K] = self._reported.keys()
+        tried: Collection[K] = self._rejections.keys()
         try:
             if verify or self._actual is None:
                 self._actual = None
@@ -362,8 +360,8 @@ class Reconciler(Generic[K, E]):
                 actual = _shared(actual, self._desired, delta.puts)
             else:
                 actual = self._actual
-                tried = {*self._touched, *itertools.islice(self._reported, retries)}
-                self._untried = max(0, (self._untried or len(self._reported)) - retries)
+                tried = dict.fromkeys((*self._rejections.next(retries), *self._touched))
+                self._untried = max(0, (self._untried or len(self._rejections)) - retries)
                 delta = self._with_rejected(diff(actual, self._desired, tried), tried)
             drifted = self._drifted(expected, actual) if verify and expected is not None else 0
             if not self._has_synced:
@@ -386,16 +384,15 @@ class Reconciler(Generic[K, E]):
         self._actual, self._has_synced = actual, True
         if applies:  # otherwise `_generation` would include changes by other programs that were not read
             self._generation = self._backend.generation()
-        touched, self._touched = self._touched, set()
-        left = {key: kind for key, kind in self._reported.items() if key not in tried}
-        self._report(left, rejected, touched)
+        touched, self._touched = self._touched, {}
+        self._report(tried, rejected, touched)
         unserved = sum(map(len, self._unserved.values()))
         put = len(delta.puts.keys() - rejected.keys())
         if verify or put or dropped:  # others may fit now
-            self._untried = len(left)
+            self._untried = len(self._rejections) - len(rejected)
         self._untried += sum(isinstance(failure, NotYet) for failure in rejected.values())
-        final = sum(map(bool, self._reported.values()))
-        return SyncResult(put, len(dropped), final + unserved, drifted, self._untried > 0)
+        final = self._rejections.final + unserved
+        return SyncResult(put, len(dropped), final, drifted, self._untried > 0)
 
     def _with_rejected(self, delta: Delta[K, E], tried: Collection[K]) -> Delta[K, E]:
         """Add the rejected entries among `tried` to the puts, even those that seem to be as desired.
@@ -403,33 +400,33 @@ class Reconciler(Generic[K, E]):
         The kernel kept the previous version of such an entry, but another entry may have taken over some of
         its frontends.
         """
-        retried = {key: self._desired[key] for key in self._reported if key in self._desired and key in tried}
-        return Delta({**delta.puts, **retried}, delta.drops)
+        puts = (key for key in tried if key in delta.puts or key in self._rejections)
+        return Delta({key: self._desired[key] for key in puts if key in self._desired}, delta.drops)
 
     def _drifted(self, expected: Mapping[K, E], actual: Mapping[K, E]) -> int:
         """Log and count the entries that another program has changed. Of a rejected entry, the kernel may
         have a part."""
         difference = diff(actual, expected)
-        changed = {*difference.puts, *difference.drops} - self._reported.keys()
+        changed = {*difference.puts, *difference.drops} - set(self._rejections.keys())
         if changed:
             log.warning(REPAIRED, entries=len(changed), first=min(map(str, changed)))
         return len(changed)
 
-    def _report(self, left: Mapping[K, str], rejected: Mapping[K, KernelError], touched: Set[K]) -> None:
-        """Record rejections; `left`: the kinds of those that were not retried. What has begun is retried
-        first, then what is `touched`: new changes need not wait for many rejected entries.
-
-        Log each rejection once until it ends or the kind of its reason changes, but no postponed one.
-        """
-        kinds = {key: "" if failure.postponed else failure.kind for key, failure in rejected.items()}
+    def _report(
+        self,
+        tried: Iterable[K],
+        rejected: Mapping[K, KernelError],
+        touched: Mapping[K, PlanKey | None],
+    ) -> None:
+        """Record rejections. Log each one once until it ends or the kind of its reason changes, but no
+        postponed one."""
         for key, failure in rejected.items():
-            if kinds[key] and self._reported.get(key) != kinds[key]:
+            if not failure.postponed and self._rejections.kind(key) != failure.kind:
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
-        postponed = {key: each for key, each in rejected.items() if isinstance(each, NotYet)}
-        begun = [key for key, each in postponed.items() if each.has_begun]
-        fresh = [key for key in postponed if key in touched]
-        known = {**left, **kinds}
-        self._reported = {key: known[key] for key in (*begun, *fresh, *left, *postponed, *kinds)}
+        unknown = {key for key in rejected if key not in touched and key not in self._rejections}
+        plans = self._keys.items() if unknown else ()  # a verification tries all entries
+        found = {key: origin for origin, keys in plans for key in unknown.intersection(keys)}
+        self._rejections.record(tried, rejected, {**found, **touched})
 
 
 def _shared(actual: Mapping[K, E], desired: Mapping[K, E], different: Collection[K]) -> dict[K, E]:

@@ -167,7 +167,9 @@ class Tracker:
         self._previous_peers: dict[str, PeerNode | None] = {}
         self._trigger_times: dict[NamespacedName, list[tuple[Family, float]]] = {}
         self._received: Counter[str] = Counter()
-        self._shares = Shares()
+        self._changed = Shares()  # what changed since the last drain
+        self._moved: dict[NamespacedName, set[NamespacedName]] = {}  # changed slice: its Services
+        self._changed_slices: dict[NamespacedName, set[NamespacedName]] = {}  # the reverse
 
         self._invalid: Counter[str] = Counter()
         self._logged = _LoggedTexts()
@@ -253,28 +255,21 @@ class Tracker:
         """Return changes since the last drain; they are no longer pending.
 
         With `most`, only those of some Services, whose sizes (`_size`) add up to it at most, or of a single
-        one. They are chosen by `Shares`. A change of the Node may change all plans, so all are returned.
+        one. They are taken from `Shares`. A change of the Node may change all plans, so all are returned.
         """
-        moved = self._services_of_changed_slices()
-        pending: dict[NamespacedName, None] = {}  # in the order of their changes
-        pending.update(dict.fromkeys(self._previous_services))
-        pending.update(dict.fromkeys(self._previous_pods))
-        pending.update(dict.fromkeys(itertools.chain.from_iterable(moved.values())))
         node_changed, host_changed = self._node_changed, self._host_changed  # before changes are removed
-        if math.isinf(most) or node_changed or sum(map(self._size, pending)) <= most:
-            chosen = set(pending)
+        if math.isinf(most) or node_changed:
+            chosen = self._changed.take_all()
         else:
-            chosen = self._shares.choose(pending, self._size, most)
-            chosen.update(*(names for names in moved.values() if not chosen.isdisjoint(names)))
-        times = [each for name, moments in self._trigger_times.items() if name in chosen for each in moments]
-        left = pending.keys() - chosen
-        self._trigger_times = {name: each for name, each in self._trigger_times.items() if name in left}
-        for changed in self._previous_services, self._previous_pods:
-            for name in chosen & changed.keys():
-                del changed[name]
-        for slice_name, names in moved.items():
-            if chosen.issuperset(names):
-                del self._previous_slices[slice_name]
+            chosen = self._with_joint(self._changed.take(self._size, most))
+        times: list[tuple[Family, float]] = []
+        for name in chosen:
+            times += self._trigger_times.pop(name, ())
+            self._previous_services.pop(name, None)
+            self._previous_pods.pop(name, None)
+            for slice_name in self._changed_slices.pop(name, ()):
+                self._moved.pop(slice_name, None)
+                self._previous_slices.pop(slice_name, None)
         drained = Drained(
             state=self._state(),
             services=frozenset(chosen | self._services_on(self._rechecked)),
@@ -284,7 +279,7 @@ class Tracker:
             trigger_times=tuple(times),
             service_changes=self._received[SERVICE],
             slice_changes=self._received[ENDPOINT_SLICE],
-            remaining=bool(left),
+            remaining=bool(self._changed),
         )
         self._drained = drained.state
         self._previous_peers.clear()
@@ -356,10 +351,38 @@ class Tracker:
             if any(state.node in nodes for each in slices for state in each.endpoints.states)
         }
 
-    def _services_of_changed_slices(self) -> dict[NamespacedName, set[NamespacedName]]:
-        """Return the previous and current Service of each changed slice: a slice may change its Service."""
-        pairs = ((name, old, self._slices.get(name)) for name, old in self._previous_slices.items())
-        return {name: {each.service for each in (old, new) if each} for name, old, new in pairs}
+    def _with_joint(self, chosen: set[NamespacedName]) -> set[NamespacedName]:
+        """Add the Services between which slices moved, directly or not: that is one change."""
+        added = list(chosen)
+        while added:
+            slices = self._changed_slices.get(added.pop(), ())
+            joint = {each for name in slices for each in self._moved[name]} - chosen
+            chosen |= joint
+            added += joint
+            for name in joint:
+                self._changed.discard(name)
+        return chosen
+
+    def _note(self, name: NamespacedName) -> None:
+        """Note whether the Service, or the pod with host ports, differs from the last drain."""
+        if name in self._previous_services or name in self._previous_pods or name in self._changed_slices:
+            self._changed.add(name)
+        else:
+            self._changed.discard(name)
+
+    def _note_slice(self, name: NamespacedName, services: set[NamespacedName]) -> None:
+        """Note the previous and current Service of a changed slice; none if it is as at the last drain."""
+        before = self._moved.pop(name, set())
+        if services:
+            self._moved[name] = services
+        for each in before - services:
+            self._changed_slices[each].discard(name)
+            if not self._changed_slices[each]:
+                del self._changed_slices[each]
+        for each in services:
+            self._changed_slices.setdefault(each, set()).add(name)
+        for each in before | services:
+            self._note(each)
 
     def _fold_service(self, event: ServiceChanged) -> None:
         self._received[SERVICE] += 1
@@ -374,6 +397,7 @@ class Tracker:
         previous = self._previous_services.setdefault(event.name, old)
         if previous == new:
             del self._previous_services[event.name]
+        self._note(event.name)
 
     def _fold_pod(self, event: PodChanged) -> None:
         self._complain(POD, event.name, event.pod is None, event.complaints)
@@ -387,6 +411,7 @@ class Tracker:
             self._pods[name] = event.pod
         if _with_ports(self._previous_pods.setdefault(name, old)) == _with_ports(event.pod):
             del self._previous_pods[name]
+        self._note(name)
         self._opted_out -= {old}
         if event.pod and self._is_opted_out(event.pod):
             self._opted_out |= {event.pod}
@@ -437,8 +462,10 @@ class Tracker:
             if new.trigger_time is not None and new.trigger_time > self._started:
                 self._trigger_times.setdefault(new.service, []).append((new.family, new.trigger_time))
         previous = self._previous_slices.setdefault(event.name, old)
-        if _equal_for_plan(previous, new):
+        is_same = _equal_for_plan(previous, new)
+        if is_same:
             del self._previous_slices[event.name]
+        self._note_slice(event.name, set() if is_same else {each.service for each in (previous, new) if each})
 
     def _remove_from_service(self, removed: EndpointSlice) -> None:
         others = tuple(each for each in self._by_service[removed.service] if each is not removed)

@@ -20,7 +20,8 @@ class Delta(Generic[K, E]):
 
 
 def diff(actual: Mapping[K, E], desired: Mapping[K, E], keys: Iterable[K] | None = None) -> Delta[K, E]:
-    """Return the delta that turns `actual` into `desired`. With `keys`, compare only these keys.
+    """Return the delta that turns `actual` into `desired`. With `keys`, compare only these keys, in their
+    order.
 
     >>> diff({"a": 1, "b": 2}, {"b": 3, "c": 4})
     Delta(puts={'b': 3, 'c': 4}, drops=frozenset({'a'}))
@@ -30,7 +31,7 @@ def diff(actual: Mapping[K, E], desired: Mapping[K, E], keys: Iterable[K] | None
     if keys is None:
         puts = {key: entry for key, entry in desired.items() if actual.get(key) != entry}
         return Delta(puts, frozenset(actual.keys() - desired.keys()))
-    compared = frozenset(keys)  # others are not looked up: the cost depends on the change
+    compared = dict.fromkeys(keys)  # others are not looked up: the cost depends on the change
     puts = {key: desired[key] for key in compared if key in desired and actual.get(key) != desired[key]}
     return Delta(puts, frozenset(key for key in compared if key not in desired and key in actual))
 

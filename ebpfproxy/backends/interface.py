@@ -162,9 +162,11 @@ class Backend(Inspection[K, E]):
     def left_over(self, keys: Collection[K]) -> None:
         """The first sync removed these keys, which a previous run had left. Called before `in_force`."""
 
-    def in_force(self, rejected: Collection[PlanKey], holds: Callable[[Collection[K]], bool]) -> None:
-        """The expected plans are in the kernel, except those `rejected`. `holds(keys)` returns whether the
-        kernel has the entries of all these keys."""
+    def in_force(
+        self, rejected: Callable[[], Collection[PlanKey]], holds: Callable[[Collection[K]], bool]
+    ) -> None:
+        """The expected plans are in the kernel, except those that `rejected` returns. `holds(keys)` returns
+        whether the kernel has the entries of all these keys."""
 
     def restored(self) -> None:
         """Changes that other programs made in the kernel were reverted."""

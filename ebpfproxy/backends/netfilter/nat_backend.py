@@ -59,12 +59,14 @@ class NatBackend(Backend[K, E]):
         if self._stale:
             self._stale.expect(changed, node)
 
-    def in_force(self, rejected: Collection[PlanKey], holds: Callable[[Collection[K]], bool]) -> None:
+    def in_force(
+        self, rejected: Callable[[], Collection[PlanKey]], holds: Callable[[Collection[K]], bool]
+    ) -> None:
         if self._may_route_localnet(holds):
             self._routes_localnet = True
             sysctls.apply((sysctls.ROUTE_LOCALNET,))
         if self._stale:
-            self._stale.in_force(rejected)
+            self._stale.in_force(rejected())
 
     def _may_route_localnet(self, holds: Callable[[Collection[K]], bool]) -> bool:
         """Return whether route_localnet is wanted, is not set yet, and is safe now (CVE-2020-8558)."""

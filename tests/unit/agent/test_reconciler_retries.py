@@ -80,18 +80,32 @@ def test_postponed_entries_come_into_force_without_a_message(
     assert NOT_SERVED not in caplog.messages
 
 
-def test_a_postponed_change_need_not_wait_for_earlier_ones() -> None:
-    plane = Slow()
-    agent = Agent(plane=plane)
+@pytest.mark.parametrize("beside", [0, 1, 5])
+def test_the_changes_of_a_namespace_need_not_wait_for_those_of_another(beside: int) -> None:
+    """In the meantime the other namespace changes further Services in each sync, all of which are
+    postponed."""
+    agent = Agent(plane=Slow())
     agent.sync()
     assert agent.sync(*MANY).remaining
-    agent.fold(service("new", ips=["10.96.2.1"]), service("other", ips=["10.96.2.2"]))
-    agent.fold(service("third", ips=["10.96.2.3"]))
-    agent.plan()
-    agent.reconciler.sync(False, 1)
-    agent.reconciler.sync(False, 2)
-    new = {f"default/{each}" for each in ("new", "other", "third")}
-    assert new <= agent.served()
+    wanted = [service(f"quiet/w{number}", ips=[f"10.96.2.{number}"]) for number in range(1, 4)]
+    agent.fold(*wanted)
+    for number in range(8):
+        agent.fold(*(service(f"t{number}-{i}", ips=[f"10.96.{3 + number}.{1 + i}"]) for i in range(beside)))
+        agent.plan()
+        agent.reconciler.sync(False, 2)
+    assert {f"quiet/{each.name.name}" for each in wanted} <= agent.served()
+
+
+def test_of_a_namespace_the_oldest_retry_is_next() -> None:
+    agent = Agent(plane=Slow())
+    agent.sync()
+    agent.sync(*MANY)
+    waiting = len(MANY) - 2
+    for number in range(waiting):
+        agent.fold(service(f"t{number}", ips=[f"10.96.3.{1 + number}"]))
+        agent.plan()
+        agent.reconciler.sync(False, 2)
+    assert {f"default/{each.name.name}" for each in MANY} <= agent.served()
 
 
 def test_postponed_drops_come_into_force() -> None:
