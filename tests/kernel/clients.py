@@ -45,9 +45,12 @@ def socket_in(netns: Netns, protocol: Protocol, family: int = socket.AF_INET) ->
     return received
 
 
-def connected(netns: Netns, protocol: Protocol, address: str, port: int) -> socket.socket:
-    """A connected socket of a netns. Raises OSError."""
+def connected(
+    netns: Netns, protocol: Protocol, address: str, port: int, timeout: float = 3.0
+) -> socket.socket:
+    """A connected socket of a netns, which waits for `timeout` seconds from now on, too. Raises OSError."""
     made = socket_in(netns, protocol, family_of(address))
+    made.settimeout(timeout)
     try:
         made.connect((address, port))
     except BaseException:

@@ -21,6 +21,8 @@ AFTERWARDS = 5.0
 ASSURED = 2.5
 """Seconds after which connection tracking treats a continuing UDP flow as a stream (2 s,
 nf_conntrack_udp_packet()). Before that it may be evicted, and it ends after 30 s without a packet."""
+THIRD_SYN = 4.0
+"""Seconds in which a client sends three SYNs. A full queue of a device drops one of a busy machine's."""
 ATTEMPTS = 5
 """Attempts of a UDP client: the endpoints' sockets drop datagrams during a flood."""
 
@@ -56,11 +58,15 @@ def _established(
     stack: contextlib.ExitStack, target: Target, address: str, port: int, room: bool
 ) -> tuple[list[socket.socket], list[str]]:
     """Connections and flows that will be idle, and each endpoint's answer. `room`: no table will be full."""
-    idle = [
-        stack.enter_context(connected(target.lab.outside, protocol, address, port))
-        for protocol in (TCP, UDP)
-        for _ in range(IDLE)
-    ]
+    try:
+        idle = [
+            stack.enter_context(connected(target.lab.outside, protocol, address, port, THIRD_SYN))
+            for protocol in (TCP, UDP)
+            for _ in range(IDLE)
+        ]
+    except TimeoutError as failure:
+        failure.add_note(target.counters())
+        raise
     answers = [_answer(sock) for sock in idle]
     assert SILENT not in answers
     if not room:
@@ -82,7 +88,7 @@ def _answer(sock: socket.socket) -> str:
 
 def _new_client(target: Target, address: str, port: int) -> str:
     """The endpoint that answers a new TCP client; SILENT if none answers until its third SYN."""
-    return outcome(target.lab.outside, TCP, address, port, 4.0).partition(" ")[0]
+    return outcome(target.lab.outside, TCP, address, port, THIRD_SYN).partition(" ")[0]
 
 
 @both_families

@@ -80,6 +80,12 @@ class Target(Cluster):
         """Empty the node's connection tracking table, so that entries of earlier floods do not matter."""
         self.node.call(_flush)
 
+    def counters(self) -> str:
+        """What the stacks of node, client and pods counted, and the agent: for the report of a failure."""
+        places = self.node, self.lab.outside, self.a, self.b, self.c
+        counted = [f"{each}: {each.run(['nstat', '-as']).stdout}" for each in places]
+        return "\n".join([*counted, self.http_get("metrics")])
+
     def node_port(self, **spec: Any) -> Exposed:
         """A Service with a NodePort and all three endpoints."""
         return self.service(node_port=True, **spec).to(*self.backends)
