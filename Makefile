@@ -11,7 +11,7 @@ STAMP  := $(VENV)/.installed
 
 # What Python packages cannot bring: bcc (PyPI's is an unrelated package) and the C headers that it
 # includes, `ip` and `mount` for the lab's network namespaces, a C compiler for its loads; crun starts
-# the DaemonSet's pod in the tests, ipset and ipvsadm show there what an operator sees; qemu, busybox and kmod
+# the DaemonSet's pod in the tests, ipvsadm shows there what an operator sees; qemu, busybox and kmod
 # boot other kernels, flex, bison, bc and xz-utils build one; zsh and fish complete commands in the tests, curl
 # runs commands of the documents.
 APT    := python3 python3-venv python3-bpfcc linux-libc-dev iproute2 mount gcc libc6-dev iptables nftables \

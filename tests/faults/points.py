@@ -3,7 +3,7 @@
 - bpf(2) and other functions of libc: the `_libc` of each module of `ebpfproxy.linux`;
 - sockets: the class `socket.socket`, also for pyroute2;
 - files, folders and child processes: an audit hook (PEP 578), which may raise;
-- the tools of iptables, and replies of nf_tables and netlink that reject a request;
+- the tools iptables and ipset, and replies of nf_tables and netlink that reject a request;
 - requests to relays of mode userspace, which may have ended;
 - writes to mapped memory, which cannot fail: the process can be killed there.
 
@@ -23,10 +23,10 @@ from typing import Any
 
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.userspace import messages
+from ebpfproxy.linux import tools
 from ebpfproxy.linux.bpf import bpf
 from ebpfproxy.linux.netlink import netlink
 from ebpfproxy.linux.nft import nft
-from ebpfproxy.linux.xtables import iptables
 from tests.faults.injector import Injector
 
 E = errno
@@ -216,9 +216,8 @@ def _without_numbers(path: str) -> str:
 
 
 def _replace_tools(faults: Injector) -> None:
-    """Let the tools of iptables fail, or be killed after they have changed the tables."""
-    real = iptables._run
-    done = iptables._Done
+    """Let iptables and ipset fail, or be killed after they have changed the kernel."""
+    real, done = tools.run, tools.Done
 
     def run(command: Sequence[str], text: str = "") -> Any:
         name = re.sub(r".*(legacy|nft)", "", command[0]) or command[0]
@@ -229,7 +228,7 @@ def _replace_tools(faults: Injector) -> None:
         result = real(command, text)
         return done(-9, "", "") if kind == E.EINTR else result
 
-    iptables._run = run
+    tools.run = run
 
 
 def _replace_replies(faults: Injector) -> None:

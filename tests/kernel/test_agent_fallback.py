@@ -17,7 +17,7 @@ from ebpfproxy.backends.userspace.backend import NO_REDIRECTS
 from ebpfproxy.lab import Lab
 from ebpfproxy.lab.agent import AgentFailed, LogLine
 from ebpfproxy.linux.bpf import bpf
-from ebpfproxy.linux.ipset.ipset import NETLINK_NETFILTER
+from ebpfproxy.linux.ipset import NETLINK_NETFILTER
 from tests.kernel.clients import TCP, UDP, outcome
 from tests.kernel.cluster import START_PATIENCE, Cluster
 from tests.support import altered

@@ -1,18 +1,20 @@
-"""Sets created, filled and read in a separate namespace, compared with ipset(8)."""
+"""Sets created, filled and read in a separate namespace."""
 
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.ipvs import ip_sets
 from ebpfproxy.backends.ipvs.entries import Member, Set
 from ebpfproxy.backends.ipvs.ip_sets import IpSets
 from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion
 from ebpfproxy.errors import AlreadyExists, NotFound, Rejected, TableFull, Unsupported
-from ebpfproxy.linux.ipset import ipset
-from ebpfproxy.linux.ipset.ipset import Change
-from ebpfproxy.linux.ipset.messages import IpSet, Listed
+from ebpfproxy.linux import ipset, tools
+from ebpfproxy.linux.ipset import IpSet, Stored
 from ebpfproxy.model.address import Family
 from tests.support.namespace import Namespace, namespace
 
@@ -63,169 +65,139 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("ip_set", CONTENTS, ids=lambda ip_set: ip_set.name)
-def test_written_members_are_read_back_and_shown_by_ipset(node: Namespace, ip_set: IpSet) -> None:
-    wanted = CONTENTS[ip_set]
-    assert ipset.replace({ip_set: wanted}) == {}
-    assert ipset.members(ip_set.name) == shown(ip_set.name) == wanted
-    assert ipset.sets() == {ip_set.name: Listed(ip_set, len(wanted), 0)}
+def filled(contents: dict[IpSet, set[str]]) -> None:
+    commands = [f"add {made.name} {member}" for made, members in contents.items() for member in members]
+    assert ipset.change([*map(ipset.creation, contents), *commands]) == {}
 
 
-@pytest.mark.parametrize("ip_set", CONTENTS, ids=lambda ip_set: ip_set.name)
-def test_members_added_by_ipset_are_read_and_dropped(node: Namespace, ip_set: IpSet) -> None:
-    wanted = CONTENTS[ip_set]
-    ipset.create(ip_set)
-    for member in wanted:
-        tool("add", ip_set.name, member)
-    assert ipset.members(ip_set.name) == wanted
-    assert ipset.change([Change(ip_set, drop=wanted)]) == {}
-    assert ipset.members(ip_set.name) == frozenset()
+def members(name: str) -> frozenset[str]:
+    return ipset.read([name])[name].members
+
+
+def test_written_members_are_read_back_with_the_type_and_counted(node: Namespace) -> None:
+    filled(CONTENTS)
+    assert ipset.read([made.name for made in CONTENTS]) == {
+        made.name: Stored(made.type, made.family, frozenset(wanted)) for made, wanted in CONTENTS.items()
+    }
+    assert ipset.elements() == {made.name: len(wanted) for made, wanted in CONTENTS.items()}
 
 
 def test_a_namespace_without_sets_lists_none(node: Namespace) -> None:
-    assert ipset.sets() == {}
+    assert ipset.elements() == {}
+    assert ipset.read(["GONE"]) == ipset.read([]) == {}
 
 
-def test_many_sets_are_replaced_at_once_without_temporary_sets(node: Namespace) -> None:
-    assert ipset.replace(CONTENTS) == {}
-    assert set(ipset.sets()) == {ip_set.name for ip_set in CONTENTS}
-    assert {ip_set.name: ipset.members(ip_set.name) for ip_set in CONTENTS} == {
-        ip_set.name: members for ip_set, members in CONTENTS.items()
-    }
-
-
-def test_a_set_is_replaced_atomically_while_a_rule_refers_to_it(node: Namespace) -> None:
-    ipset.replace({WEB: ["10.0.0.1,tcp:80", "10.0.0.2,tcp:80"]})
+def test_a_set_that_a_rule_refers_to_is_not_destroyed(node: Namespace) -> None:
+    filled({WEB: {"10.0.0.1,tcp:80"}, PORTS: {"1"}})
     rule = ["-m", "set", "--match-set", "WEB", "dst,dst", "-j", "DROP"]
     subprocess.run(["iptables-legacy", "-w", "-A", "OUTPUT", *rule], check=True)
-    assert ipset.sets()["WEB"].references == 1
-    assert ipset.replace({WEB._replace(max_elements=7): ["10.0.0.3,tcp:80"]}) == {}
-    assert ipset.sets() == {"WEB": Listed(WEB._replace(max_elements=7), 1, 1)}
-    assert ipset.members("WEB") == {"10.0.0.3,tcp:80"}
-    with pytest.raises(Rejected, match="a rule"):
-        ipset.destroy("WEB")
-    subprocess.run(["iptables-legacy", "-w", "-D", "OUTPUT", *rule], check=True)
-    ipset.destroy("WEB")
-    assert ipset.sets() == {}
-
-
-def test_a_temporary_set_of_a_killed_run_is_replaced(node: Namespace) -> None:
-    tool("create", ipset.TEMPORARY, "hash:ip")
-    assert ipset.replace({WEB: ["10.0.0.1,tcp:80"]}) == {}
-    assert set(ipset.sets()) == {"WEB"}
+    rejected = ipset.change(["destroy WEB", "destroy GONE", "destroy PORTS"])
+    assert "in use" in rejected.pop(0).message
+    assert not rejected
+    assert ipset.elements() == {"WEB": 1}
 
 
 def test_adding_existing_and_dropping_missing_entries_is_no_error(node: Namespace) -> None:
-    ipset.replace({WEB: ["10.0.0.1,tcp:80"], PORTS: ["1"]})
-    changes = [Change(WEB, ["10.0.0.1,tcp:80"], ["10.0.0.9,tcp:80"]), Change(PORTS, ["1"], ["2"])]
-    assert ipset.change(changes) == {}
-    assert ipset.members("WEB") == {"10.0.0.1,tcp:80"}
-    assert ipset.members("PORTS") == {"1"}
+    filled({WEB: {"10.0.0.1,tcp:80"}, PORTS: {"1"}})
+    commands = ["add WEB 10.0.0.1,tcp:80", "del WEB 10.0.0.9,tcp:80", "add PORTS 1", "del PORTS 2"]
+    assert ipset.change(commands) == {}
+    assert members("WEB") == {"10.0.0.1,tcp:80"}
+    assert members("PORTS") == {"1"}
 
 
-def test_invalid_members_are_rejected_by_name_and_the_others_added(node: Namespace) -> None:
-    bad = ["10.0.0.1", "10.0.0.1,tcp:99999", "fd00::1,tcp:80", "10.0.0.1,pigeon:80", "10.0.0.300,tcp:80", ""]
-    rejections = ipset.replace({WEB: [*bad, "10.0.0.1,tcp:80"], PORTS: ["65536", "a", "8"]})
-    assert set(rejections) == {("WEB", member) for member in bad} | {("PORTS", "65536"), ("PORTS", "a")}
-    assert all(isinstance(error, Rejected) for error in rejections.values())
-    assert ipset.members("WEB") == {"10.0.0.1,tcp:80"}
-    assert ipset.members("PORTS") == {"8"}
+def test_invalid_members_are_rejected_and_the_others_added(node: Namespace) -> None:
+    bad = ["10.0.0.1", "fd00::1,tcp:80", "10.0.0.1,pigeon:80"]
+    filled({WEB: set(), PORTS: set()})
+    commands = [*(f"add WEB {member}" for member in bad), "add WEB 10.0.0.1,tcp:80", "add PORTS 8"]
+    rejected = ipset.change(commands)
+    assert set(rejected) == {0, 1, 2}
+    assert all(isinstance(error, Rejected) for error in rejected.values())
+    assert members("WEB") == {"10.0.0.1,tcp:80"}
+    assert members("PORTS") == {"8"}
 
 
 def test_a_network_of_length_0_is_rejected_by_the_kernel(node: Namespace) -> None:
     """hash:net cannot hold a /0. Callers add the two /1 networks."""
-    ip_set = IpSet("FROM", "hash:ip,port,net", Family.IPV4)
-    whole = "10.0.0.1,tcp:80,0.0.0.0/0"
-    rejections = ipset.replace({ip_set: [whole, "10.0.0.1,tcp:80,0.0.0.0/1"]})
-    assert set(rejections) == {("FROM", whole)}
-    assert "prefix length of 0" in rejections["FROM", whole].message
-    assert ipset.members("FROM") == {"10.0.0.1,tcp:80,0.0.0.0/1"}
+    filled({IpSet("FROM", "hash:ip,port,net", Family.IPV4): set()})
+    nets = ("0.0.0.0/0", "0.0.0.0/1")
+    rejected = ipset.change(f"add FROM 10.0.0.1,tcp:80,{net}" for net in nets)
+    assert set(rejected) == {0}
+    assert "CIDR" in rejected[0].message
+    assert members("FROM") == {"10.0.0.1,tcp:80,0.0.0.0/1"}
 
 
-def test_members_beyond_the_maximum_are_rejected_individually(node: Namespace) -> None:
+def test_members_beyond_the_maximum_are_rejected_and_those_of_other_sets_added(node: Namespace) -> None:
     wanted = [f"10.0.{number // 256}.{number % 256},tcp:80" for number in range(300)]
-    rejections = ipset.replace({WEB._replace(max_elements=100): wanted})
-    assert len(rejections) == 200
-    assert all(isinstance(error, TableFull) for error in rejections.values())
-    held = ipset.members("WEB")
-    assert held == set(wanted) - {member for _, member in rejections}
-    assert len(held) == 100
-    some = sorted(held)[:2]
-    rejected = sorted(member for _, member in rejections)[0]
-    assert ipset.change([Change(WEB, add=[rejected], drop=some)]) == {}
+    filled({WEB._replace(max_elements=100): set(), PORTS: set()})
+    rejected = ipset.change([*(f"add WEB {member}" for member in wanted), "add PORTS 1"])
+    assert len(rejected) == 200
+    assert all(isinstance(error, TableFull) for error in rejected.values())
+    held = members("WEB")
+    assert held == {member for number, member in enumerate(wanted) if number not in rejected}
+    assert members("PORTS") == {"1"}
+    some, missing = min(held), wanted[min(rejected)]
+    assert ipset.change([f"del WEB {some}", f"add WEB {missing}"]) == {}
 
 
-def test_an_existing_set_of_another_type_is_rejected_and_not_changed(node: Namespace) -> None:
-    ipset.replace({WEB._replace(type="hash:ip"): ["10.0.0.7"]})
-    rejections = ipset.replace({WEB: ["10.0.0.1,tcp:80", "nonsense"], PORTS: ["1"]})
-    assert isinstance(rejections["WEB", ""], AlreadyExists)
-    assert ipset.members("WEB") == {"10.0.0.7"}
-    assert ipset.members("PORTS") == {"1"}
-    assert set(ipset.sets()) == {"WEB", "PORTS"}
+def test_commands_for_a_missing_set_are_rejected_with_not_found(node: Namespace) -> None:
+    filled({PORTS: set()})
+    rejected = ipset.change(["add GONE 1", "add GONE 2", "add PORTS 1", "del GONE 3"])
+    assert set(rejected) == {0, 1, 3}
+    assert all(isinstance(error, NotFound) for error in rejected.values())
+    assert members("PORTS") == {"1"}
 
 
-def test_members_of_a_missing_set_are_rejected_with_not_found(node: Namespace) -> None:
-    rejections = ipset.change([Change(WEB, ["10.0.0.1,tcp:80"])])
-    assert isinstance(rejections["WEB", "10.0.0.1,tcp:80"], NotFound)
+def test_a_set_with_other_parameters_exists_already(node: Namespace) -> None:
+    filled({WEB: {"10.0.0.1,tcp:80"}})
+    assert ipset.change([ipset.creation(WEB)]) == {}
+    others = (WEB._replace(type="hash:ip"), WEB._replace(max_elements=7))
+    rejected = ipset.change(map(ipset.creation, others))
+    assert len(rejected) == len(others)
+    assert all(isinstance(error, AlreadyExists) for error in rejected.values())
+    assert members("WEB") == {"10.0.0.1,tcp:80"}
 
 
-def test_a_missing_or_existing_set_raises_the_specific_error(node: Namespace) -> None:
-    ipset.create(WEB)
-    with pytest.raises(AlreadyExists, match="WEB"):
-        ipset.create(WEB)
-    with pytest.raises(NotFound, match="GONE"):
-        ipset.members("GONE")
-    with pytest.raises(NotFound, match="GONE"):
-        ipset.destroy("GONE")
+def test_without_the_capability_nothing_can_be_used(node: Namespace) -> None:
+    """An error that does not depend on the command is reported once."""
+    confined = """import os; from ebpfproxy.linux import ipset, tools
+os.setuid(65534)
+for use in (ipset.elements, lambda: ipset.change(["add WEB 1", "add WEB 2"])):
+    try:
+        print(use())
+    except Exception as error:
+        print(type(error).__name__, error.message)
+"""
+    done = subprocess.run([sys.executable, "-c", confined], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all("not permitted" in line for line in lines), lines
 
 
-def test_destroying_the_empty_name_destroys_nothing(node: Namespace) -> None:
-    """For the kernel, an empty name means all sets."""
-    ipset.create(WEB)
-    with pytest.raises(Rejected):
-        ipset.destroy("")
-    assert set(ipset.sets()) == {"WEB"}
-
-
-def test_a_foreign_set_of_an_unknown_type_is_listed_but_not_read(node: Namespace) -> None:
-    tool("create", "nets", "hash:net")
-    tool("add", "nets", "10.0.0.0/8")
-    assert ipset.sets()["nets"].set.type == "hash:net"
-    with pytest.raises(Unsupported, match="hash:net"):
-        ipset.members("nets")
+def test_without_the_tool_a_node_without_sets_is_read(
+    node: Namespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tools, "FOLDERS", str(tmp_path))
+    assert IpSets().read(Family) == {}
+    assert not ip_sets.exist()
+    with pytest.raises(Unsupported, match="cannot find ipset"):
+        ipset.available()
+    tool("create", "KUBE-CLUSTER-IP", "hash:ip,port")
+    with pytest.raises(Unsupported, match="cannot find ipset"):
+        IpSets().read(Family)
 
 
 def test_a_foreign_set_with_comments_and_timeouts_is_read(node: Namespace) -> None:
     tool("create", "WEB", "hash:ip,port", "comment", "timeout", "1000", "counters")
-    tool("add", "WEB", "10.0.0.1,tcp:80", "comment", "foreign")
-    assert ipset.members("WEB") == {"10.0.0.1,tcp:80"}
-
-
-def test_the_fingerprint_changes_only_with_members_and_sets(node: Namespace) -> None:
-    ipset.replace({WEB: ["10.0.0.1,tcp:80"], PORTS: ["1"]})
-    names = ["WEB", "PORTS", "GONE"]
-    first = ipset.fingerprint(names)
-    tool("create", "other", "hash:ip")
-    rule = ["-m", "set", "--match-set", "WEB", "dst,dst", "-j", "DROP"]
-    subprocess.run(["iptables-legacy", "-w", "-A", "OUTPUT", *rule], check=True)
-    assert ipset.fingerprint(names) == first
-    tool("add", "WEB", "10.0.0.2,tcp:80")
-    second = ipset.fingerprint(names)
-    tool("del", "WEB", "10.0.0.1,tcp:80")
-    tool("add", "WEB", "10.0.0.3,tcp:80")
-    third = ipset.fingerprint(names)
-    tool("add", "PORTS", "2")
-    fourth = ipset.fingerprint(names)
-    tool("create", "GONE", "hash:ip")
-    assert len({first, second, third, fourth, ipset.fingerprint(names)}) == 5
+    tool("add", "WEB", "10.0.0.1,tcp:80", "comment", "foreign\\ and with blanks")
+    assert members("WEB") == {"10.0.0.1,tcp:80"}
 
 
 def test_tens_of_thousands_of_members_are_written_and_read(node: Namespace) -> None:
     wanted = {f"10.{number >> 8}.{number & 255}.1,tcp:80" for number in range(30_000)}
-    assert ipset.replace({WEB: wanted}) == {}
-    assert ipset.members("WEB") == wanted
-    assert ipset.change([Change(WEB, drop=wanted)]) == {}
-    assert ipset.members("WEB") == frozenset()
+    filled({WEB: wanted})
+    assert members("WEB") == wanted
+    assert ipset.change(f"del WEB {member}" for member in wanted) == {}
+    assert members("WEB") == frozenset()
 
 
 # The sets of mode ipvs

@@ -27,8 +27,8 @@ from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Chain, Entry
 from ebpfproxy.backends.xtables.families import TwoFamilies
 from ebpfproxy.backends.xtables.saved import chains_of
 from ebpfproxy.lab import sockets
-from ebpfproxy.linux.ipset import ipset
-from ebpfproxy.linux.ipset.messages import IpSet
+from ebpfproxy.linux import ipset
+from ebpfproxy.linux.ipset import IpSet
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables
 from ebpfproxy.linux.xtables.iptables import ToolBackend
@@ -168,18 +168,18 @@ def test_after_a_roll_back_nothing_is_left_that_kube_proxy_does_not_use(tool_bac
             '-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING' in saved
         )
     own = {set_name(base, of) for base in OWN_SETS for of in Family}
-    assert set(ipset.sets()) == NAMES.keys() - own
+    assert set(ipset.elements()) == NAMES.keys() - own
 
 
 @pytest.mark.usefixtures("_nowhere")
 def test_all_sets_are_created_and_read_back_and_foreign_sets_kept() -> None:
-    ipset.create(IpSet("foreign", "hash:ip", Family.IPV4))
+    assert not ipset.change([ipset.creation(IpSet("foreign", "hash:ip", Family.IPV4))])
     for of in Family:
         create_all(of)
     sets = IpSets()
     assert {key.name for key in sets.read(Family)} == set(NAMES)  # type: ignore[union-attr]
     assert cleanup.remove(()) == [f"ipsets: {len(NAMES)}"]
-    assert set(ipset.sets()) == {"foreign"}
+    assert set(ipset.elements()) == {"foreign"}
     assert cleanup.remove(()) == []
 
 

@@ -39,7 +39,7 @@ from ebpfproxy.backends.xtables import tool_backends
 from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT
 from ebpfproxy.backends.xtables.families import TwoFamilies
 from ebpfproxy.errors import KernelError, Rejected
-from ebpfproxy.linux.ipset import ipset
+from ebpfproxy.linux import ipset
 from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.ipvs.ipvs import Timeouts
 from ebpfproxy.linux.netlink import dummy, local_addresses

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from ebpfproxy.backends.ipvs import addresses, endpoint_networks, return_path
-from ebpfproxy.backends.ipvs.entries import Key, Member, Set
+from ebpfproxy.backends.ipvs import addresses, endpoint_networks, ip_sets, return_path
+from ebpfproxy.backends.ipvs.entries import Member, Set
 from ebpfproxy.backends.ipvs.ip_sets import IpSets
 from ebpfproxy.backends.ipvs.layout import OWN_CHAINS
 from ebpfproxy.backends.ipvs.ownership import ownership
@@ -90,10 +90,8 @@ def remove_beside_kube_proxy(dry_run: bool = False) -> list[str]:
     """
     lines = cleanup.remove(_not_kube_proxys, dry_run) if cleanup.any_chain_exists(_NOT_KUBE_PROXYS) else []
     sets = IpSets()
-    try:
-        found = [key for key in sets.read(Family) if isinstance(key, Set) and NAMES[key.name][0] in OWN_SETS]
-    except Unsupported:
-        found = []
+    present = sets.read(Family) if ip_sets.exist() else {}
+    found = [key for key in present if isinstance(key, Set) and NAMES[key.name][0] in OWN_SETS]
     kept = {} if dry_run else sets.destroy(found)
     lines += [f"ipset {key.name}" for key in found if key not in kept]
     for path in endpoint_networks.leftovers():
@@ -153,10 +151,7 @@ class _Leftovers:
 
     def __init__(self, excluded: tuple[Network, ...]) -> None:
         self._sets = IpSets()
-        try:
-            found: dict[Key, object] = {**self._sets.read(Family)}
-        except Unsupported:
-            found = {}
+        found = self._sets.read(Family) if ip_sets.exist() else {}
         self.sets = [key for key in found if isinstance(key, Set)]
         self._members = [key for key in found if isinstance(key, Member)]
         self.device = addresses.on_device()

@@ -1,6 +1,5 @@
 """Probes what mode ipvs requires of this machine, by trying it in a temporary network namespace."""
 
-import contextlib
 import errno
 from collections.abc import Callable, Collection, Iterator
 
@@ -11,9 +10,9 @@ from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER
 from ebpfproxy.backends.xtables import probing, tool_backends
 from ebpfproxy.backends.xtables.entries import NAT
 from ebpfproxy.backends.xtables.probing import RuleKind
-from ebpfproxy.errors import AlreadyExists, KernelError
-from ebpfproxy.linux.ipset import ipset
-from ebpfproxy.linux.ipset.messages import IpSet
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux import ipset
+from ebpfproxy.linux.ipset import IpSet
 from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.netlink import dummy, owned_devices
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
@@ -69,6 +68,7 @@ def _prerequisites(scheduler: str) -> Iterator[Finding]:
             lambda: prerequisites.check_scheduler(scheduler),
             f"ip_vs_{scheduler}",
         )
+        yield _attempt("ipset", ipset.available, "ip_set")
         yield _attempt("dummy devices", lambda: dummy.ensure(KUBE_IPVS0), "dummy")
         for family in Family:
             yield _attempt(f"ipset for {family.value}", lambda family=family: create_all(family), *_OF_SETS)  # type: ignore[misc]
@@ -91,8 +91,7 @@ def _tunnels(used: Collection[Family]) -> Iterator[Finding]:
 
 
 def _make_set(family: Family) -> None:
-    with contextlib.suppress(AlreadyExists):
-        ipset.create(IpSet(_SET, "hash:ip,port", family, 1024))
+    ipset.change([ipset.creation(IpSet(_SET, "hash:ip,port", family))])
 
 
 def _attempt(feature: str, action: Callable[[], object], *modules: str) -> Finding:

@@ -7,7 +7,7 @@ The names for IPv6 have "6-" after "KUBE-".
 import enum
 from typing import NamedTuple
 
-from ebpfproxy.linux.ipset.messages import IpSet
+from ebpfproxy.linux.ipset import IpSet
 from ebpfproxy.model.address import Address, Family, Protocol, format_address, unspecified
 
 LOOP_BACK = "KUBE-LOOP-BACK"

@@ -7,35 +7,27 @@ Sources: iptables-save(8), iptables-restore(8), xtables-legacy(8), xtables-nft(8
 """
 
 import enum
-import errno
 import functools
-import os
 import re
-import shutil
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
+from ebpfproxy.linux import tools
+from ebpfproxy.linux.tools import Done
 from ebpfproxy.linux.xtables import legacy
 from ebpfproxy.linux.xtables.legacy import XtablesLock
 from ebpfproxy.model.address import Family
-
-TIMEOUT = 300.0
-"""Seconds after which a tool is killed. With 10 000 Services, iptables-nft can take half a minute."""
 
 LOCK_PATIENCE = 5
 """Seconds for which a tool waits for /run/xtables.lock, as in kube-proxy."""
 
 _STEMS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
-_FOLDERS = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 _SCRIPT = ("--noflush",)
 _NO_CHAIN = 1
 """The exit status of a tool if the chain does not exist. Other statuses are failures."""
 _RESOURCE_PROBLEM = 4
 """The exit status of a tool that lacks memory or a lock (enum xtables_exittype of iptables)."""
-_NOT_EXECUTABLE = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.EPERM})
 _LOCKED = "xtables lock"
 _PERMISSION = re.compile(r"Permission denied|you must be root|Operation not permitted")
 _NO_TABLE = re.compile(r"unable to initialize table|can't initialize ip6?tables table")
@@ -81,7 +73,7 @@ class Iptables:
 
         Tables are not saved one by one, since iptables-nft reads all of them each time.
         """
-        done = _run((f"{self._stem}-save",))
+        done = tools.run((f"{self._stem}-save",))
         if done.code:
             raise self._failure("cannot read the tables", done)
         return done.output
@@ -93,7 +85,7 @@ class Iptables:
         """
         if self.tool_backend is ToolBackend.LEGACY and table not in legacy.tables(self.family):
             return []
-        done = _run((self._stem, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain))
+        done = tools.run((self._stem, "-w", str(LOCK_PATIENCE), "-t", table, "-S", chain))
         if done.code not in (0, _NO_CHAIN):
             raise self._failure(f"cannot show {chain}", done)
         return [] if done.code else done.output.splitlines()
@@ -107,9 +99,9 @@ class Iptables:
         """
         if self._wait_arguments is None:
             with XtablesLock(LOCK_PATIENCE):
-                done = _run((f"{self._stem}-restore", *_SCRIPT), text)
+                done = tools.run((f"{self._stem}-restore", *_SCRIPT), text)
         else:
-            done = _run((f"{self._stem}-restore", *_SCRIPT, *self._wait_arguments), text)
+            done = tools.run((f"{self._stem}-restore", *_SCRIPT, *self._wait_arguments), text)
         if done.code:
             lines = rejected_lines(done.errors)
             if lines and not _NO_TABLE.search(done.errors):
@@ -120,7 +112,7 @@ class Iptables:
 
     def has_random_fully(self) -> bool:
         """Whether MASQUERADE supports --random-fully (since iptables 1.6.2). Raises KernelError."""
-        done = _run((self._stem, "-j", "MASQUERADE", "--help"))
+        done = tools.run((self._stem, "-j", "MASQUERADE", "--help"))
         if done.code:
             raise self._failure("cannot show the options of MASQUERADE", done)
         return "--random-fully" in done.output
@@ -133,14 +125,14 @@ class Iptables:
         """
         patience = ("-w", str(LOCK_PATIENCE))
         for options in ((*patience, "-W", "100000"), patience):  # since 1.8.8 the second has no effect
-            done = _run((f"{self._stem}-restore", *_SCRIPT, *options))
+            done = tools.run((f"{self._stem}-restore", *_SCRIPT, *options))
             if not done.code:
                 return options
             if _is_temporary(done):  # the tool may have the option
                 raise self._failure("cannot restore", done)
         return None
 
-    def _failure(self, action: str, done: "_Done") -> KernelError:
+    def _failure(self, action: str, done: Done) -> KernelError:
         reason = _reason(done)
         if _LOCKED in done.errors:
             return Rejected(
@@ -198,43 +190,6 @@ def rejected_lines(errors: str) -> dict[int, str]:
     return lines
 
 
-class _Done(NamedTuple):
-    code: int
-    output: str
-    errors: str
-
-
-def _run(command: Sequence[str], text: str = "") -> _Done:
-    """Run a tool until it ends. Bytes in comments that are not UTF-8 are preserved.
-
-    Standard input is a file in memory. iptables-legacy sets an alarm while it waits for the lock and does not
-    cancel it afterwards (xtables_lock() of 1.8.9). The alarm would interrupt reading a long text from a pipe.
-    """
-    try:
-        with open(os.memfd_create("iptables"), "w+b") as script:
-            script.write(text.encode(errors="surrogateescape"))
-            script.seek(0)
-            done = subprocess.run(
-                command,
-                stdin=script,
-                capture_output=True,
-                timeout=TIMEOUT,
-                env=os.environ | {"LC_ALL": "C"},
-                process_group=0,  # Ctrl-C must not end a tool while it changes a table
-                check=False,
-            )
-    except subprocess.TimeoutExpired as failure:
-        raise KernelError(f"{command[0]} timed out after {TIMEOUT:.0f} s and was killed") from failure
-    except OSError as failure:
-        kind = Unsupported if failure.errno in _NOT_EXECUTABLE else Rejected
-        raise kind(f"cannot start {command[0]}: {failure.strerror}") from failure
-    return _Done(done.returncode, _decoded(done.stdout), _decoded(done.stderr))
-
-
-def _decoded(output: bytes) -> str:
-    return output.decode(errors="surrogateescape")
-
-
 class _Reported(NamedTuple):
     """A tool's path, its version, such as "1.8.9", and its iptables backend."""
 
@@ -248,10 +203,10 @@ def _reported(name: str) -> _Reported | None:
 
     Before 1.8 only the legacy backend existed. Raises KernelError if the tool cannot run at the moment.
     """
-    path = shutil.which(name, path=_FOLDERS)
-    if not path or not all(shutil.which(f"{path}-{action}") for action in ("save", "restore")):
+    path = tools.find(name)
+    if not path or not all(tools.find(f"{path}-{action}") for action in ("save", "restore")):
         return None
-    done = _run((path, "--version"))
+    done = tools.run((path, "--version"))
     if _is_temporary(done):
         raise KernelError(f"cannot get the version of {path}: {_reason(done)}")
     found = _VERSION.search(done.output)
@@ -262,16 +217,16 @@ def _reported(name: str) -> _Reported | None:
     )
 
 
-def _is_temporary(done: _Done) -> bool:
+def _is_temporary(done: Done) -> bool:
     """Whether a tool failed for a reason that may be gone at the next run: a signal, or missing memory."""
     return done.code < 0 or done.code == _RESOURCE_PROBLEM
 
 
-def _reason(done: _Done) -> str:
+def _reason(done: Done) -> str:
     """The last message of a tool, without its advice to read the help."""
     lines = [_TOOL_NAME.sub("", line).strip() for line in done.errors.splitlines()]
     ignored = ("Try `", "Error occurred", "Ignoring ")
     lines = [line for line in lines if line and not line.startswith(ignored)]
-    if done.code < 0:
-        return f"killed by {signal.Signals(-done.code).name}"
+    if done.killed_by:
+        return f"killed by {done.killed_by}"
     return lines[-1] if lines else f"exit status {done.code}"

@@ -12,7 +12,7 @@ import pytest
 from ebpfproxy.backends.ipvs import cleanup
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.errors import Rejected, Unsupported
-from ebpfproxy.linux.ipset import ipset
+from ebpfproxy.linux import ipset
 from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.ipvs.ipvs import Operation, Rejection
 from ebpfproxy.linux.netlink import conntrack, dummy
@@ -63,7 +63,7 @@ def test_a_drain_keeps_only_what_open_connections_need_until_they_end(
         converse(*ends)
         assert cleanup.drain((), lambda of: False) == ([], True)
     eventually(lambda: not cleanup.drain((), lambda of: False)[1], "nothing is left", LASTING)
-    assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
+    assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.elements()) == ({}, False, {})
 
 
 def test_during_a_drain_new_connections_of_the_node_have_a_reachable_source(
@@ -184,7 +184,7 @@ def test_if_no_flow_can_be_deleted_everything_else_is_removed(
     removed, left = cleanup.drain((), lambda of: False)
     assert removed
     assert not left
-    assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.sets()) == ({}, False, {})
+    assert (ipvs.read(), dummy.exists(KUBE_IPVS0), ipset.elements()) == ({}, False, {})
 
 
 def lacking(*_: object) -> NoReturn:

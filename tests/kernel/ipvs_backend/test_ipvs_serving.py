@@ -20,7 +20,7 @@ from ebpfproxy.backends.ipvs.service_entries import service_entries
 from ebpfproxy.backends.ipvs.sets import LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR, NAMES
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.errors import KernelError
-from ebpfproxy.linux.ipset import ipset
+from ebpfproxy.linux import ipset
 from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.ipvs.messages import RealServer, VirtualServer
 from ebpfproxy.linux.netlink import dummy
@@ -259,7 +259,7 @@ def test_only_local_endpoints_ever_see_a_clients_address(
     kept = []
 
     def look_and_put(servers: Servers, entries: dict[Server, ServerEntry]) -> Mapping[Server, KernelError]:
-        kept.append([*ipset.members("KUBE-NODE-PORT-LOCAL-TCP")])
+        kept.append([*ipset.read(["KUBE-NODE-PORT-LOCAL-TCP"])["KUBE-NODE-PORT-LOCAL-TCP"].members])
         return put(servers, entries)
 
     cluster = plan(ONE, TWO, node_port=30080)
@@ -275,7 +275,7 @@ def test_only_local_endpoints_ever_see_a_clients_address(
     bring(plane, cluster)
     monkeypatch.setattr(Servers, "put", look_and_put)
     bring(plane, local)
-    assert [*ipset.members("KUBE-NODE-PORT-LOCAL-TCP")] == ["30080"]
+    assert [*ipset.read(["KUBE-NODE-PORT-LOCAL-TCP"])["KUBE-NODE-PORT-LOCAL-TCP"].members] == ["30080"]
     bring(plane, cluster)
     assert kept == [[], []]
 

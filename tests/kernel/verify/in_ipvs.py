@@ -3,9 +3,7 @@
 from collections.abc import Callable
 
 from ebpfproxy.backends.ipvs.sets import NAMES
-from ebpfproxy.linux import sysctl
-from ebpfproxy.linux.ipset import ipset
-from ebpfproxy.linux.ipset.ipset import Change
+from ebpfproxy.linux import ipset, sysctl
 from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.ipvs.messages import RealServer, ServerKey
 from ebpfproxy.linux.netlink import dummy
@@ -68,9 +66,9 @@ def change_real(node: Node) -> str:
 
 
 def delete_member(node: Node) -> str:
-    sets = {name: each.set for name, each in ipset.sets().items() if name in NAMES}
-    name, text = node.random.choice(sorted((name, text) for name in sets for text in ipset.members(name)))
-    assert not ipset.change([Change(sets[name], drop=[text])])
+    sets = ipset.read(NAMES)
+    name, text = node.random.choice(sorted((name, text) for name in sets for text in sets[name].members))
+    assert not ipset.change([f"del {name} {text}"])
     return text.partition(",")[0]
 
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 import pytest
 
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
+from ebpfproxy.linux import tools
 from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.linux.xtables.iptables import LinesRejected, ToolBackend
 from ebpfproxy.linux.xtables.legacy import XtablesLock
@@ -24,7 +25,7 @@ Install = Callable[..., None]
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Create tools with these names that report this version. `save` and `restore`: their scripts."""
-    monkeypatch.setattr(iptables, "_FOLDERS", str(tmp_path))
+    monkeypatch.setattr(tools, "FOLDERS", str(tmp_path))
 
     def made(name: str, version: str, restore: str = "", save: str = "") -> None:
         for suffix, body in (("", f"echo '{version}'"), ("-save", save), ("-restore", restore)):
@@ -95,7 +96,7 @@ def test_without_permission_the_hint_says_run_as_root(install: Install) -> None:
 
 
 def test_a_tool_that_hangs_is_killed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iptables, "TIMEOUT", 0.2)
+    monkeypatch.setattr(tools, "TIMEOUT", 0.2)
     install("iptables", LEGACY, save="exec sleep 600")
     with pytest.raises(KernelError, match="timed out after"):
         iptables.find(V4, ToolBackend.LEGACY).save()
