@@ -17,7 +17,7 @@ from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.backends.ebpf.services import shares
 from ebpfproxy.backends.interface import Backend
 from ebpfproxy.backends.iptables.backend import IptablesBackend
-from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.iptables.rules import IptablesSettings
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.nftables.backend import NftablesBackend

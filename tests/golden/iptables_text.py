@@ -4,10 +4,9 @@ plan of the node.
 
 from collections.abc import Iterator, Mapping
 
-from ebpfproxy.backends.iptables.node_rules import node_entries
+from ebpfproxy.backends.iptables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
+from ebpfproxy.backends.iptables.rules import IptablesSettings, node_entries
 from ebpfproxy.backends.iptables.service_rules import service_entries
-from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.model.address import Family
 from tests.golden.situation import Situation, with_pods_detected_by_cidr
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.iptables.backend import IptablesBackend
-from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.xtables.entries import Entry, Key
+from ebpfproxy.backends.iptables.entries import Entry, Key
+from ebpfproxy.backends.iptables.rules import IptablesSettings
 from ebpfproxy.errors import KernelError
 from ebpfproxy.lab import Lab
 from ebpfproxy.linux.netns import netns

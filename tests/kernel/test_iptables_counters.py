@@ -15,11 +15,10 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.backends.iptables import cleanup, packet_counters, probes
 from ebpfproxy.backends.iptables.backend import IptablesBackend
-from ebpfproxy.backends.iptables.layout import INVALID_DROPPED, LOCALHOST_NODE_PORTS, counting
+from ebpfproxy.backends.iptables.chains import INVALID_DROPPED, LOCALHOST_NODE_PORTS, counting
+from ebpfproxy.backends.iptables.entries import Entry, Key, Rule
 from ebpfproxy.backends.iptables.mode import IptablesMode
-from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.xtables import probing
-from ebpfproxy.backends.xtables.entries import Entry, Key, Rule
+from ebpfproxy.backends.iptables.rules import IptablesSettings
 from ebpfproxy.config import Config
 from ebpfproxy.lab import Lab, sockets
 from ebpfproxy.linux import sysctl
@@ -54,7 +53,7 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
 
 def need_nfacct(testbed: Testbed) -> None:
     tool = iptables.find(Family.IPV4, testbed.tool_backend)
-    if not probing.accepts(tool, probes.PACKET_COUNTERS, packet_counters.prepare):
+    if not probes.accepts(tool, probes.PACKET_COUNTERS, packet_counters.prepare):
         skip_or_fail("the kernel has no nfacct")
 
 
@@ -224,7 +223,7 @@ _AGENT = """
 import sys
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.iptables.backend import IptablesBackend
-from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.iptables.rules import IptablesSettings
 from ebpfproxy.plan.service_plan import NodePlan
 plane = IptablesBackend(IptablesSettings(), sys.argv[1])
 plane.open()

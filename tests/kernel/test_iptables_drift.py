@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.iptables.layout import service_chains
-from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
+from ebpfproxy.backends.iptables.chains import service_chains
+from ebpfproxy.backends.iptables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.service import ServicePortName

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.backends.xtables.legacy_edits import LegacyEdits
+from ebpfproxy.backends.iptables.families import LegacyEdits
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import legacy
 from ebpfproxy.model.address import Family

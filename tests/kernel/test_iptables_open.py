@@ -7,10 +7,10 @@ import pytest
 
 from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.findings import FAMILY_NOT_SERVED
+from ebpfproxy.backends.iptables import probes
 from ebpfproxy.backends.iptables.backend import IptablesBackend
-from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.xtables import tool_backends
-from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key
+from ebpfproxy.backends.iptables.entries import FILTER, Chain, Entry, Key
+from ebpfproxy.backends.iptables.rules import IptablesSettings
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netns import netns
@@ -94,20 +94,9 @@ def test_invalid_packets_are_not_dropped_if_conntrack_is_liberal(
     assert len(forward) == rules
 
 
-@pytest.mark.parametrize("has", [True, False])
-def test_random_fully_is_used_if_the_tool_supports_it(
-    has: bool, plane: IptablesBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Iptables, "has_random_fully", lambda tool: has)
-    plane.open()
-    rules = node(plane)[Chain(Family.IPV4, NAT, "KUBE-POSTROUTING")]
-    assert isinstance(rules, tuple)
-    assert ("--random-fully" in rules[-1]) is has
-
-
 def test_by_default_the_nodes_tool_backend_is_used() -> None:
     iptables.find(Family.IPV4, ToolBackend.LEGACY).restore("*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
-    plane = IptablesBackend(IptablesSettings(), tool_backends.AUTO)
+    plane = IptablesBackend(IptablesSettings(), probes.AUTO)
     plane.open()
     assert not plane.apply(_all_of(node(plane)))
     plane.close()

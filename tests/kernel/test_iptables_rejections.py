@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
+from ebpfproxy.backends.iptables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.xtables import iptables
 from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend

@@ -9,9 +9,9 @@ import pytest
 
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.iptables import cleanup, probes
+from ebpfproxy.backends.iptables.entries import NAT, Chain, SharedChain
 from ebpfproxy.backends.ipvs import cleanup as removal_of_ipvs
-from ebpfproxy.backends.xtables import tool_backends
-from ebpfproxy.backends.xtables.entries import NAT, Chain, SharedChain
+from ebpfproxy.linux import tools
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.linux.xtables.iptables import ToolBackend
@@ -51,7 +51,7 @@ def restore(tool_backend: ToolBackend, text: str) -> None:
 
 def everything(*of: ToolBackend) -> str:
     """The output of iptables-save, without dates and counters."""
-    tools = [tool for tool_backend in of or ToolBackend for tool in tool_backends.installed()[tool_backend]]
+    tools = [tool for tool_backend in of or ToolBackend for tool in probes.installed()[tool_backend]]
     lines = (line for tool in tools for line in tool.save().splitlines())
     return "\n".join(line.partition(" [")[0] for line in lines if not line.startswith("#"))
 
@@ -197,7 +197,7 @@ def test_removal_without_state_deletes_and_creates_nothing() -> None:
 
 @pytest.mark.usefixtures("nowhere")
 def test_removal_without_tools_deletes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(iptables, "_FOLDERS", str(tmp_path))
+    monkeypatch.setattr(tools, "FOLDERS", str(tmp_path))
     assert cleanup.remove() == []
 
 
@@ -227,7 +227,7 @@ def test_rules_of_the_other_tool_backend_are_removed_after_the_sync(testbed: Tes
 def test_a_hint_chain_takes_precedence_over_the_number_of_rules(tool_backend: ToolBackend, hint: str) -> None:
     restore(OTHER[tool_backend], "*filter\n-A INPUT -p tcp -j ACCEPT\n-A INPUT -p udp -j ACCEPT\nCOMMIT\n")
     restore(tool_backend, f"*mangle\n:{hint} - [0:0]\nCOMMIT\n")
-    assert tool_backends.choose(tool_backends.AUTO) is tool_backend
+    assert probes.choose(probes.AUTO) is tool_backend
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -235,7 +235,7 @@ def test_a_hint_chain_takes_precedence_over_the_number_of_rules(tool_backend: To
 def test_the_kubelets_hint_takes_precedence_over_a_proxys(tool_backend: ToolBackend) -> None:
     restore(OTHER[tool_backend], "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
     restore(tool_backend, "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n")
-    assert tool_backends.choose(tool_backends.AUTO) is tool_backend
+    assert probes.choose(probes.AUTO) is tool_backend
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -243,12 +243,12 @@ def test_the_kubelets_hint_takes_precedence_over_a_proxys(tool_backend: ToolBack
 def test_without_a_hint_the_tool_backend_with_more_rules_is_used(tool_backend: ToolBackend) -> None:
     restore(OTHER[tool_backend], "*filter\n-A INPUT -p tcp -j ACCEPT\nCOMMIT\n")
     restore(tool_backend, "*nat\n-A OUTPUT -p tcp -j ACCEPT\n-A OUTPUT -p udp -j ACCEPT\nCOMMIT\n")
-    assert tool_backends.choose(tool_backends.AUTO) is tool_backend
+    assert probes.choose(probes.AUTO) is tool_backend
 
 
 @pytest.mark.usefixtures("nowhere")
 def test_without_rules_the_default_iptables_is_used_and_no_table_created() -> None:
-    assert tool_backends.choose(tool_backends.AUTO) is iptables.plain_tool_backend(Family.IPV4)
+    assert probes.choose(probes.AUTO) is iptables.plain_tool_backend(Family.IPV4)
     assert not any(legacy.tables(family) for family in Family)
     assert subprocess.run(["nft", "list", "tables"], capture_output=True, check=True).stdout == b""
 
@@ -256,14 +256,14 @@ def test_without_rules_the_default_iptables_is_used_and_no_table_created() -> No
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("tool_backend", ToolBackend)
 def test_the_requested_tool_backend_is_used(tool_backend: ToolBackend) -> None:
-    assert tool_backends.choose(str(tool_backend)) is tool_backend
+    assert probes.choose(str(tool_backend)) is tool_backend
 
 
 # Features of this machine
 
 
 @pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("tool_backend", [tool_backends.AUTO, *ToolBackend])
+@pytest.mark.parametrize("tool_backend", [probes.AUTO, *ToolBackend])
 def test_probes_succeed_on_this_machine_and_leave_nothing_behind(tool_backend: str) -> None:
     found = probes.probe(tool_backend)
     assert len(found) > 20

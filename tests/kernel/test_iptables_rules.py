@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from ebpfproxy.backends.iptables import packet_counters
-from ebpfproxy.backends.iptables.layout import LAYOUT
-from ebpfproxy.backends.iptables.node_rules import node_entries
-from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.xtables.entries import (
+from ebpfproxy.backends.iptables.chains import LAYOUT
+from ebpfproxy.backends.iptables.entries import (
     FILTER,
     MANGLE,
     NAT,
@@ -25,7 +23,7 @@ from ebpfproxy.backends.xtables.entries import (
     SharedChain,
     canonical,
 )
-from ebpfproxy.backends.xtables.rule_text import one_of
+from ebpfproxy.backends.iptables.rules import IptablesSettings, node_entries, one_of
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.golden.iptables_text import entries_of
@@ -136,12 +134,11 @@ def test_the_tools_print_the_rendered_rules(case: str, tool_backend: str) -> Non
 @pytest.mark.parametrize(
     "settings",
     [
-        IptablesSettings(random_fully=False),
         IptablesSettings(masquerade_bit=0),
         IptablesSettings(masquerade_bit=31),
         IptablesSettings(tcp_be_liberal=True),
     ],
-    ids=["random", "bit 0", "bit 31", "liberal"],
+    ids=["bit 0", "bit 31", "liberal"],
 )
 def test_the_tools_print_the_rendered_rules_with_other_settings(
     settings: IptablesSettings, tool_backend: str

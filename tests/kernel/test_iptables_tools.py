@@ -111,11 +111,6 @@ def test_a_missing_table_raises_unsupported(tool: Iptables) -> None:
             tool.restore("*no-such\nCOMMIT\n")
 
 
-def test_this_machines_tools_support_random_fully(tool: Iptables) -> None:
-    assert tool.has_random_fully()
-    assert tool.version[0].isdigit()
-
-
 # Fingerprints of iptables-legacy
 
 

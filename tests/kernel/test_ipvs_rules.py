@@ -9,6 +9,8 @@ import pytest
 
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.iptables import cleanup as removal_of_iptables
+from ebpfproxy.backends.iptables.entries import FILTER, MANGLE, NAT, Chain, Entry, Key, Rule, chains_of
+from ebpfproxy.backends.iptables.families import TwoFamilies
 from ebpfproxy.backends.ipvs import cleanup
 from ebpfproxy.backends.ipvs.entries import Member
 from ebpfproxy.backends.ipvs.ip_sets import IpSets, create_all
@@ -23,9 +25,6 @@ from ebpfproxy.backends.ipvs.sets import (
     set_name,
 )
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Chain, Entry, Key, Rule
-from ebpfproxy.backends.xtables.families import TwoFamilies
-from ebpfproxy.backends.xtables.saved import chains_of
 from ebpfproxy.lab import sockets
 from ebpfproxy.linux import ipset
 from ebpfproxy.linux.ipset import IpSet

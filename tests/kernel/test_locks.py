@@ -15,7 +15,6 @@ from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.linux import locks
 from ebpfproxy.linux.bpf import object_cache
 from ebpfproxy.linux.locks import FolderLock, NamespaceLock
-from ebpfproxy.linux.xtables.legacy import XtablesLock
 from tests.support.confined import as_nobody
 from tests.support.namespace import Namespace, namespace
 
@@ -85,11 +84,6 @@ def test_other_users_cannot_hold_the_lock_of_a_network_namespace(before: list[st
         with pytest.raises(AlreadyExists):
             NamespaceLock(0)
         first.release()
-
-
-def test_other_users_cannot_hold_the_lock_of_iptables(tmp_path: Path, here: Namespace) -> None:
-    with holding(_ADDRESSES, *as_nobody()), XtablesLock(0, tmp_path / "xtables.lock"):
-        assert (tmp_path / "xtables.lock").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("before", [[], ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--ipc"]])

@@ -40,7 +40,7 @@ STRATA = (
     Stratum("plan", 12, ["ebpfproxy/plan/*.py"]),
     Stratum("backends", 8, [f"{_BACKENDS}/ebpf/**/*.py"]),
     Stratum("backends", 4, [f"{_BACKENDS}/nftables/*.py"]),
-    Stratum("backends", 4, [f"{_BACKENDS}/iptables/*.py", f"{_BACKENDS}/xtables/*.py"]),
+    Stratum("backends", 4, [f"{_BACKENDS}/iptables/*.py"]),
     Stratum("backends", 2, [f"{_BACKENDS}/ipvs/*.py"]),  # few machines have IPVS
     Stratum("backends", 3, [f"{_BACKENDS}/userspace/**/*.py"]),
     Stratum("backends", 3, [f"{_BACKENDS}/netfilter/*.py", f"{_BACKENDS}/*.py"]),

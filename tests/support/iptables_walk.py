@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ebpfproxy.backends.iptables.layout import LAYOUT
-from ebpfproxy.backends.xtables.entries import Chain, Entry, Key, Rule, RulePosition, SharedChain
-from ebpfproxy.backends.xtables.layout import Layout
+from ebpfproxy.backends.iptables.chains import LAYOUT
+from ebpfproxy.backends.iptables.entries import Chain, Entry, Key, Layout, Rule, RulePosition, SharedChain
 from ebpfproxy.model.address import Address, contains, parse_network
 
 MARK_MASQ = "KUBE-MARK-MASQ"

@@ -7,15 +7,13 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.interface import HOUR
-from ebpfproxy.backends.iptables import cleanup, packet_counters, probes
-from ebpfproxy.backends.iptables.layout import LAYOUT
-from ebpfproxy.backends.iptables.node_rules import LOOPBACK_GUARD, node_entries
+from ebpfproxy.backends.iptables import chains, cleanup, packet_counters, probes
+from ebpfproxy.backends.iptables.chains import LAYOUT
+from ebpfproxy.backends.iptables.entries import FILTER, MANGLE, NAT, Entry, Key, Rule
+from ebpfproxy.backends.iptables.families import TwoFamilies
+from ebpfproxy.backends.iptables.rules import LOOPBACK_GUARD, IptablesSettings, node_entries
 from ebpfproxy.backends.iptables.service_rules import service_entries
-from ebpfproxy.backends.iptables.settings import IptablesSettings
 from ebpfproxy.backends.netfilter.nat_backend import NatBackend
-from ebpfproxy.backends.xtables import names, probing, tool_backends
-from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Entry, Key, Rule
-from ebpfproxy.backends.xtables.families import TwoFamilies
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.xtables.iptables import Iptables
@@ -25,7 +23,7 @@ from ebpfproxy.plan.service_plan import Frontend, NodePlan, ServicePortPlan
 
 _TCP_BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
 
-_CHAINS = {names.SERVICES, names.EXTERNAL_SERVICES, names.NODE_PORTS}
+_CHAINS = {chains.SERVICES, chains.EXTERNAL_SERVICES, chains.NODE_PORTS}
 _DESTINATION = re.compile(
     r"(?:-d (?P<address>[0-9a-f.:]+)/\d+ )?-p (?P<protocol>\w+) .*--dport (?P<port>\d+) -j "
 )
@@ -41,8 +39,8 @@ class IptablesBackend(NatBackend[Key, Entry]):
     reread_seconds = HOUR
     loopback_guard = LOOPBACK_GUARD
 
-    def __init__(self, settings: IptablesSettings, tool_backend: str = tool_backends.AUTO) -> None:
-        """`tool_backend`: see `tool_backends.choose`."""
+    def __init__(self, settings: IptablesSettings, tool_backend: str = probes.AUTO) -> None:
+        """`tool_backend`: see `probes.choose`."""
         self._settings = settings
         self._wanted = tool_backend
         self._families = TwoFamilies(
@@ -63,7 +61,6 @@ class IptablesBackend(NatBackend[Key, Entry]):
             liberal = liberal or sysctl.read(_TCP_BE_LIBERAL) != "0"
         self._effective_settings = dataclasses.replace(
             self._settings,
-            random_fully=self._settings.random_fully and all(tool.has_random_fully() for tool in tools),
             tcp_be_liberal=liberal,
             counts_packets=self._counts_packets(tools),
         )
@@ -74,7 +71,7 @@ class IptablesBackend(NatBackend[Key, Entry]):
         """
         if self._families.is_for_reading and not packet_counters.exist():
             return False
-        return all(probing.accepts(tool, probes.PACKET_COUNTERS, packet_counters.prepare) for tool in tools)
+        return all(probes.accepts(tool, probes.PACKET_COUNTERS, packet_counters.prepare) for tool in tools)
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         served = self._families.served
@@ -122,7 +119,7 @@ class IptablesBackend(NatBackend[Key, Entry]):
         >>> from ebpfproxy.model.address import Family
         >>> here = "-d 10.96.0.1/32 -p udp -m udp --dport 53 -j A"
         >>> texts = (here, "-p udp -m udp --dport 30053 -j A", "-j A")
-        >>> rules = (Rule(Family.IPV4, "nat", names.SERVICES, text) for text in texts)
+        >>> rules = (Rule(Family.IPV4, "nat", chains.SERVICES, text) for text in texts)
         >>> [str(each) for each in IptablesBackend.frontends(rules)]
         ['10.96.0.1:53/UDP', '0.0.0.0:30053/UDP']
         """

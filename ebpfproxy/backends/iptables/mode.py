@@ -6,7 +6,7 @@ from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.backends.iptables import cleanup, probes
 from ebpfproxy.backends.iptables.backend import IptablesBackend
-from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.iptables.rules import IptablesSettings
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.backends.netfilter.sysctls import answers_on_loopback
 from ebpfproxy.config import Config
@@ -42,8 +42,8 @@ class IptablesMode(Mode):
 def iptables_settings(config: Config) -> IptablesSettings:
     """Return the settings in the configuration.
 
-    The backend detects whether iptables supports random source ports, whether nf_conntrack_tcp_be_liberal is
-    on, and whether packets can be counted. Raises ConfigError if the node has no name.
+    The backend detects whether nf_conntrack_tcp_be_liberal is on, and whether packets can be counted. Raises
+    ConfigError if the node has no name.
     """
     return IptablesSettings(
         masquerade_bit=config.iptables_masquerade_bit,

@@ -6,7 +6,7 @@ They exist as long as rules use them, also while no agent runs: metrics of a res
 import contextlib
 import time
 
-from ebpfproxy.backends.iptables.layout import INVALID_DROPPED, LOCALHOST_NODE_PORTS
+from ebpfproxy.backends.iptables.chains import INVALID_DROPPED, LOCALHOST_NODE_PORTS
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux.netlink import nfacct
 from ebpfproxy.model.address import Family

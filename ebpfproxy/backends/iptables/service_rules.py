@@ -13,10 +13,10 @@ still has the frontend address in the table filter, which rejects or drops it.
 
 from collections.abc import Iterator
 
-from ebpfproxy.backends.iptables.layout import LOCALHOST_NODE_PORTS, counting, endpoint_chain, service_chains
-from ebpfproxy.backends.xtables import names
-from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
-from ebpfproxy.backends.xtables.rule_text import (
+from ebpfproxy.backends.iptables import chains
+from ebpfproxy.backends.iptables.chains import LOCALHOST_NODE_PORTS, counting, endpoint_chain, service_chains
+from ebpfproxy.backends.iptables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
+from ebpfproxy.backends.iptables.rules import (
     REJECT,
     comment,
     from_pods,
@@ -35,7 +35,7 @@ from ebpfproxy.plan.service_plan import (
     ServicePortPlan,
 )
 
-_MARK = f"-j {names.MARK_MASQ}"
+_MARK = f"-j {chains.MARK_MASQ}"
 _FROM_NODE = "-m addrtype --src-type LOCAL"
 _LOCALHOST = "127.0.0.0/8"
 _TO_NODE = "-m addrtype --dst-type LOCAL"
@@ -117,23 +117,23 @@ class _PortRules:
         plan = self.plan
         for each in self.internal:
             if self.usable[each.outside.scope]:
-                yield self._dispatch_rule(each, names.SERVICES, self.chain_of[each.outside.scope])
+                yield self._dispatch_rule(each, chains.SERVICES, self.chain_of[each.outside.scope])
             else:
-                yield Rule(plan.family, FILTER, names.SERVICES, self._without_endpoints(each))
+                yield Rule(plan.family, FILTER, chains.SERVICES, self._without_endpoints(each))
         for each in self.external:
             if self.has_any and each.kind is not FrontendKind.NODE_PORT:
                 target = self.names.firewall if each.restricted else self.names.external
-                yield self._dispatch_rule(each, names.SERVICES, target)
+                yield self._dispatch_rule(each, chains.SERVICES, target)
                 if each.restricted:
                     note = comment(f"{self.name} traffic not accepted by {self.names.firewall}")
                     drop = self._frontend_rule(each, note, "DROP")
-                    yield Rule(plan.family, FILTER, names.PROXY_FIREWALL, drop)
+                    yield Rule(plan.family, FILTER, chains.PROXY_FIREWALL, drop)
             if not self.usable[each.outside.scope]:
-                yield Rule(plan.family, FILTER, names.EXTERNAL_SERVICES, self._without_endpoints(each))
+                yield Rule(plan.family, FILTER, chains.EXTERNAL_SERVICES, self._without_endpoints(each))
         if plan.health_check_node_port:
             note = comment(f"{self.name} health check node port")
             match = f"-m tcp --dport {plan.health_check_node_port}"
-            yield Rule(plan.family, FILTER, names.NODE_PORTS, f"-p tcp {note} {match} -j ACCEPT")
+            yield Rule(plan.family, FILTER, chains.NODE_PORTS, f"-p tcp {note} {match} -j ACCEPT")
 
     def node_port_rules(self, counted: bool = False) -> Iterator[Rule]:
         """Yield the rules that translate NodePorts; with `counted`, those that count connections to
@@ -145,7 +145,7 @@ class _PortRules:
                 if counted:
                     match, _, target = text.rpartition(" -j ")
                     text = f"-d {_LOCALHOST} {match} {counting(LOCALHOST_NODE_PORTS)} -j {target}"
-                yield Rule(self.plan.family, NAT, names.NODE_PORTS, text)
+                yield Rule(self.plan.family, NAT, chains.NODE_PORTS, text)
 
     def _dispatch_rule(self, frontend: FrontendPlan, chain: str, target: str) -> Rule:
         note = comment(f"{self.name} {_FRONTEND_LABELS[frontend.kind]}")
@@ -236,7 +236,7 @@ class _PortRules:
         for each in restricted:
             if each.node_admitted:
                 yield f"-s {host(each.frontend.address)} {accept}"
-        yield comment(f"other traffic to {self.name} will be dropped by {names.PROXY_FIREWALL}")
+        yield comment(f"other traffic to {self.name} will be dropped by {chains.PROXY_FIREWALL}")
 
     def _balanced(self, usable: list[_Endpoint]) -> Iterator[str]:
         """Yield the rules that select an endpoint: first the previous one of a client, then any with equal

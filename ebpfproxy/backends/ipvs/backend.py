@@ -7,6 +7,10 @@ from typing import Any, cast
 from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.difference import Difference
 from ebpfproxy.backends.generation import Generation
+from ebpfproxy.backends.iptables import entries as iptables
+from ebpfproxy.backends.iptables import probes
+from ebpfproxy.backends.iptables.entries import FILTER, MANGLE, NAT
+from ebpfproxy.backends.iptables.families import TwoFamilies
 from ebpfproxy.backends.ipvs import addresses, cleanup, prerequisites, return_path
 from ebpfproxy.backends.ipvs.addresses import Addresses
 from ebpfproxy.backends.ipvs.endpoint_networks import EndpointNetworks
@@ -34,10 +38,6 @@ from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.ipvs.surroundings import Answers, KernelSurroundings, recorded
 from ebpfproxy.backends.netfilter.nat_backend import NatBackend
 from ebpfproxy.backends.netfilter.sysctls import SETTING_FAILED
-from ebpfproxy.backends.xtables import entries as xtables
-from ebpfproxy.backends.xtables import tool_backends
-from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT
-from ebpfproxy.backends.xtables.families import TwoFamilies
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux import ipset
 from ebpfproxy.linux.ipvs import ipvs
@@ -76,10 +76,10 @@ class IpvsBackend(NatBackend[Key, Entry]):
     def __init__(
         self,
         settings: IpvsSettings,
-        tool_backend: str = tool_backends.AUTO,
+        tool_backend: str = probes.AUTO,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tool_backend`: see `tool_backends.choose`."""
+        """`tool_backend`: see `probes.choose`."""
         self._clock = clock
         self._release_at = float("-inf")
         self._settings = settings
@@ -107,7 +107,6 @@ class IpvsBackend(NatBackend[Key, Entry]):
         self._set_up(self._families.open_to_read(self._wanted))
 
     def _set_up(self, tools: Iterable[Iptables]) -> None:
-        self._random_fully = all(tool.has_random_fully() for tool in tools)
         self._reset()
 
     def _set_timeouts(self) -> None:
@@ -140,7 +139,7 @@ class IpvsBackend(NatBackend[Key, Entry]):
         if node is not None:
             self._surroundings.forget()  # since a local address has changed
             for family in served:
-                entries.update(node_entries(node, family, self._settings, self._random_fully))
+                entries.update(node_entries(node, family, self._settings))
         for plan in plans:
             if plan.family in served:
                 recording, answers = recorded(surroundings)
@@ -333,6 +332,6 @@ def _members(keys: Iterable[Key], order: Order) -> list[Member]:
     return [key for key in members if SETS[NAMES[key.set][0]].order is order]
 
 
-def _rules(delta: Delta[Key, Entry]) -> Delta[xtables.Key, xtables.Entry]:
-    rules = _part(delta, (xtables.Chain, xtables.SharedChain, xtables.Rule))
-    return cast(Delta[xtables.Key, xtables.Entry], rules)
+def _rules(delta: Delta[Key, Entry]) -> Delta[iptables.Key, iptables.Entry]:
+    rules = _part(delta, (iptables.Chain, iptables.SharedChain, iptables.Rule))
+    return cast(Delta[iptables.Key, iptables.Entry], rules)

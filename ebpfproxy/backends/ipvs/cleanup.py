@@ -9,16 +9,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from ebpfproxy.backends.iptables import chains
+from ebpfproxy.backends.iptables.cleanup import (
+    COMMON_CHAINS,
+    any_chain_exists,
+    are_of_ipvs,
+    drain_chains,
+    remove_chains,
+)
+from ebpfproxy.backends.iptables.entries import FILTER, MANGLE, NAT, TableAndName
 from ebpfproxy.backends.ipvs import addresses, endpoint_networks, ip_sets, return_path
 from ebpfproxy.backends.ipvs.entries import Member, Set
 from ebpfproxy.backends.ipvs.ip_sets import IpSets
 from ebpfproxy.backends.ipvs.layout import OWN_CHAINS
 from ebpfproxy.backends.ipvs.ownership import ownership
 from ebpfproxy.backends.ipvs.sets import IPVS_IPS, NAMES, NO_LOCAL, NO_LOCAL_BUT_PODS, OWN_SETS
-from ebpfproxy.backends.xtables import cleanup, names
-from ebpfproxy.backends.xtables.cleanup import COMMON_CHAINS, are_of_ipvs
-from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT
-from ebpfproxy.backends.xtables.layout import TableAndName
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux.ipvs import ipvs, proc_table
 from ebpfproxy.linux.ipvs.ipvs import Operation
@@ -37,10 +42,10 @@ log = Logger(__name__)
 NOT_ENDED = "Failed to end a flow of IPVS"
 """It ends by its timeout."""
 
-_GUARDS = frozenset({(FILTER, names.IPVS_FILTER), (NAT, names.IPVS_POSTROUTING)})
+_GUARDS = frozenset({(FILTER, chains.IPVS_FILTER), (NAT, chains.IPVS_POSTROUTING)})
 """The chains that addresses on kube-ipvs0 require, whichever mode is in force."""
 
-_NOT_KUBE_PROXYS = frozenset({(NAT, names.IPVS_POSTROUTING), (MANGLE, names.IPVS_OUT_FILTER)})
+_NOT_KUBE_PROXYS = frozenset({(NAT, chains.IPVS_POSTROUTING), (MANGLE, chains.IPVS_OUT_FILTER)})
 """The chains that kube-proxy does not have."""
 
 _CONNECTED = {
@@ -73,7 +78,7 @@ def remove(excluded: tuple[Network, ...], dry_run: bool = False) -> list[str]:
     Connections through IPVS end. Raises KernelError.
     """
     found_objects = _Leftovers(excluded)
-    lines = cleanup.remove(leftovers, dry_run) if cleanup.any_chain_exists(OWN_CHAINS) else []
+    lines = remove_chains(leftovers, dry_run) if any_chain_exists(OWN_CHAINS) else []
     lines += found_objects.described()
     if not dry_run:
         found_objects.remove()
@@ -88,7 +93,7 @@ def remove_beside_kube_proxy(dry_run: bool = False) -> list[str]:
     These are two chains, the sets that kube-proxy's rules do not match, and what direct routing and tunnels
     need. A set that a rule still matches stays.
     """
-    lines = cleanup.remove(_not_kube_proxys, dry_run) if cleanup.any_chain_exists(_NOT_KUBE_PROXYS) else []
+    lines = remove_chains(_not_kube_proxys, dry_run) if any_chain_exists(_NOT_KUBE_PROXYS) else []
     sets = IpSets()
     present = sets.read(Family) if ip_sets.exist() else {}
     found = [key for key in present if isinstance(key, Set) and NAMES[key.name][0] in OWN_SETS]
@@ -128,7 +133,7 @@ def drain(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) -
     No client reaches the remaining virtual servers, since the serving mode translates packets before IPVS
     sees them. UDP flows do not keep a virtual server. They end first, while the virtual servers still show
     which flows these are. The next datagram is the serving mode's. For connections that rules translated, and
-    for `translates`, see `xtables.cleanup.drain`.
+    for `translates`, see `iptables.cleanup.drain_chains`.
 
     Raises KernelError.
     """
@@ -139,8 +144,8 @@ def drain(excluded: tuple[Network, ...], translates: Callable[[Family], bool]) -
     kept_chains = _GUARDS if stay else frozenset()
     lines: list[str] = []
     needs_next_call = False
-    if cleanup.any_chain_exists(OWN_CHAINS - kept_chains):
-        lines, needs_next_call = cleanup.drain(lambda chains: leftovers(chains) - kept_chains, translates)
+    if any_chain_exists(OWN_CHAINS - kept_chains):
+        lines, needs_next_call = drain_chains(lambda chains: leftovers(chains) - kept_chains, translates)
     lines += leftover.described(busy, stay)
     leftover.remove(busy, stay)
     return lines, needs_next_call or bool(stay)

@@ -1,6 +1,6 @@
 """The entries of the IPVS backend, by key. Pure.
 
-Besides the chains and rules of `xtables.entries`, there are these kinds of entries:
+Besides the chains and rules of `iptables.entries`, there are these kinds of entries:
 
 - `Server`: a virtual server with its real servers, by frontend. Both come from one plan, so they are one
   entry. A real server of weight 0 is not part of it: it is draining.
@@ -27,7 +27,7 @@ to a `Local`.
 
 from typing import NamedTuple
 
-from ebpfproxy.backends.xtables.entries import Chain, Rule, RulePosition, SharedChain
+from ebpfproxy.backends.iptables.entries import Chain, Rule, RulePosition, SharedChain
 from ebpfproxy.linux.ipvs.messages import Flag, RealServer
 from ebpfproxy.model.address import Address, Family, format_address
 from ebpfproxy.plan.service_plan import Frontend

@@ -21,13 +21,9 @@ kubernetes). The differences are:
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ebpfproxy.backends.ipvs import sets
-from ebpfproxy.backends.ipvs.entries import Entry, Key, Member, Set
-from ebpfproxy.backends.ipvs.sets import SETS, set_name
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.xtables import names
-from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Chain, Rule, RulePosition
-from ebpfproxy.backends.xtables.rule_text import (
+from ebpfproxy.backends.iptables import chains
+from ebpfproxy.backends.iptables.entries import FILTER, MANGLE, NAT, Chain, Rule, RulePosition
+from ebpfproxy.backends.iptables.rules import (
     REJECT,
     comment,
     forwarding_rules,
@@ -35,6 +31,10 @@ from ebpfproxy.backends.xtables.rule_text import (
     masquerading_rules,
     not_from_pods,
 )
+from ebpfproxy.backends.ipvs import sets
+from ebpfproxy.backends.ipvs.entries import Entry, Key, Member, Set
+from ebpfproxy.backends.ipvs.sets import SETS, set_name
+from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.model.address import (
     Address,
     Family,
@@ -55,7 +55,7 @@ _PINGS = {
     Family.IPV4: "-p icmp -m icmp --icmp-type 8",
     Family.IPV6: "-p ipv6-icmp -m icmp6 --icmpv6-type 128",
 }
-_MARK = f"-j {names.MARK_MASQ}"
+_MARK = f"-j {chains.MARK_MASQ}"
 _NEW = "-m conntrack --ctstate NEW"
 _FROM_NODE = "-m addrtype --src-type LOCAL"
 _TO_NODE = "-m addrtype --dst-type LOCAL"
@@ -72,31 +72,27 @@ class _Jump(NamedTuple):
 
 
 _JUMPS = (
-    _Jump(NAT, "OUTPUT", names.SERVICES, "kubernetes service portals"),
-    _Jump(NAT, "PREROUTING", names.SERVICES, "kubernetes service portals"),
-    _Jump(NAT, "POSTROUTING", names.POSTROUTING, "kubernetes postrouting rules"),
-    _Jump(NAT, "POSTROUTING", names.IPVS_POSTROUTING, "kubernetes ipvs service ips of this node"),
-    _Jump(FILTER, "FORWARD", names.FORWARD, "kubernetes forwarding rules"),
-    _Jump(FILTER, "INPUT", names.NODE_PORT, "kubernetes health check rules"),
-    _Jump(FILTER, "INPUT", names.PROXY_FIREWALL, "kube-proxy firewall rules"),
-    _Jump(FILTER, "FORWARD", names.PROXY_FIREWALL, "kube-proxy firewall rules"),
-    _Jump(FILTER, "INPUT", names.IPVS_FILTER, "kubernetes ipvs access filter"),
-    _Jump(MANGLE, "OUTPUT", names.IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
+    _Jump(NAT, "OUTPUT", chains.SERVICES, "kubernetes service portals"),
+    _Jump(NAT, "PREROUTING", chains.SERVICES, "kubernetes service portals"),
+    _Jump(NAT, "POSTROUTING", chains.POSTROUTING, "kubernetes postrouting rules"),
+    _Jump(NAT, "POSTROUTING", chains.IPVS_POSTROUTING, "kubernetes ipvs service ips of this node"),
+    _Jump(FILTER, "FORWARD", chains.FORWARD, "kubernetes forwarding rules"),
+    _Jump(FILTER, "INPUT", chains.NODE_PORT, "kubernetes health check rules"),
+    _Jump(FILTER, "INPUT", chains.PROXY_FIREWALL, "kube-proxy firewall rules"),
+    _Jump(FILTER, "FORWARD", chains.PROXY_FIREWALL, "kube-proxy firewall rules"),
+    _Jump(FILTER, "INPUT", chains.IPVS_FILTER, "kubernetes ipvs access filter"),
+    _Jump(MANGLE, "OUTPUT", chains.IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 )
 
 
-def node_entries(
-    plan: NodePlan, family: Family, settings: IpvsSettings, random_fully: bool = True
-) -> dict[Key, Entry]:
-    """Return the entries of the node for one family. `random_fully`: source ports of masqueraded connections
-    are random (requires iptables 1.6.2).
-    """
+def node_entries(plan: NodePlan, family: Family, settings: IpvsSettings) -> dict[Key, Entry]:
+    """Return the entries of the node for one family."""
     entries: dict[Key, Entry] = {
         Set(family, set_name(base, family)): declared.type for base, declared in SETS.items()
     }
     for address in node_port_addresses(plan, family):
         entries[Member(family, set_name(sets.NODE_PORT_IP, family), format_address(address))] = True
-    chains = _Chains(plan, family, settings, random_fully)
+    chains = _Chains(plan, family, settings)
     entries |= {Chain(family, *chain): tuple(rules) for chain, rules in chains.by_chain().items()}
     for jump in _JUMPS:
         text = f"{comment(jump.comment)} -j {jump.target}"
@@ -122,8 +118,7 @@ def node_port_addresses(plan: NodePlan, family: Family) -> list[Address]:
 class _Chains:
     """The chains of the mode for one family."""
 
-    def __init__(self, plan: NodePlan, family: Family, settings: IpvsSettings, random_fully: bool) -> None:
-        self._random_fully = random_fully
+    def __init__(self, plan: NodePlan, family: Family, settings: IpvsSettings) -> None:
         self._family = family
         self._settings = settings
         self._pods = plan.local_traffic.get(family)
@@ -133,18 +128,18 @@ class _Chains:
         """Return the rules of each chain in order, by table and name."""
         mark = self._settings.masquerade_mark
         return {
-            (NAT, names.SERVICES): self._services(),
-            (NAT, names.LOAD_BALANCER): self._load_balancer(),
-            (NAT, names.NODE_PORT): self._node_port(),
-            (NAT, names.MARK_MASQ): iter((marking_rule(mark),)),
-            (NAT, names.POSTROUTING): self._postrouting(mark),
-            (NAT, names.IPVS_POSTROUTING): self._own_addresses(mark),
-            (FILTER, names.FORWARD): iter(forwarding_rules(mark)),
-            (FILTER, names.NODE_PORT): self._health_checks(),
-            (FILTER, names.PROXY_FIREWALL): self._proxy_firewall(),
-            (FILTER, names.SOURCE_RANGES_FIREWALL): self._source_ranges(),
-            (FILTER, names.IPVS_FILTER): self._ipvs_filter(),
-            (MANGLE, names.IPVS_OUT_FILTER): self._ipvs_out_filter(),
+            (NAT, chains.SERVICES): self._services(),
+            (NAT, chains.LOAD_BALANCER): self._load_balancer(),
+            (NAT, chains.NODE_PORT): self._node_port(),
+            (NAT, chains.MARK_MASQ): iter((marking_rule(mark),)),
+            (NAT, chains.POSTROUTING): self._postrouting(mark),
+            (NAT, chains.IPVS_POSTROUTING): self._own_addresses(mark),
+            (FILTER, chains.FORWARD): iter(forwarding_rules(mark)),
+            (FILTER, chains.NODE_PORT): self._health_checks(),
+            (FILTER, chains.PROXY_FIREWALL): self._proxy_firewall(),
+            (FILTER, chains.SOURCE_RANGES_FIREWALL): self._source_ranges(),
+            (FILTER, chains.IPVS_FILTER): self._ipvs_filter(),
+            (MANGLE, chains.IPVS_OUT_FILTER): self._ipvs_out_filter(),
         }
 
     def _match(self, base: str, fields: str) -> str:
@@ -158,7 +153,7 @@ class _Chains:
         no later rule of another program translates packets for IPVS.
         """
         yield f"-s {format_network(_LOOPBACK[self._family])} -j RETURN"
-        yield f"{self._commented(sets.LOAD_BALANCER, 'dst,dst')} -j {names.LOAD_BALANCER}"
+        yield f"{self._commented(sets.LOAD_BALANCER, 'dst,dst')} -j {chains.LOAD_BALANCER}"
         yield from self._cluster_ip()
         for base in (sets.EXTERNAL_IP, sets.EXTERNAL_IP_LOCAL):
             external = self._commented(base, "dst,dst")
@@ -166,7 +161,7 @@ class _Chains:
             yield f"{external} {_TO_NODE} -j ACCEPT"
         for base in (sets.CLUSTER_IP, sets.LOAD_BALANCER):
             yield f"{self._match(base, 'dst,dst')} -j ACCEPT"
-        yield f"{self._match(sets.NODE_PORT_IP, 'dst')} -j {names.NODE_PORT}"
+        yield f"{self._match(sets.NODE_PORT_IP, 'dst')} -j {chains.NODE_PORT}"
 
     def _cluster_ip(self) -> Iterator[str]:
         """Yield the rule that marks connections to ClusterIPs for masquerading.
@@ -201,7 +196,7 @@ class _Chains:
         endpoint would answer itself directly, past the node.
         """
         yield f"{self._commented(sets.LOOP_BACK, 'dst,dst,src')} -j MASQUERADE"
-        yield from masquerading_rules(mark, self._random_fully)
+        yield from masquerading_rules(mark)
 
     def _own_addresses(self, mark: int) -> Iterator[str]:
         """Yield the rules of KUBE-IPVS-POSTROUTING.
@@ -222,14 +217,14 @@ class _Chains:
         if self._address:
             untranslated = self._match(sets.UNTRANSLATED, "dst,dst")
             yield f"{own} {untranslated} -j SNAT --to-source {format_address(self._address)}"
-        yield f"{own} -j MASQUERADE{' --random-fully' * self._random_fully}"
+        yield f"{own} -j MASQUERADE --random-fully"
         yield f"{self._commented(sets.UNTRANSLATED, 'dst,dst')} -j ACCEPT"
 
     def _health_checks(self) -> Iterator[str]:
         yield f"{self._commented(sets.HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT"
 
     def _proxy_firewall(self) -> Iterator[str]:
-        yield f"{_NEW} {self._commented(sets.LOAD_BALANCER_FW, 'dst,dst')} -j {names.SOURCE_RANGES_FIREWALL}"
+        yield f"{_NEW} {self._commented(sets.LOAD_BALANCER_FW, 'dst,dst')} -j {chains.SOURCE_RANGES_FIREWALL}"
 
     def _source_ranges(self) -> Iterator[str]:
         for base in _ALLOWED:

@@ -4,12 +4,12 @@ import errno
 from collections.abc import Callable, Collection, Iterator
 
 from ebpfproxy.backends.findings import Finding
+from ebpfproxy.backends.iptables import probes
+from ebpfproxy.backends.iptables.entries import NAT
+from ebpfproxy.backends.iptables.probes import RuleKind
 from ebpfproxy.backends.ipvs import prerequisites
 from ebpfproxy.backends.ipvs.ip_sets import create_all
 from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER
-from ebpfproxy.backends.xtables import probing, tool_backends
-from ebpfproxy.backends.xtables.entries import NAT
-from ebpfproxy.backends.xtables.probing import RuleKind
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import ipset
 from ebpfproxy.linux.ipset import IpSet
@@ -32,20 +32,19 @@ _OF_SETS = (
 
 _RULE_KINDS = (
     RuleKind("matching ipsets", NAT, f"-m set --match-set {_SET} dst,dst -j RETURN", "xt_set"),
-    probing.MASQUERADING,
-    probing.MARKS,
-    probing.COMMENTS,
-    probing.ADDRESS_TYPES,
-    probing.STATES,
-    probing.REJECTING,
-    probing.MANGLING,
-    probing.RANDOM_PORTS,
+    probes.MASQUERADING,
+    probes.MARKS,
+    probes.COMMENTS,
+    probes.ADDRESS_TYPES,
+    probes.STATES,
+    probes.REJECTING,
+    probes.MANGLING,
 )
 
 
 def probe(
     scheduler: str = DEFAULT_SCHEDULER,
-    tool_backend: str = tool_backends.AUTO,
+    tool_backend: str = probes.AUTO,
     used: Collection[Family] = (),
     tunnels: bool = False,
 ) -> tuple[Finding, ...]:
@@ -56,7 +55,7 @@ def probe(
     prerequisites = tuple(_prerequisites(scheduler))
     if any(not each.present for each in prerequisites):
         return prerequisites  # rules would be rejected for the same reason
-    found = prerequisites + probing.probe(tool_backend, _RULE_KINDS, _make_set, used)
+    found = prerequisites + probes.probe_rules(tool_backend, _RULE_KINDS, _make_set, used)
     return found + tuple(_tunnels(used) if tunnels else ())
 
 

@@ -18,6 +18,7 @@ nodes that choose each other would otherwise send such a packet in a circle.
 
 from collections.abc import Iterator
 
+from ebpfproxy.backends.iptables.rules import is_everything
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import (
     Entry,
@@ -34,7 +35,6 @@ from ebpfproxy.backends.ipvs.forwarding import METHODS, Surroundings, choose, re
 from ebpfproxy.backends.ipvs.schedulers import scheduler
 from ebpfproxy.backends.ipvs.sets import member_text, set_name
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.xtables.rule_text import is_everything
 from ebpfproxy.linux.ipvs.messages import Flag, Method, RealServer
 from ebpfproxy.model.address import Address, Family, Network, format_address, format_network
 from ebpfproxy.model.balancing import Forwarding

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from ebpfproxy.backends.iptables import entries, probes
 from ebpfproxy.backends.selection import MODES
-from ebpfproxy.backends.xtables import saved, tool_backends
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import EBPF, USERSPACE
 from ebpfproxy.diagnose.doctor import cni_files
@@ -105,9 +105,9 @@ def _attempt(unread: dict[str, EbpfProxyError], subject: str, function: Callable
 
 def _chains() -> Iterator[tuple[str, tuple[str, ...]]]:
     """No table is created, and no module is loaded."""
-    for tools in tool_backends.installed().values():
+    for tools in probes.installed().values():
         for tool in tools:
-            for (_, name), rules in saved.chains_of(tool.save()).items():
+            for (_, name), rules in entries.chains_of(tool.save()).items():
                 yield name, tuple(rules)
 
 

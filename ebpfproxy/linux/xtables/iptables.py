@@ -7,7 +7,6 @@ Sources: iptables-save(8), iptables-restore(8), xtables-legacy(8), xtables-nft(8
 """
 
 import enum
-import functools
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -16,14 +15,12 @@ from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux import tools
 from ebpfproxy.linux.tools import Done
 from ebpfproxy.linux.xtables import legacy
-from ebpfproxy.linux.xtables.legacy import XtablesLock
 from ebpfproxy.model.address import Family
 
 LOCK_PATIENCE = 5
 """Seconds for which a tool waits for /run/xtables.lock, as in kube-proxy."""
 
 _STEMS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
-_SCRIPT = ("--noflush",)
 _NO_CHAIN = 1
 """The exit status of a tool if the chain does not exist. Other statuses are failures."""
 _RESOURCE_PROBLEM = 4
@@ -97,11 +94,7 @@ class Iptables:
         Raises LinesRejected, Rejected if another process holds the lock for `LOCK_PATIENCE` seconds,
         Unsupported if the kernel does not have the table, else KernelError.
         """
-        if self._wait_arguments is None:
-            with XtablesLock(LOCK_PATIENCE):
-                done = tools.run((f"{self._stem}-restore", *_SCRIPT), text)
-        else:
-            done = tools.run((f"{self._stem}-restore", *_SCRIPT, *self._wait_arguments), text)
+        done = tools.run((f"{self._stem}-restore", "--noflush", "-w", str(LOCK_PATIENCE)), text)
         if done.code:
             lines = rejected_lines(done.errors)
             if lines and not _NO_TABLE.search(done.errors):
@@ -109,28 +102,6 @@ class Iptables:
                 rejected = text.split("\n", number)[number - 1]
                 raise LinesRejected(f"{self} rejected line {number}, {rejected}: {lines[number]}", lines)
             raise self._failure("cannot restore", done)
-
-    def has_random_fully(self) -> bool:
-        """Whether MASQUERADE supports --random-fully (since iptables 1.6.2). Raises KernelError."""
-        done = tools.run((self._stem, "-j", "MASQUERADE", "--help"))
-        if done.code:
-            raise self._failure("cannot show the options of MASQUERADE", done)
-        return "--random-fully" in done.output
-
-    @functools.cached_property
-    def _wait_arguments(self) -> tuple[str, ...] | None:
-        """The arguments with which iptables-restore waits for the lock; None before 1.6.2, which has none.
-
-        Raises KernelError.
-        """
-        patience = ("-w", str(LOCK_PATIENCE))
-        for options in ((*patience, "-W", "100000"), patience):  # since 1.8.8 the second has no effect
-            done = tools.run((f"{self._stem}-restore", *_SCRIPT, *options))
-            if not done.code:
-                return options
-            if _is_temporary(done):  # the tool may have the option
-                raise self._failure("cannot restore", done)
-        return None
 
     def _failure(self, action: str, done: Done) -> KernelError:
         reason = _reason(done)

@@ -1,23 +1,14 @@
-"""iptables-legacy without its tools: what the kernel reports about its tables, and its lock.
+"""iptables-legacy without its tools: what the kernel reports about its tables.
 
 Sources: include/uapi/linux/netfilter_ipv4/ip_tables.h and its counterpart for IPv6; get_info() and
 get_entries() of net/ipv4/netfilter/ip_tables.c; xt_table_seq_show() of net/netfilter/x_tables.c.
-
-The lock is for versions of the tools that do not take it themselves: before 1.6.2 iptables-restore took none.
-kube-proxy also takes the lock of 1.4.20 and 1.4.21, an abstract address of unix(7) (grabIptablesLocks() in
-pkg/util/iptables/iptables_linux.go). The agent does not: any user could hold it, so iptables has replaced it
-(commit aa562a660d15), and these versions do not know `-w SECONDS`, which the agent needs. The tools of the
-nft backend need no lock.
 """
 
 import ctypes
 import errno
-import fcntl
 import os
 import socket
 import struct
-import time
-import types
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -50,7 +41,7 @@ _NO_COUNTERS = bytes(16)
 _INFO = struct.Struct("=32s13I")
 
 LOCK_FILE = Path("/run/xtables.lock")
-_LOCK_POLL_SECONDS = 0.1
+"""Every tool that changes a table opens it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -133,44 +124,3 @@ def _fill(family: Family, table: str, option: int, buffer: "ctypes.Array[ctypes.
 def _rejected(table: str, number: int) -> Rejected:
     hint = "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW" if number == errno.EPERM else ""
     return Rejected(f"cannot read the table {table} of iptables-legacy: {os.strerror(number)}", hint)
-
-
-class XtablesLock:
-    """Holds the lock within the block. Entering raises Rejected if another process has it for `patience`
-    seconds."""
-
-    def __init__(self, patience: float, file: Path | None = None) -> None:
-        self._patience = patience
-        self._file = file or LOCK_FILE
-
-    def __enter__(self) -> None:
-        try:
-            self._fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as failure:
-            raise Rejected(f"cannot open {self._file}: {failure.strerror}", "run as root") from failure
-        deadline = time.monotonic() + self._patience
-        while not self._taken():
-            if time.monotonic() >= deadline:
-                os.close(self._fd)
-                raise Rejected(
-                    f"cannot lock {self._file}: another process holds it",
-                    "find the process with lslocks; the agent retries",
-                )
-            time.sleep(_LOCK_POLL_SECONDS)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        os.close(self._fd)
-
-    def _taken(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as failure:
-            if failure.errno == errno.EWOULDBLOCK:
-                return False
-            raise Rejected(f"cannot lock {self._file}: {failure.strerror}") from failure
-        return True

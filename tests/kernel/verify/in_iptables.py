@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ebpfproxy.backends.xtables.saved import chains_of
+from ebpfproxy.backends.iptables.entries import chains_of
 from ebpfproxy.linux.xtables import iptables
 from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import Family

@@ -10,7 +10,7 @@ from ebpfproxy.backends.ebpf.backend import EbpfSettings, FlowTimeouts
 from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.backends.ebpf.mode import ebpf_settings
 from ebpfproxy.backends.iptables.mode import iptables_settings
-from ebpfproxy.backends.iptables.settings import IptablesSettings
+from ebpfproxy.backends.iptables.rules import IptablesSettings
 from ebpfproxy.backends.ipvs.mode import ipvs_settings
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.netfilter.nat_backend import netfilter_settings

@@ -1,7 +1,6 @@
 """Which tools of iptables are found, and how their output is handled, with scripts in their place."""
 
 import errno
-import fcntl
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +12,10 @@ from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux import tools
 from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.linux.xtables.iptables import LinesRejected, ToolBackend
-from ebpfproxy.linux.xtables.legacy import XtablesLock
 from ebpfproxy.model.address import Family
 
 V4 = Family.IPV4
-LEGACY, NFT, OLD = "iptables v1.8.9 (legacy)", "iptables v1.8.9 (nf_tables)", "iptables v1.6.1"
+LEGACY, NFT, OLD = "iptables v1.8.9 (legacy)", "iptables v1.8.9 (nf_tables)", "iptables v1.6.2"
 
 Install = Callable[..., None]
 
@@ -44,7 +42,7 @@ def test_a_tool_with_the_backend_in_its_name_is_preferred_to_the_plain_one(insta
 
 @pytest.mark.parametrize(
     ("version", "tool_backend"),
-    [(LEGACY, ToolBackend.LEGACY), (NFT, ToolBackend.NFT), ("iptables v1.6.1", ToolBackend.LEGACY)],
+    [(LEGACY, ToolBackend.LEGACY), (NFT, ToolBackend.NFT), (OLD, ToolBackend.LEGACY)],
 )
 def test_a_plain_tool_has_the_backend_that_it_reports(
     version: str, tool_backend: ToolBackend, install: Install
@@ -149,41 +147,6 @@ def test_a_text_is_read_completely_despite_an_alarm(install: Install, tmp_path: 
     assert given.read_text() == text
 
 
-# The lock
-
-
-ANY_WAIT = "cat >/dev/null"
-ONLY_W = "cat >/dev/null; for each; do [ $each = -W ] && exit 2; done; [ $# -gt 0 ]"
-NO_WAIT = "cat >/dev/null; for each; do [ $each = -w ] && exit 2; done; [ $# -gt 0 ]"
-
-
-@pytest.mark.parametrize(
-    ("restore", "options"), [(ANY_WAIT, ("-w", "5", "-W", "100000")), (ONLY_W, ("-w", "5")), (NO_WAIT, None)]
-)
-def test_a_tool_gets_the_wait_arguments_that_it_supports(
-    restore: str, options: tuple[str, ...] | None, install: Install
-) -> None:
-    install("iptables", LEGACY, restore=restore)
-    assert iptables.find(V4, ToolBackend.LEGACY)._wait_arguments == options
-
-
-@pytest.mark.parametrize("failure", ["exit 4", "kill -KILL $$"])
-def test_a_tool_without_memory_is_not_taken_for_one_without_wait_arguments(
-    failure: str, install: Install, tmp_path: Path
-) -> None:
-    """Found by fault injection: the agent then held the lock for which a current tool waited, so that every
-    sync failed until the agent was restarted."""
-    once = tmp_path / "once"
-    once.touch()
-    install("iptables", LEGACY, restore=f"{ANY_WAIT}; if [ -e {once} ]; then {failure}; fi")
-    tool = iptables.find(V4, ToolBackend.LEGACY)
-    with pytest.raises(KernelError):
-        tool.restore("")
-    once.unlink()
-    tool.restore("")
-    assert tool._wait_arguments
-
-
 def test_a_tool_that_cannot_show_its_version_at_the_moment_is_not_missing(install: Install) -> None:
     """Found by fault injection: the family was not served until the agent was restarted."""
     install("iptables", "'; exit 4; '")
@@ -204,38 +167,6 @@ def test_a_tool_that_cannot_start_at_the_moment_is_not_missing(
     monkeypatch.setattr(subprocess, "run", fails)
     with pytest.raises(Rejected, match="cannot start"):
         tool.save()
-
-
-def test_the_lock_is_held_for_a_tool_that_takes_none(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = tmp_path / "xtables.lock"
-    monkeypatch.setattr(legacy, "LOCK_FILE", lock)
-    monkeypatch.setattr(iptables, "LOCK_PATIENCE", 0)
-    held = f"flock -n {lock} true && exit 1"
-    install(
-        "iptables", "iptables v1.6.1", restore=f"{NO_WAIT}; [ $# = 1 ] && [ -e {lock} ] && {held}; exit 0"
-    )
-    tool = iptables.find(V4, ToolBackend.LEGACY)
-    tool.restore("*nat\nCOMMIT\n")
-    with lock.open() as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(Rejected, match="another process holds"):
-            tool.restore("*nat\nCOMMIT\n")
-    tool.restore("*nat\nCOMMIT\n")
-
-
-def test_one_process_holds_the_lock_at_a_time(tmp_path: Path) -> None:
-    file = tmp_path / "xtables.lock"
-    with XtablesLock(0, file), pytest.raises(Rejected, match="another process"), XtablesLock(0, file):
-        pass
-    with XtablesLock(0, file):
-        pass
-
-
-def test_a_lock_file_that_cannot_be_created_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(Rejected, match="No such file"), XtablesLock(0, tmp_path / "missing/xtables.lock"):
-        pass
 
 
 def test_a_kernel_without_ip_tables_has_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,17 @@
 
 import pytest
 
-from ebpfproxy.backends.iptables.layout import (
+from ebpfproxy.backends.iptables.chains import (
     LAYOUT,
     LOCALNET_GUARD,
     NODE_CHAINS,
+    SERVICE_PREFIXES,
     SHARED_CHAINS,
     endpoint_chain,
     service_chains,
 )
-from ebpfproxy.backends.iptables.node_rules import node_entries
-from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT, Chain, Rule, SharedChain
-from ebpfproxy.backends.xtables.names import SERVICE_PREFIXES
+from ebpfproxy.backends.iptables.entries import FILTER, MANGLE, NAT, Chain, Rule, SharedChain
+from ebpfproxy.backends.iptables.rules import IptablesSettings, node_entries
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import NodePlan

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from hypothesis import given, settings
 
-from ebpfproxy.backends.iptables.layout import NODE_CHAINS, SHARED_CHAINS
-from ebpfproxy.backends.iptables.node_rules import node_entries
+from ebpfproxy.backends.iptables.chains import NODE_CHAINS, SHARED_CHAINS
+from ebpfproxy.backends.iptables.entries import Chain, Entry, Key, Rule
+from ebpfproxy.backends.iptables.rules import IptablesSettings, node_entries
 from ebpfproxy.backends.iptables.service_rules import service_entries
-from ebpfproxy.backends.iptables.settings import IptablesSettings
-from ebpfproxy.backends.xtables.entries import Chain, Entry, Key, Rule
 from ebpfproxy.model.address import (
     Address,
     Family,

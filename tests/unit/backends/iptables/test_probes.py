@@ -73,7 +73,7 @@ def test_only_the_rejected_kind_of_rule_is_missing(lacking: Lacking) -> None:
 
 
 def test_without_rarely_needed_features_the_mode_is_usable(lacking: Lacking) -> None:
-    lacking("sctp", "recent", "--random-fully", "nfacct")
+    lacking("sctp", "recent", "nfacct")
     assert set(missing().values()) == {False}
     assert is_usable()
     limitations = [finding.missing for finding in probe() if finding.feature.startswith("SCTP")]

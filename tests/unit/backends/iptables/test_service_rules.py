@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from ebpfproxy.backends.iptables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.backends.iptables.service_rules import service_entries
-from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, RulePosition
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.service_plan import (

@@ -2,10 +2,10 @@
 
 import pytest
 
+from ebpfproxy.backends.iptables import chains
+from ebpfproxy.backends.iptables.entries import NAT, Chain
 from ebpfproxy.backends.ipvs.node_entries import node_entries
 from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.xtables import names
-from ebpfproxy.backends.xtables.entries import NAT, Chain
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 
@@ -14,10 +14,10 @@ KINDS = ("CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL", "LOAD-BALANCER")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_address_of_the_node_that_is_a_services_too_is_not_masqueraded_as_a_node_port(kind: str) -> None:
-    chain = node_entries(NodePlan(), Family.IPV4, IpvsSettings())[Chain(Family.IPV4, NAT, names.SERVICES)]
+    chain = node_entries(NodePlan(), Family.IPV4, IpvsSettings())[Chain(Family.IPV4, NAT, chains.SERVICES)]
     assert isinstance(chain, tuple)
     rules = list(map(str, chain))
-    (node_port,) = (at for at, rule in enumerate(rules) if rule.endswith(f"-j {names.NODE_PORT}"))
+    (node_port,) = (at for at, rule in enumerate(rules) if rule.endswith(f"-j {chains.NODE_PORT}"))
     accepted = [
         at
         for at, rule in enumerate(rules)

@@ -1,10 +1,20 @@
-"""The entries and the state that are parsed from the output of iptables-save."""
+"""The entries and the state that are parsed from the output of iptables-save, and the text of keys."""
 
 import pytest
 
-from ebpfproxy.backends.iptables.layout import LAYOUT, LOCALNET_GUARD
-from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Rule, RulePosition, SharedChain
-from ebpfproxy.backends.xtables.saved import TWICE, chains_of, parse
+from ebpfproxy.backends.iptables.chains import LAYOUT, LOCALNET_GUARD
+from ebpfproxy.backends.iptables.entries import (
+    FILTER,
+    NAT,
+    TWICE,
+    Chain,
+    Rule,
+    RulePosition,
+    SharedChain,
+    canonical,
+    chains_of,
+    parse,
+)
 from ebpfproxy.model.address import Family
 
 V4 = Family.IPV4
@@ -131,3 +141,22 @@ def test_additional_blanks_matter_only_within_comments() -> None:
 
 def test_a_rule_without_text_is_a_rule() -> None:
     assert chains_of(nat(":ONE - [0:0]", "-A ONE"))[NAT, "ONE"] == [""]
+
+
+@pytest.mark.parametrize(
+    ("printed", "canonical_text"),
+    [
+        ("-j KUBE-SERVICES ", "-j KUBE-SERVICES"),
+        ('-m comment --comment "a  b " -j X', '-m comment --comment "a  b " -j X'),
+        (r'-m comment --comment "a \"  b"  -j X', r'-m comment --comment "a \"  b" -j X'),
+        ('-m comment --comment "ends in quotes "', '-m comment --comment "ends in quotes "'),
+    ],
+)
+def test_blanks_matter_only_within_quotes(printed: str, canonical_text: str) -> None:
+    assert canonical(printed) == canonical_text
+
+
+def test_the_text_of_a_key_contains_table_and_family() -> None:
+    assert str(Chain(V4, NAT, "KUBE-MARK-MASQ")) == "KUBE-MARK-MASQ (nat, IPv4)"
+    assert str(SharedChain(V4, NAT, "KUBE-SERVICES")) == "KUBE-SERVICES (nat, IPv4)"
+    assert str(Rule(V4, FILTER, "INPUT", "-j KUBE-FIREWALL")) == "-A INPUT -j KUBE-FIREWALL (filter, IPv4)"

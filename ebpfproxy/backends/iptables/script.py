@@ -14,20 +14,20 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from ebpfproxy.backends.delta import Delta
-from ebpfproxy.backends.xtables import names
-from ebpfproxy.backends.xtables.entries import (
+from ebpfproxy.backends.iptables import chains
+from ebpfproxy.backends.iptables.entries import (
     FILTER,
     MANGLE,
     NAT,
     Chain,
     Entry,
     Key,
+    Layout,
     Rule,
     RulePosition,
     SharedChain,
+    TableState,
 )
-from ebpfproxy.backends.xtables.layout import Layout
-from ebpfproxy.backends.xtables.saved import TableState
 from ebpfproxy.linux.xtables.iptables import ToolBackend
 
 BLOCK = 300
@@ -39,15 +39,15 @@ kernel's work for each transaction dominates.
 """
 
 _HEIGHTS = {
-    names.ENDPOINT: 1,
-    names.CLUSTER: 2,
-    names.LOCAL: 2,
-    names.EXTERNAL: 3,
+    chains.ENDPOINT: 1,
+    chains.CLUSTER: 2,
+    chains.LOCAL: 2,
+    chains.EXTERNAL: 3,
     "KUBE-XLB-": 3,
-    names.SOURCES: 4,
-    names.NODE_PORTS: 5,
-    names.SERVICES: 6,
-    names.POSTROUTING: 6,
+    chains.SOURCES: 4,
+    chains.NODE_PORTS: 5,
+    chains.SERVICES: 6,
+    chains.POSTROUTING: 6,
 }
 """The heights of chains, by name or prefix. Chains only jump to lower ones; other chains jump to none.
 

@@ -1,18 +1,148 @@
-"""The iptables tables of one family: reads them as entries, and changes them by deltas."""
+"""The iptables tables of one family: reads and changes them, and finds rejected entries.
 
-from collections.abc import Callable, Collection, Iterable
+iptables-legacy passes complete tables to the kernel, which does not report which part is wrong. A tool that
+stops at one line reports nothing about the lines after it. The cause is nearly always a missing match or
+target. So one rule of each shape is tried separately, in a temporary network namespace without traffic.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from ebpfproxy.backends.delta import Delta, diff
-from ebpfproxy.backends.xtables import rejections, saved, script
-from ebpfproxy.backends.xtables.entries import FILTER, NAT, Chain, Entry, Key, Rule, SharedChain
-from ebpfproxy.backends.xtables.layout import Layout
-from ebpfproxy.backends.xtables.rejections import Rejections
-from ebpfproxy.backends.xtables.saved import TableState
-from ebpfproxy.backends.xtables.script import Script
+from ebpfproxy.backends.iptables import entries, script
+from ebpfproxy.backends.iptables.entries import (
+    FILTER,
+    NAT,
+    Chain,
+    Entry,
+    Key,
+    Layout,
+    Rule,
+    SharedChain,
+    TableState,
+    target_chain,
+)
+from ebpfproxy.backends.iptables.script import Script
 from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import IptablesCounts
+
+_TRIAL_CHAIN = "KUBE-SEP-TRIED"
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+Rejections = dict[Key, KernelError]
+
+
+def prepare_nothing(family: Family) -> None:
+    """Prepare nothing, for rules that refer only to chains."""
+
+
+def try_rule_shapes(
+    tool: Iptables, entries: Mapping[Key, Entry], prepare: Callable[[Family], None] = prepare_nothing
+) -> Rejections:
+    """Return the entries that contain a rule of a rejected shape; empty if the shapes cannot be tried.
+
+    `prepare` creates the objects that the rules refer to, in the network namespace where they are tried.
+    """
+    shapes: dict[str, tuple[str, str]] = {}
+    shapes_of: dict[Key, set[str]] = {}
+    for key, entry in entries.items():
+        for text in _rules(key, entry):
+            shape = f"{key.table} {rule_shape(text)}"
+            shapes.setdefault(shape, (key.table, text))
+            shapes_of.setdefault(key, set()).add(shape)
+    failures: dict[str, LinesRejected] = {}
+    with contextlib.suppress(KernelError), netns.throw_away():
+        prepare(tool.family)
+        for shape, (table, text) in shapes.items():
+            try:
+                tool.restore(_script_of(table, text))
+            except LinesRejected as failure:
+                failures[shape] = failure
+    return {
+        key: rejection(key, failures[shape], min(failures[shape].lines))
+        for key, entry_shapes in shapes_of.items()
+        for shape in sorted(entry_shapes & failures.keys())[:1]
+    }
+
+
+def rejection(key: Key, failure: LinesRejected, line: int) -> Rejected:
+    """Return the error for an entry whose line was rejected."""
+    return Rejected(f"cannot write {key}: {failure.lines[line]}", failure.hint)
+
+
+def rule_shape(text: str) -> str:
+    """Return the shape of a rule: its matches, options and target without their values.
+
+    >>> rule_shape('-d 10.96.0.1/32 -p sctp -m comment --comment "a -m b" -m sctp --dport 80 -j KUBE-SVC-X')
+    '-d -p sctp -m comment --comment -m sctp --dport -j KUBE-'
+    """
+    words = _QUOTED.sub("", text).split()
+    parts = []
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith("-") or word == "!":
+            parts.append(word)
+        elif before in ("-p", "-m", "-j"):
+            parts.append("KUBE-" if word.startswith("KUBE-") else word)
+    return " ".join(parts)
+
+
+def with_dependents(
+    rejected: Rejections, delta: Delta[Key, Entry], actual: Mapping[Key, Entry], layout: Layout
+) -> Rejections:
+    """Add the entries that depend on the rejected ones, and return all of them.
+
+    These are puts that jump to a chain that will not exist, and drops of chains that a remaining rule jumps
+    to. `actual` has the current entries of the kernel.
+    """
+    rejected = dict(rejected)
+    while True:
+        final = {key: entry for key, entry in actual.items() if key not in delta.drops or key in rejected}
+        final.update((key, entry) for key, entry in delta.puts.items() if key not in rejected)
+        more = {
+            key: Rejected(f"cannot write {key}: {missing}, which it jumps to, was rejected")
+            for key, entry in delta.puts.items()
+            if key not in rejected
+            for missing in _missing(key, entry, final, layout)
+        }
+        referenced = {target for key, entry in final.items() for target in _targets(key, entry, layout)}
+        more.update(
+            (key, Rejected(f"cannot remove {key}: an entry that could not be replaced jumps to it"))
+            for key in delta.drops & referenced
+            if key not in rejected
+        )
+        if not more:
+            return rejected
+        rejected.update(more)
+
+
+def _missing(key: Key, entry: Entry, present: Mapping[Key, Entry], layout: Layout) -> Iterator[Key]:
+    return (target for target in _targets(key, entry, layout) if target not in present)
+
+
+def _targets(key: Key, entry: Entry, layout: Layout) -> Iterator[Key]:
+    """Yield the own chains that an entry jumps to."""
+    for text in _rules(key, entry):
+        target = layout.chain_key(key.family, key.table, target_chain(text))
+        if target:
+            yield target
+
+
+def _rules(key: Key, entry: Entry) -> Iterable[str]:
+    if isinstance(key, Rule):
+        return (key.text,)
+    return entry if isinstance(key, Chain) and isinstance(entry, tuple) else ()
+
+
+def _script_of(table: str, text: str) -> str:
+    target = target_chain(text)
+    chains = [_TRIAL_CHAIN, target] if target.startswith("KUBE-") else [_TRIAL_CHAIN]
+    declared = "".join(f":{name} - [0:0]\n" for name in chains)
+    return f"*{table}\n{declared}-A {_TRIAL_CHAIN} {text}\nCOMMIT\n"
+
 
 _ATTEMPTS = 6
 _STATE_DEPENDENT = ("-D ", "-N ", "-X ")
@@ -22,9 +152,9 @@ class Tables:
     """The tables of one family with one iptables backend, in the network namespace of the calling thread."""
 
     def __init__(
-        self, tool: Iptables, layout: Layout, prepare: Callable[[Family], None] = rejections.prepare_nothing
+        self, tool: Iptables, layout: Layout, prepare: Callable[[Family], None] = prepare_nothing
     ) -> None:
-        """`prepare`: see `rejections.try_rule_shapes`."""
+        """`prepare`: see `try_rule_shapes`."""
         self._prepare = prepare
         self._layout = layout
         self._tool = tool
@@ -40,7 +170,7 @@ class Tables:
     def read(self) -> dict[Key, Entry]:
         """Return the own entries in the kernel. Raises KernelError."""
         self._state = None
-        found, self._state = saved.parse(self._tool.family, self._tool.save(), self._layout)
+        found, self._state = entries.parse(self._tool.family, self._tool.save(), self._layout)
         self._last_read = found
         self._sizes = {key: _size(key, entry) for key, entry in found.items() if isinstance(key, Chain)}
         self.counts = self.counts._replace(
@@ -71,7 +201,7 @@ class Tables:
                 state, is_partial = self._read_state(), False
                 delta = diff(self._last_read or {}, delta.puts, delta.puts.keys() | delta.drops)
                 causes = causes | self._blamed(delta, lines, failure)
-                rejected = rejections.with_dependents(causes, delta, self._last_read or {}, self._layout)
+                rejected = with_dependents(causes, delta, self._last_read or {}, self._layout)
         self._record(remaining, state)
         self._causes = frozenset(causes)
         self._rejected = {
@@ -98,11 +228,11 @@ class Tables:
     def _blamed(self, delta: Delta[Key, Entry], lines: Script, failure: LinesRejected) -> Rejections:
         """Return the puts that are rejected themselves, or that contain a rule of a rejected shape."""
         at_fault = [n for n in failure.lines if not lines.line(n).startswith(_STATE_DEPENDENT)]
-        blamed = rejections.try_rule_shapes(self._tool, delta.puts, self._prepare) if at_fault else {}
+        blamed = try_rule_shapes(self._tool, delta.puts, self._prepare) if at_fault else {}
         for number in at_fault:
             owner = lines.owner(number)
             if owner and owner in delta.puts:
-                blamed[owner] = rejections.rejection(owner, failure, number)
+                blamed[owner] = rejection(owner, failure, number)
         return blamed
 
     def _rejected_before(self, delta: Delta[Key, Entry]) -> tuple[Rejections, Rejections]:
@@ -118,8 +248,8 @@ class Tables:
         causes = {key: unchanged[key] for key in self._causes if key in unchanged}
         if causes and self._last_read is not None:
             tried = {key: delta.puts[key] for key in causes}
-            causes = rejections.try_rule_shapes(self._tool, tried, self._prepare)
-            return causes, rejections.with_dependents(causes, delta, self._last_read, self._layout)
+            causes = try_rule_shapes(self._tool, tried, self._prepare)
+            return causes, with_dependents(causes, delta, self._last_read, self._layout)
         if len(causes) < len(self._causes):  # entries that depended on former causes must be tried
             return causes, causes
         return causes, unchanged

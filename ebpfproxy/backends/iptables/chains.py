@@ -1,46 +1,82 @@
-"""The chains of mode iptables: their names, and which chains and rules belong to the mode. Pure."""
+"""The chains of modes iptables and ipvs, and which chains and rules belong to mode iptables. Pure.
+
+The names are those of kube-proxy's modes. Debug scripts rely on them. A chain that both modes have contains
+different rules in each.
+"""
 
 import base64
 import hashlib
 from typing import NamedTuple
 
-from ebpfproxy.backends.xtables import names
-from ebpfproxy.backends.xtables.entries import FILTER, MANGLE, NAT
-from ebpfproxy.backends.xtables.layout import Layout
-from ebpfproxy.backends.xtables.saved import target_chain
+from ebpfproxy.backends.iptables.entries import FILTER, MANGLE, NAT, Layout, target_chain
 from ebpfproxy.model.service import ServicePortName
 
+SERVICES = "KUBE-SERVICES"
+POSTROUTING = "KUBE-POSTROUTING"
+MARK_MASQ = "KUBE-MARK-MASQ"
+FORWARD = "KUBE-FORWARD"
+PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
+
+# Only in mode iptables (pkg/proxy/iptables/proxier.go):
+EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
+NODE_PORTS = "KUBE-NODEPORTS"
+FIREWALL = "KUBE-FIREWALL"
+"""The kubelet also adds rules to this chain, and jumps to it."""
+CANARY = "KUBE-PROXY-CANARY"
+
+CLUSTER, LOCAL, EXTERNAL, SOURCES, ENDPOINT = (
+    "KUBE-SVC-",
+    "KUBE-SVL-",
+    "KUBE-EXT-",
+    "KUBE-FW-",
+    "KUBE-SEP-",
+)
+
+SERVICE_PREFIXES = (CLUSTER, LOCAL, EXTERNAL, SOURCES, ENDPOINT, "KUBE-XLB-")
+"""How the names of a Service's chains begin. The last prefix is that of kube-proxy before 1.24, and is never
+written.
+"""
+
+# Only in mode ipvs (pkg/proxy/ipvs/proxier.go):
+LOAD_BALANCER = "KUBE-LOAD-BALANCER"
+NODE_PORT = "KUBE-NODE-PORT"
+SOURCE_RANGES_FIREWALL = "KUBE-SOURCE-RANGES-FIREWALL"
+IPVS_FILTER = "KUBE-IPVS-FILTER"
+IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
+IPVS_POSTROUTING = "KUBE-IPVS-POSTROUTING"  # not kube-proxy's
+
+
 SHARED_CHAINS = (
-    (FILTER, names.EXTERNAL_SERVICES),
-    (FILTER, names.NODE_PORTS),
-    (FILTER, names.SERVICES),
-    (FILTER, names.PROXY_FIREWALL),
-    (FILTER, names.FIREWALL),
-    (NAT, names.SERVICES),
-    (NAT, names.NODE_PORTS),
+    (FILTER, EXTERNAL_SERVICES),
+    (FILTER, NODE_PORTS),
+    (FILTER, SERVICES),
+    (FILTER, PROXY_FIREWALL),
+    (FILTER, FIREWALL),
+    (NAT, SERVICES),
+    (NAT, NODE_PORTS),
 )
 """Table and name of each shared chain."""
 
 NODE_CHAINS = (
-    (FILTER, names.FORWARD),
-    (NAT, names.POSTROUTING),
-    (NAT, names.MARK_MASQ),
-    (MANGLE, names.CANARY),
-    (NAT, names.CANARY),
-    (FILTER, names.CANARY),
+    (FILTER, FORWARD),
+    (NAT, POSTROUTING),
+    (NAT, MARK_MASQ),
+    (MANGLE, CANARY),
+    (NAT, CANARY),
+    (FILTER, CANARY),
 )
 """Table and name of each chain whose rules all belong to the node."""
 
 JUMP_TARGETS = {
     FILTER: (
-        names.EXTERNAL_SERVICES,
-        names.NODE_PORTS,
-        names.SERVICES,
-        names.FORWARD,
-        names.PROXY_FIREWALL,
-        names.FIREWALL,
+        EXTERNAL_SERVICES,
+        NODE_PORTS,
+        SERVICES,
+        FORWARD,
+        PROXY_FIREWALL,
+        FIREWALL,
     ),
-    NAT: (names.SERVICES, names.POSTROUTING),
+    NAT: (SERVICES, POSTROUTING),
 }
 """The chains that built-in chains jump to, by table, in the order in which kube-proxy prepends the jumps."""
 
@@ -69,7 +105,7 @@ def counting(counter: str) -> str:
 
 
 def _jumps_to_node_ports(text: str) -> bool:
-    return target_chain(text) == names.NODE_PORTS
+    return target_chain(text) == NODE_PORTS
 
 
 def _counts_nothing(text: str) -> bool:
@@ -79,10 +115,10 @@ def _counts_nothing(text: str) -> bool:
 LAYOUT = Layout(
     shared=frozenset(SHARED_CHAINS),
     exclusive=frozenset(NODE_CHAINS),
-    service_prefixes=names.SERVICE_PREFIXES,
+    service_prefixes=SERVICE_PREFIXES,
     jump_targets=JUMP_TARGETS,
-    last={(NAT, names.SERVICES): _jumps_to_node_ports, (NAT, names.NODE_PORTS): _counts_nothing},
-    partly_owned={(FILTER, names.FIREWALL): frozenset({LOCALNET_GUARD})},
+    last={(NAT, SERVICES): _jumps_to_node_ports, (NAT, NODE_PORTS): _counts_nothing},
+    partly_owned={(FILTER, FIREWALL): frozenset({LOCALNET_GUARD})},
 )
 
 
@@ -111,16 +147,14 @@ def service_chains(name: ServicePortName) -> ServiceChains:
     'KUBE-FW-XPGD46QRK7WJZT7O'
     """
     hashed = _hash(_hashed_name(name))
-    return ServiceChains(
-        names.CLUSTER + hashed, names.LOCAL + hashed, names.EXTERNAL + hashed, names.SOURCES + hashed
-    )
+    return ServiceChains(CLUSTER + hashed, LOCAL + hashed, EXTERNAL + hashed, SOURCES + hashed)
 
 
 def endpoint_chain(name: ServicePortName, endpoint: str) -> str:
     """Return the name of the chain of an endpoint, "address:port" with IPv6 in brackets. Its hash also covers
     the endpoint.
     """
-    return names.ENDPOINT + _hash(_hashed_name(name) + endpoint)
+    return ENDPOINT + _hash(_hashed_name(name) + endpoint)
 
 
 def _hashed_name(name: ServicePortName) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebpfproxy.backends.xtables.rule_text import comment, from_pods, host, not_from_pods, one_of, source
+from ebpfproxy.backends.iptables.rules import comment, from_pods, host, not_from_pods, one_of, source
 from ebpfproxy.model.address import parse_address, parse_network
 from ebpfproxy.plan.service_plan import LocalTraffic
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.backends.delta import Delta, diff
-from ebpfproxy.backends.iptables.layout import LAYOUT
-from ebpfproxy.backends.xtables.entries import (
+from ebpfproxy.backends.iptables.chains import LAYOUT
+from ebpfproxy.backends.iptables.entries import (
+    BUILT_IN,
     FILTER,
     MANGLE,
     NAT,
@@ -20,9 +21,11 @@ from ebpfproxy.backends.xtables.entries import (
     Rule,
     RulePosition,
     SharedChain,
+    TableState,
+    parse,
+    target_chain,
 )
-from ebpfproxy.backends.xtables.saved import BUILT_IN, TableState, parse, target_chain
-from ebpfproxy.backends.xtables.script import compose
+from ebpfproxy.backends.iptables.script import compose
 from ebpfproxy.model.address import Family
 
 V4 = Family.IPV4

@@ -3,9 +3,9 @@
 import pytest
 
 from ebpfproxy.backends.delta import Delta
-from ebpfproxy.backends.iptables.layout import LAYOUT
-from ebpfproxy.backends.xtables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
-from ebpfproxy.backends.xtables.rejections import rule_shape, with_dependents
+from ebpfproxy.backends.iptables.chains import LAYOUT
+from ebpfproxy.backends.iptables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
+from ebpfproxy.backends.iptables.tables import rule_shape, with_dependents
 from ebpfproxy.errors import Rejected
 from ebpfproxy.model.address import Family
 
