@@ -19,7 +19,7 @@ from ebpfproxy.backends.interface import Backend
 from ebpfproxy.backends.iptables.backend import IptablesBackend
 from ebpfproxy.backends.iptables.rules import IptablesSettings
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.ipvs.entries import IpvsSettings
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.backends.userspace.backend import UserspaceBackend

@@ -5,11 +5,10 @@
 from collections.abc import Iterator, Mapping
 
 from ebpfproxy.backends.iptables.entries import Chain, Rule
-from ebpfproxy.backends.ipvs.entries import Entry, Key, Local, Member, Server, ServerEntry
+from ebpfproxy.backends.ipvs.entries import Entry, IpvsSettings, Key, Local, Member, Server, ServerEntry
 from ebpfproxy.backends.ipvs.node_entries import node_entries
 from ebpfproxy.backends.ipvs.service_entries import service_entries
 from ebpfproxy.backends.ipvs.sets import SETS, set_name
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.model.address import Family, format_address, format_endpoint
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.golden.situation import Situation, with_pods_detected_by_cidr

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.backends.delta import diff
-from ebpfproxy.backends.ipvs import ip_sets
+from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import Member, Set
-from ebpfproxy.backends.ipvs.ip_sets import IpSets
 from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion
+from ebpfproxy.backends.ipvs.sets import IpSets
 from ebpfproxy.errors import AlreadyExists, NotFound, Rejected, TableFull, Unsupported
 from ebpfproxy.linux import ipset, tools
 from ebpfproxy.linux.ipset import IpSet, Stored
@@ -178,7 +178,7 @@ def test_without_the_tool_a_node_without_sets_is_read(
 ) -> None:
     monkeypatch.setattr(tools, "FOLDERS", str(tmp_path))
     assert IpSets().read(Family) == {}
-    assert not ip_sets.exist()
+    assert not sets.exist()
     with pytest.raises(Unsupported, match="cannot find ipset"):
         ipset.available()
     tool("create", "KUBE-CLUSTER-IP", "hash:ip,port")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
-from ebpfproxy.linux.ipvs import ipvs, proc_table
+from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.ipvs.messages import (
     Connections,
     Flag,
@@ -346,7 +346,7 @@ def test_connections_are_counted_and_do_not_change_the_fingerprint(
         assert found.connections == 2
         assert ipvs.read_one(key(of)).reals == {serving: Connections(2, 0)}
         assert ipvs.fingerprint() == before
-        assert proc_table.read() != b""
+        assert ipvs.proc_text() != b""
 
 
 def test_changes_keep_connections_and_weight_0_accepts_no_new_ones(

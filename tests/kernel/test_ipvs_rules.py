@@ -12,9 +12,7 @@ from ebpfproxy.backends.iptables import cleanup as removal_of_iptables
 from ebpfproxy.backends.iptables.entries import FILTER, MANGLE, NAT, Chain, Entry, Key, Rule, chains_of
 from ebpfproxy.backends.iptables.families import TwoFamilies
 from ebpfproxy.backends.ipvs import cleanup
-from ebpfproxy.backends.ipvs.entries import Member
-from ebpfproxy.backends.ipvs.ip_sets import IpSets, create_all
-from ebpfproxy.backends.ipvs.layout import LAYOUT
+from ebpfproxy.backends.ipvs.entries import LAYOUT, IpvsSettings, Member
 from ebpfproxy.backends.ipvs.node_entries import node_entries
 from ebpfproxy.backends.ipvs.sets import (
     LOAD_BALANCER_FW,
@@ -22,9 +20,10 @@ from ebpfproxy.backends.ipvs.sets import (
     LOAD_BALANCER_SOURCE_IP,
     NAMES,
     OWN_SETS,
+    IpSets,
+    create_all,
     set_name,
 )
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.lab import sockets
 from ebpfproxy.linux import ipset
 from ebpfproxy.linux.ipset import IpSet

@@ -12,7 +12,7 @@ import pytest
 
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.ipvs.entries import IpvsSettings
 from ebpfproxy.lab import manifests
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.linux.netns import netns

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import Entry, Key, Local, Member
-from ebpfproxy.backends.ipvs.ip_sets import IpSets, Rejections
-from ebpfproxy.backends.ipvs.sets import set_name
+from ebpfproxy.backends.ipvs.sets import IpSets, Rejections, set_name
 from ebpfproxy.errors import KernelError, NotFound
 from ebpfproxy.linux.netlink import dummy, local_addresses
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0

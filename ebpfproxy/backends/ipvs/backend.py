@@ -15,7 +15,9 @@ from ebpfproxy.backends.ipvs import addresses, cleanup, prerequisites, return_pa
 from ebpfproxy.backends.ipvs.addresses import Addresses
 from ebpfproxy.backends.ipvs.endpoint_networks import EndpointNetworks
 from ebpfproxy.backends.ipvs.entries import (
+    LAYOUT,
     Entry,
+    IpvsSettings,
     Key,
     Local,
     Member,
@@ -26,16 +28,12 @@ from ebpfproxy.backends.ipvs.entries import (
     Set,
     Tunnel,
 )
-from ebpfproxy.backends.ipvs.ip_sets import IpSets, create_all
-from ebpfproxy.backends.ipvs.layout import LAYOUT
+from ebpfproxy.backends.ipvs.forwarding import Answers, KernelSurroundings, recorded
 from ebpfproxy.backends.ipvs.node_entries import node_entries
 from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion
-from ebpfproxy.backends.ipvs.ownership import ownership
 from ebpfproxy.backends.ipvs.servers import Servers
 from ebpfproxy.backends.ipvs.service_entries import limits, service_entries
-from ebpfproxy.backends.ipvs.sets import NAMES, SETS, Order
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.ipvs.surroundings import Answers, KernelSurroundings, recorded
+from ebpfproxy.backends.ipvs.sets import NAMES, SETS, IpSets, Order, create_all, ownership
 from ebpfproxy.backends.netfilter.nat_backend import NatBackend
 from ebpfproxy.backends.netfilter.sysctls import SETTING_FAILED
 from ebpfproxy.errors import KernelError, Rejected

@@ -18,14 +18,19 @@ from ebpfproxy.backends.iptables.cleanup import (
     remove_chains,
 )
 from ebpfproxy.backends.iptables.entries import FILTER, MANGLE, NAT, TableAndName
-from ebpfproxy.backends.ipvs import addresses, endpoint_networks, ip_sets, return_path
-from ebpfproxy.backends.ipvs.entries import Member, Set
-from ebpfproxy.backends.ipvs.ip_sets import IpSets
-from ebpfproxy.backends.ipvs.layout import OWN_CHAINS
-from ebpfproxy.backends.ipvs.ownership import ownership
-from ebpfproxy.backends.ipvs.sets import IPVS_IPS, NAMES, NO_LOCAL, NO_LOCAL_BUT_PODS, OWN_SETS
+from ebpfproxy.backends.ipvs import addresses, endpoint_networks, return_path, sets
+from ebpfproxy.backends.ipvs.entries import OWN_CHAINS, Member, Set
+from ebpfproxy.backends.ipvs.sets import (
+    IPVS_IPS,
+    NAMES,
+    NO_LOCAL,
+    NO_LOCAL_BUT_PODS,
+    OWN_SETS,
+    IpSets,
+    ownership,
+)
 from ebpfproxy.errors import KernelError, Unsupported
-from ebpfproxy.linux.ipvs import ipvs, proc_table
+from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.ipvs.ipvs import Operation
 from ebpfproxy.linux.ipvs.messages import Listed, ServerKey
 from ebpfproxy.linux.netlink import conntrack, dummy, local_addresses
@@ -94,10 +99,10 @@ def remove_beside_kube_proxy(dry_run: bool = False) -> list[str]:
     need. A set that a rule still matches stays.
     """
     lines = remove_chains(_not_kube_proxys, dry_run) if any_chain_exists(_NOT_KUBE_PROXYS) else []
-    sets = IpSets()
-    present = sets.read(Family) if ip_sets.exist() else {}
+    ipsets = IpSets()
+    present = ipsets.read(Family) if sets.exist() else {}
     found = [key for key in present if isinstance(key, Set) and NAMES[key.name][0] in OWN_SETS]
-    kept = {} if dry_run else sets.destroy(found)
+    kept = {} if dry_run else ipsets.destroy(found)
     lines += [f"ipset {key.name}" for key in found if key not in kept]
     for path in endpoint_networks.leftovers():
         lines.append(f"devices in network namespace {path}")
@@ -156,14 +161,14 @@ class _Leftovers:
 
     def __init__(self, excluded: tuple[Network, ...]) -> None:
         self._sets = IpSets()
-        found = self._sets.read(Family) if ip_sets.exist() else {}
+        found = self._sets.read(Family) if sets.exist() else {}
         self.sets = [key for key in found if isinstance(key, Set)]
         self._members = [key for key in found if isinstance(key, Member)]
         self.device = addresses.on_device()
         self.has_device = dummy.exists(KUBE_IPVS0)
         self.servers: dict[ServerKey, Listed] = {}
         self.namespaces = endpoint_networks.leftovers() if found or self.has_device else []
-        if (found or self.has_device) and proc_table.read():
+        if (found or self.has_device) and ipvs.proc_text():
             ownership_ = ownership(found, self.device, local_addresses.read(), excluded)
             self.servers = {
                 key: listed for key, listed in ipvs.read().items() if ownership_.is_own(Frontend(*key))

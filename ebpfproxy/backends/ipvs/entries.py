@@ -1,4 +1,4 @@
-"""The entries of the IPVS backend, by key. Pure.
+"""The settings and entries of the IPVS backend, and the chains that belong to it. Pure.
 
 Besides the chains and rules of `iptables.entries`, there are these kinds of entries:
 
@@ -25,12 +25,59 @@ of a set, and the second field of a `Server` is itself a tuple. The third field 
 to a `Local`.
 """
 
+import dataclasses
 from typing import NamedTuple
 
-from ebpfproxy.backends.iptables.entries import Chain, Rule, RulePosition, SharedChain
+from ebpfproxy.backends.iptables import chains
+from ebpfproxy.backends.iptables.cleanup import COMMON_CHAINS
+from ebpfproxy.backends.iptables.entries import (
+    FILTER,
+    MANGLE,
+    NAT,
+    Chain,
+    Layout,
+    Rule,
+    RulePosition,
+    SharedChain,
+)
 from ebpfproxy.linux.ipvs.messages import Flag, RealServer
-from ebpfproxy.model.address import Address, Family, format_address
+from ebpfproxy.model.address import Address, Family, Network, format_address
+from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.plan.service_plan import Frontend
+
+DEFAULT_SCHEDULER = "rr"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IpvsSettings:
+    """Settings of the IPVS backend.
+
+    - `scheduler`: a scheduler that the kernel has (rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, mh, …),
+      for Services that request no algorithm.
+    - `forwarding`: for Services that request none.
+    - `exclude_cidrs`: virtual servers in these networks belong to another program, unless a Service has the
+      same frontend.
+    - `masquerade_all`: also masquerade connections of pods to ClusterIPs.
+    - `masquerade_bit`: the bit of the packet mark that requests masquerading, 0 to 31.
+    - `strict_arp`: the node answers ARP for an address only on the device that has it, so not for addresses
+      of Services.
+    - Timeouts of IPVS in seconds, for TCP connections, closed TCP connections and UDP flows. 0 leaves one
+      unchanged.
+    """
+
+    scheduler: str = DEFAULT_SCHEDULER
+    forwarding: Forwarding = Forwarding.NAT
+    exclude_cidrs: tuple[Network, ...] = ()
+    masquerade_all: bool = False
+    masquerade_bit: int = 14
+    strict_arp: bool = False
+    tcp_timeout: int = 0
+    tcp_fin_timeout: int = 0
+    udp_timeout: int = 0
+
+    @property
+    def masquerade_mark(self) -> int:
+        return 1 << self.masquerade_bit
 
 
 class Server(NamedTuple):
@@ -116,3 +163,35 @@ Entry = ServerEntry | str | bool | tuple[str, ...] | RulePosition
 """The type for a Set; True for a Local, Member, PodAddress, Tunnel and ReturnPath. False for an object that
 exists in a wrong form.
 """
+
+
+OWN_CHAINS = frozenset(
+    {
+        (NAT, chains.LOAD_BALANCER),
+        (NAT, chains.NODE_PORT),
+        (NAT, chains.IPVS_POSTROUTING),
+        (FILTER, chains.NODE_PORT),
+        (FILTER, chains.SOURCE_RANGES_FIREWALL),
+        (FILTER, chains.IPVS_FILTER),
+        (FILTER, chains.IPVS_OUT_FILTER),  # kube-proxy's
+        (MANGLE, chains.IPVS_OUT_FILTER),
+    }
+)
+"""Table and name of the chains that no other mode has."""
+
+LAYOUT = Layout(
+    shared=frozenset(),
+    exclusive=OWN_CHAINS | COMMON_CHAINS,
+    jump_targets={
+        NAT: (chains.SERVICES, chains.POSTROUTING, chains.IPVS_POSTROUTING),
+        FILTER: (
+            chains.FORWARD,
+            chains.NODE_PORT,
+            chains.PROXY_FIREWALL,
+            chains.IPVS_FILTER,
+            chains.IPVS_OUT_FILTER,
+        ),
+        MANGLE: (chains.IPVS_OUT_FILTER,),
+    },
+)
+"""Jumps are prepended as in kube-proxy, so the last one of a built-in chain ends up first."""

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Callbacks, Mode
-from ebpfproxy.backends.ipvs import cleanup, probes
+from ebpfproxy.backends.ipvs import cleanup, prerequisites
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
-from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER, IpvsSettings
+from ebpfproxy.backends.ipvs.entries import DEFAULT_SCHEDULER, IpvsSettings
 from ebpfproxy.backends.netfilter import families_used
 from ebpfproxy.config import Config
 from ebpfproxy.model.address import Family
@@ -20,7 +20,7 @@ class IpvsMode(Mode):
     balancing = Support(frozenset(Algorithm) - {Algorithm.RANDOM}, weights=True, forwarding=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
-        return probes.probe(
+        return prerequisites.probe(
             ipvs_settings(config).scheduler,
             config.iptables_backend,
             families_used.used(config),

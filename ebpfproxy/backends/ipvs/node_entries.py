@@ -32,9 +32,8 @@ from ebpfproxy.backends.iptables.rules import (
     not_from_pods,
 )
 from ebpfproxy.backends.ipvs import sets
-from ebpfproxy.backends.ipvs.entries import Entry, Key, Member, Set
+from ebpfproxy.backends.ipvs.entries import Entry, IpvsSettings, Key, Member, Set
 from ebpfproxy.backends.ipvs.sets import SETS, set_name
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.model.address import (
     Address,
     Family,

@@ -14,14 +14,17 @@ node, pods and the node also get only those, while in other modes they may get a
 If an endpoint in the network of this node itself gets untranslated packets, the virtual server has only the
 endpoints on this node. The packets may come from another node, whose choice IPVS here does not know. Two
 nodes that choose each other would otherwise send such a packet in a circle.
+
+IPVS has no scheduler that selects at random, so `Algorithm.RANDOM` is not supported (`IpvsMode.balancing`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ebpfproxy.backends.iptables.rules import is_everything
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import (
     Entry,
+    IpvsSettings,
     Key,
     Local,
     Member,
@@ -32,12 +35,11 @@ from ebpfproxy.backends.ipvs.entries import (
     Tunnel,
 )
 from ebpfproxy.backends.ipvs.forwarding import METHODS, Surroundings, choose, requested
-from ebpfproxy.backends.ipvs.schedulers import scheduler
 from ebpfproxy.backends.ipvs.sets import member_text, set_name
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.linux.ipvs.messages import Flag, Method, RealServer
 from ebpfproxy.model.address import Address, Family, Network, format_address, format_network
-from ebpfproxy.model.balancing import Forwarding
+from ebpfproxy.model.balancing import Algorithm, Forwarding
+from ebpfproxy.plan.balancing import PlannedBalancing
 from ebpfproxy.plan.service_plan import (
     Frontend,
     FrontendKind,
@@ -47,6 +49,37 @@ from ebpfproxy.plan.service_plan import (
     Scope,
     ServicePortPlan,
 )
+
+_BY_ALGORITHM = {
+    Algorithm.ROUND_ROBIN: "rr",
+    Algorithm.LEAST_CONNECTIONS: "lc",
+    Algorithm.SOURCE_HASH: "sh",
+    Algorithm.MAGLEV: "mh",
+}
+_WEIGHTED = {"rr": "wrr", "lc": "wlc"}
+"""By scheduler that ignores weights: the one that selects in the same way, and honors them."""
+
+
+def scheduler(
+    planned: PlannedBalancing, default: str, is_available: Callable[[str], bool]
+) -> tuple[str, str | None]:
+    """Return the scheduler, and the preferred one if this kernel lacks that, else None.
+
+    `default`: for ServicePorts that request no algorithm, and instead of one that the kernel lacks.
+
+    >>> from ebpfproxy.plan.balancing import PlannedBalancing
+    >>> scheduler(PlannedBalancing(Algorithm.ROUND_ROBIN, weights=(1, 3)), "rr", lambda name: True)
+    ('wrr', None)
+    >>> scheduler(PlannedBalancing(Algorithm.MAGLEV), "rr", lambda name: False)
+    ('rr', 'mh')
+    """
+    wanted = _BY_ALGORITHM.get(planned.algorithm, default) if planned.algorithm else default
+    if planned.weights:
+        wanted = _WEIGHTED.get(wanted, wanted)
+    if wanted == default or is_available(wanted):
+        return wanted, None
+    return default, wanted
+
 
 _SINGLE = 128
 """The length of a network that is a single address."""

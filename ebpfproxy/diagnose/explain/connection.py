@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ebpfproxy.backends.ipvs.schedulers import scheduler
-from ebpfproxy.backends.ipvs.settings import DEFAULT_SCHEDULER
+from ebpfproxy.backends.ipvs.entries import DEFAULT_SCHEDULER
+from ebpfproxy.backends.ipvs.service_entries import scheduler
 from ebpfproxy.backends.selection import MODES
 from ebpfproxy.diagnose.explain import mode_rules
 from ebpfproxy.diagnose.explain.decision import Case, Decision, decide, keeps_last

@@ -4,6 +4,10 @@ One system call sends many changes, and each rejection is reported separately. M
 servers of 10 real servers each, on Linux 6.1 in software emulation (about twenty times slower): adding takes
 33 s (`ipvsadm --restore`: 290 s), reading takes 11 s (`ipvsadm --save`: 13 s).
 
+Netlink lists real servers for one virtual server at a time. /proc/net/ip_vs shows all in one read. It lacks
+flags and netmasks, but those are properties of the virtual servers, which netlink lists in one dump. Its form
+is unchanged since Linux 2.6.28 (ip_vs_info_seq_show()).
+
 All functions act in the calling thread's network namespace. The kernel accepts a real server of IPv4 only
 after loopback was up once in the namespace.
 
@@ -14,14 +18,78 @@ import contextlib
 import errno
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
-from ebpfproxy.linux.ipvs import messages, proc_table
-from ebpfproxy.linux.ipvs.messages import Command, Connections, Listed, RealServer, ServerKey, VirtualServer
+from ebpfproxy.linux.ipvs import messages
+from ebpfproxy.linux.ipvs.messages import (
+    Command,
+    Connections,
+    Listed,
+    Method,
+    RealServer,
+    ServerKey,
+    VirtualServer,
+)
 from ebpfproxy.linux.netlink import netlink
 from ebpfproxy.model.address import V4_PREFIX, Address, Protocol, format_endpoint
+
+_PATH = Path("/proc/thread-self/net/ip_vs")
+_HEADER_LINES = 3
+_ARROW = b"->"
+_PROTOCOLS = {protocol.name.encode(): protocol for protocol in Protocol}
+_METHODS = {
+    b"Masq": Method.MASQUERADE,
+    b"Local": Method.LOCAL,
+    b"Tunnel": Method.TUNNEL,
+    b"Route": Method.DIRECT,
+    b"Bypass": Method.BYPASS,
+}
+_COUNTERS = 21  # bytes at the end of a real server's line: "%-10d %-10d"
+
+
+def proc_text() -> bytes:
+    """The text of /proc/net/ip_vs; b"" if the kernel has no IPVS or it is not loaded. Raises Rejected."""
+    try:
+        with _PATH.open("rb", buffering=0) as opened:
+            return opened.readall()
+    except FileNotFoundError:
+        return b""
+    except OSError as failure:
+        raise Rejected(f"cannot read {_PATH}: {failure.strerror}", "run as root") from failure
+
+
+def real_servers(table: bytes) -> dict[ServerKey, Mapping[RealServer, Connections]]:
+    """The real servers, by virtual server. Virtual servers by firewall mark are skipped."""
+    found: dict[ServerKey, Mapping[RealServer, Connections]] = {}
+    reals: dict[RealServer, Connections] = {}
+    for line in table.splitlines()[_HEADER_LINES:]:
+        words = line.split()
+        if words[0] == _ARROW:
+            _, endpoint, method, weight, active, inactive = words
+            real = RealServer(*_parse_endpoint(endpoint), int(weight), _METHODS[method])
+            reals[real] = Connections(int(active), int(inactive))
+        else:
+            reals = {}
+            if words[0] in _PROTOCOLS:
+                found[ServerKey(*_parse_endpoint(words[1]), _PROTOCOLS[words[0]])] = reals
+    return found
+
+
+def without_counters(table: bytes) -> bytes:
+    """The table without the connection counters of real servers."""
+    return b"\n".join([line[:-_COUNTERS] if line[:1] == b" " else line for line in table.splitlines()])
+
+
+def _parse_endpoint(text: bytes) -> tuple[Address, int]:
+    """Address and port from text such as 0A600001:0050 or [fd00:0000:…:0001]:0050."""
+    address, _, port = text.rpartition(b":")
+    if address[:1] == b"[":
+        return Address(bytes.fromhex(address[1:-1].replace(b":", b"").decode())), int(port, 16)
+    return Address(V4_PREFIX + bytes.fromhex(address.decode())), int(port, 16)
+
 
 _TIMEOUTS = (4, 5, 6)  # IPVS_CMD_ATTR_TIMEOUT_TCP, _TCP_FIN, _UDP
 _U32 = struct.Struct("=I")
@@ -135,7 +203,7 @@ def read() -> dict[ServerKey, Listed]:
     Raises Unsupported if the kernel has no IPVS, Rejected.
     """
     servers = map(messages.read_server, _dump(Command.GET_SERVER))
-    reals = proc_table.real_servers(proc_table.read())
+    reals = real_servers(proc_text())
     return {
         server.key: Listed(server, reals[server.key] if server.key in reals else _reals(server.key))
         for server in servers
@@ -165,8 +233,8 @@ def fingerprint() -> bytes:
     It takes a third of the time of `read`, since the kernel has no change counter. b"" if the kernel has no
     IPVS or it is not loaded; the call does not load it. Raises Rejected.
     """
-    table = proc_table.read()
-    return hashlib.blake2b(proc_table.without_counters(table), digest_size=16).digest() if table else b""
+    table = proc_text()
+    return hashlib.blake2b(without_counters(table), digest_size=16).digest() if table else b""
 
 
 def timeouts() -> Timeouts:

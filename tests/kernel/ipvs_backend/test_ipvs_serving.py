@@ -13,12 +13,10 @@ import pytest
 from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.ipvs import cleanup
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
-from ebpfproxy.backends.ipvs.entries import Key, Member, Server, ServerEntry
-from ebpfproxy.backends.ipvs.ip_sets import IpSets
+from ebpfproxy.backends.ipvs.entries import IpvsSettings, Key, Member, Server, ServerEntry
 from ebpfproxy.backends.ipvs.servers import Servers
 from ebpfproxy.backends.ipvs.service_entries import service_entries
-from ebpfproxy.backends.ipvs.sets import LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR, NAMES
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.ipvs.sets import LOAD_BALANCER_FW, LOAD_BALANCER_SOURCE_CIDR, NAMES, IpSets
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import ipset
 from ebpfproxy.linux.ipvs import ipvs

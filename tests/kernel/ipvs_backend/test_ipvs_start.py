@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from ebpfproxy.backends.ipvs import probes
+from ebpfproxy.backends.ipvs import prerequisites
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.ipvs.entries import IpvsSettings
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.ipvs import ipvs
@@ -51,12 +51,12 @@ def test_sysctls_and_timeouts_are_set() -> None:
 
 @pytest.mark.usefixtures("_node")
 def test_a_kernel_with_ipvs_passes_all_probes() -> None:
-    assert [str(finding) for finding in probes.probe() if not finding.present] == []
+    assert [str(finding) for finding in prerequisites.probe() if not finding.present] == []
 
 
 _LACKING = """
-from ebpfproxy.backends.ipvs import probes
-for finding in probes.probe():
+from ebpfproxy.backends.ipvs import prerequisites
+for finding in prerequisites.probe():
     if not finding.present:
         print(finding.missing, finding.remedy, sep=": ")
 """

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.ipvs.entries import IpvsSettings
 from ebpfproxy.linux.ipvs import ipvs
 from ebpfproxy.linux.ipvs.messages import ServerKey
 from ebpfproxy.model.address import Family, Protocol, format_endpoint, parse_address, parse_network

@@ -11,8 +11,8 @@ from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.backends.ebpf.mode import ebpf_settings
 from ebpfproxy.backends.iptables.mode import iptables_settings
 from ebpfproxy.backends.iptables.rules import IptablesSettings
+from ebpfproxy.backends.ipvs.entries import IpvsSettings
 from ebpfproxy.backends.ipvs.mode import ipvs_settings
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.backends.netfilter.nat_backend import netfilter_settings
 from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings
 from ebpfproxy.backends.nftables.mode import nftables_settings

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpfproxy.linux.ipvs import ipvs, messages, proc_table
+from ebpfproxy.linux.ipvs import ipvs, messages
 from ebpfproxy.linux.ipvs.messages import (
     Command,
     Connections,
@@ -48,7 +48,7 @@ def test_real_servers_are_read_with_their_connections_and_those_by_mark_skipped(
     web = ServerKey(parse_address("10.96.0.1"), 80, Protocol.TCP)
     dns = ServerKey(parse_address("10.96.0.1"), 53, Protocol.UDP)
     six = ServerKey(parse_address("fd00:96::1"), 258, Protocol.SCTP)
-    assert proc_table.real_servers(TABLE) == {
+    assert ipvs.real_servers(TABLE) == {
         web: {
             RealServer(parse_address("10.1.0.2"), 8080): Connections(12, 3),
             RealServer(parse_address("10.1.0.1"), 8080, 0): Connections(0, 0),
@@ -59,14 +59,14 @@ def test_real_servers_are_read_with_their_connections_and_those_by_mark_skipped(
 
 
 def test_no_table_and_an_empty_one_have_no_real_servers() -> None:
-    assert proc_table.real_servers(b"") == {}
-    assert proc_table.real_servers(b"\n".join(TABLE.splitlines()[:3])) == {}
+    assert ipvs.real_servers(b"") == {}
+    assert ipvs.real_servers(b"\n".join(TABLE.splitlines()[:3])) == {}
 
 
 def test_only_the_counters_are_removed_from_the_table() -> None:
     busy = TABLE.replace(b"12         3         ", b"2000000000 1         ")
     assert busy != TABLE
-    assert proc_table.without_counters(busy) == proc_table.without_counters(TABLE)
+    assert ipvs.without_counters(busy) == ipvs.without_counters(TABLE)
     for before, after in (
         (b"Masq    1 ", b"Masq    2 "),
         (b"40000000", b"30000000"),
@@ -75,7 +75,7 @@ def test_only_the_counters_are_removed_from_the_table() -> None:
     ):
         assert before in TABLE
         other = TABLE.replace(before, after)
-        assert proc_table.without_counters(other) != proc_table.without_counters(TABLE)
+        assert ipvs.without_counters(other) != ipvs.without_counters(TABLE)
 
 
 def test_the_text_of_an_operation_is_its_subject() -> None:

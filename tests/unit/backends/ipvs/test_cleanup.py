@@ -3,10 +3,9 @@
 from ebpfproxy.backends.iptables import cleanup as removal_of_iptables
 from ebpfproxy.backends.iptables.entries import NAT, Chain, Rule, SharedChain
 from ebpfproxy.backends.ipvs import cleanup
-from ebpfproxy.backends.ipvs.layout import LAYOUT
+from ebpfproxy.backends.ipvs.entries import LAYOUT, IpvsSettings
 from ebpfproxy.backends.ipvs.node_entries import node_entries
 from ebpfproxy.backends.ipvs.sets import NAMES
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 

@@ -4,10 +4,9 @@ import contextlib
 
 import pytest
 
-from ebpfproxy.backends.ipvs import endpoint_devices, return_path
+from ebpfproxy.backends.ipvs import endpoint_networks, return_path
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
-from ebpfproxy.backends.ipvs.entries import PodAddress, ReturnPath
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
+from ebpfproxy.backends.ipvs.entries import IpvsSettings, PodAddress, ReturnPath
 from ebpfproxy.linux.netlink import owned_devices
 from ebpfproxy.linux.netlink.owned_devices import DUMMY, OwnedDevice
 from ebpfproxy.linux.netns import namespaces, netns
@@ -21,7 +20,7 @@ ETH0, OWN = 2, 3
 @pytest.fixture
 def pod(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network namespace of an endpoint that a previous run of the agent prepared."""
-    note = f"{endpoint_devices.node()} fd00:1::1 eth0"
+    note = f"{endpoint_networks.node_identity()} fd00:1::1 eth0"
     device = OwnedDevice("ebpv6-01234567", OWN, DUMMY, up=False, note=note)
     monkeypatch.setattr(namespaces, "network_namespaces", lambda: ["/run/netns/pod"])
     monkeypatch.setattr(netns, "entered", lambda path: contextlib.nullcontext())

@@ -7,6 +7,7 @@ import pytest
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import (
     Entry,
+    IpvsSettings,
     Key,
     Local,
     Member,
@@ -18,7 +19,6 @@ from ebpfproxy.backends.ipvs.entries import (
 )
 from ebpfproxy.backends.ipvs.forwarding import Surroundings
 from ebpfproxy.backends.ipvs.service_entries import PLAIN, limits, service_entries
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.linux.ipvs.messages import Method
 from ebpfproxy.model.address import Address, Family, Protocol, format_address, parse_address
 from ebpfproxy.model.balancing import Algorithm, Forwarding

@@ -5,8 +5,8 @@ import pytest
 from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.backends.ipvs.endpoint_networks import EndpointNetworks
+from ebpfproxy.backends.ipvs.entries import IpvsSettings
 from ebpfproxy.backends.ipvs.mode import IpvsMode
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.config import Config
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from ebpfproxy.backends.iptables import chains
 from ebpfproxy.backends.iptables.entries import NAT, Chain
+from ebpfproxy.backends.ipvs.entries import IpvsSettings
 from ebpfproxy.backends.ipvs.node_entries import node_entries
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.model.address import Family
 from ebpfproxy.plan.service_plan import NodePlan
 

@@ -4,7 +4,7 @@ import pytest
 
 from ebpfproxy.backends.ipvs import sets
 from ebpfproxy.backends.ipvs.entries import Key, Member, Set
-from ebpfproxy.backends.ipvs.ownership import ownership
+from ebpfproxy.backends.ipvs.sets import ownership
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.plan.service_plan import Frontend
 

@@ -3,9 +3,8 @@
 import pytest
 
 from ebpfproxy.backends.ipvs import sets
-from ebpfproxy.backends.ipvs.entries import Entry, Key, Local, Member, Server, ServerEntry
+from ebpfproxy.backends.ipvs.entries import Entry, IpvsSettings, Key, Local, Member, Server, ServerEntry
 from ebpfproxy.backends.ipvs.service_entries import service_entries
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
 from ebpfproxy.linux.ipvs.messages import Flag
 from ebpfproxy.model.address import Family, Protocol, format_endpoint, parse_address, parse_network
 from ebpfproxy.model.service import ServicePortName

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from ebpfproxy.backends.ipvs.backend import LIMITED, IpvsBackend
-from ebpfproxy.backends.ipvs.entries import Server, ServerEntry
+from ebpfproxy.backends.ipvs.entries import IpvsSettings, Server, ServerEntry
+from ebpfproxy.backends.ipvs.forwarding import recorded
 from ebpfproxy.backends.ipvs.service_entries import PLAIN, service_entries
-from ebpfproxy.backends.ipvs.settings import IpvsSettings
-from ebpfproxy.backends.ipvs.surroundings import recorded
 from ebpfproxy.linux.ipvs.messages import Method
 from ebpfproxy.linux.netlink import local_addresses, routing
 from ebpfproxy.model.address import Address, Family, parse_address
