@@ -23,7 +23,7 @@ from ebpfproxy.backends.ipvs.entries import IpvsSettings
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.backends.userspace.backend import UserspaceBackend
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
+from ebpfproxy.backends.userspace.entries import UserspaceSettings
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Link, bpf

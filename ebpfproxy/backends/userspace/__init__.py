@@ -2,12 +2,12 @@
 works.
 
 - `entries`, `rendering`: what the mode holds, by key; plans as entries.
-- `addresses`: the addresses of Services, as local routes.
+- `addresses`: the addresses of Services, as local routes; the removal of what the mode left.
 - `relays`: the relay processes, which the agent starts, controls and replaces.
 - `relay/`: the program of such a process. It does not use the rest of this package, except for `messages` and
   `entries`.
 - `messages`: what agent and relays send each other.
-- `backend`, `mode`, `settings`, `probes`, `cleanup`, `inspection`: as in the other modes.
+- `backend`, `mode`, `inspection`: as in the other modes.
 
 Read first: `entries.py`, then `relay/__init__.py`.
 """

@@ -9,12 +9,11 @@ from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Backend
 from ebpfproxy.backends.userspace import addresses
-from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Local
+from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Local, UserspaceSettings
 from ebpfproxy.backends.userspace.messages import Failure
 from ebpfproxy.backends.userspace.redirects import Redirects, State, in_force, state_of
 from ebpfproxy.backends.userspace.relays import Relays
 from ebpfproxy.backends.userspace.rendering import render
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux import capabilities
 from ebpfproxy.linux.netlink import local_routes

@@ -1,10 +1,38 @@
-"""The entries of mode userspace. Agent and relays use the same types."""
+"""The settings and entries of mode userspace. Agent and relays use the same types."""
 
+import dataclasses
+import os
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, Family, Network, Protocol, format_address
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import Frontend
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UserspaceSettings:
+    """What all relays need.
+
+    - `relays`: their number.
+    - Timeouts in seconds: of established TCP connections, of those that one side has closed, of UDP flows
+      whose last datagram was a reply, and of those that wait for a reply.
+    - `udp_flows`, `affinity_clients`: the largest numbers of UDP flows and of clients with affinity, in each
+      relay.
+    """
+
+    relays: int = 1
+    tcp_timeout: float = 24 * 3600.0
+    tcp_closing_timeout: float = 3600.0
+    udp_timeout: float = 0.25
+    udp_unreplied_timeout: float = 30.0
+    udp_flows: int = 65536
+    affinity_clients: int = 65536
+
+
+def one_per_cpu() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
 
 PORT_BIT = 0x8000
 """The bit in which the other port of a port differs; see `other_port`."""

@@ -13,8 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from ebpfproxy.backends.userspace.entries import Balanced, Balancing, Listen, Listening, NodePorts
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
+from ebpfproxy.backends.userspace.entries import (
+    Balanced,
+    Balancing,
+    Listen,
+    Listening,
+    NodePorts,
+    UserspaceSettings,
+)
 from ebpfproxy.model.address import Address
 
 LENGTH = struct.Struct("=I")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ebpfproxy.backends.userspace import messages
-from ebpfproxy.backends.userspace.entries import Balanced, Entry, Key, Listen, NodePorts
+from ebpfproxy.backends.userspace.entries import Balanced, Entry, Key, Listen, NodePorts, UserspaceSettings
 from ebpfproxy.backends.userspace.messages import (
     Answer,
     Change,
@@ -26,7 +26,6 @@ from ebpfproxy.backends.userspace.messages import (
     Request,
     Start,
 )
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.child import Child
 from ebpfproxy.log import Logger

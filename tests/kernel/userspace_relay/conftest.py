@@ -10,7 +10,7 @@ import pytest
 
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.userspace.backend import UserspaceBackend
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
+from ebpfproxy.backends.userspace.entries import UserspaceSettings
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol, family, is_unspecified, parse_address
 from ebpfproxy.model.service import ServicePortName

@@ -8,9 +8,9 @@ import pytest
 
 from ebpfproxy.backends.userspace.entries import Balanced, Balancing, Listening
 from ebpfproxy.backends.userspace.relay import listening
-from ebpfproxy.backends.userspace.relay.admission import Admission, Client
 from ebpfproxy.backends.userspace.relay.balancer import Affinity, Balancer
-from ebpfproxy.backends.userspace.relay.target import Target
+from ebpfproxy.backends.userspace.relay.listening import Admission, Client
+from ebpfproxy.backends.userspace.relay.workload import Target
 from ebpfproxy.linux.sockets.socket_filter import PASS
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.plan.service_plan import PlannedEndpoint, PlannedEndpoints

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from ebpfproxy.backends.userspace.entries import UserspaceSettings
 from ebpfproxy.backends.userspace.messages import Event
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.model.address import Protocol
 from tests.kernel.cluster import eventually
 from tests.kernel.userspace_relay.conftest import ADDRESS, PORT, Place, plan

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from ebpfproxy.backends.delta import Delta, diff
-from ebpfproxy.backends.userspace import cleanup
-from ebpfproxy.backends.userspace.entries import Listen, other_port
+from ebpfproxy.backends.userspace import addresses as service_addresses
+from ebpfproxy.backends.userspace.entries import Listen, UserspaceSettings, other_port
 from ebpfproxy.backends.userspace.inspection import UserspaceInspection
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.model.address import Family, Network, Protocol, parse_address
 from ebpfproxy.plan.service_plan import FrontendKind, NodePlan, PlanContext, ServicePortPlan
 from tests.kernel.cluster import eventually
@@ -167,8 +166,8 @@ def test_a_host_process_gets_no_packets_of_a_service_without_endpoints_or_relays
         is_rejected(addresses.service, 443, socket.SOCK_STREAM)
         is_rejected(addresses.service, 53, socket.SOCK_DGRAM)
         reaches(addresses.node, 443, web)
-        assert any("nftables table" in line for line in cleanup.remove())
-        assert cleanup.remove() == []
+        assert any("nftables table" in line for line in service_addresses.remove())
+        assert service_addresses.remove() == []
 
 
 def test_connections_are_rejected_after_relays_were_killed(place: Place, addresses: Addresses) -> None:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from ebpfproxy.backends.userspace.entries import UserspaceSettings
 from ebpfproxy.backends.userspace.inspection import UserspaceInspection, connections
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.connection import Connection, Translation
 from ebpfproxy.plan.service_plan import PlanContext

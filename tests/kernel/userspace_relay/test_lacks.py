@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.backends.userspace import relays
+from ebpfproxy.backends.userspace.entries import UserspaceSettings
 from ebpfproxy.backends.userspace.messages import Event
 from ebpfproxy.backends.userspace.relays import Relays
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.child import Child
 from tests.kernel.cluster import eventually

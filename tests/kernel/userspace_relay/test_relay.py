@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.backends.userspace.entries import Listen
+from ebpfproxy.backends.userspace.entries import Listen, UserspaceSettings
 from ebpfproxy.backends.userspace.messages import Event
-from ebpfproxy.backends.userspace.settings import UserspaceSettings
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import PlannedBalancing
 from tests.kernel.cluster import eventually

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from itertools import repeat
 
 from ebpfproxy.backends.userspace.entries import Balancing
-from ebpfproxy.backends.userspace.relay.target import Target, target
+from ebpfproxy.backends.userspace.relay.workload import Target, target
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
 from ebpfproxy.plan.weights import interleaved

@@ -12,14 +12,11 @@ from functools import partial
 
 from ebpfproxy.backends.userspace.entries import Balanced, Listen, Listening, NodePorts, Pods, other_port
 from ebpfproxy.backends.userspace.messages import Change, Failure, Held
-from ebpfproxy.backends.userspace.relay.admission import other_interfaces
-from ebpfproxy.backends.userspace.relay.balancer import Balancer
-from ebpfproxy.backends.userspace.relay.connection import Connections
-from ebpfproxy.backends.userspace.relay.listening import Listener
-from ebpfproxy.backends.userspace.relay.target import Target, target
-from ebpfproxy.backends.userspace.relay.tcp import TcpListener
+from ebpfproxy.backends.userspace.relay.balancer import Affinity, Balancer
+from ebpfproxy.backends.userspace.relay.listening import Listener, other_interfaces
+from ebpfproxy.backends.userspace.relay.tcp import Connections, TcpListener
 from ebpfproxy.backends.userspace.relay.udp import Flows, UdpListener
-from ebpfproxy.backends.userspace.relay.workload import Workload
+from ebpfproxy.backends.userspace.relay.workload import Target, Workload, target
 from ebpfproxy.errors import KernelError
 from ebpfproxy.model.address import Address, Protocol, is_unspecified, unspecified
 
@@ -69,6 +66,7 @@ class Entries:
 
     def __init__(self, work: Workload) -> None:
         self.work = work
+        self._affinity = Affinity(work.start.settings.affinity_clients)
         self.connections, self.flows = Connections(work), Flows(work)
         self._listeners: Mapping[Protocol, Callable[[Target, Target], Listener]] = {
             Protocol.TCP: partial(TcpListener, self.connections),
@@ -94,7 +92,7 @@ class Entries:
                 known.put(balancing)
             else:
                 first = self.work.start.number + zlib.crc32(str(service).encode())
-                self._services[service] = Balancer(balancing, self.work.affinity, first)
+                self._services[service] = Balancer(balancing, self._affinity, first)
             of_service = self._of_service.get(service, ())
             touched.update((key, self._frontends[key].entry) for key in of_service)
         touched.update(put.listeners)

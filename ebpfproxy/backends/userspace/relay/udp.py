@@ -11,11 +11,9 @@ from itertools import islice
 from ebpfproxy.backends.userspace import messages
 from ebpfproxy.backends.userspace.entries import Listening
 from ebpfproxy.backends.userspace.messages import Event
-from ebpfproxy.backends.userspace.relay import admission as admissions
 from ebpfproxy.backends.userspace.relay.balancer import Balancer
-from ebpfproxy.backends.userspace.relay.listening import Listener
-from ebpfproxy.backends.userspace.relay.target import Target
-from ebpfproxy.backends.userspace.relay.workload import Relayed, Workload
+from ebpfproxy.backends.userspace.relay.listening import Listener, interface_in, request_interface
+from ebpfproxy.backends.userspace.relay.workload import Relayed, Target, Workload
 
 _DATAGRAM = memoryview(bytearray(1 << 16))
 _ANCILLARY = 128
@@ -163,7 +161,7 @@ class UdpListener(Listener):
         return bool(self._sock and self._sock.getsockname()[1])
 
     def _prepare(self, sock: socket.socket) -> None:
-        admissions.request_interface(sock)
+        request_interface(sock)
 
     def close(self) -> None:
         for flow in list(self.flows.values()):
@@ -178,7 +176,7 @@ class UdpListener(Listener):
             try:
                 if self._admission.needs_interface:
                     count, ancillary, _, peer = sock.recvmsg_into([_DATAGRAM], _ANCILLARY)
-                    interface = admissions.interface_in(ancillary)
+                    interface = interface_in(ancillary)
                 else:
                     count, peer = sock.recvfrom_into(_DATAGRAM)
                     interface = 0

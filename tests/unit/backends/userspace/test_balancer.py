@@ -6,7 +6,7 @@ import pytest
 
 from ebpfproxy.backends.userspace.entries import Balancing
 from ebpfproxy.backends.userspace.relay.balancer import ALGORITHMS, Affinity, Balancer
-from ebpfproxy.backends.userspace.relay.target import Target
+from ebpfproxy.backends.userspace.relay.workload import Target
 from ebpfproxy.model.address import parse_address
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.service_plan import PlannedEndpoint, PlannedEndpoints
