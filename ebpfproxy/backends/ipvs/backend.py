@@ -28,7 +28,7 @@ from ebpfproxy.backends.ipvs.entries import (
     Set,
     Tunnel,
 )
-from ebpfproxy.backends.ipvs.forwarding import Answers, KernelSurroundings, recorded
+from ebpfproxy.backends.ipvs.forwarding import KernelSurroundings, Surroundings, requested
 from ebpfproxy.backends.ipvs.node_entries import node_entries
 from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion
 from ebpfproxy.backends.ipvs.servers import Servers
@@ -45,6 +45,7 @@ from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.linux.xtables.iptables import Iptables
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
+from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.model.counters import IptablesCounts, Report
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
@@ -56,6 +57,9 @@ LIMITED = "Service cannot get the load balancing that it requests"
 
 _FEW = 2000
 """Up to this number, all real servers can be read in a few milliseconds."""
+
+_Rendered = tuple[dict[Key, Entry], set[str]]
+"""The entries of a plan, and what it requests and does not get."""
 
 _BUSY_FACTOR = 100.0  # the pause after a search in the namespaces of endpoints, in times of its duration
 
@@ -128,7 +132,7 @@ class IpvsBackend(NatBackend[Key, Entry]):
         self._endpoints = EndpointNetworks()
         self._surroundings = KernelSurroundings()
         self._limits: dict[NamespacedName, dict[PlanKey, set[str]]] = {}
-        self._answers: dict[PlanKey, Answers] = {}  # of the plans whose entries depend on any
+        self._dependent: dict[PlanKey, tuple[ServicePortPlan, _Rendered]] = {}  # on routes and addresses
 
     def render(self, plans: Iterable[ServicePortPlan], node: NodePlan | None) -> dict[Key, Entry]:
         served = self._families.served
@@ -140,14 +144,18 @@ class IpvsBackend(NatBackend[Key, Entry]):
                 entries.update(node_entries(node, family, self._settings))
         for plan in plans:
             if plan.family in served:
-                recording, answers = recorded(surroundings)
-                entries.update(service_entries(plan, self._settings, recording))
+                rendered = self._rendered(plan, surroundings)
+                entries.update(rendered[0])
                 if not self._families.is_for_reading:
-                    self._answers.pop(plan.key, None)
-                    if answers:
-                        self._answers[plan.key] = answers
-                    self._report_limits(plan, limits(plan, self._settings, surroundings))
+                    self._dependent.pop(plan.key, None)
+                    if requested(plan, self._settings.forwarding) is not Forwarding.NAT:
+                        self._dependent[plan.key] = plan, rendered
+                    self._report_limits(plan, rendered[1])
         return entries
+
+    def _rendered(self, plan: ServicePortPlan, surroundings: Surroundings) -> _Rendered:
+        entries = service_entries(plan, self._settings, surroundings)
+        return entries, limits(plan, self._settings, surroundings)
 
     def _report_limits(self, plan: ServicePortPlan, found: set[str]) -> None:
         """Log the limits of a Service once until they change. The first of its ports that has any counts."""
@@ -263,10 +271,10 @@ class IpvsBackend(NatBackend[Key, Entry]):
         self._surroundings.may_differ = False
         now = self._surroundings.answers()
         self._forget_all_but(plans)
-        return [key for key, answers in self._answers.items() if not answers.hold(now)]
+        return [key for key, (plan, was) in self._dependent.items() if self._rendered(plan, now) != was]
 
     def _forget_all_but(self, plans: Collection[PlanKey]) -> None:
-        self._answers = {key: answers for key, answers in self._answers.items() if key in plans}
+        self._dependent = {key: each for key, each in self._dependent.items() if key in plans}
         for name, known in list(self._limits.items()):
             self._limits[name] = {key: found for key, found in known.items() if key in plans}
             if not self._limits[name]:

@@ -101,35 +101,6 @@ _T = TypeVar("_T")
 _SINGLE = 128
 
 
-class Answers(NamedTuple):
-    """What the rendering of a plan asked: whether addresses are local, and whether they have a gateway."""
-
-    local: dict[Address, bool]
-    gateways: dict[Address, bool]
-
-    def __bool__(self) -> bool:
-        return bool(self.local or self.gateways)
-
-    def hold(self, now: Surroundings) -> bool:
-        """Return whether all of them would be the same now."""
-        return all(now.is_local(address) == answer for address, answer in self.local.items()) and all(
-            now.has_gateway(address) == answer for address, answer in self.gateways.items()
-        )
-
-
-def recorded(surroundings: Surroundings) -> tuple[Surroundings, Answers]:
-    """Return the same surroundings, and where their answers about addresses are recorded."""
-    answers = Answers({}, {})
-
-    def is_local(address: Address) -> bool:
-        return answers.local.setdefault(address, surroundings.is_local(address))
-
-    def has_gateway(address: Address) -> bool:
-        return answers.gateways.setdefault(address, surroundings.has_gateway(address))
-
-    return surroundings._replace(is_local=is_local, has_gateway=has_gateway), answers
-
-
 class KernelSurroundings:
     """The surroundings in the calling thread's network namespace."""
 

@@ -7,11 +7,9 @@ import pytest
 
 from ebpfproxy.backends.ipvs.backend import LIMITED, IpvsBackend
 from ebpfproxy.backends.ipvs.entries import IpvsSettings, Server, ServerEntry
-from ebpfproxy.backends.ipvs.forwarding import recorded
-from ebpfproxy.backends.ipvs.service_entries import PLAIN, service_entries
 from ebpfproxy.linux.ipvs.messages import Method
 from ebpfproxy.linux.netlink import local_addresses, routing
-from ebpfproxy.model.address import Address, Family, parse_address
+from ebpfproxy.model.address import Address, Family, Network, parse_address
 from ebpfproxy.plan.service_plan import ServicePortPlan
 from tests.unit.backends.ipvs.test_forwarding import DIRECT, NAT, THERE, planned
 
@@ -115,15 +113,11 @@ def test_limits_are_reported_once_until_they_change_or_the_service_is_removed(
     assert reports() == 3
 
 
-def test_a_translated_plan_asks_nothing() -> None:
-    recording, answers = recorded(PLAIN)
-    service_entries(planned(NAT), IpvsSettings(), recording)
-    assert not answers
-
-
-def test_answers_about_local_addresses_are_compared() -> None:
-    recording, answers = recorded(PLAIN)
-    service_entries(PLAN, IpvsSettings(), recording)
-    assert answers.hold(PLAIN)
-    endpoint = parse_address(THERE[Family.IPV4])
-    assert not answers.hold(PLAIN._replace(is_local=lambda address: address == endpoint))
+def test_local_addresses_are_compared(backend: IpvsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address of a Service is local, so that its packets must be translated."""
+    methods(backend, PLAN)
+    address = PLAN.frontends[0].frontend.address
+    monkeypatch.setattr(local_addresses, "read", lambda: frozenset({Network(address, 128)}))
+    backend._surroundings.forget()
+    assert backend.outdated({PLAN.key}) == [PLAN.key]
+    assert methods(backend, PLAN) == {Method.MASQUERADE}
