@@ -18,6 +18,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.ipvs_forwarding_testbed import (
     DIRECT,
     FAMILIES,
+    HONORED,
     TCP,
     TUNNEL,
     UDP,
@@ -139,6 +140,7 @@ def test_verify_finds_no_difference_and_an_injected_one_is_restored(nodes: Forwa
         "ebpfproxy",
         "verify",
         "--proxy-mode=ipvs",
+        HONORED,
         "--detect-local-mode=InterfaceNamePrefix",
         "--pod-interface-name-prefix=veth",
         f"--manifests={nodes.folder}",
