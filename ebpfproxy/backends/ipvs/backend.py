@@ -34,6 +34,7 @@ from ebpfproxy.backends.ipvs.node_port_expansion import NodePortExpansion
 from ebpfproxy.backends.ipvs.servers import Servers
 from ebpfproxy.backends.ipvs.service_entries import limits, service_entries
 from ebpfproxy.backends.ipvs.sets import NAMES, SETS, IpSets, Order, create_all, ownership
+from ebpfproxy.backends.netfilter import sysctls
 from ebpfproxy.backends.netfilter.nat_backend import NatBackend
 from ebpfproxy.backends.netfilter.sysctls import SETTING_FAILED
 from ebpfproxy.errors import KernelError, Rejected
@@ -100,7 +101,7 @@ class IpvsBackend(NatBackend[Key, Entry]):
         prerequisites.check_scheduler(self._settings.scheduler)
         ipset.available()
         ipvs.available()
-        prerequisites.apply_sysctls(self._settings.strict_arp)
+        sysctls.apply(prerequisites.desired_sysctls(self._settings.strict_arp))
         self._set_timeouts()
         self._set_up(self._families.open(self._wanted))
 

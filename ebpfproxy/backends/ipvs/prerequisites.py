@@ -11,7 +11,6 @@ Sources: NewProxier() in pkg/proxy/ipvs/proxier.go; Documentation/networking/ipv
 
 import errno
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
 
 from ebpfproxy.backends.difference import DIFFERENT, MISSING, Difference
 from ebpfproxy.backends.findings import Finding
@@ -20,7 +19,7 @@ from ebpfproxy.backends.iptables.entries import NAT
 from ebpfproxy.backends.iptables.probes import RuleKind
 from ebpfproxy.backends.ipvs.entries import DEFAULT_SCHEDULER
 from ebpfproxy.backends.ipvs.sets import create_all
-from ebpfproxy.backends.netfilter.sysctls import SETTING_CHANGED, SETTING_FAILED
+from ebpfproxy.backends.netfilter.sysctls import REMEDY, Sysctl
 from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux import ipset, sysctl
 from ebpfproxy.linux.ipset import IpSet
@@ -29,10 +28,7 @@ from ebpfproxy.linux.netlink import dummy, owned_devices
 from ebpfproxy.linux.netlink.dummy import KUBE_IPVS0
 from ebpfproxy.linux.netlink.owned_devices import MODULES, TUNNELS
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family, parse_address
-
-log = Logger(__name__)
 
 KNOWN = ("rr", "wrr", "lc", "wlc", "fo", "ovf", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "twos")
 """The schedulers of Linux 6.12, to list those of the kernel. Others are also accepted."""
@@ -67,99 +63,59 @@ def has_scheduler(scheduler: str) -> bool:
     return True
 
 
-class Sysctl(NamedTuple):
-    """One sysctl. `without`: the limitation if it has another value. `needed`: the mode cannot serve with
-    that limitation.
-    """
-
-    name: str
-    value: str
-    without: str
-    needed: bool = False
-
-
 _ALWAYS = (
     Sysctl(
-        "net/ipv4/vs/conntrack", "1", "connections that must be masqueraded keep their source", needed=True
+        "net/ipv4/vs/conntrack",
+        1,
+        without="connections that must be masqueraded keep their source",
+        needed=True,
     ),
-    Sysctl("net/ipv4/ip_forward", "1", "endpoints on other nodes and in pods are unreachable", needed=True),
     Sysctl(
-        "net/ipv4/vs/expire_nodest_conn",
-        "1",
-        "connections to removed endpoints wait for a timeout",
+        "net/ipv4/ip_forward", 1, without="endpoints on other nodes and in pods are unreachable", needed=True
+    ),
+    Sysctl(
+        "net/ipv4/vs/expire_nodest_conn", 1, without="connections to removed endpoints wait for a timeout"
     ),
     Sysctl(
         "net/ipv4/vs/expire_quiescent_template",
-        "1",
-        "with session affinity, clients keep a draining endpoint",
+        1,
+        without="with session affinity, clients keep a draining endpoint",
     ),
 )
 _STRICT_ARP = (
-    Sysctl("net/ipv4/conf/all/arp_ignore", "1", "the node answers ARP for addresses of Services"),
-    Sysctl("net/ipv4/conf/all/arp_announce", "2", "the node announces addresses of Services"),
+    Sysctl("net/ipv4/conf/all/arp_ignore", 1, without="the node answers ARP for addresses of Services"),
+    Sysctl("net/ipv4/conf/all/arp_announce", 2, without="the node announces addresses of Services"),
 )
-_REMEDY = "make /proc/sys writable for the agent (privileged container), or set the sysctl on the node"
 
 
 def check_sysctls() -> None:
-    """Raise Unsupported, like `apply`, if a needed sysctl has another value and is not writable. Sets
+    """Raise Unsupported, like `sysctls.apply`, if a needed sysctl has another value and is not writable. Sets
     nothing.
     """
-    missing = [
-        f"sysctl {each.name} is not {each.value}, so {each.without}"
-        for each in _ALWAYS
-        if each.needed and not sysctl.may_be(each.name, each.value)
-    ]
+    needed = [each for each in _ALWAYS if each.needed]
+    missing = [each.missing for each in needed if not sysctl.may_be(each.name, str(each.value))]
     if missing:
-        raise Unsupported("; ".join(missing), _REMEDY)
+        raise Unsupported("; ".join(missing), REMEDY)
 
 
 def differing_sysctls(strict_arp: bool) -> list[Difference]:
-    """Return the sysctls of `apply_sysctls` with another value. Sets nothing."""
+    """Return the desired sysctls with another value. Sets nothing."""
     found = []
-    for each in sysctls(strict_arp):
+    for each in desired_sysctls(strict_arp):
         try:
             value = sysctl.read(each.name)
         except KernelError:
             found.append(Difference(f"sysctl {each.name}", MISSING, each.without))
             continue
-        if value != each.value:
+        if value != str(each.value):
             detail = f"have {value}; want {each.value}: {each.without}"
             found.append(Difference(f"sysctl {each.name}", DIFFERENT, detail))
     return found
 
 
-def sysctls(strict_arp: bool) -> tuple[Sysctl, ...]:
-    """Return the desired sysctls."""
+def desired_sysctls(strict_arp: bool) -> tuple[Sysctl, ...]:
+    """Return the desired sysctls. Those of IPVS exist only while it is loaded."""
     return (*_ALWAYS, *(_STRICT_ARP if strict_arp else ()))
-
-
-def apply_sysctls(strict_arp: bool) -> None:
-    """Set the sysctls that differ, in the calling thread's network namespace. IPVS must be loaded.
-
-    Raises Unsupported with all needed sysctls that cannot be set. Log a warning for each other failure.
-    """
-    missing = []
-    for each in sysctls(strict_arp):
-        try:
-            if sysctl.ensure(each.name, each.value):
-                log.info(SETTING_CHANGED, name=each.name, value=each.value)
-        except KernelError as failure:
-            if each.needed:
-                missing.append(
-                    f"sysctl {each.name} is not {each.value}, so {each.without}: {failure.message}"
-                )
-            else:
-                log.warning(
-                    SETTING_FAILED,
-                    name=each.name,
-                    value=each.value,
-                    without=each.without,
-                    reason=failure.message,
-                    hint=_REMEDY,
-                )
-    if missing:
-        raise Unsupported("; ".join(missing), _REMEDY)
 
 
 _SET = "ebpfproxy-tried"

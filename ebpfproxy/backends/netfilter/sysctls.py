@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.errors import KernelError
+from ebpfproxy.errors import KernelError, Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.log import Logger
 from ebpfproxy.plan.node_ports import LOOPBACK, plan_node_ports
@@ -58,11 +58,21 @@ class NetfilterSettings:
 
 
 class Sysctl(NamedTuple):
-    """One setting below /proc/sys. `at_least`: a larger value is also correct."""
+    """One setting below /proc/sys.
+
+    - `at_least`: a larger value is also correct.
+    - `without`: the limitation if it has another value. `needed`: the mode cannot serve with it.
+    """
 
     name: str
     value: int
     at_least: bool = False
+    without: str = ""
+    needed: bool = False
+
+    @property
+    def missing(self) -> str:
+        return f"sysctl {self.name} is not {self.value}, so {self.without}"
 
 
 def desired_sysctls(settings: NetfilterSettings, cpus: int) -> tuple[Sysctl, ...]:
@@ -92,6 +102,8 @@ def _desired_sysctls(settings: NetfilterSettings, cpus: int) -> Iterator[Sysctl]
         yield Sysctl(f"{_CONNTRACK}tcp_be_liberal", 1)
 
 
+REMEDY = "make /proc/sys writable for the agent (privileged container), or set the sysctl on the node"
+
 ROUTE_LOCALNET = Sysctl("net/ipv4/conf/all/route_localnet", 1)
 """Makes the kernel route packets from and to 127.0.0.0/8. This exposes the node's loopback services to
 neighbors (CVE-2020-8558), so it is set only after the rules that drop such packets are in force.
@@ -106,8 +118,10 @@ def answers_on_loopback(context: PlanContext) -> bool:
 def apply(settings: Iterable[Sysctl]) -> None:
     """Set the sysctls that differ, in the calling thread's network namespace. Log a warning for each failure.
 
-    Call it after the backend is open: these sysctls exist only while the kernel tracks connections.
+    Call it while they exist: those of conntrack only after the backend is open. Raises Unsupported with all
+    that are needed and cannot be set.
     """
+    missing = []
     for each in settings:
         try:
             changed = (
@@ -115,17 +129,22 @@ def apply(settings: Iterable[Sysctl]) -> None:
                 if each.at_least
                 else sysctl.ensure(each.name, str(each.value))
             )
+            if changed:
+                log.info(SETTING_CHANGED, name=each.name, value=each.value)
         except KernelError as failure:
+            if each.needed:
+                missing.append(f"{each.missing}: {failure.message}")
+                continue
             log.warning(
                 SETTING_FAILED,
                 file=str(sysctl.ROOT / each.name),
                 value=each.value,
                 errno=_errno_name(failure),
                 hint=failure.hint,
+                **({"without": each.without} if each.without else {}),
             )
-        else:
-            if changed:
-                log.info(SETTING_CHANGED, name=each.name, value=each.value)
+    if missing:
+        raise Unsupported("; ".join(missing), REMEDY)
 
 
 def online_cpus() -> int:

@@ -11,6 +11,7 @@ from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.ipvs import prerequisites
 from ebpfproxy.backends.netfilter import sysctls
 from ebpfproxy.backends.netfilter.nat_backend import netfilter_settings
+from ebpfproxy.backends.netfilter.sysctls import Sysctl
 from ebpfproxy.backends.selection import MODES, is_usable
 from ebpfproxy.config import Config
 from ebpfproxy.errors import EbpfProxyError, KernelError
@@ -102,20 +103,21 @@ def _bpffs(config: Config) -> Iterator[Action]:
 
 def _conntrack(config: Config, mode: str) -> Iterator[Action]:
     for each in sysctls.desired_sysctls(netfilter_settings(config, mode), sysctls.online_cpus()):
-        yield from _sysctl(each.name, str(each.value), each.at_least)
+        yield from _sysctl(each)
 
 
 def _ipvs(config: Config) -> Iterator[Action]:
-    for each in prerequisites.sysctls(config.ipvs_strict_arp):
-        yield from _sysctl(each.name, each.value)
+    for each in prerequisites.desired_sysctls(config.ipvs_strict_arp):
+        yield from _sysctl(each)
 
 
-def _sysctl(name: str, value: str, at_least: bool = False) -> Iterator[Action]:
+def _sysctl(wanted: Sysctl) -> Iterator[Action]:
     """Yield nothing if the setting has the value, does not exist (without its module), or is read-only."""
+    name, value = wanted.name, str(wanted.value)
     try:
         current = sysctl.read(name)
     except KernelError:
         return
-    is_enough = current.isdecimal() and int(current) >= int(value) if at_least else current == value
+    is_enough = current.isdecimal() and int(current) >= wanted.value if wanted.at_least else current == value
     if not is_enough and sysctl.may_be(name, value):
         yield Action(f"sysctl -w {name.replace('/', '.')}={value}", lambda: sysctl.ensure(name, value))
