@@ -1,16 +1,16 @@
 """Every reason, each with a connection that has it, and what happens to that connection."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
 from ebpfproxy.api.event import Unserved
 from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_PORT, BY_RANDOM
-from ebpfproxy.diagnose.explain.origin import Origin
+from ebpfproxy.diagnose.explain.origin import ANY_POD, Origin
 from ebpfproxy.diagnose.explain.reasons import BY_SUBJECT, Reason
-from ebpfproxy.diagnose.explain.result import ClientClass, Explanation, Step, Verdict
+from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Protocol, parse_address
@@ -93,518 +93,333 @@ UDP = service("web", port(80, protocol=Protocol.UDP))
 
 CIDR = "10.96.0.0/16"
 
-CASES: dict[AnyReason, tuple[Verdict, Callable[[], Explanation]]] = {
+
+class Case(NamedTuple):
+    """A connection in a situation, and what happens to it."""
+
+    verdict: Verdict
+    objects: tuple[Any, ...]
+    settings: Mapping[str, Any]
+    dials: Destination
+    by: Origin
+
+    def explained(self) -> Explanation:
+        return explained(situation(*self.objects, **self.settings), self.dials, self.by)
+
+
+def case(
+    verdict: Verdict, *objects: Any, dials: Destination | None = None, by: Origin = ANY_POD, **settings: Any
+) -> Case:
+    """By default a pod dials the ClusterIP. `objects` and `settings`: those of `situation`."""
+    return Case(verdict, objects, settings, dials or to(), by)
+
+
+CASES: dict[AnyReason, Case] = {
     # Client
-    Reason.IS_NODE: (CONNECTS, lambda: explained(situation(WEB, READY), origin=THE_NODE)),
-    Reason.POD_BY_DEVICE: (CONNECTS, lambda: explained(situation(WEB, READY), origin=A_POD)),
-    Reason.POD_BY_NETWORK: (
+    Reason.IS_NODE: case(CONNECTS, WEB, READY, by=THE_NODE),
+    Reason.POD_BY_DEVICE: case(CONNECTS, WEB, READY, by=A_POD),
+    Reason.POD_BY_NETWORK: case(CONNECTS, WEB, READY, by=A_POD, mode="nftables"),
+    Reason.POD_BY_INTERFACE: case(
         CONNECTS,
-        lambda: explained(situation(WEB, READY, mode="nftables"), origin=A_POD),
+        WEB,
+        READY,
+        by=A_POD,
+        mode="nftables",
+        detect_local=DetectLocal.INTERFACE_NAME_PREFIX,
+        pod_interface="veth",
     ),
-    Reason.POD_BY_INTERFACE: (
+    Reason.NOT_DETECTED_AS_POD: case(
         CONNECTS,
-        lambda: explained(
-            situation(
-                WEB,
-                READY,
-                mode="nftables",
-                detect_local=DetectLocal.INTERFACE_NAME_PREFIX,
-                pod_interface="veth",
-            ),
-            origin=A_POD,
-        ),
+        WEB,
+        READY,
+        by=A_POD,
+        mode="nftables",
+        detect_local=DetectLocal.BRIDGE_INTERFACE,
+        pod_interface="cni0",
     ),
-    Reason.NOT_DETECTED_AS_POD: (
-        CONNECTS,
-        lambda: explained(
-            situation(
-                WEB,
-                READY,
-                mode="nftables",
-                detect_local=DetectLocal.BRIDGE_INTERFACE,
-                pod_interface="cni0",
-            ),
-            origin=A_POD,
-        ),
-    ),
-    Reason.NO_DETECTION: (
-        CONNECTS,
-        lambda: explained(situation(WEB, READY, mode="nftables", cluster_cidrs=()), origin=A_POD),
-    ),
-    Reason.IS_OUTSIDE: (CONNECTS, lambda: explained(situation(WEB, READY), origin=A_CLIENT)),
+    Reason.NO_DETECTION: case(CONNECTS, WEB, READY, by=A_POD, mode="nftables", cluster_cidrs=()),
+    Reason.IS_OUTSIDE: case(CONNECTS, WEB, READY, by=A_CLIENT),
     # Path
-    Reason.CONNECT_HOOK: (CONNECTS, lambda: explained(situation(WEB, READY), origin=A_POD)),
-    Reason.SENDMSG_HOOK: (
+    Reason.CONNECT_HOOK: case(CONNECTS, WEB, READY, by=A_POD),
+    Reason.SENDMSG_HOOK: case(
+        CONNECTS, UDP, slice_with(Protocol.UDP, 53, endpoint(POD)), dials=to(protocol=Protocol.UDP)
+    ),
+    Reason.INGRESS_OF_POD: case(CONNECTS, WEB, READY, by=A_POD, socket_lb=SocketLb.OFF),
+    Reason.INGRESS_OF_UPLINK: case(CONNECTS, WEB, READY, by=A_CLIENT),
+    Reason.EGRESS_OF_DEVICE: case(CONNECTS, WEB, READY, by=THE_NODE, socket_lb=SocketLb.OFF),
+    Reason.ROUTE_OF_FRONTEND: case(
         CONNECTS,
-        lambda: explained(
-            situation(UDP, slice_with(Protocol.UDP, 53, endpoint(POD))), to(protocol=Protocol.UDP)
-        ),
+        service("web", external=[EXTERNAL]),
+        READY,
+        dials=to(EXTERNAL),
+        by=THE_NODE,
+        socket_lb=SocketLb.OFF,
+        devices=ON_LINK,
     ),
-    Reason.INGRESS_OF_POD: (
+    Reason.RANGES_NEED_PACKETS: case(DROPPED, RANGED, READY, dials=to(BALANCER), by=A_POD),
+    Reason.SCTP_NEEDS_PACKETS: case(
         CONNECTS,
-        lambda: explained(situation(WEB, READY, socket_lb=SocketLb.OFF), origin=A_POD),
+        SCTP,
+        slice_with(Protocol.SCTP, 80, endpoint(POD)),
+        dials=to(protocol=Protocol.SCTP),
+        by=A_POD,
     ),
-    Reason.INGRESS_OF_UPLINK: (CONNECTS, lambda: explained(situation(WEB, READY), origin=A_CLIENT)),
-    Reason.EGRESS_OF_DEVICE: (
-        CONNECTS,
-        lambda: explained(situation(WEB, READY, socket_lb=SocketLb.OFF), origin=THE_NODE),
-    ),
-    Reason.ROUTE_OF_FRONTEND: (
-        CONNECTS,
-        lambda: explained(
-            situation(service("web", external=[EXTERNAL]), READY, socket_lb=SocketLb.OFF, devices=ON_LINK),
-            to(EXTERNAL),
-            THE_NODE,
-        ),
-    ),
-    Reason.RANGES_NEED_PACKETS: (
-        DROPPED,
-        lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD),
-    ),
-    Reason.SCTP_NEEDS_PACKETS: (
-        CONNECTS,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 80, endpoint(POD))), to(protocol=Protocol.SCTP), A_POD
-        ),
-    ),
-    Reason.SOCKET_LB_OFF: (
-        CONNECTS,
-        lambda: explained(situation(WEB, READY, socket_lb=SocketLb.HOST), origin=A_POD),
-    ),
-    Reason.POD_BYPASSES_HOOKS: (
-        CONNECTS,
-        lambda: explained(situation(WEB, READY), origin=A_POD._replace(bypasses_hooks=True)),
-    ),
-    Reason.NAMESPACE_NEEDS_PACKETS: (
-        CONNECTS,
-        lambda: explained(situation(WEB, READY), origin=A_POD._replace(cookie=99)),
-    ),
-    Reason.NO_DEVICE_PASSED: (
+    Reason.SOCKET_LB_OFF: case(CONNECTS, WEB, READY, by=A_POD, socket_lb=SocketLb.HOST),
+    Reason.POD_BYPASSES_HOOKS: case(CONNECTS, WEB, READY, by=A_POD._replace(bypasses_hooks=True)),
+    Reason.NAMESPACE_NEEDS_PACKETS: case(CONNECTS, WEB, READY, by=A_POD._replace(cookie=99)),
+    Reason.NO_DEVICE_PASSED: case(
         REACHES_NODE,
-        lambda: explained(
-            situation(
-                service("web", balancer=[NODE], ranges=["198.51.100.0/24"], type_=ServiceType.LOAD_BALANCER),
-                READY,
-            ),
-            to(NODE),
-            THE_NODE,
-        ),
+        service("web", balancer=[NODE], ranges=["198.51.100.0/24"], type_=ServiceType.LOAD_BALANCER),
+        READY,
+        dials=to(NODE),
+        by=THE_NODE,
     ),
-    Reason.NAT_PREROUTING: (
-        CONNECTS,
-        lambda: explained(situation(WEB, READY, mode="iptables"), origin=A_POD),
-    ),
-    Reason.NAT_OUTPUT: (
-        CONNECTS,
-        lambda: explained(situation(WEB, READY, mode="nftables"), origin=THE_NODE),
-    ),
-    Reason.VIRTUAL_SERVER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"), origin=A_POD)),
-    Reason.RELAY: (CONNECTS, lambda: explained(situation(WEB, READY, mode="userspace"), origin=A_POD)),
+    Reason.NAT_PREROUTING: case(CONNECTS, WEB, READY, by=A_POD, mode="iptables"),
+    Reason.NAT_OUTPUT: case(CONNECTS, WEB, READY, by=THE_NODE, mode="nftables"),
+    Reason.VIRTUAL_SERVER: case(CONNECTS, WEB, READY, by=A_POD, mode="ipvs"),
+    Reason.RELAY: case(CONNECTS, WEB, READY, by=A_POD, mode="userspace"),
     # Frontend
-    Reason.CLUSTER_IP: (CONNECTS, lambda: explained(situation(WEB, READY))),
-    Reason.EXTERNAL_IP: (
+    Reason.CLUSTER_IP: case(CONNECTS, WEB, READY),
+    Reason.EXTERNAL_IP: case(CONNECTS, service("web", external=[EXTERNAL]), READY, dials=to(EXTERNAL)),
+    Reason.LOAD_BALANCER_IP: case(
         CONNECTS,
-        lambda: explained(situation(service("web", external=[EXTERNAL]), READY), to(EXTERNAL)),
+        service("web", balancer=[BALANCER], type_=ServiceType.LOAD_BALANCER),
+        READY,
+        dials=to(BALANCER),
     ),
-    Reason.LOAD_BALANCER_IP: (
+    Reason.NODE_PORT: case(CONNECTS, NODE_PORT_WEB, READY, dials=to(NODE, 30080)),
+    Reason.WON_CLAIM: case(CONNECTS, WEB, READY, service("zoo", ips=["10.96.0.11"], external=[CLUSTER_IP])),
+    Reason.NODE_PORT_INSTEAD: case(
         CONNECTS,
-        lambda: explained(
-            situation(service("web", balancer=[BALANCER], type_=ServiceType.LOAD_BALANCER), READY),
-            to(BALANCER),
-        ),
+        OWN_EXTERNAL,
+        OTHERS_NODE_PORT,
+        slice_of("zoo", endpoint(REMOTE_POD)),
+        dials=to(NODE, 30080),
+        by=A_CLIENT,
+        mode="nftables",
     ),
-    Reason.NODE_PORT: (CONNECTS, lambda: explained(situation(NODE_PORT_WEB, READY), to(NODE, 30080))),
-    Reason.WON_CLAIM: (
-        CONNECTS,
-        lambda: explained(situation(WEB, READY, service("zoo", ips=["10.96.0.11"], external=[CLUSTER_IP]))),
-    ),
-    Reason.NODE_PORT_INSTEAD: (
-        CONNECTS,
-        lambda: explained(
-            situation(OWN_EXTERNAL, OTHERS_NODE_PORT, slice_of("zoo", endpoint(REMOTE_POD)), mode="nftables"),
-            to(NODE, 30080),
-            A_CLIENT,
-        ),
-    ),
-    Reason.PORT_NOT_SERVED: (ROUTED, lambda: explained(situation(WEB, READY), to(port=81))),
-    Reason.SCTP_UNSERVED: (
+    Reason.PORT_NOT_SERVED: case(ROUTED, WEB, READY, dials=to(port=81)),
+    Reason.SCTP_UNSERVED: case(
         ROUTED,
-        lambda: explained(
-            situation(
-                SCTP, slice_with(Protocol.SCTP, 80, endpoint(POD)), mode="nftables", sctp_unserved="no SCTP"
-            ),
-            to(protocol=Protocol.SCTP),
-        ),
+        SCTP,
+        slice_with(Protocol.SCTP, 80, endpoint(POD)),
+        dials=to(protocol=Protocol.SCTP),
+        mode="nftables",
+        sctp_unserved="no SCTP",
     ),
-    Reason.UNUSED_PORT_REJECTED: (
-        REJECTED,
-        lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
+    Reason.UNUSED_PORT_REJECTED: case(REJECTED, WEB, READY, dials=to(port=81), mode="nftables"),
+    Reason.UNALLOCATED_CLUSTER_IP: case(
+        DROPPED, WEB, READY, dials=to("10.96.9.9"), mode="nftables", service_cidrs=[CIDR]
     ),
-    Reason.UNALLOCATED_CLUSTER_IP: (
-        DROPPED,
-        lambda: explained(situation(WEB, READY, mode="nftables", service_cidrs=[CIDR]), to("10.96.9.9")),
+    Reason.UNUSED_PORT_ON_NODE: case(REJECTED, WEB, READY, dials=to(port=81), mode="ipvs"),
+    Reason.ADDRESS_EXCLUDED: case(
+        REACHES_NODE, NODE_PORT_WEB, READY, dials=to(NODE, 30080), node_port_cidrs=networks(["10.0.0.0/8"])
     ),
-    Reason.UNUSED_PORT_ON_NODE: (
-        REJECTED,
-        lambda: explained(situation(WEB, READY, mode="ipvs"), to(port=81)),
+    Reason.LOOPBACK_EXCLUDED: case(
+        REACHES_NODE, NODE_PORT_WEB, READY, dials=to("127.0.0.1", 30080), by=THE_NODE, mode="nftables"
     ),
-    Reason.ADDRESS_EXCLUDED: (
+    Reason.OTHER_LOOPBACK: case(ROUTED, NODE_PORT_WEB, READY, dials=to("127.0.0.1", 30080), by=A_POD),
+    Reason.NOT_THIS_NODE: case(ROUTED, NODE_PORT_WEB, READY, dials=to("192.0.2.11", 30080)),
+    Reason.HEALTH_CHECK_NODE_PORT: case(ANSWERED, CHECKED, READY, dials=to(NODE, 32000)),
+    Reason.ENDPOINT_ADDRESS: case(ROUTED, WEB, READY, dials=to(REMOTE_POD, 8080)),
+    Reason.ECHO_REQUEST: case(ANSWERED, WEB, READY, dials=ping(CLUSTER_IP)),
+    Protected.OF_API_SERVER: case(
+        ROUTED,
+        OWN_EXTERNAL,
+        API_ENDPOINT,
+        service("zoo", external=[OUTSIDE]),
+        dials=to(OUTSIDE, 80),
+        by=A_POD,
+    ),
+    Protected.OF_HOST_PROCESS: case(
+        REACHES_NODE, OWN_EXTERNAL, READY, dials=to(NODE, 30080), listening=AT_30080
+    ),
+    Protected.OF_LOCAL_SERVER: case(
         REACHES_NODE,
-        lambda: explained(
-            situation(NODE_PORT_WEB, READY, node_port_cidrs=networks(["10.0.0.0/8"])), to(NODE, 30080)
-        ),
+        service("dns", ips=["10.1.0.1"]),
+        dials=to("10.1.0.1"),
+        by=A_POD,
+        listening={(Protocol.TCP, 80): frozenset([parse_address("10.1.0.1")])},
     ),
-    Reason.LOOPBACK_EXCLUDED: (
-        REACHES_NODE,
-        lambda: explained(situation(NODE_PORT_WEB, READY, mode="nftables"), to("127.0.0.1", 30080), THE_NODE),
-    ),
-    Reason.OTHER_LOOPBACK: (
+    Protected.OF_OTHER_NODE: case(
         ROUTED,
-        lambda: explained(situation(NODE_PORT_WEB, READY), to("127.0.0.1", 30080), A_POD),
+        service("zoo", external=["192.0.2.11"]),
+        dials=to("192.0.2.11"),
+        peers=PEERS,
+        protection=Protection.NODES,
     ),
-    Reason.NOT_THIS_NODE: (
-        ROUTED,
-        lambda: explained(situation(NODE_PORT_WEB, READY), to("192.0.2.11", 30080)),
-    ),
-    Reason.HEALTH_CHECK_NODE_PORT: (
-        ANSWERED,
-        lambda: explained(situation(CHECKED, READY), to(NODE, 32000)),
-    ),
-    Reason.ENDPOINT_ADDRESS: (ROUTED, lambda: explained(situation(WEB, READY), to(REMOTE_POD, 8080))),
-    Reason.ECHO_REQUEST: (ANSWERED, lambda: explained(situation(WEB, READY), ping(CLUSTER_IP))),
-    Protected.OF_API_SERVER: (
-        ROUTED,
-        lambda: explained(
-            situation(OWN_EXTERNAL, API_ENDPOINT, service("zoo", external=[OUTSIDE])), to(OUTSIDE, 80), A_POD
-        ),
-    ),
-    Protected.OF_HOST_PROCESS: (
-        REACHES_NODE,
-        lambda: explained(
-            situation(OWN_EXTERNAL, READY, listening=AT_30080),
-            to(NODE, 30080),
-        ),
-    ),
-    Protected.OF_LOCAL_SERVER: (
-        REACHES_NODE,
-        lambda: explained(
-            situation(
-                service("dns", ips=["10.1.0.1"]),
-                listening={(Protocol.TCP, 80): frozenset([parse_address("10.1.0.1")])},
-            ),
-            to("10.1.0.1"),
-            A_POD,
-        ),
-    ),
-    Protected.OF_OTHER_NODE: (
-        ROUTED,
-        lambda: explained(
-            situation(service("zoo", external=["192.0.2.11"]), peers=PEERS, protection=Protection.NODES),
-            to("192.0.2.11"),
-        ),
-    ),
-    Reason.NO_FRONTEND: (ROUTED, lambda: explained(situation(WEB, READY), to("10.97.0.1"))),
+    Reason.NO_FRONTEND: case(ROUTED, WEB, READY, dials=to("10.97.0.1")),
     # Source ranges
-    Reason.UNRESTRICTED: (CONNECTS, lambda: explained(situation(WEB, READY))),
-    Reason.IN_RANGES: (CONNECTS, lambda: explained(situation(RANGED, READY), to(BALANCER), A_CLIENT)),
-    Reason.NODE_IN_RANGES: (
+    Reason.UNRESTRICTED: case(CONNECTS, WEB, READY),
+    Reason.IN_RANGES: case(CONNECTS, RANGED, READY, dials=to(BALANCER), by=A_CLIENT),
+    Reason.NODE_IN_RANGES: case(
         CONNECTS,
-        lambda: explained(
-            situation(
-                service("web", balancer=[BALANCER], ranges=["192.0.2.0/24"], type_=ServiceType.LOAD_BALANCER),
-                READY,
-            ),
-            to(BALANCER),
-            THE_NODE,
-        ),
+        service("web", balancer=[BALANCER], ranges=["192.0.2.0/24"], type_=ServiceType.LOAD_BALANCER),
+        READY,
+        dials=to(BALANCER),
+        by=THE_NODE,
     ),
-    Reason.NOT_IN_RANGES: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD)),
-    Reason.RANGES_UNKNOWN_CLIENT: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER))),
-    Reason.RANGES_WITHOUT_ENDPOINTS: (
-        REJECTED,
-        lambda: explained(situation(RANGED, mode="iptables"), to(BALANCER), A_POD),
-    ),
+    Reason.NOT_IN_RANGES: case(DROPPED, RANGED, READY, dials=to(BALANCER), by=A_POD),
+    Reason.RANGES_UNKNOWN_CLIENT: case(DROPPED, RANGED, READY, dials=to(BALANCER)),
+    Reason.RANGES_WITHOUT_ENDPOINTS: case(REJECTED, RANGED, dials=to(BALANCER), by=A_POD, mode="iptables"),
     # Policy
-    Reason.INTERNAL_CLUSTER: (CONNECTS, lambda: explained(situation(WEB, READY))),
-    Reason.INTERNAL_LOCAL: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
-    Reason.EXTERNAL_CLUSTER: (
-        CONNECTS,
-        lambda: explained(situation(NODE_PORT_WEB, READY), to(NODE, 30080), A_CLIENT),
-    ),
-    Reason.EXTERNAL_LOCAL: (
-        CONNECTS,
-        lambda: explained(situation(LOCAL_WEB, READY), to(NODE, 30080), A_CLIENT),
-    ),
-    Reason.EXTERNAL_LOCAL_INSIDE: (
-        CONNECTS,
-        lambda: explained(situation(LOCAL_WEB, READY), to(NODE, 30080), A_POD),
-    ),
-    Reason.IPVS_ONE_LIST: (
-        CONNECTS,
-        lambda: explained(situation(LOCAL_WEB, READY, mode="ipvs"), to(NODE, 30080), A_POD),
-    ),
+    Reason.INTERNAL_CLUSTER: case(CONNECTS, WEB, READY),
+    Reason.INTERNAL_LOCAL: case(CONNECTS, INTERNAL_LOCAL, READY),
+    Reason.EXTERNAL_CLUSTER: case(CONNECTS, NODE_PORT_WEB, READY, dials=to(NODE, 30080), by=A_CLIENT),
+    Reason.EXTERNAL_LOCAL: case(CONNECTS, LOCAL_WEB, READY, dials=to(NODE, 30080), by=A_CLIENT),
+    Reason.EXTERNAL_LOCAL_INSIDE: case(CONNECTS, LOCAL_WEB, READY, dials=to(NODE, 30080), by=A_POD),
+    Reason.IPVS_ONE_LIST: case(CONNECTS, LOCAL_WEB, READY, dials=to(NODE, 30080), by=A_POD, mode="ipvs"),
     # Endpoints
-    EndpointReason.READY: (CONNECTS, lambda: explained(situation(WEB, READY))),
-    EndpointReason.READY_HINT_NODE: (
+    EndpointReason.READY: case(CONNECTS, WEB, READY),
+    EndpointReason.READY_HINT_NODE: case(
+        CONNECTS, WEB, slice_of("web", endpoint(POD, nodes=[HERE]), endpoint(REMOTE_POD, nodes=["x"]))
+    ),
+    EndpointReason.READY_HINT_ZONE: case(
+        CONNECTS, WEB, slice_of("web", endpoint(POD, zones=["a"])), zone="a"
+    ),
+    EndpointReason.READY_ON_NODE: case(CONNECTS, INTERNAL_LOCAL, READY),
+    EndpointReason.ONLY_TERMINATING: case(CONNECTS, WEB, slice_of("web", draining(REMOTE_POD))),
+    EndpointReason.ONLY_TERMINATING_ON_NODE: case(
+        CONNECTS, INTERNAL_LOCAL, slice_of("web", draining(POD, HERE))
+    ),
+    EndpointReason.NOT_READY: case(REJECTED, WEB, slice_of("web", DEAD)),
+    EndpointReason.NOT_SERVING: case(REJECTED, WEB, slice_of("web", DEAD._replace(terminating=True))),
+    EndpointReason.TERMINATING: case(CONNECTS, WEB, slice_of("web", endpoint(POD), draining(REMOTE_POD))),
+    EndpointReason.HINT_OTHER_NODE: case(
+        CONNECTS, WEB, slice_of("web", endpoint(POD, nodes=[HERE]), endpoint(REMOTE_POD, nodes=["x"]))
+    ),
+    EndpointReason.HINT_OTHER_ZONE: case(
         CONNECTS,
-        lambda: explained(
-            situation(WEB, slice_of("web", endpoint(POD, nodes=[HERE]), endpoint(REMOTE_POD, nodes=["x"])))
-        ),
+        WEB,
+        slice_of("web", endpoint(POD, zones=["a"]), endpoint(REMOTE_POD, zones=["b"])),
+        zone="a",
     ),
-    EndpointReason.READY_HINT_ZONE: (
+    EndpointReason.NOT_LOCAL: case(CONNECTS, INTERNAL_LOCAL, READY),
+    EndpointReason.NODE_UNKNOWN: case(DROPPED, INTERNAL_LOCAL, slice_of("web", endpoint(REMOTE_POD, ""))),
+    EndpointReason.POD_OF_HOST_PORT: case(
+        CONNECTS, HOST_PORT_POD, dials=to(NODE, 8443), by=A_CLIENT, host_ports=True
+    ),
+    EndpointReason.NO_WEIGHT: case(CONNECTS, WEIGHTED, slice_of("web", endpoint(POD), endpoint(REMOTE_POD))),
+    Reason.PORT_MISSING: case(REJECTED, WEB, slice_with(Protocol.UDP, 80, endpoint(POD))),
+    Reason.OTHER_FAMILY: case(REJECTED, WEB, slice_of("web", endpoint("fd01::1"))),
+    Reason.ONE_LIST_EXCLUDED: case(CONNECTS, LOCAL_WEB, READY, dials=to(NODE, 30080), by=A_POD, mode="ipvs"),
+    Reason.HAIRPIN_LOST: case(CONNECTS, WEB, slice_of("web", endpoint(POD, "")), by=A_POD, mode="ipvs"),
+    Reason.NODE_IN_TUNNEL: case(DROPPED, TUNNELED_WEB, READY, dials=FORWARDED, by=THE_NODE, mode="ipvs"),
+    Reason.HAS_ADDRESS_ITSELF: case(
         CONNECTS,
-        lambda: explained(situation(WEB, slice_of("web", endpoint(POD, zones=["a"])), zone="a")),
+        ROUTED_WEB,
+        slice_of("web", endpoint(REMOTE_POD), endpoint(POD, HERE)),
+        dials=FORWARDED,
+        by=A_POD,
+        mode="ipvs",
     ),
-    EndpointReason.READY_ON_NODE: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
-    EndpointReason.ONLY_TERMINATING: (
-        CONNECTS,
-        lambda: explained(situation(WEB, slice_of("web", draining(REMOTE_POD)))),
-    ),
-    EndpointReason.ONLY_TERMINATING_ON_NODE: (
-        CONNECTS,
-        lambda: explained(situation(INTERNAL_LOCAL, slice_of("web", draining(POD, HERE)))),
-    ),
-    EndpointReason.NOT_READY: (REJECTED, lambda: explained(situation(WEB, slice_of("web", DEAD)))),
-    EndpointReason.NOT_SERVING: (
-        REJECTED,
-        lambda: explained(situation(WEB, slice_of("web", DEAD._replace(terminating=True)))),
-    ),
-    EndpointReason.TERMINATING: (
-        CONNECTS,
-        lambda: explained(situation(WEB, slice_of("web", endpoint(POD), draining(REMOTE_POD)))),
-    ),
-    EndpointReason.HINT_OTHER_NODE: (
-        CONNECTS,
-        lambda: explained(
-            situation(WEB, slice_of("web", endpoint(POD, nodes=[HERE]), endpoint(REMOTE_POD, nodes=["x"])))
-        ),
-    ),
-    EndpointReason.HINT_OTHER_ZONE: (
-        CONNECTS,
-        lambda: explained(
-            situation(
-                WEB,
-                slice_of("web", endpoint(POD, zones=["a"]), endpoint(REMOTE_POD, zones=["b"])),
-                zone="a",
-            )
-        ),
-    ),
-    EndpointReason.NOT_LOCAL: (CONNECTS, lambda: explained(situation(INTERNAL_LOCAL, READY))),
-    EndpointReason.NODE_UNKNOWN: (
-        DROPPED,
-        lambda: explained(situation(INTERNAL_LOCAL, slice_of("web", endpoint(REMOTE_POD, "")))),
-    ),
-    EndpointReason.POD_OF_HOST_PORT: (
-        CONNECTS,
-        lambda: explained(situation(HOST_PORT_POD, host_ports=True), to(NODE, 8443), A_CLIENT),
-    ),
-    EndpointReason.NO_WEIGHT: (
-        CONNECTS,
-        lambda: explained(situation(WEIGHTED, slice_of("web", endpoint(POD), endpoint(REMOTE_POD)))),
-    ),
-    Reason.PORT_MISSING: (
-        REJECTED,
-        lambda: explained(situation(WEB, slice_with(Protocol.UDP, 80, endpoint(POD)))),
-    ),
-    Reason.OTHER_FAMILY: (
-        REJECTED,
-        lambda: explained(situation(WEB, slice_of("web", endpoint("fd01::1")))),
-    ),
-    Reason.ONE_LIST_EXCLUDED: (
-        CONNECTS,
-        lambda: explained(situation(LOCAL_WEB, READY, mode="ipvs"), to(NODE, 30080), A_POD),
-    ),
-    Reason.HAIRPIN_LOST: (
-        CONNECTS,
-        lambda: explained(situation(WEB, slice_of("web", endpoint(POD, "")), mode="ipvs"), origin=A_POD),
-    ),
-    Reason.NODE_IN_TUNNEL: (
-        DROPPED,
-        lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, THE_NODE),
-    ),
-    Reason.HAS_ADDRESS_ITSELF: (
-        CONNECTS,
-        lambda: explained(
-            situation(ROUTED_WEB, slice_of("web", endpoint(REMOTE_POD), endpoint(POD, HERE)), mode="ipvs"),
-            FORWARDED,
-            A_POD,
-        ),
-    ),
-    Reason.NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
-    Reason.NONE_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
-    Reason.LAST_ENDPOINTS_KEPT: (REJECTED, lambda: explained(situation(service(str(API_SERVER))))),
+    Reason.NO_ENDPOINTS: case(REJECTED, WEB),
+    Reason.NONE_BY_POLICY: case(DROPPED, INTERNAL_LOCAL, REMOTE),
+    Reason.LAST_ENDPOINTS_KEPT: case(REJECTED, service(str(API_SERVER))),
     # Affinity
-    Reason.NO_AFFINITY: (CONNECTS, lambda: explained(situation(WEB, READY))),
-    Reason.AFFINITY_BY_NETNS: (
-        CONNECTS,
-        lambda: explained(situation(service("web", affinity=600), READY), origin=THE_NODE),
-    ),
-    Reason.AFFINITY_BY_ADDRESS: (
-        CONNECTS,
-        lambda: explained(situation(service("web", affinity=600), READY), origin=A_CLIENT),
-    ),
+    Reason.NO_AFFINITY: case(CONNECTS, WEB, READY),
+    Reason.AFFINITY_BY_NETNS: case(CONNECTS, service("web", affinity=600), READY, by=THE_NODE),
+    Reason.AFFINITY_BY_ADDRESS: case(CONNECTS, service("web", affinity=600), READY, by=A_CLIENT),
     # Algorithm
-    Reason.RANDOM: (CONNECTS, lambda: explained(situation(WEB, READY))),
-    Reason.RANDOM_BY_WEIGHT: (
-        CONNECTS,
-        lambda: explained(situation(HEAVY, READY, mode="nftables")),
-    ),
-    Reason.ALGORITHM: (
-        CONNECTS,
-        lambda: explained(situation(ROUND_ROBIN, READY, mode="nftables")),
-    ),
-    Reason.BALANCING_IGNORED: (
-        CONNECTS,
-        lambda: explained(situation(LEAST_CONNECTIONS, READY, mode="nftables")),
-    ),
-    Reason.SCHEDULER: (CONNECTS, lambda: explained(situation(WEB, READY, mode="ipvs"))),
-    Reason.RELAY_SELECTS: (CONNECTS, lambda: explained(situation(WEB, READY, mode="userspace"))),
-    Reason.SINGLE: (CONNECTS, lambda: explained(situation(WEB, REMOTE))),
+    Reason.RANDOM: case(CONNECTS, WEB, READY),
+    Reason.RANDOM_BY_WEIGHT: case(CONNECTS, HEAVY, READY, mode="nftables"),
+    Reason.ALGORITHM: case(CONNECTS, ROUND_ROBIN, READY, mode="nftables"),
+    Reason.BALANCING_IGNORED: case(CONNECTS, LEAST_CONNECTIONS, READY, mode="nftables"),
+    Reason.SCHEDULER: case(CONNECTS, WEB, READY, mode="ipvs"),
+    Reason.RELAY_SELECTS: case(CONNECTS, WEB, READY, mode="userspace"),
+    Reason.SINGLE: case(CONNECTS, WEB, REMOTE),
     # Forwarding
-    Reason.DIRECT_ROUTING: (
-        CONNECTS,
-        lambda: explained(situation(ROUTED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
+    Reason.DIRECT_ROUTING: case(CONNECTS, ROUTED_WEB, READY, dials=FORWARDED, by=A_CLIENT, mode="ipvs"),
+    Reason.TUNNEL: case(CONNECTS, TUNNELED_WEB, READY, dials=FORWARDED, by=A_CLIENT, mode="ipvs"),
+    Reason.DIRECT_RETURN: case(
+        CONNECTS, DSR_WEB, READY, dials=FORWARDED, by=A_CLIENT, peers=PEERS, dsr_port=6083
     ),
-    Reason.TUNNEL: (
+    Reason.FORWARDING_LIMITED: case(
         CONNECTS,
-        lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
-    ),
-    Reason.DIRECT_RETURN: (CONNECTS, lambda: explained(WITH_TUNNEL, FORWARDED, A_CLIENT)),
-    Reason.FORWARDING_LIMITED: (
-        CONNECTS,
-        lambda: explained(
-            situation(ROUTED_WEB, READY, mode="ipvs", routes=lambda address: Route(2, None, address)),
-            FORWARDED,
-            A_CLIENT,
-        ),
+        ROUTED_WEB,
+        READY,
+        dials=FORWARDED,
+        by=A_CLIENT,
+        mode="ipvs",
+        routes=lambda address: Route(2, None, address),
     ),
     # Masquerade
-    Reason.KEEPS_ADDRESSES: (
-        CONNECTS,
-        lambda: explained(situation(ROUTED_WEB, READY, mode="ipvs"), FORWARDED, A_CLIENT),
-    ),
-    Reason.POLICY_MASQUERADES: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_CLIENT)),
-    Reason.MASQUERADE_ALL: (
-        CONNECTS,
-        lambda: explained(situation(WEB, REMOTE, mode="nftables", masquerade_all=True), origin=A_POD),
-    ),
-    Reason.HAIRPIN: (
-        CONNECTS,
-        lambda: explained(
-            situation(WEB, slice_of("web", endpoint(POD, HERE)), mode="nftables"), origin=A_POD
-        ),
-    ),
-    Reason.RELAY_IS_CLIENT: (
-        CONNECTS,
-        lambda: explained(situation(WEB, REMOTE, mode="userspace"), origin=A_CLIENT),
-    ),
-    Reason.SCTP_NOT_RELAYED: (
+    Reason.KEEPS_ADDRESSES: case(CONNECTS, ROUTED_WEB, READY, dials=FORWARDED, by=A_CLIENT, mode="ipvs"),
+    Reason.POLICY_MASQUERADES: case(CONNECTS, WEB, REMOTE, by=A_CLIENT),
+    Reason.MASQUERADE_ALL: case(CONNECTS, WEB, REMOTE, by=A_POD, mode="nftables", masquerade_all=True),
+    Reason.HAIRPIN: case(CONNECTS, WEB, slice_of("web", endpoint(POD, HERE)), by=A_POD, mode="nftables"),
+    Reason.RELAY_IS_CLIENT: case(CONNECTS, WEB, REMOTE, by=A_CLIENT, mode="userspace"),
+    Reason.SCTP_NOT_RELAYED: case(
         REJECTED,
-        lambda: explained(
-            situation(SCTP, slice_with(Protocol.SCTP, 80, endpoint(POD)), mode="userspace"),
-            to(protocol=Protocol.SCTP),
-            A_POD,
-        ),
+        SCTP,
+        slice_with(Protocol.SCTP, 80, endpoint(POD)),
+        dials=to(protocol=Protocol.SCTP),
+        by=A_POD,
+        mode="userspace",
     ),
-    Reason.POLICY_KEEPS: (
-        CONNECTS,
-        lambda: explained(situation(WEB, REMOTE, mode="nftables"), origin=A_POD),
-    ),
-    Reason.SOCKET_IS_REWRITTEN: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_POD)),
-    Reason.REPLY_PASSES_NODE: (
-        CONNECTS,
-        lambda: explained(situation(WEB, slice_of("web", endpoint(POD, HERE))), origin=A_CLIENT),
-    ),
-    Reason.ENDPOINT_IS_NODE: (
-        CONNECTS,
-        lambda: explained(situation(WEB, slice_of("web", endpoint(NODE, HERE))), origin=A_CLIENT),
-    ),
-    Reason.NO_PROGRAM_AT_DEVICE: (
-        CONNECTS,
-        lambda: explained(situation(WEB, slice_of("web", endpoint(OTHER_POD, ""))), origin=A_CLIENT),
-    ),
+    Reason.POLICY_KEEPS: case(CONNECTS, WEB, REMOTE, by=A_POD, mode="nftables"),
+    Reason.SOCKET_IS_REWRITTEN: case(CONNECTS, WEB, REMOTE, by=A_POD),
+    Reason.REPLY_PASSES_NODE: case(CONNECTS, WEB, slice_of("web", endpoint(POD, HERE)), by=A_CLIENT),
+    Reason.ENDPOINT_IS_NODE: case(CONNECTS, WEB, slice_of("web", endpoint(NODE, HERE)), by=A_CLIENT),
+    Reason.NO_PROGRAM_AT_DEVICE: case(CONNECTS, WEB, slice_of("web", endpoint(OTHER_POD, "")), by=A_CLIENT),
     # Addresses
-    Reason.SEES_CLIENT: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_POD)),
-    Reason.SEES_NODE: (CONNECTS, lambda: explained(situation(WEB, REMOTE), origin=A_CLIENT)),
-    Reason.PEER_IS_FRONTEND: (CONNECTS, lambda: explained(situation(WEB, READY))),
+    Reason.SEES_CLIENT: case(CONNECTS, WEB, REMOTE, by=A_POD),
+    Reason.SEES_NODE: case(CONNECTS, WEB, REMOTE, by=A_CLIENT),
+    Reason.PEER_IS_FRONTEND: case(CONNECTS, WEB, READY),
     # Outcome
-    Reason.CONNECTS: (CONNECTS, lambda: explained(situation(WEB, READY))),
-    Reason.REJECTED_NO_ENDPOINTS: (REJECTED, lambda: explained(situation(WEB))),
-    Reason.DROPPED_BY_POLICY: (DROPPED, lambda: explained(situation(INTERNAL_LOCAL, REMOTE))),
-    Reason.DROPPED_BY_RANGES: (DROPPED, lambda: explained(situation(RANGED, READY), to(BALANCER), A_POD)),
-    Reason.DROPPED_IN_TUNNEL: (
-        DROPPED,
-        lambda: explained(situation(TUNNELED_WEB, READY, mode="ipvs"), FORWARDED, THE_NODE),
+    Reason.CONNECTS: case(CONNECTS, WEB, READY),
+    Reason.REJECTED_NO_ENDPOINTS: case(REJECTED, WEB),
+    Reason.DROPPED_BY_POLICY: case(DROPPED, INTERNAL_LOCAL, REMOTE),
+    Reason.DROPPED_BY_RANGES: case(DROPPED, RANGED, READY, dials=to(BALANCER), by=A_POD),
+    Reason.DROPPED_IN_TUNNEL: case(DROPPED, TUNNELED_WEB, READY, dials=FORWARDED, by=THE_NODE, mode="ipvs"),
+    Reason.REJECTED_UNUSED_PORT: case(REJECTED, WEB, READY, dials=to(port=81), mode="nftables"),
+    Reason.DROPPED_UNALLOCATED: case(
+        DROPPED, WEB, READY, dials=ping("10.96.9.9"), mode="nftables", service_cidrs=[CIDR]
     ),
-    Reason.REJECTED_UNUSED_PORT: (
-        REJECTED,
-        lambda: explained(situation(WEB, READY, mode="nftables"), to(port=81)),
-    ),
-    Reason.DROPPED_UNALLOCATED: (
-        DROPPED,
-        lambda: explained(situation(WEB, READY, mode="nftables", service_cidrs=[CIDR]), ping("10.96.9.9")),
-    ),
-    Reason.REJECTED_OR_DROPPED: (
+    Reason.REJECTED_OR_DROPPED: case(
         Verdict.REJECTED_OR_DROPPED,
-        lambda: explained(
-            situation(
-                OWN_EXTERNAL,
-                service(
-                    "zoo",
-                    port(80, node_port=30080),
-                    ips=["10.96.0.11"],
-                    type_=ServiceType.NODE_PORT,
-                    external_policy=LOCAL,
-                ),
-                slice_of("zoo", endpoint(REMOTE_POD)),
-                mode="iptables",
-            ),
-            to(NODE, 30080),
-            A_CLIENT,
+        OWN_EXTERNAL,
+        service(
+            "zoo",
+            port(80, node_port=30080),
+            ips=["10.96.0.11"],
+            type_=ServiceType.NODE_PORT,
+            external_policy=LOCAL,
         ),
+        slice_of("zoo", endpoint(REMOTE_POD)),
+        dials=to(NODE, 30080),
+        by=A_CLIENT,
+        mode="iptables",
     ),
-    Reason.NODE_PORT_DROPPED: (
+    Reason.NODE_PORT_DROPPED: case(
         DROPPED,
-        lambda: explained(
-            situation(
-                service(
-                    "web",
-                    port(80, node_port=30080),
-                    ips=["fd00::10"],
-                    type_=ServiceType.NODE_PORT,
-                    external_policy=LOCAL,
-                ),
-                slice_of("web", endpoint("fd01::1")),
-                mode="iptables",
-            ),
-            to("::1", 30080),
-            THE_NODE,
+        service(
+            "web",
+            port(80, node_port=30080),
+            ips=["fd00::10"],
+            type_=ServiceType.NODE_PORT,
+            external_policy=LOCAL,
         ),
+        slice_of("web", endpoint("fd01::1")),
+        dials=to("::1", 30080),
+        by=THE_NODE,
+        mode="iptables",
     ),
-    Reason.NODE_PORT_REJECTED: (
+    Reason.NODE_PORT_REJECTED: case(
         REJECTED,
-        lambda: explained(
-            situation(NODE_PORT_WEB, mode="iptables", node_port_cidrs=networks(["10.0.0.0/8"])),
-            to(NODE, 30080),
-        ),
+        NODE_PORT_WEB,
+        dials=to(NODE, 30080),
+        mode="iptables",
+        node_port_cidrs=networks(["10.0.0.0/8"]),
     ),
-    Reason.REACHES_NODE: (REACHES_NODE, lambda: explained(situation(WEB, READY), to(NODE, 22))),
-    Reason.ROUTED: (ROUTED, lambda: explained(situation(WEB, READY), to(OUTSIDE, 443))),
-    Reason.EXTERNAL_NOT_REJECTED: (
-        ROUTED,
-        lambda: explained(
-            situation(service("web", external=[EXTERNAL]), mode="iptables"), to(EXTERNAL), THE_NODE
-        ),
+    Reason.REACHES_NODE: case(REACHES_NODE, WEB, READY, dials=to(NODE, 22)),
+    Reason.ROUTED: case(ROUTED, WEB, READY, dials=to(OUTSIDE, 443)),
+    Reason.EXTERNAL_NOT_REJECTED: case(
+        ROUTED, service("web", external=[EXTERNAL]), dials=to(EXTERNAL), by=THE_NODE, mode="iptables"
     ),
-    Reason.ECHO_ANSWERED: (ANSWERED, lambda: explained(situation(WEB, READY), ping(CLUSTER_IP))),
-    Reason.ECHO_NOT_ANSWERED: (
-        DROPPED,
-        lambda: explained(situation(INTERNAL_LOCAL, REMOTE), ping(CLUSTER_IP)),
-    ),
-    Reason.HEALTH_CHECK_ANSWERED: (
-        ANSWERED,
-        lambda: explained(situation(CHECKED, READY), to(NODE, 32000)),
-    ),
+    Reason.ECHO_ANSWERED: case(ANSWERED, WEB, READY, dials=ping(CLUSTER_IP)),
+    Reason.ECHO_NOT_ANSWERED: case(DROPPED, INTERNAL_LOCAL, REMOTE, dials=ping(CLUSTER_IP)),
+    Reason.HEALTH_CHECK_ANSWERED: case(ANSWERED, CHECKED, READY, dials=to(NODE, 32000)),
 }
 
 TESTED_ELSEWHERE = {
@@ -630,10 +445,9 @@ TESTED_ELSEWHERE = {
 
 @pytest.mark.parametrize("reason", CASES, ids=lambda reason: reason.word)
 def test_a_connection_has_the_reason_and_the_verdict(reason: AnyReason) -> None:
-    verdict, explanation = CASES[reason]
-    found = explanation()
+    found = CASES[reason].explained()
     assert reason in reasons(found)
-    assert found.verdict is verdict
+    assert found.verdict is CASES[reason].verdict
     assert found.steps[-1].reason is found.why
     assert found.steps[-1].reason.subject == "outcome"
 
