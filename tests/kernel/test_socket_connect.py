@@ -1,4 +1,4 @@
-"""A socket that connects to a Service: which endpoint it reaches, and which peer address it sees."""
+"""A socket that connects to a Service: which peer address it sees, and ways to connect."""
 
 import errno
 import select
@@ -7,9 +7,18 @@ import socket
 import pytest
 
 from ebpfproxy.model.address import Protocol
-from tests.kernel.clients import FAMILIES, TCP, UDP, answers, connected, converse, outcome, socket_in
+from tests.kernel.clients import (
+    FAMILIES,
+    TCP,
+    UDP,
+    answers,
+    ask_from,
+    connected,
+    converse,
+    family_of,
+    socket_in,
+)
 from tests.kernel.cluster import Cluster
-from tests.kernel.differences import DIFFERENCES
 
 pytestmark = pytest.mark.kernel
 
@@ -17,17 +26,6 @@ PORTS = {TCP: 80, UDP: 53}
 both_families = pytest.mark.parametrize("family", ["v4", "v6"])
 both_clients = pytest.mark.parametrize("client", ["pod", "node"])
 both_protocols = pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
-
-
-@both_families
-@both_clients
-@both_protocols
-def test_connections_reach_every_endpoint(
-    cluster: Cluster, client: str, family: str, protocol: Protocol
-) -> None:
-    web = cluster.service().to(cluster.a, cluster.b)
-    found = answers(cluster.client(client), protocol, web.address(family), PORTS[protocol], 50)
-    assert set(found) == {"a", "b"}
 
 
 @pytest.mark.backends("ebpf")
@@ -62,6 +60,17 @@ def test_an_ipv6_socket_can_connect_to_an_ipv4_service(
         assert sock.getpeername()[:2] == (mapped, PORTS[protocol])
 
 
+@pytest.mark.backends("ebpf")
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_client_on_the_node_sees_the_loopback_address_as_its_peer(cluster: Cluster, address: str) -> None:
+    web = cluster.service(node_port=True).to(cluster.a)
+    with connected(cluster.node, TCP, address, web.node_port) as sock:
+        assert converse(sock) == "a"
+        assert sock.getpeername()[:2] == (address, web.node_port)
+    with socket_in(cluster.node, UDP, family_of(address)) as sock:
+        assert ask_from(sock, address, web.node_port) == ("a", (address, web.node_port))
+
+
 @both_families
 def test_a_nonblocking_connect_succeeds(cluster: Cluster, family: str) -> None:
     web = cluster.service().to(cluster.a)
@@ -88,31 +97,11 @@ def test_a_connection_by_tcp_fast_open_succeeds(cluster: Cluster, client: str, f
         assert sock.getpeername()[:2] == (address, 80)
 
 
-@both_families
-@both_protocols
-def test_an_endpoint_reaches_itself_through_its_service(
-    cluster: Cluster, family: str, protocol: Protocol
-) -> None:
-    """Regression: cilium's hairpin of a pod to itself, which needs a masquerade if packets are translated."""
-    web = cluster.service().to(cluster.a)
-    assert answers(cluster.a, protocol, web.address(family), PORTS[protocol], 3) == {"a": 3}
-
-
-def test_a_socket_that_connects_to_a_pod_is_not_changed(cluster: Cluster) -> None:
-    cluster.service().to(cluster.a)
-    with connected(cluster.p, TCP, cluster.b.v4, 8080) as sock:
-        assert converse(sock) == "b"
-        assert sock.getpeername() == (cluster.b.v4, 8080)
-
-
-def test_another_port_of_a_cluster_ip_does_not_reach_the_service(cluster: Cluster) -> None:
-    web = cluster.service().to(cluster.a)
-    assert outcome(cluster.p, TCP, web.v4, 81, 0.3) == DIFFERENCES[cluster.mode].other_port
-
-
+@pytest.mark.backends("iptables", "ipvs", "userspace")
 @both_families
 def test_udp_clients_are_spread_evenly_over_three_endpoints(cluster: Cluster, family: str) -> None:
-    """Chi-square with two degrees of freedom: P(X > x) = exp(-x/2), so that 42 fails once in 10^9 runs."""
+    """Chi-square with two degrees of freedom: P(X > x) = exp(-x/2), so that 42 fails once in 10^9 runs. The
+    other modes: test_socket_balancing.py, test_nftables_balancing.py."""
     web = cluster.service().to(cluster.a, cluster.b, cluster.c)
     counts = answers(cluster.p, UDP, web.address(family), 53, 3000)
     expected = 3000 / 3

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from tests.kernel.clients import SILENT, UDP, ask_from, connected, converse, family_of, socket_in
-from tests.kernel.cluster import Cluster, terminating
+from tests.kernel.cluster import Cluster, elsewhere, terminating
 from tests.kernel.differences import DIFFERENCES
 
 pytestmark = pytest.mark.kernel
@@ -50,6 +50,21 @@ def test_an_ipv6_socket_can_send_to_an_ipv4_service(cluster: Cluster, client: st
     with socket_in(cluster.client(client), UDP, socket.AF_INET6) as sock:
         assert ask_from(sock, mapped, 53) == ("a", (mapped, 53))
         assert ask_from(sock, dns.v6, 53) == ("a", (dns.v6, 53))
+
+
+@pytest.mark.backends("ebpf")
+@both_families
+@both_clients
+def test_sending_fails_without_endpoints_and_succeeds_if_policy_local_drops(
+    cluster: Cluster, client: str, family: str
+) -> None:
+    dns = cluster.service(internalTrafficPolicy="Local").to()
+    address = dns.address(family)
+    with socket_in(cluster.client(client), UDP, family_of(address)) as sock:
+        with pytest.raises(ConnectionRefusedError):
+            sock.sendto(b"?", (address, 53))
+        dns.to(elsewhere(cluster.b))
+        assert sock.sendto(b"?", (address, 53)) == 1
 
 
 @but_ipvs

@@ -42,17 +42,15 @@ PARTS = {
     "connect": _part("test_socket_connect.py", "test_socket_datagrams.py", "test_socket_binds.py", hours=2),
     "affinity": _part("test_socket_changes.py", "test_socket_stale.py", hours=2),
     "udp-sockets": _part("test_socket_crowd.py", "test_foreign_sockets.py"),
-    "policies": _part("test_socket_policies.py", "test_socket_external.py", hours=2),
-    "node-ports": _part("test_socket_node_ports.py", "test_socket_lb.py", hours=2),
+    "services": _part("test_service_scenarios.py", "test_socket_lb.py", hours=2),
     "order": _part("test_tcx.py", "test_agent_first.py"),
     "doctor": _part("test_doctor_node.py"),
     "floods": _part("floods", hours=3),
     "packet-path": _part("packet_path"),
     "packet-table": _part("test_packet_table.py", hours=2),
-    "packet-clients": _part("test_packet_clients.py", "test_packet_changes.py", hours=2),
+    "packet-clients": _part("test_packet_scenarios.py", "test_packet_changes.py", hours=2),
     "sctp": _part("test_sctp.py", hours=2),
     "packet-sizes": _part("test_packet_sizes.py", hours=2),
-    "packet-regressions": _part("test_packet_regressions.py", hours=2),
     "maps": _part(
         "service_table",
         "device_table",
@@ -88,14 +86,11 @@ PARTS = {
 
 _QUICK = (
     *("test_program_costs.py", "test_features.py", "test_ipvs_shown.py", "test_ipvs_rules.py"),
-    *("ipvs_backend", "test_socket_connect.py", "test_socket_node_ports.py"),
-    "test_packet_clients.py",
+    *("ipvs_backend", "test_socket_connect.py", "test_service_scenarios.py", "test_packet_scenarios.py"),
 )
 _WORDS = (
-    "(costs or features or shown or connection and (ipvs or ebpf-tcp)"
-    " or ipvs and (ranges or answers_on_the_nodes))"
-    " and not (v6 and test_packet_clients)"
-    " and not (test_socket_connect and (pod and v6 or node and v4))"
+    "costs or features or shown or test_socket_connect and ebpf and node-v6"
+    " or each_scenario and (ipvs or test_service_scenarios and ebpf)"
 )
 QUICK = [*(_KERNEL + name for name in _QUICK), "-k", _WORDS, "--sync-period=15s"]
 
