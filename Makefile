@@ -34,7 +34,7 @@ IMAGE   := localhost/ebpfproxy
 VARIANT := default
 # What `make coverage` runs as root beside the fast tests: some of each kind, for a few minutes.
 COVERED := $(addprefix tests/kernel/,service_table/test_contents.py service_table/test_room.py \
-  nftables_table/test_rejections.py test_agent_restart.py test_ebpf_drain.py test_iptables_rejections.py \
+  nftables_table/test_rejections.py test_agent_restarts.py test_ebpf_drain.py test_iptables_rejections.py \
   test_links.py test_map_migration.py test_packet_path_view.py test_sockets.py test_view.py)
 
 # Tests start some thousand Python processes. Without compiled modules, each compiles its source again.

@@ -7,7 +7,9 @@ one sync applies a step of all of them, and all clients connect at the same time
 
 import concurrent.futures
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ebpfproxy.backends.ebpf.features import SET_RETVAL, present
@@ -123,8 +125,7 @@ StageT = TypeVar("StageT", bound=Stage)
 class Scenarios(Generic[StageT]):
     """A table. As a decorator, it adds a scenario."""
 
-    def __init__(self, stage: Callable[[Any], StageT]) -> None:
-        self._stage = stage
+    def __init__(self) -> None:
         self._modes: dict[Callable[[StageT], Steps], Sequence[str]] = {}
 
     def __call__(self, steps: Callable[[StageT], Steps]) -> Callable[[StageT], Steps]:
@@ -138,21 +139,31 @@ class Scenarios(Generic[StageT]):
 
         return add
 
-    def run(self, cluster: Cluster) -> None:
-        """Run the scenarios of the cluster's mode to their ends. Fails with the rows that have another
-        outcome."""
-        stages = {each: self._stage(cluster) for each, modes in self._modes.items() if cluster.mode in modes}
+    def run(
+        self,
+        cluster: Cluster,
+        stage: Callable[[], StageT],
+        restarts: Mapping[int, contextlib.AbstractContextManager[None]] = MappingProxyType({}),
+    ) -> None:
+        """Run the scenarios of the cluster's mode to their ends, each with a stage of its own. Fails with the
+        rows that have another outcome.
+
+        `restarts`, by the number of a step: within the block no agent runs, the scenarios continue, and their
+        changes are written.
+        """
+        stages = {each: stage() for each, modes in self._modes.items() if cluster.mode in modes}
         with contextlib.ExitStack() as opened:
             running = {each: each(stage) for each, stage in stages.items()}
             for steps in running.values():
                 opened.callback(steps.close)
-            while True:
-                step = {each: next(steps, None) for each, steps in running.items()}
-                running = {each: running[each] for each, rows in step.items() if rows is not None}
+            for number in itertools.count(1):
+                with restarts.get(number, contextlib.nullcontext()):
+                    step = {each: next(steps, None) for each, steps in running.items()}
+                    running = {each: running[each] for each, rows in step.items() if rows is not None}
+                    cluster.write("scenarios", *(one for each in running for one in stages[each].objects()))
                 if not running:
                     return
                 rows = [(each.__name__, row) for each in running for row in step[each] or ()]
-                cluster.write("scenarios", *(one for each in running for one in stages[each].objects()))
                 found = _outcomes(row for _, row in rows)
                 if cluster.mode == "ebpf" and SET_RETVAL.name not in present():
                     # A hook rejects with EPERM.
@@ -196,5 +207,6 @@ def _as_expected(row: Row, answers: list[str]) -> str | frozenset[str]:
 def _dials(row: Row) -> list[Dial]:
     timeout = SILENCE if row.expected == SILENT else sockets.ANSWERED
     count = 1 if isinstance(row.expected, str) else OFTEN
-    ports = [next(new_ports) if row.protocol is UDP else 0 for _ in range(count)]
-    return [Dial(row.protocol, row.address, row.port, timeout, (row.source, port)) for port in ports]
+    # IPVS would confuse connections from one port to one endpoint.
+    sources = [(row.source, next(new_ports)) for _ in range(count)]
+    return [Dial(row.protocol, row.address, row.port, timeout, source) for source in sources]

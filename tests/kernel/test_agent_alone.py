@@ -33,25 +33,6 @@ def place() -> Iterator[BpfPlace]:
         yield created
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--proxy-mode=iptables"], "another ebpfproxy agent runs in this network namespace"),
-        (["--tc-devices=none"], "another ebpfproxy holds {root}"),
-    ],
-)
-def test_a_second_agent_exits_with_an_error(restartable: Cluster, flags: list[str], reason: str) -> None:
-    """Two agents would assign the same slots and endpoints to different Services, or remove each other's
-    state in the network namespace."""
-    restartable.start()
-    web = restartable.service().to(restartable.a)
-    ports = "--healthz-port=0", "--metrics-port=0"
-    second = restartable.ebpfproxy("run", f"--manifests={restartable.folder}", *ports, *flags, check=False)
-    assert second.returncode == 4
-    assert reason.format(root=restartable.lab.bpffs) in second.stderr
-    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
-
-
 def test_cleanup_is_rejected_while_an_agent_runs(restartable: Cluster) -> None:
     restartable.start()
     web = restartable.service().to(restartable.a)

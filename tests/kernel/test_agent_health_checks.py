@@ -9,7 +9,6 @@ import pytest
 
 from ebpfproxy.lab import Pod
 from tests.kernel.cluster import Cluster, Exposed, elsewhere, eventually, terminating
-from tests.kernel.ipvs_here import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
 
@@ -60,32 +59,6 @@ def test_health_check_reports_the_number_of_local_endpoints(cluster: Cluster) ->
     assert health_check(outside, node.v4, port) == Response(503, 0, "0")
     web.to(cluster.a, externalTrafficPolicy="Cluster", healthCheckNodePort=0)
     eventually(lambda: health_check(outside, node.v4, port) == Response(0), "the health check port is closed")
-
-
-@pytest.mark.parametrize("mode", ["ebpf", "iptables", "ipvs"])
-def test_health_check_closes_with_its_service(restartable: Cluster, mode: str) -> None:
-    """Regression: calico #8112: after a restart the proxy did not know its previous sockets."""
-    skip_without_ipvs(mode)
-    port, flags = PORTS["restartable"], (f"--proxy-mode={mode}", "--iptables-min-sync-period=0s")
-
-    def status() -> int:
-        return health_check(restartable.lab.outside, restartable.node.v4, port).code
-
-    restartable.start(*flags)
-    web = balanced(restartable, port).to(restartable.a)
-    eventually(lambda: status() == 200, "it answers")
-    restartable.agent.kill()
-    assert status() == 0
-    restartable.start(*flags)
-    eventually(lambda: status() == 200, "it answers after a restart")
-    restartable.write(web.name)
-    eventually(lambda: status() == 0, "a deleted Service's port is closed")
-    web.to(restartable.a)
-    eventually(lambda: status() == 200, "it answers again")
-    restartable.end()
-    restartable.write(web.name)
-    restartable.start(*flags)
-    assert status() == 0
 
 
 def test_health_checks_answer_only_on_nodeport_addresses(restartable: Cluster) -> None:

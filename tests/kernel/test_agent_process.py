@@ -19,7 +19,6 @@ import pytest
 from ebpfproxy.agent.api_events import FAILED_SERVERS, NOT_CREATED
 from ebpfproxy.agent.daemon import ENDING, RESTARTING
 from ebpfproxy.agent.ending import NOT_ENDED
-from ebpfproxy.agent.initialize import INITIALIZED
 from ebpfproxy.agent.mode_switch import SAME_MODE
 from ebpfproxy.agent.process import START_FAILED
 from ebpfproxy.agent.service_events import REASON
@@ -182,30 +181,15 @@ def test_a_valid_file_with_which_the_agent_cannot_start_is_given_up(
     assert agent.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("mode", "forwarding"), [("ebpf", "continues"), ("nftables", "continues"), ("userspace", "ends")]
-)
-def test_the_agent_ends_soon_after_sigterm_and_says_what_forwards(
-    restartable: Cluster, mode: str, forwarding: str
-) -> None:
-    agent = restartable.start(f"--proxy-mode={mode}")
+def test_the_agent_ends_soon_after_sigterm_and_says_that_nothing_forwards(restartable: Cluster) -> None:
+    """Other modes: test_agent_restarts.py."""
+    agent = restartable.start("--proxy-mode=userspace")
     began = time.monotonic()
     os.kill(agent.process.pid, signal.SIGTERM)
     assert agent.process.wait(9) == 0  # the grace period of the DaemonSet is 10 s
     assert not lines(agent, NOT_ENDED), time.monotonic() - began
     (line,) = lines(agent, ENDING)
-    assert line.endswith(f" forwarding={forwarding}")
-
-
-@pytest.mark.parametrize("mode", ["ebpf", "nftables"])
-def test_init_only_prepares_the_kernel_and_keeps_what_is_served(restartable: Cluster, mode: str) -> None:
-    restartable.start(f"--proxy-mode={mode}")
-    web = restartable.service().to(restartable.a)
-    restartable.agent.stop()
-    flags = ["--init-only", f"--proxy-mode={mode}", "--manifests=/nonexistent"]
-    ended = restartable.ebpfproxy("run", *flags)
-    assert f" {INITIALIZED} mode={mode}" in ended.stderr
-    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    assert line.endswith(" forwarding=ends")
 
 
 @pytest.fixture
@@ -307,21 +291,20 @@ def test_an_event_of_the_node_reports_the_deprecated_mode(
     assert {each["regarding"]["kind"] for each in server.events} == {"Node"}
 
 
-@pytest.mark.parametrize(
-    ("mode", "left"), [("ebpf", "link "), ("userspace", "local routes to addresses of Services: ")]
-)
-def test_doctor_reports_what_a_stopped_agent_has_left(restartable: Cluster, mode: str, left: str) -> None:
+def test_doctor_reports_what_a_stopped_agent_of_mode_userspace_has_left(restartable: Cluster) -> None:
+    """Mode ebpf: test_agent_restarts.py."""
+
     def details() -> list[str]:
-        found = restartable.ebpfproxy("doctor", f"--proxy-mode={mode}", "-o", "json", check=False)
+        found = restartable.ebpfproxy("doctor", "--proxy-mode=userspace", "-o", "json", check=False)
         return [each["detail"] for each in json.loads(found.stdout)["checks"] if each["feature"] == LEFT_OVER]
 
-    restartable.start(f"--proxy-mode={mode}")
+    restartable.start("--proxy-mode=userspace")
     restartable.service().to(restartable.a)
     assert details() == []
     assert restartable.agent.stop() == 0
     (detail,) = details()
     assert detail.startswith("nothing updates what a stopped proxy has left in force: ")
-    assert f"of mode {mode}: {left}" in detail
+    assert "of mode userspace: local routes to addresses of Services: " in detail
 
 
 def test_weights_beyond_the_bound_are_an_event_of_the_service(

@@ -62,16 +62,6 @@ def test_a_stale_socket_is_reconnected_after_many_other_sockets(
         reaches(sock, "b")
 
 
-def test_a_socket_without_endpoint_gets_one_added_while_no_agent_ran(restartable: Cluster) -> None:
-    restartable.start()
-    dns = restartable.service().to()
-    with connected(restartable.p, UDP, dns.v4, 53) as sock:
-        restartable.end()
-        dns.to(restartable.a)
-        restartable.start()
-        reaches(sock, "a")
-
-
 def test_without_sys_ptrace_stale_sockets_of_the_node_are_reported_and_reconnected_later(
     restartable: Cluster,
 ) -> None:

@@ -78,12 +78,12 @@ def seen(name: str, client: Pod) -> Callable[[str], str]:
     return lambda family: f"{name} {getattr(client, family)}"
 
 
-scenario = Scenarios(Pair)
+scenario: Scenarios[Pair] = Scenarios()
 
 
 def test_clients_get_the_endpoints_of_each_scenario(two_nodes: TwoNodes) -> None:
     two_nodes.await_second()
-    scenario.run(two_nodes)
+    scenario.run(two_nodes, lambda: Pair(two_nodes))
 
 
 # Endpoints

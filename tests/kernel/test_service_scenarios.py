@@ -26,11 +26,11 @@ from tests.kernel.scenarios import Row, Scenarios, Stage, Steps
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1800)]
 
-scenario = Scenarios(Stage)
+scenario: Scenarios[Stage] = Scenarios()
 
 
 def test_clients_get_the_endpoints_of_each_scenario(cluster: Cluster) -> None:
-    scenario.run(cluster)
+    scenario.run(cluster, lambda: Stage(cluster))
 
 
 # Endpoints

@@ -15,7 +15,7 @@ from tests.kernel.test_pod_namespaces import await_socket_path
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1800)]
 
-scenario = Scenarios(Stage)
+scenario: Scenarios[Stage] = Scenarios()
 but_ipvs = scenario.only("ebpf", "nftables", "iptables")
 """An IPVS template keeps the timeout that it was created with. It remains while one of its connections is
 remembered, which is two minutes for a closed one (ip_vs_sched_persist, ip_vs_conn_expire)."""
@@ -25,7 +25,7 @@ MANY = 20
 
 
 def test_clients_get_the_endpoints_of_each_scenario(cluster: Cluster) -> None:
-    scenario.run(cluster)
+    scenario.run(cluster, lambda: Stage(cluster))
 
 
 def sticky(at: Stage, timeout: int = LONG, **spec: Any) -> Exposed:

@@ -24,7 +24,7 @@ def _part(*names: str, only: str = "", subjects: str = "", hours: float = 1.0) -
 
 
 _IPTABLES = ("rules", "removal", "rejections", "drift", "edits", "open")
-_AGENTS = ("test_agent_disturbed.py", "test_agent_udp_flows.py", "test_agent_health_checks.py")
+_AGENTS = ("test_agent_disturbed.py", "test_agent_restarts.py", "test_agent_health_checks.py")
 PARTS = {
     "probes": _part(
         "test_ebpf_probes.py", "test_features.py", "test_netns_cookie.py", "test_iptables_tools.py"
