@@ -1,5 +1,6 @@
 """The entries of any mode in the kernel, or in a saved dump, compared with those that the plan renders."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,7 +60,7 @@ class KernelFacts:
                 content = self._unexpected.get(each.key, "")
                 if f" {explanation.destination} " in content:
                     yield each._replace(detail=content)
-                elif any(word in each.key for word in words):
+                elif any(_is_named(word, each.key) for word in words):
                     yield each
 
     def _devices(self, explanation: Explanation, origin: Origin) -> frozenset[str]:
@@ -72,3 +73,16 @@ class KernelFacts:
             names = [each.name for each in self._planned if each.role in _UPLINKS]
         side = "egress" if origin.kind is ClientClass.NODE else "ingress"
         return frozenset(key for name in names for key in (f"device {name}", f"device {name} {side}"))
+
+
+def _is_named(name: str, key: str) -> bool:
+    """Return whether a key has the address, or the name of a Service or ServicePort, not only within a longer
+    one.
+
+    >>> _is_named("10.96.0.1", "element 10.96.0.10 . tcp"), _is_named("10.96.0.1", "10.96.0.1:80/TCP")
+    (False, True)
+    >>> _is_named("fd00::1", "listener [fd00::1]:80/TCP"), _is_named("fd00::1", "element fd00::1:2 . tcp")
+    (True, False)
+    """
+    after = "[\\w.:-]" if ":" in name and "/" not in name else "[\\w.-]"
+    return re.search(rf"(?<![\w.:-]){re.escape(name)}(?!{after})", key) is not None

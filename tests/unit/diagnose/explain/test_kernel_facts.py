@@ -69,6 +69,13 @@ def test_an_unexpected_entry_counts_if_it_names_the_address_or_the_service() -> 
     ]
 
 
+def test_an_unexpected_entry_of_a_longer_address_or_name_does_not_count() -> None:
+    good = {"chain default/web": 1, "chain default/api": 1}
+    longer = (f"element {CLUSTER_IP}0 . tcp . 80", f"element 1{CLUSTER_IP} . tcp . 80", "chain default/web-2")
+    for each in longer:
+        assert not differences({**good, each: 1})
+
+
 def test_a_missing_hook_counts_for_the_sockets_that_run_it() -> None:
     of = situation(WEB, API, *SLICES)
     good = {"chain default/web": 1, "chain default/api": 1}
