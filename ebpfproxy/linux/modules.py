@@ -1,11 +1,8 @@
 """Kernel modules: loading them with the node's modprobe."""
 
-import errno
-import subprocess
-
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
+from ebpfproxy.linux import tools
 
-_TIMEOUT_S = 60.0
 _HINT = "run it on the node: containers usually have no /lib/modules"
 
 
@@ -16,15 +13,10 @@ def load(name: str) -> None:
     """
     action = f"cannot load the module {name}"
     try:
-        done = subprocess.run(
-            ("modprobe", "--", name), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as failure:
-        raise KernelError(f"{action}: modprobe timed out after {_TIMEOUT_S:.0f} s") from failure
-    except OSError as failure:
-        kind = Unsupported if failure.errno == errno.ENOENT else Rejected
-        raise kind(f"{action}: cannot start modprobe: {failure.strerror}", _HINT) from failure
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        done = tools.run(("modprobe", "--", name))
+    except KernelError as failure:
+        raise type(failure)(f"{action}: {failure.message}", _HINT) from failure
+    if done.code:
+        reason = (done.errors.strip().splitlines() or [f"exit status {done.code}"])[-1]
         kind = Unsupported if "not found" in reason else Rejected
         raise kind(f"{action}: {reason}", _HINT if kind is Unsupported else "run as root")

@@ -1,4 +1,4 @@
-"""Runs tools of the node until they end, in the calling thread's network namespace: iptables(8), ipset(8)."""
+"""Runs tools of the node until they end, in the network namespace of the thread: iptables(8) and others."""
 
 import errno
 import os

@@ -5,11 +5,10 @@ ebpfproxy reads and writes rules through netlink and runs nft only for its versi
 
 import os
 import re
-import shutil
-import subprocess
 
-_FOLDERS = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
-_TIMEOUT = 10.0  # seconds
+from ebpfproxy.errors import KernelError
+from ebpfproxy.linux import tools
+
 _NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _NFT = re.compile(rf"nftables v({_NUMBERS.pattern})")
 
@@ -30,16 +29,12 @@ def installed() -> Version | None:
 
     In a container this is the image's tool, not the node's.
     """
-    path = shutil.which("nft", path=_FOLDERS)
-    if not path:
-        return None
+    path = tools.find("nft")
     try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
+        output = tools.run((path, "--version")).output if path else ""
+    except KernelError:
         return None
-    found = _NFT.search(done.stdout)
+    found = _NFT.search(output)
     return _version(found[1]) if found else None
 
 

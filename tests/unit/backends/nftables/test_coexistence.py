@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.backends.nftables import coexistence
+from ebpfproxy.linux import tools
 from ebpfproxy.linux.nft import tool
 from ebpfproxy.linux.nft.tool import Version
 
@@ -12,7 +13,7 @@ from ebpfproxy.linux.nft.tool import Version
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the only folder in PATH, without a tool. The kernel is a recent one."""
-    monkeypatch.setattr(tool, "_FOLDERS", str(tmp_path))
+    monkeypatch.setattr(tools, "FOLDERS", str(tmp_path))
     monkeypatch.delenv(coexistence.SKIP, raising=False)
     kernel(monkeypatch, (6, 1, 0))
     return tmp_path
