@@ -96,12 +96,6 @@ def read(node: int, owner: _Owner | None, cookie: Callable[[], int]) -> Namespac
     )
 
 
-def owners_of(proc_root: Path) -> dict[namespaces.Identity, _Owner]:
-    """The pods whose processes are in each namespace other than the calling thread's."""
-    own = namespaces.identity_of("/proc/thread-self/ns/net")
-    return _owners(proc_root, own) if own else {}
-
-
 def _owners(proc_root: Path, node: namespaces.Identity) -> dict[namespaces.Identity, _Owner]:
     found: dict[namespaces.Identity, _Owner] = {}
     for folder in proc_root.glob("[0-9]*"):
