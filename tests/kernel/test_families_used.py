@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.backends.netfilter import families_used
+from ebpfproxy.backends.netfilter.nat_backend import families_used
 from ebpfproxy.config import Config
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Family, parse_network
@@ -28,7 +28,7 @@ def ip(command: str) -> None:
 
 
 def used() -> set[Family]:
-    return set(families_used.used(Config(hostname_override="here")))
+    return set(families_used(Config(hostname_override="here")))
 
 
 def test_global_addresses_count_and_link_local_ones_do_not() -> None:
@@ -48,4 +48,4 @@ def test_global_addresses_count_and_link_local_ones_do_not() -> None:
 
 def test_pod_networks_count() -> None:
     config = Config(hostname_override="here", cluster_cidr=(parse_network("fd00:10:244::/56"),))
-    assert families_used.used(config) == {V6}
+    assert families_used(config) == {V6}

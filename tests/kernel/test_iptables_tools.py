@@ -8,9 +8,10 @@ import pytest
 
 from ebpfproxy.errors import Unsupported
 from ebpfproxy.linux.netns import netns
-from ebpfproxy.linux.xtables import iptables, legacy, nft_changes
+from ebpfproxy.linux.nft import notifications
+from ebpfproxy.linux.nft.notifications import Changes
+from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.linux.xtables.iptables import Iptables, LinesRejected, ToolBackend
-from ebpfproxy.linux.xtables.nft_changes import Changes
 from ebpfproxy.model.address import Family
 from tests.support.confined import as_nobody
 
@@ -187,7 +188,7 @@ def test_foreign_changes_are_not_counted(family: Family, changes: Changes) -> No
 
 
 def test_lost_notifications_are_counted(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
-    monkeypatch.setattr(nft_changes, "_BUFFER_BYTES", 4096)
+    monkeypatch.setattr(notifications, "_FEW_BYTES", 4096)
     changes = Changes(frozenset({"nat"}), own_change)
     try:
         rules = "".join(f"-A THEIRS -p tcp -m tcp --dport {port} -j ACCEPT\n" for port in range(1, 2000))

@@ -12,9 +12,9 @@ from ebpfproxy.backends.iptables.entries import FILTER, NAT, Entry, Key, Layout
 from ebpfproxy.backends.iptables.tables import Rejections, Tables
 from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux.inotify import OpenedFile
+from ebpfproxy.linux.nft.notifications import Changes
 from ebpfproxy.linux.xtables import iptables, legacy
 from ebpfproxy.linux.xtables.iptables import Iptables, ToolBackend
-from ebpfproxy.linux.xtables.nft_changes import Changes
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import IptablesCounts

@@ -7,7 +7,7 @@ from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.backends.iptables import cleanup, probes
 from ebpfproxy.backends.iptables.backend import IptablesBackend
 from ebpfproxy.backends.iptables.rules import IptablesSettings
-from ebpfproxy.backends.netfilter import families_used
+from ebpfproxy.backends.netfilter.nat_backend import families_used
 from ebpfproxy.backends.netfilter.sysctls import answers_on_loopback
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
@@ -22,7 +22,7 @@ class IptablesMode(Mode):
     balancing = Support(frozenset({Algorithm.RANDOM}))
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
-        return probes.probe(config.iptables_backend, families_used.used(config))
+        return probes.probe(config.iptables_backend, families_used(config))
 
     def serve(self, config: Config, callbacks: Callbacks) -> IptablesBackend:
         return _backend(config).serves(config, callbacks)

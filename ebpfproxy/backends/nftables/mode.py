@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Callbacks, Mode
-from ebpfproxy.backends.netfilter import families_used
+from ebpfproxy.backends.netfilter.nat_backend import families_used
 from ebpfproxy.backends.nftables import cleanup, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.settings import NftablesSettings
@@ -20,7 +20,7 @@ class NftablesMode(Mode):
     balancing = Support(frozenset(DRAWS), weights=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
-        return probes.probe(families_used.used(config))
+        return probes.probe(families_used(config))
 
     def serve(self, config: Config, callbacks: Callbacks) -> NftablesBackend:
         return NftablesBackend(nftables_settings(config)).serves(config, callbacks)

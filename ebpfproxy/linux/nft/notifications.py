@@ -10,12 +10,14 @@ net/netfilter/nf_tables_api.c.
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.netlink import netlink
+from ebpfproxy.linux.netlink.netlink import attributes, text
 from ebpfproxy.linux.nft import nft, replies
+from ebpfproxy.linux.nft.messages import HEAD, Kind
 from ebpfproxy.linux.nft.nft import Session
 
 _GROUP = 7  # NFNLGRP_NFTABLES
@@ -24,6 +26,9 @@ _SO_RCVBUFFORCE = 33
 
 _BUFFER_BYTES = 16 << 20
 """For 100 000 changes by other programs between two calls. If it overflows, that counts as a change."""
+_FEW_BYTES = 1 << 20  # for several thousand changes between two calls of `Changes.count`
+_RULE_CHAIN = 2  # NFTA_RULE_CHAIN
+_CHAIN_NAME = 3  # NFTA_CHAIN_NAME
 
 
 class Notification(NamedTuple):
@@ -129,6 +134,46 @@ class TableWatch:
     def _concerns(self, notification: Notification) -> bool:
         table = replies.table_of(notification.payload)
         return table is not None and table.name == self._name
+
+
+class Changes:
+    """Counts changes of chains of iptables-nft since its creation, in both families.
+
+    `concerns` returns whether a chain counts, given its table and name. A deleted table always counts, and so
+    does a rule that is deleted from any chain of `tables`, including the built-in chains.
+    """
+
+    def __init__(self, tables: frozenset[str], concerns: Callable[[str, str], bool]) -> None:
+        """Count in the calling thread's network namespace. Raises KernelError."""
+        self._tables = tables
+        self._concerns = concerns
+        self._count = 0
+        self._notifications = Notifications(_FEW_BYTES)
+
+    def count(self) -> int:
+        """The number of changes. Lost notifications, after too many at a time, count as one change.
+
+        It takes microseconds for each change of nf_tables since the last call, up to some thousands.
+        Raises KernelError.
+        """
+        for each in self._notifications.receive():
+            self._count += each is None or self._counts(each)
+        return self._count
+
+    def close(self) -> None:
+        """Stop counting; a second call does nothing."""
+        self._notifications.close()
+
+    def _counts(self, notification: Notification) -> bool:
+        table = replies.table_of(notification.payload)
+        if table is None or table.name not in self._tables:
+            return False
+        if notification.kind in (Kind.DELETE_TABLE, Kind.DELETE_RULE):
+            return True
+        found = dict(attributes(notification.payload, HEAD.size))
+        if notification.kind in (Kind.NEW_CHAIN, Kind.DELETE_CHAIN):
+            return self._concerns(table.name, text(found.get(_CHAIN_NAME)))
+        return notification.kind == Kind.NEW_RULE and self._concerns(table.name, text(found.get(_RULE_CHAIN)))
 
 
 def _failure(error: OSError) -> KernelError:
