@@ -94,8 +94,13 @@ def establish_all(path: PacketPath) -> None:
 
 
 def _write(path: PacketPath, **fields: int) -> None:
+    """Entries of `replies` that only reserve a port are never established, so they stay as they are."""
     for name, layout, entries in (("flows", abi.FLOW, path.flows()), ("replies", abi.REPLY, path.replies())):
-        written = [(key, layout.pack(*(entry.value | fields).values())) for key, entry in entries.items()]
+        written = [
+            (key, layout.pack(*(entry.value | fields).values()))
+            for key, entry in entries.items()
+            if entry.value.get("client_port", True)
+        ]
         path.maps[name].update_all(written)
 
 
