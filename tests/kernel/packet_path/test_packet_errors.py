@@ -1,7 +1,7 @@
 """ICMP errors about packets of flows, in both directions: the receiver finds the packet that it sent
 quoted."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from scapy.layers.inet6 import (
@@ -31,11 +31,21 @@ wheres = pytest.mark.parametrize("where", ["here", "there"])
 errors = pytest.mark.parametrize("kind", ERRORS)
 
 
-def open_flow(
-    path: PacketPath, at: Places, protocol: Protocol, where: str
-) -> tuple[bytes, bytes, bytes, bytes]:
-    """Four packets: sent by the client, received by the endpoint, sent by the endpoint, received by the
-    client."""
+class Side(NamedTuple):
+    """One end of a flow. `own` is its address as it knows it, and `far` the other end's. `seen`: the address
+    that the other end knows instead of its own. `received` is a packet of the other end as it arrived, and
+    `sent` as it was sent."""
+
+    device: str
+    own: str
+    far: str
+    seen: str
+    received: bytes
+    sent: bytes
+
+
+def open_flow(path: PacketPath, at: Places, protocol: Protocol, where: str) -> tuple[Side, Side]:
+    """The sides of the client and of the endpoint, after a packet of each."""
     target = getattr(at, where)
     towards = "tunnel" if where == "there" else "pod"
     serve(path, at, target)
@@ -47,7 +57,8 @@ def open_flow(
         ip(target, seen) / transport(protocol, TARGETS[protocol], CLIENT_PORT, b"response", **fields)
     )
     back = path.forward(answer, towards, "net").raw
-    return bytes(request), arrived, answer, back
+    client = Side("net", at.client, at.external, seen, back, answer)
+    return client, Side(towards, target, seen, at.external, arrived, bytes(request))
 
 
 @families
@@ -55,66 +66,35 @@ def open_flow(
 @wheres
 @errors
 @pytest.mark.parametrize("quoted", [28, 48, None])
-def test_an_icmp_error_from_the_path_to_the_endpoint_reaches_the_client(
-    path: PacketPath, at: Places, protocol: Protocol, where: str, kind: str, quoted: int | None
+@pytest.mark.parametrize("side", ["client", "endpoint"])
+@pytest.mark.parametrize("sender", ["router", "host"])
+def test_an_icmp_error_from_one_side_reaches_the_other(
+    path: PacketPath,
+    at: Places,
+    protocol: Protocol,
+    where: str,
+    kind: str,
+    quoted: int | None,
+    side: str,
+    sender: str,
 ) -> None:
-    """Path MTU discovery through a NodePort needs it (cilium #47755). The error's source is the frontend, as
-    with netfilter: a router on both sides of this node would drop its own source address as a martian."""
+    """Of a router: path MTU discovery through a NodePort needs it (cilium #47755). Of the host: for example
+    port unreachable of a UDP server that has just ended.
+
+    The error's source is the address of its side that the other one knows, as with netfilter: a router on
+    both sides of this node would drop its own source address as a martian. The client's connected socket
+    needs this source."""
     if at is V6 and quoted == 28:
         quoted = 48
-    sent, arrived, _, _ = open_flow(path, at, protocol, where)
-    towards = "tunnel" if where == "there" else "pod"
-    seen = at.masquerade if where == "there" else at.client
-    outcome = path.forward(error(kind, at.router, seen, arrived, quoted), towards, "net")
+    client, endpoint = open_flow(path, at, protocol, where)
+    path.counted()
+    here, there = (client, endpoint) if side == "client" else (endpoint, client)
+    source = at.router if sender == "router" else here.own
+    packet = error(kind, source, here.far, here.received, quoted)
+    outcome = path.forward(packet, here.device, there.device)
     assert outcome.verdict == UNSPEC
-    assert outcome.raw == bytes(error(kind, at.external, at.client, sent, quoted))
+    assert outcome.raw == bytes(error(kind, here.seen, there.own, here.sent, quoted))
     assert path.counted()["icmp_error"] == (2 if where == "there" else 1)
-
-
-@families
-@protocols
-@wheres
-@errors
-@pytest.mark.parametrize("quoted", [28, 48, None])
-def test_an_icmp_error_from_the_path_to_the_client_reaches_the_endpoint(
-    path: PacketPath, at: Places, protocol: Protocol, where: str, kind: str, quoted: int | None
-) -> None:
-    if at is V6 and quoted == 28:
-        quoted = 48
-    _, _, sent, arrived = open_flow(path, at, protocol, where)
-    towards = "tunnel" if where == "there" else "pod"
-    target = getattr(at, where)
-    outcome = path.forward(error(kind, at.router, at.external, arrived, quoted), "net", towards)
-    assert outcome.verdict == UNSPEC
-    seen = at.masquerade if where == "there" else at.client
-    assert outcome.raw == bytes(error(kind, seen, target, sent, quoted))
-
-
-@families
-@wheres
-def test_an_icmp_error_of_the_endpoint_gets_the_frontend_as_its_source(
-    path: PacketPath, at: Places, where: str
-) -> None:
-    """Port unreachable of a UDP server that has just ended: the client's connected socket needs this
-    source."""
-    sent, arrived, _, _ = open_flow(path, at, UDP, where)
-    towards = "tunnel" if where == "there" else "pod"
-    seen = at.masquerade if where == "there" else at.client
-    packet = error("port unreachable", getattr(at, where), seen, arrived)
-    outcome = path.forward(packet, towards, "net")
-    assert outcome.raw == bytes(error("port unreachable", at.external, at.client, sent))
-
-
-@families
-@wheres
-def test_an_icmp_error_of_the_client_gets_the_source_that_the_endpoint_knows(
-    path: PacketPath, at: Places, where: str
-) -> None:
-    _, _, sent, arrived = open_flow(path, at, UDP, where)
-    seen = at.masquerade if where == "there" else at.client
-    packet = error("port unreachable", at.client, at.external, arrived)
-    outcome = path.forward(packet, "net", "tunnel" if where == "there" else "pod")
-    assert outcome.raw == bytes(error("port unreachable", seen, getattr(at, where), sent))
 
 
 @families
@@ -133,12 +113,12 @@ def test_a_quoted_checksum_that_is_truncated_or_absent_stays_so(
 @families
 def test_bytes_after_the_packets_end_are_not_treated_as_the_quotation(path: PacketPath, at: Places) -> None:
     """Ethernet padding and trailers are not part of a checksum."""
-    sent, arrived, _, _ = open_flow(path, at, TCP, "here")
-    size = headers.parts(arrived).outer.l4 - 14 + 8
+    _, endpoint = open_flow(path, at, TCP, "here")
+    size = headers.parts(endpoint.received).outer.l4 - 14 + 8
     trailer = bytes(range(20))
-    packet = bytes(error("too big", at.router, at.client, arrived, size)) + trailer
+    packet = bytes(error("too big", at.router, at.client, endpoint.received, size)) + trailer
     outcome = path.forward(packet, "pod", "net")
-    assert outcome.raw == bytes(error("too big", at.external, at.client, sent, size)) + trailer
+    assert outcome.raw == bytes(error("too big", at.external, at.client, endpoint.sent, size)) + trailer
 
 
 @families

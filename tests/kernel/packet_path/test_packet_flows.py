@@ -245,68 +245,6 @@ def test_a_half_open_flow_that_lost_one_entry_is_completed_again(
 # Ends of flows, and new flows
 
 
-@families
-def test_a_syn_after_both_fins_selects_an_endpoint(path: PacketPath, at: Places) -> None:
-    """The client and the endpoint have sent FIN. The new connection has the same port."""
-    serve(path, at, at.there)
-    established(path, at)
-    got = path.forward(request(at, flags="FA"), "net", "tunnel")
-    path.forward(answer(got, flags="FA"), "tunnel", "net")
-    serve(path, at, at.here)
-    path.counted()
-    assert path.ingress(request(at)).packet.payload.dst == at.here
-    assert path.counted()["packet_new"] == 1
-
-
-@families
-@pytest.mark.parametrize("side", ["client", "endpoint"])
-def test_a_syn_after_a_reset_selects_an_endpoint(path: PacketPath, at: Places, side: str) -> None:
-    serve(path, at, at.there)
-    established(path, at)
-    got = path.forward(request(at, flags="R" if side == "client" else "A"), "net", "tunnel")
-    if side == "endpoint":
-        path.forward(answer(got, flags="R"), "tunnel", "net")
-    serve(path, at, at.here)
-    assert path.ingress(request(at)).packet.payload.dst == at.here
-
-
-def test_one_fin_does_not_end_a_flow(path: PacketPath) -> None:
-    serve(path, V4, V4.there)
-    established(path, V4)
-    path.forward(request(V4, flags="FA"), "net", "tunnel")
-    serve(path, V4, V4.here)
-    assert path.ingress(request(V4, flags="A")).packet.payload.dst == V4.there
-
-
-@families
-def test_a_syn_of_an_established_flow_reaches_its_endpoint(path: PacketPath, at: Places) -> None:
-    """An endpoint with an open connection answers with a challenge ACK (RFC 5961, 4)."""
-    serve(path, at, at.there)
-    established(path, at)
-    serve(path, at, at.here)
-    assert path.ingress(request(at, seq=0xBADBAD)).packet.payload.dst == at.there
-    assert path.ingress(request(at, flags="A")).packet.payload.dst == at.there
-
-
-@families
-@pytest.mark.parametrize("side", ["client", "endpoint"])
-@pytest.mark.parametrize("flags", ["R", "FA"])
-def test_a_segment_out_of_the_window_does_not_end_a_flow(
-    path: PacketPath, at: Places, side: str, flags: str
-) -> None:
-    """RFC 5961, 3."""
-    serve(path, at, at.there)
-    got = established(path, at)
-    for end in ("client", "endpoint") if flags == "FA" else (side,):
-        number: dict[str, Any] = {"seq": NEXT + (1 << 30)} if end == side else {}
-        if end == "client":
-            path.forward(request(at, flags=flags, **number), "net", "tunnel")
-        else:
-            path.forward(answer(got, flags=flags, **number), "tunnel", "net")
-    serve(path, at, at.here)
-    assert path.ingress(request(at, seq=77)).packet.payload.dst == at.there
-
-
 def test_a_reset_after_unacknowledged_data_ends_the_flow(path: PacketPath) -> None:
     """As in conntrack: the endpoint has not acknowledged the data yet."""
     serve(path, V4, V4.there)
@@ -323,17 +261,6 @@ def test_a_connection_that_the_endpoint_rejected_can_get_another_endpoint(path: 
     path.forward(answer(got, flags="RA", seq=0), "tunnel", "net")
     serve(path, V4, V4.here)
     assert path.ingress(request(V4)).packet.payload.dst == V4.here
-
-
-@families
-def test_a_tcp_flow_survives_the_removal_of_its_endpoint(path: PacketPath, at: Places) -> None:
-    """As with kube-proxy, which deletes only conntrack entries of UDP."""
-    serve(path, at, at.there)
-    established(path, at)
-    serve(path, at, at.here)
-    assert path.ingress(request(at, flags="A")).packet.payload.dst == at.there
-    got = path.forward(request(at, flags="PA"), "net", "tunnel")
-    assert path.forward(answer(got, flags="A"), "tunnel", "net").packet.payload.src == at.external
 
 
 def test_a_syn_to_a_removed_endpoint_that_never_answered_gets_another_one(path: PacketPath) -> None:
@@ -454,14 +381,6 @@ def test_a_client_with_affinity_leaves_an_endpoint_that_is_removed(
     serve(path, at, at.here, affinity=600)
     chosen = {path.ingress(request(at, protocol, CLIENT_PORT + i)).packet.payload.dst for i in range(1, 5)}
     assert chosen == {at.here}
-
-
-@families
-@protocols
-def test_without_affinity_all_endpoints_are_used(path: PacketPath, at: Places, protocol: Protocol) -> None:
-    serve(path, at, at.here, at.there)
-    chosen = {path.ingress(request(at, protocol, CLIENT_PORT + i)).packet.payload.dst for i in range(40)}
-    assert chosen == {at.here, at.there}
 
 
 # Other tests

@@ -1,7 +1,7 @@
 """Packets without an endpoint: rejected by a packet built in place, dropped, or left alone. And pings."""
 
 import pytest
-from scapy.layers.inet import ICMP, IP, TCP, UDP
+from scapy.layers.inet import ICMP, IP, TCP
 from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6EchoReply, IPv6, IPv6ExtHdrDestOpt
 from scapy.layers.l2 import Ether
 from scapy.layers.sctp import SCTP, SCTPChunkInit
@@ -12,7 +12,6 @@ from ebpfproxy.model.service import TrafficPolicy
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.served import (
     CLIENT_PORT,
-    NODE_PORTS,
     PORTS,
     TARGETS,
     families,
@@ -197,15 +196,6 @@ def test_policy_local_without_a_local_endpoint_drops(
     )
 
 
-@families
-def test_with_policy_local_the_endpoint_sees_the_clients_address(path: PacketPath, at: Places) -> None:
-    serve(path, at, at.here, at.there, external_policy=TrafficPolicy.LOCAL)
-    for port in range(20):
-        packet = ip(at.client, at.external) / transport(served.TCP, CLIENT_PORT + port, 80)
-        outcome = path.forward(packet, "net", "pod")
-        assert outcome.raw == become(packet, at.client, at.here, destination_port=TARGETS[served.TCP])
-
-
 @pytest.mark.parametrize(("at", "inside", "outside"), [
     (V4, "198.51.100.0/24", "198.51.101.0/24"), (V6, "2001:db8:99::/64", "2001:db8:98::/64"),
 ], ids=["v4", "v6"])  # fmt: skip
@@ -239,22 +229,6 @@ def test_source_ranges_of_two_services_are_independent(path: PacketPath) -> None
 
 
 @families
-def test_node_ports_answer_only_at_node_port_addresses(path: PacketPath, at: Places) -> None:
-    serve(path, at, at.there)
-    for address, answers in ((at.node, True), (at.gateway, False), (at.client, False)):
-        packet = ip(at.router, address) / transport(served.TCP, CLIENT_PORT, NODE_PORTS[served.TCP])
-        assert translated(path.ingress(packet)) == answers, address
-
-
-def test_a_load_balancer_address_of_the_node_takes_only_its_port(path: PacketPath) -> None:
-    """cilium #44430: the more specific frontend precedes, and the node answers pings."""
-    serve(path, V4, V4.there, balancer=[V4.node])
-    assert translated(path.ingress(to(V4, V4.node)))
-    request = ping(V4.client, V4.node)
-    assert path.ingress(request) == (UNSPEC, bytes(request), 0)
-
-
-@families
 @pytest.mark.parametrize("frontend", ["cluster", "external", "balancer"])
 def test_a_ping_to_a_frontend_is_answered(path: PacketPath, at: Places, frontend: str) -> None:
     serve(path, at, at.there)
@@ -280,11 +254,3 @@ def test_a_ping_to_an_address_without_a_frontend_is_left_alone(path: PacketPath,
     for address in (at.there, at.node):
         request = ping(at.client, address)
         assert path.ingress(request) == (UNSPEC, bytes(request), 0)
-
-
-def test_udp_and_tcp_on_one_port_are_two_services(path: PacketPath) -> None:
-    """kpng used the same key for both."""
-    serve(path, V4, V4.there)
-    packet = ip(V4.client, V4.external) / transport(served.UDP, CLIENT_PORT, PORTS[served.TCP])
-    assert path.ingress(packet) == (UNSPEC, bytes(packet), 0)
-    assert UDP in path.ingress(to(V4, V4.external, served.UDP)).packet

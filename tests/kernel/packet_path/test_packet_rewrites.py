@@ -3,7 +3,7 @@
 Only addresses, ports and checksums change. The stack decrements the TTL.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from scapy.layers.inet import IPOption_NOP, IPOption_Router_Alert
@@ -46,32 +46,43 @@ HEADERS: dict[str, tuple[Places, dict[str, Any], tuple[Packet, ...]]] = {
 }
 
 
-def check(path: PacketPath, at: Places, request: Packet, reply: Packet, target: str) -> None:
-    """Check both directions, for an endpoint on this node or on another one. `request` is from the client to
-    a frontend, `reply` from the frontend to the client. Scapy derives the endpoint's packet from `reply`."""
-    elsewhere = target == at.there
-    towards = "tunnel" if elsewhere else "pod"
-    ports: dict[str, Any] = {"destination_port": TARGETS[_protocol(request)]}
-    sent = path.ingress(request)
-    assert (sent.verdict, sent.mark) == (UNSPEC, 0)
-    assert sent.raw == become(request, destination=target, **ports)
-    arrived = path.egress(sent.raw, towards, sent.mark, "net")
-    source = at.masquerade if elsewhere else None
-    assert arrived.verdict == UNSPEC
-    assert arrived.raw == become(request, source, target, **ports)
-    _check_back(path, at, reply, target, towards)
+class Way(NamedTuple):
+    """Who dials what, the endpoint, and the client's address that it sees: names of addresses of `Places`."""
+
+    client: str
+    frontend: str
+    target: str
+    seen: str
 
 
-def _check_back(path: PacketPath, at: Places, reply: Packet, target: str, towards: str) -> None:
-    elsewhere = towards == "tunnel"
-    ports: dict[str, Any] = {"source_port": TARGETS[_protocol(reply)]}
-    answer = become(reply, target, at.masquerade if elsewhere else None, **ports)
-    back = path.ingress(answer, towards)
-    assert (back.verdict, back.mark) == (UNSPEC, 0)
-    assert back.raw == become(reply, target, **ports)
-    seen = path.egress(back.raw, "net", back.mark, towards)
-    assert seen.verdict == UNSPEC
-    assert seen.raw == bytes(reply)
+DEVICES = {"client": "net", "pod": "pod", "here": "pod", "there": "tunnel"}
+HERE = Way("client", "external", "here", "client")
+THERE = Way("client", "external", "there", "masquerade")
+WAYS = {
+    "to this node": HERE,
+    "to another node": THERE,
+    "node port": Way("client", "node", "there", "masquerade"),
+    # A pod keeps its address on the way to a ClusterIP.
+    "pod": Way("pod", "cluster", "there", "pod"),
+    # A pod that is its own endpoint sees the node: otherwise the reply would not pass the node.
+    "hairpin": Way("here", "cluster", "here", "gateway"),
+}
+wheres = pytest.mark.parametrize("way", [HERE, THERE], ids=["here", "there"])
+
+
+def check(path: PacketPath, at: Places, way: Way, request: Packet, reply: Packet) -> None:
+    """Check both directions. `request` is from the client to a frontend, `reply` from the frontend to the
+    client. Scapy derives the endpoint's packets from them. The ingress program changes the destination, and
+    the egress program the source."""
+    target, seen, port = getattr(at, way.target), getattr(at, way.seen), TARGETS[_protocol(request)]
+    came_in, towards = DEVICES[way.client], DEVICES[way.target]
+    sent = path.ingress(request, came_in)
+    assert sent == (UNSPEC, become(request, destination=target, destination_port=port), 0)
+    arrived = path.egress(sent.raw, towards, sent.mark, came_in)
+    assert arrived[:2] == (UNSPEC, become(request, seen, target, destination_port=port))
+    back = path.ingress(become(reply, target, seen, source_port=port), towards)
+    assert back == (UNSPEC, become(reply, target, source_port=port), 0)
+    assert path.egress(back.raw, came_in, back.mark, towards)[:2] == (UNSPEC, bytes(reply))
 
 
 def _protocol(packet: Packet) -> Protocol:
@@ -84,17 +95,18 @@ def conversation(
     before: dict[str, Any] | None = None,
     *extensions: Packet,
     data: bytes = b"data",
+    way: Way = THERE,
 ) -> tuple[Packet, Packet]:
     """A request and its reply, as the client sees them. `before` and `extensions` belong to the IP header."""
-    fields, reply = before or {}, {"flags": "SA"} if protocol is TCP else {}
+    client, frontend = getattr(at, way.client), getattr(at, way.frontend)
+    port = (NODE_PORTS if way.frontend == "node" else PORTS)[protocol]
+    reply = {"flags": "SA"} if protocol is TCP else {}
     packets = []
-    for packet, end in (
-        (ip(at.client, at.external, **fields), transport(protocol, CLIENT_PORT, PORTS[protocol], data)),
-        (
-            ip(at.external, at.client, **fields),
-            transport(protocol, PORTS[protocol], CLIENT_PORT, data, **reply),
-        ),
+    for source, destination, end in (
+        (client, frontend, transport(protocol, CLIENT_PORT, port, data)),
+        (frontend, client, transport(protocol, port, CLIENT_PORT, data, **reply)),
     ):
+        packet = ip(source, destination, **before or {})
         for header in extensions:
             packet = packet / header.copy()
         packets.append(packet / end)
@@ -103,25 +115,21 @@ def conversation(
 
 @families
 @protocols
-@pytest.mark.parametrize("where", ["here", "there"])
-def test_packets_of_an_external_client_are_translated(
-    path: PacketPath, at: Places, protocol: Protocol, where: str
-) -> None:
-    target = getattr(at, where)
-    serve(path, at, target)
-    check(path, at, *conversation(at, protocol), target)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_packets_are_translated(path: PacketPath, at: Places, protocol: Protocol, way: Way) -> None:
+    serve(path, at, getattr(at, way.target))
+    check(path, at, way, *conversation(at, protocol, way=way))
 
 
 @pytest.mark.parametrize("header", HEADERS)
 @protocols
-@pytest.mark.parametrize("where", ["here", "there"])
+@wheres
 def test_packets_with_headers_before_the_transport_header_are_translated(
-    path: PacketPath, header: str, protocol: Protocol, where: str
+    path: PacketPath, header: str, protocol: Protocol, way: Way
 ) -> None:
     at, fields, extensions = HEADERS[header]
-    target = getattr(at, where)
-    serve(path, at, target)
-    check(path, at, *conversation(at, protocol, fields, *extensions), target)
+    serve(path, at, getattr(at, way.target))
+    check(path, at, way, *conversation(at, protocol, fields, *extensions))
 
 
 @families
@@ -131,27 +139,26 @@ def test_payloads_of_many_sizes_are_translated(
     path: PacketPath, at: Places, protocol: Protocol, size: int
 ) -> None:
     serve(path, at, at.there)
-    check(path, at, *conversation(at, protocol, data=bytes(range(4)) * (size // 4)), at.there)
+    check(path, at, THERE, *conversation(at, protocol, data=bytes(range(4)) * (size // 4)))
 
 
 @families
 @pytest.mark.parametrize("protocol", [TCP, UDP], ids=["tcp", "udp"])
 def test_payloads_of_odd_length_are_translated(path: PacketPath, at: Places, protocol: Protocol) -> None:
     serve(path, at, at.there)
-    check(path, at, *conversation(at, protocol, data=b"odd"), at.there)
+    check(path, at, THERE, *conversation(at, protocol, data=b"odd"))
 
 
 @families
-@pytest.mark.parametrize("where", ["here", "there"])
-def test_udp_without_a_checksum_stays_without_one(path: PacketPath, at: Places, where: str) -> None:
+@wheres
+def test_udp_without_a_checksum_stays_without_one(path: PacketPath, at: Places, way: Way) -> None:
     """The value 0 means "no checksum" (RFC 768; RFC 6935 for IPv6 tunnels), and must not become a wrong
     one."""
-    target = getattr(at, where)
-    serve(path, at, target)
+    serve(path, at, getattr(at, way.target))
     request, reply = conversation(at, UDP)
     for packet in (request, reply):
         packet["UDP"].chksum = 0
-    check(path, at, request, reply, target)
+    check(path, at, way, request, reply)
 
 
 @families
