@@ -5,9 +5,7 @@ The sync period is one hour: only the agent's frequent checks can find these cha
 
 import contextlib
 import os
-import re
 import shutil
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +24,6 @@ from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed, eventually
 from tests.kernel.ipvs_here import skip_without_ipvs
 
 pytestmark = pytest.mark.kernel
-long = pytest.mark.long
 
 SELDOM = ("--sync-period=1h", "--iptables-min-sync-period=0s")
 PATIENCE = 60.0  # seconds; the documented limit on an idle machine is 5
@@ -61,10 +58,6 @@ def run(cluster: Cluster, command: str, text: str = "") -> str:
 # iptables: each function takes the iptables backend
 
 
-def flush_one_table(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
-    run(cluster, f"iptables-{tool_backend} -w -t nat -F")
-
-
 def flush_everything(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
     for stem in STEMS:
         for table in TABLES:
@@ -75,13 +68,6 @@ def flush_everything(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
 def reload_firewall(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
     for stem in STEMS:
         run(cluster, f"{stem}-{tool_backend}-restore -w", RELOADED)
-
-
-def delete_a_jump(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
-    rules = run(cluster, f"iptables-{tool_backend} -w -t nat -S PREROUTING").splitlines()
-    jump = next(rule for rule in rules if rule.endswith("-j KUBE-SERVICES"))
-    text = "*nat\n" + jump.replace("-A ", "-D ", 1) + "\nCOMMIT\n"
-    run(cluster, f"iptables-{tool_backend}-restore -w --noflush", text)
 
 
 def edit_a_rule(cluster: Cluster, web: Exposed, tool_backend: str) -> None:
@@ -100,47 +86,19 @@ def flush_ruleset(cluster: Cluster, web: Exposed, tool_backend: str = "") -> Non
     run(cluster, "nft flush ruleset")
 
 
+# test_iptables_drift.py has smaller changes.
 IPTABLES = [
-    pytest.param(
-        tool_backend,
-        disturb,
-        id=f"{tool_backend}-{disturb.__name__}",
-        # test_iptables_drift.py has these changes, too.
-        marks=long if disturb in (flush_one_table, flush_ruleset, delete_a_jump) else (),
-    )
+    pytest.param(tool_backend, disturb, id=f"{tool_backend}-{disturb.__name__}")
     for tool_backend in ("legacy", "nft")
-    for disturb in (
-        flush_one_table,
-        flush_everything,
-        reload_firewall,
-        delete_a_jump,
-        edit_a_rule,
-        *([flush_ruleset] if tool_backend == "nft" else []),
-    )
+    for disturb in (flush_everything, reload_firewall, edit_a_rule)
 ]
 
 
 # nftables
 
 
-def delete_a_table(cluster: Cluster, web: Exposed) -> None:
-    run(cluster, "nft delete table ip kube-proxy")
-
-
-def empty_a_chain(cluster: Cluster, web: Exposed) -> None:
-    run(cluster, "nft flush chain ip kube-proxy nat-prerouting-first")
-
-
 def delete_an_element(cluster: Cluster, web: Exposed) -> None:
     run(cluster, "nft -f -", f"delete element ip kube-proxy service-ips {{ {web.v4} . tcp . 80 }}\n")
-
-
-def edit_an_nft_rule(cluster: Cluster, web: Exposed) -> None:
-    listed = run(cluster, "nft -a list table ip kube-proxy")
-    found = re.search(r"chain (service-\S*) \{[^}]*? dnat [^\n]* # handle (\d+)", listed)
-    assert found
-    rule = f"meta l4proto tcp dnat to {cluster.b.v4}:{TCP_TARGET}"
-    run(cluster, "nft -f -", f"replace rule ip kube-proxy {found[1]} handle {found[2]} {rule}\n")
 
 
 def reload_nft_firewall(cluster: Cluster, web: Exposed) -> None:
@@ -149,10 +107,7 @@ def reload_nft_firewall(cluster: Cluster, web: Exposed) -> None:
     run(cluster, "nft -f -", text)
 
 
-NFTABLES = [
-    *(flush_ruleset, delete_an_element, reload_nft_firewall),
-    *(pytest.param(each, marks=long) for each in (delete_a_table, empty_a_chain, edit_an_nft_rule)),
-]
+NFTABLES = [flush_ruleset, delete_an_element, reload_nft_firewall]
 
 
 # ipvs
@@ -205,23 +160,9 @@ def detach_from_devices(cluster: Cluster, web: Exposed) -> None:
         pin.unlink()
 
 
-def detach_one_side(cluster: Cluster, web: Exposed) -> None:
-    if not tcx.is_supported():
-        run(cluster, "tc filter del dev eth0 ingress")
-        return
-    ifindex = cluster.node.call(lambda: socket.if_nametoindex("eth0"))
-    with contextlib.closing(Link.pinned(cluster.lab.bpffs / "devices" / f"{ifindex}_ingress")) as link:
-        link.detach()
-
-
 def delete_pins(cluster: Cluster, web: Exposed) -> None:
     for path in (*cluster.lab.bpffs.glob("programs-*"), cluster.lab.bpffs / "maps"):
         shutil.rmtree(path)
-
-
-def unpin_links(cluster: Cluster, web: Exposed) -> None:
-    for pin in (cluster.lab.bpffs / "links").iterdir():
-        pin.unlink()
 
 
 def detach_links(cluster: Cluster, web: Exposed) -> None:
@@ -230,10 +171,7 @@ def detach_links(cluster: Cluster, web: Exposed) -> None:
             link.detach()
 
 
-EBPF = [
-    *(detach_from_devices, delete_pins, detach_links),
-    *(pytest.param(each, marks=long) for each in (detach_one_side, unpin_links)),
-]
+EBPF = [detach_from_devices, delete_pins, detach_links]
 
 
 def repaired(

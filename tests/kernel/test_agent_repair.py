@@ -1,6 +1,7 @@
 """Foreign changes to the agent's maps, links and cgroup are found at the next verification and repaired."""
 
 import contextlib
+import functools
 import os
 import struct
 from collections.abc import Iterator
@@ -14,11 +15,11 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.lab import Netns, manifests
 from ebpfproxy.lab.agent import is_sync
-from ebpfproxy.linux.bpf import bpf
 from ebpfproxy.linux.bpf.bpf import Link, Map, Program
 from ebpfproxy.model.address import parse_address
 from tests.kernel.clients import TCP, UDP, answers, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
+from tests.kernel.scenarios import Scenarios, Stage, Steps
 
 pytestmark = pytest.mark.kernel
 
@@ -36,107 +37,107 @@ def service_key(web: Exposed) -> bytes:
     return abi.SERVICE_KEY.pack(parse_address(web.v4), htons(80), TCP, 0)
 
 
-def only_answers(restartable: Cluster, web: Exposed, expected: set[str]) -> bool:
-    return set(answers(restartable.p, TCP, web.v4, 80, 12)) == expected
+def endpoints_of(at: Stage, web: Exposed) -> set[str]:
+    return set(answers(at.cluster.p, TCP, web.v4, 80, 12))
 
 
-def repairs(restartable: Cluster) -> int:
-    return sum(REPAIRED in line.text for line in restartable.agent.lines)
+def await_served(at: Stage, web: Exposed) -> None:
+    eventually(lambda: outcome(at.cluster.p, TCP, web.v4, 80, 0.1) == "a", "served")
 
 
-def test_a_service_id_duplicated_by_a_foreign_writer_is_repaired(restartable: Cluster) -> None:
-    """Regression: calico #13279, where two Services with the same id stayed mixed up until a restart."""
-    restartable.start(OFTEN)
-    one, two = restartable.service().to(restartable.a), restartable.service().to(restartable.b)
-    with pinned_map(restartable, "services") as services:
-        stolen = services.lookup(service_key(one))
-        assert stolen
-        services.update(service_key(two), stolen)
-    eventually(lambda: only_answers(restartable, two, {"b"}), "the Service has its own endpoints again")
-    assert only_answers(restartable, one, {"a"})
-    eventually(lambda: repairs(restartable) > 0, "the repair is logged")
+scenario: Scenarios[Stage] = Scenarios()
+
+
+def test_each_foreign_change_is_repaired(restartable: Cluster) -> None:
+    agent = restartable.start(OFTEN)
+    scenario.run(restartable, lambda: Stage(restartable))
+    eventually(lambda: REPAIRED in agent.log(), "repairs are logged")
     assert restartable.metric("ebpfproxy_repairs_total") > 0
 
 
-def test_a_foreign_service_entry_is_removed_and_a_deleted_one_restored(restartable: Cluster) -> None:
-    restartable.start(OFTEN)
-    web = restartable.service().to(restartable.a)
+@scenario
+def a_duplicated_service_id(at: Stage) -> Steps:
+    """Regression: calico #13279, where two Services with the same id stayed mixed up until a restart."""
+    one, two = at.service(at.cluster.a), at.service(at.cluster.b)
+    yield ()
+    with pinned_map(at.cluster, "services") as services:
+        stolen = services.lookup(service_key(one))
+        assert stolen
+        services.update(service_key(two), stolen)
+    eventually(lambda: endpoints_of(at, two) == {"b"}, "the Service has its own endpoints again")
+    assert endpoints_of(at, one) == {"a"}
+
+
+@scenario
+def a_foreign_service_entry_and_a_deleted_one(at: Stage) -> Steps:
+    web = at.service(at.cluster.a)
+    yield ()
     foreign = abi.SERVICE_KEY.pack(parse_address("10.96.220.1"), htons(80), TCP, 0)
-    with pinned_map(restartable, "services") as services:
+    with pinned_map(at.cluster, "services") as services:
         value = services.lookup(service_key(web))
         assert value
         services.update(foreign, value)
         services.delete(service_key(web))
-        eventually(lambda: outcome(restartable.p, TCP, web.v4, 80, 0.1) == "a", "the Service is restored")
-        eventually(lambda: services.lookup(foreign) is None, "the foreign entry is remove")
+        await_served(at, web)
+        eventually(lambda: services.lookup(foreign) is None, "the foreign entry is removed")
 
 
-def test_overwritten_slots_and_endpoints_are_restored(restartable: Cluster) -> None:
-    restartable.start(OFTEN)
-    web = restartable.service().to(restartable.a, restartable.b)
-    with (
-        pinned_map(restartable, "services") as services,
-        pinned_map(restartable, "slots") as slots,
-        pinned_map(restartable, "endpoints") as endpoints,
-    ):
-        value = services.lookup(service_key(web))
-        assert value
-        first, count = abi.SLOT_RANGE.unpack(abi.SERVICE.unpack(value)[0])
-        assert count == 2
-        ids = [slots.lookup(struct.pack("=I", first + i)) for i in range(count)]
-        slots.update(struct.pack("=I", first), ids[1] or b"")
-        eventually(lambda: only_answers(restartable, web, {"a", "b"}), "both slots are restored")
-        assert only_answers(restartable, web, {"a", "b"})
+@scenario
+def overwritten_slots_and_endpoints(at: Stage) -> Steps:
+    web = at.service(at.cluster.a, at.cluster.b)
+    yield ()
+    with contextlib.ExitStack() as opened:
+        services, slots, endpoints = (
+            opened.enter_context(pinned_map(at.cluster, name)) for name in ("services", "slots", "endpoints")
+        )
 
-        value = services.lookup(service_key(web))
-        assert value
-        first, _ = abi.SLOT_RANGE.unpack(abi.SERVICE.unpack(value)[0])
-        key = slots.lookup(struct.pack("=I", first))
+        def slot_keys() -> list[bytes]:
+            value = services.lookup(service_key(web))
+            assert value
+            first, count = abi.SLOT_RANGE.unpack(abi.SERVICE.unpack(value)[0])
+            return [struct.pack("=I", first + number) for number in range(count)]
+
+        first, second = slot_keys()
+        slots.update(first, slots.lookup(second) or b"")
+        eventually(lambda: endpoints_of(at, web) == {"a", "b"}, "both slots are restored")
+        key = slots.lookup(slot_keys()[0])
         assert key
         endpoint = bytearray(endpoints.lookup(key) or b"")
-        endpoint[:16] = parse_address(restartable.c.v4)
+        endpoint[:16] = parse_address(at.cluster.c.v4)
         endpoints.update(key, bytes(endpoint))
-        eventually(lambda: only_answers(restartable, web, {"a", "b"}), "the endpoint c is replaced")
+        eventually(lambda: endpoints_of(at, web) == {"a", "b"}, "the endpoint c is replaced")
 
 
-def test_unpinned_links_are_attached_again(restartable: Cluster) -> None:
-    restartable.start(OFTEN)
-    web = restartable.service().to(restartable.a)
-    for pin in (restartable.lab.bpffs / "links").iterdir():
+@scenario
+def unpinned_links(at: Stage) -> Steps:
+    """The kernel releases a link after a while: until then the previous one may still serve."""
+    web = at.service(at.cluster.a)
+    yield ()
+    since = len(at.cluster.agent.lines)
+    for pin in (at.cluster.lab.bpffs / "links").iterdir():
         pin.unlink()
-    # The kernel releases a link after a while: until then the previous one may still serve.
-    restartable.agent.await_line(lambda line: REPAIRED in line.text)
-    eventually(lambda: outcome(restartable.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
-    eventually(lambda: outcome(restartable.p, UDP, web.v4, 53, 0.1) == "a", "attached again for datagrams")
+    at.cluster.agent.await_line(lambda line: REPAIRED in line.text, since)
+    await_served(at, web)
+    eventually(lambda: outcome(at.cluster.p, UDP, web.v4, 53, 0.1) == "a", "served over UDP")
 
 
-def test_detached_links_are_attached_again(restartable: Cluster) -> None:
-    """The pins exist and have no effect: their link has lost its cgroup (ENOLINK, calico #12801)."""
-    restartable.start(OFTEN)
-    web = restartable.service().to(restartable.a)
-    for pin in (restartable.lab.bpffs / "links").iterdir():
-        with contextlib.closing(Link.pinned(pin)) as link:
-            bpf.bpf(bpf.LINK_DETACH, struct.pack("=I", link.fd), "cannot detach")
-    eventually(lambda: outcome(restartable.p, TCP, web.v4, 80, 0.1) == "a", "attached again")
-
-
-def test_links_attached_to_another_cgroup_are_replaced(restartable: Cluster) -> None:
+@scenario
+def links_attached_to_another_cgroup(at: Stage) -> Steps:
     """Regression: cilium #48420. Links exist at the agent's pins, and are attached to the wrong cgroup."""
-    restartable.start(OFTEN)
-    web = restartable.service().to(restartable.a)
-    programs = restartable.lab.bpffs / "current"
-    narrow = restartable.q.cgroup
-    with open_folder(narrow) as fd:
-        for pin in sorted((restartable.lab.bpffs / "links").iterdir()):
+    web, lab = at.service(at.cluster.a), at.cluster.lab
+    yield ()
+    with open_folder(at.cluster.q.cgroup) as fd:
+        for pin in sorted((lab.bpffs / "links").iterdir()):
             pin.unlink()
-            with contextlib.closing(Program.pinned(programs / pin.name)) as program:
+            with contextlib.closing(Program.pinned(lab.bpffs / "current" / pin.name)) as program:
                 attach_type = next(hook.attach_type for hook in SOCKET_HOOKS if hook.name == pin.name)
                 with contextlib.closing(Link.create(program, fd, attach_type)) as link:
                     link.pin(pin)
     # The node's sockets first: pods are also served by packets once the agent has found that they bypass
     # hooks.
-    eventually(lambda: outcome(restartable.node, TCP, web.v4, 80, 0.1) == "a", "attached at the root again")
-    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    served = functools.partial(outcome, at.cluster.node, TCP, web.v4, 80, 0.1)
+    eventually(lambda: served() == "a", "attached at the root again")
+    assert outcome(at.cluster.p, TCP, web.v4, 80) == "a"
 
 
 @contextlib.contextmanager
