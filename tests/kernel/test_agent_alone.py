@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpfproxy.agent.reconciler import REPAIRED
 from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.entries import Entry, HookKey, Key
@@ -92,27 +93,22 @@ def test_sigint_while_compiling_ends_the_agent_with_exit_code_0(compiling: Agent
     assert compiling.process.wait(60) == 0, compiling.log()
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        *("programs-*/maps/services", "programs-*", "maps"),
-        *(pytest.param(each, marks=pytest.mark.long) for each in ("programs-*/maps", "maps/services-*")),
-    ],
-)
-def test_removed_pins_are_restored(restartable: Cluster, what: str) -> None:
+def test_removed_pins_are_restored(restartable: Cluster) -> None:
     restartable.start("--sync-period=1s")
     web = restartable.service().to(restartable.a)
-    (victim,) = restartable.lab.bpffs.glob(what)
-    before = len(restartable.agent.lines)
-    if victim.is_dir() and not victim.is_symlink():
-        shutil.rmtree(victim)
-    else:
-        victim.unlink()
-    restartable.agent.await_sync(before)
-    assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+    for what in ("programs-*/maps/services", "programs-*", "maps", "programs-*/maps", "maps/services-*"):
+        (victim,) = restartable.lab.bpffs.glob(what)
+        before = len(restartable.agent.lines)
+        if victim.is_dir() and not victim.is_symlink():
+            shutil.rmtree(victim)
+        else:
+            victim.unlink()
+        restartable.agent.await_line(lambda line: REPAIRED in line.text, before)
+        restartable.agent.await_sync(before)
+        assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+        assert (restartable.lab.bpffs / "current" / "maps" / "services").exists(), what
     restartable.agent.kill()
     assert outcome(restartable.p, TCP, web.v4, 80) == "a"
-    assert (restartable.lab.bpffs / "current" / "maps" / "services").exists()
 
 
 def test_local_networks_beyond_the_map_size_are_rejected(place: BpfPlace) -> None:

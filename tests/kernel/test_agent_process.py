@@ -107,11 +107,6 @@ def test_until_the_first_sync_healthz_is_503_and_livez_is_200(restartable: Clust
     assert agent.stop() == 0
 
 
-def test_after_the_first_sync_healthz_is_200(restartable: Cluster) -> None:
-    restartable.start("--proxy-mode=nftables")
-    assert status(restartable, "/healthz") == 200
-
-
 def test_sighup_at_any_moment_of_a_start_reloads_the_configuration(restartable: Cluster) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
@@ -181,15 +176,25 @@ def test_a_valid_file_with_which_the_agent_cannot_start_is_given_up(
     assert agent.stop() == 0
 
 
-def test_the_agent_ends_soon_after_sigterm_and_says_that_nothing_forwards(restartable: Cluster) -> None:
+def test_a_stopped_agent_of_mode_userspace_leaves_only_addresses(restartable: Cluster) -> None:
     """Other modes: test_agent_restarts.py."""
+
+    def left() -> list[str]:
+        found = restartable.ebpfproxy("doctor", "--proxy-mode=userspace", "-o", "json", check=False)
+        return [each["detail"] for each in json.loads(found.stdout)["checks"] if each["feature"] == LEFT_OVER]
+
     agent = restartable.start("--proxy-mode=userspace")
+    restartable.service().to(restartable.a)
+    assert left() == []
     began = time.monotonic()
     os.kill(agent.process.pid, signal.SIGTERM)
     assert agent.process.wait(9) == 0  # the grace period of the DaemonSet is 10 s
     assert not lines(agent, NOT_ENDED), time.monotonic() - began
     (line,) = lines(agent, ENDING)
     assert line.endswith(" forwarding=ends")
+    (detail,) = left()
+    assert detail.startswith("nothing updates what a stopped proxy has left in force: ")
+    assert "of mode userspace: local routes to addresses of Services: " in detail
 
 
 @pytest.fixture
@@ -230,44 +235,39 @@ def test_a_start_creates_an_event_of_the_node_and_requests_are_counted(
     assert float(created[1]) >= 2  # for the watches, and for the Event
 
 
-def test_events_of_the_node_report_ports_that_are_in_use(
+def test_events_report_ports_in_use_and_what_is_ignored(
     restartable: Cluster, server: ApiServer, tmp_path: Path
 ) -> None:
+    """Of the node: the ports of its servers. Of a Service: the port of its health check, and weights beyond
+    the bound, which its owner could not read in the logs of the agents."""
     server.write_kubeconfig(tmp_path / "kubeconfig")
-    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
+    balanced = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32119}
+    web = restartable.service(node_port=True, **balanced)
+    weighted = make_service("weighted", "shop")
+    text = "node:a=1," * (MAX_RULES + 1)
+    weighted["metadata"] |= {"uid": "u-1", "annotations": {"ebpfproxy/endpoint-weights": text}}
+    for entry in (*web.objects(), weighted):
+        server.put(entry)
     with contextlib.ExitStack() as taken:
         with netns.entered(restartable.node.netns):
             for family, port in itertools.product((socket.AF_INET, socket.AF_INET6), (10256, 10249)):
                 taken.enter_context(socket.create_server(("", port), family=family))
-        restartable.launch(*flags).await_sync()
-        eventually(lambda: len(server.events) == 3, "the Events")
-    first, *others = server.events
-    assert (first["reason"], first["type"], first["note"]) == ("Starting", "Normal", "")
-    assert {each["reason"] for each in others} == set(FAILED_SERVERS.values())
-    assert {each["type"] for each in others} == {"Warning"}
-    assert all(each["note"].endswith(": Address already in use") for each in others)
-    assert len({each["metadata"]["name"] for each in server.events}) == 3
-
-
-def test_an_event_of_the_service_reports_a_health_check_port_in_use(
-    restartable: Cluster, server: ApiServer, tmp_path: Path
-) -> None:
-    server.write_kubeconfig(tmp_path / "kubeconfig")
-    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
-    balanced = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32119}
-    web = restartable.service(node_port=True, **balanced)
-    for entry in web.objects():
-        server.put(entry)
-    with contextlib.ExitStack() as taken:
-        with netns.entered(restartable.node.netns):
             taken.enter_context(socket.create_server(("0.0.0.0", 32119)))
-        restartable.start(*flags)
-        eventually(lambda: len(server.events) == 2, "the Events")
-    (check,) = [each for each in server.events if each["reason"] == "FailedToStartServiceHealthcheck"]
-    assert (check["type"], check["action"]) == ("Warning", "Listen")
+        flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
+        restartable.launch(*flags).await_sync()
+        eventually(lambda: len(server.events) == 5, "the Events")
+    events = {each["reason"]: each for each in server.events}
+    assert len({each["metadata"]["name"] for each in server.events}) == len(events) == 5
+    first = events.pop("Starting")
+    assert (first["type"], first["note"]) == ("Normal", "")
+    assert {each["type"] for each in events.values()} == {"Warning"}
+    assert events.pop(REASON)["regarding"]["uid"] == "u-1"
+    assert all(each["note"].endswith(": Address already in use") for each in events.values())
+    check = events.pop("FailedToStartServiceHealthcheck")
     regarding = {"kind": "Service", "namespace": "default", "name": web.name, "uid": f"default/{web.name}"}
-    assert check["regarding"] == regarding
-    assert check["note"].endswith(" on 0.0.0.0:32119: Address already in use")
+    assert (check["action"], check["regarding"]) == ("Listen", regarding)
+    assert " on 0.0.0.0:32119: " in check["note"]
+    assert events.keys() == set(FAILED_SERVERS.values())
 
 
 def test_an_event_of_the_node_reports_the_deprecated_mode(
@@ -289,38 +289,6 @@ def test_an_event_of_the_node_reports_the_deprecated_mode(
     config.update(client + "mode: ipvs\n")
     eventually(lambda: deprecations() == 2, "the Event at the switch")
     assert {each["regarding"]["kind"] for each in server.events} == {"Node"}
-
-
-def test_doctor_reports_what_a_stopped_agent_of_mode_userspace_has_left(restartable: Cluster) -> None:
-    """Mode ebpf: test_agent_restarts.py."""
-
-    def details() -> list[str]:
-        found = restartable.ebpfproxy("doctor", "--proxy-mode=userspace", "-o", "json", check=False)
-        return [each["detail"] for each in json.loads(found.stdout)["checks"] if each["feature"] == LEFT_OVER]
-
-    restartable.start("--proxy-mode=userspace")
-    restartable.service().to(restartable.a)
-    assert details() == []
-    assert restartable.agent.stop() == 0
-    (detail,) = details()
-    assert detail.startswith("nothing updates what a stopped proxy has left in force: ")
-    assert "of mode userspace: local routes to addresses of Services: " in detail
-
-
-def test_weights_beyond_the_bound_are_an_event_of_the_service(
-    restartable: Cluster, server: ApiServer, tmp_path: Path
-) -> None:
-    """Bug: they were only a line in the log of each agent, which the Service's owner cannot read."""
-    web = make_service("web", "shop")
-    text = "node:a=1," * (MAX_RULES + 1)
-    web["metadata"] |= {"uid": "u-1", "annotations": {"ebpfproxy/endpoint-weights": text}}
-    server.put(web)
-    server.write_kubeconfig(tmp_path / "kubeconfig")
-    flags = (f"--kubeconfig={tmp_path / 'kubeconfig'}", "--manifests=", "--proxy-mode=nftables")
-    restartable.start(*flags)
-    eventually(lambda: REASON in {each["reason"] for each in server.events}, "the Event")
-    (event,) = (each for each in server.events if each["reason"] == REASON)
-    assert event["regarding"]["uid"] == "u-1"
 
 
 def test_a_rejected_event_is_one_warning(restartable: Cluster, server: ApiServer, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.kernel.cluster import Cluster, eventually
 from tests.kernel.test_agent_configuration import configure
 
 pytestmark = pytest.mark.kernel
+of_userspace = pytest.mark.backends("userspace")
 
 _ROUTES = ["ip", "route", "show", "table", "local", "proto", "235"]
 
@@ -90,20 +91,20 @@ def test_relays_end_with_a_killed_agent_and_cleanup_removes_the_addresses(restar
     assert outcome(restartable.p, TCP, web.v4, 80, 0.3) == SILENT
 
 
-def test_a_killed_relay_and_a_removed_address_are_restored(restartable: Cluster) -> None:
-    restartable.mode = "userspace"
-    agent = restartable.start()
-    web = restartable.service().to(restartable.a)
-    os.kill(relays(restartable)[0], signal.SIGKILL)
+@of_userspace
+def test_a_killed_relay_and_a_removed_address_are_restored(cluster: Cluster) -> None:
+    agent = cluster.agent
+    web = cluster.service().to(cluster.a)
+    os.kill(relays(cluster)[0], signal.SIGKILL)
     agent.await_line(lambda line: REPLACED in line.text)
-    assert set(answers(restartable.p, TCP, web.v4, 80, 20)) == {"a"}
+    assert set(answers(cluster.p, TCP, web.v4, 80, 20)) == {"a"}
     agent.process.send_signal(signal.SIGSTOP)  # so that it does not restore the address too early
     try:
-        restartable.node.run(["ip", "route", "del", "local", f"{web.v4}/32", "dev", "lo", "table", "local"])
-        assert outcome(restartable.p, UDP, web.v4, 53, 0.3) == SILENT
+        cluster.node.run(["ip", "route", "del", "local", f"{web.v4}/32", "dev", "lo", "table", "local"])
+        assert outcome(cluster.p, UDP, web.v4, 53, 0.3) == SILENT
     finally:
         agent.process.send_signal(signal.SIGCONT)
-    eventually(lambda: outcome(restartable.p, UDP, web.v4, 53) == "a", "the address is restored")
+    eventually(lambda: outcome(cluster.p, UDP, web.v4, 53) == "a", "the address is restored")
 
 
 def test_while_relays_are_killed_under_load_no_connection_is_refused(
@@ -161,43 +162,42 @@ def test_host_processes_listen_at_all_addresses_at_the_ports_of_services(
         assert outcome(restartable.p, UDP, web.v6, 53) == REFUSED
 
 
-def test_commands_show_what_the_relays_hold(restartable: Cluster) -> None:
-    restartable.mode = "userspace"
-    restartable.start()
-    web = restartable.service(node_port=True).to(restartable.a, restartable.b)
-    flags = ("--proxy-mode=userspace", f"--manifests={restartable.folder}")
-    name = f"--hostname-override={restartable.lab.node_name}"
+@of_userspace
+def test_commands_show_what_the_relays_hold(cluster: Cluster) -> None:
+    web = cluster.service(node_port=True).to(cluster.a, cluster.b)
+    flags = ("--proxy-mode=userspace", f"--manifests={cluster.folder}")
+    name = f"--hostname-override={cluster.lab.node_name}"
     node = (*flags, name, "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=pod")
-    assert restartable.http_get("proxyMode") == "userspace"
-    with connected(restartable.p, TCP, web.v4, 80) as client:
+    assert cluster.http_get("proxyMode") == "userspace"
+    with connected(cluster.p, TCP, web.v4, 80) as client:
         assert converse(client) in ("a", "b")
-        shown = restartable.ebpfproxy("dump", "objects", "-o", "json", *node)
+        shown = cluster.ebpfproxy("dump", "objects", "-o", "json", *node)
         assert f"listener {web.v4}:80/TCP" in shown.stdout
-        listed = json.loads(restartable.ebpfproxy("dump", "connections", "-o", "json", *node).stdout)
+        listed = json.loads(cluster.ebpfproxy("dump", "connections", "-o", "json", *node).stdout)
         own = [each for each in listed if each["service"].startswith(f"default/{web.name}:")]
         assert [(each["protocol"], each["frontend"]) for each in own] == [("TCP", f"{web.v4}:80")]
-    explained = restartable.ebpfproxy("explain", f"{web.v4}:80", "--from=pod", *node, check=False)
+    explained = cluster.ebpfproxy("explain", f"{web.v4}:80", "--from=pod", *node, check=False)
     assert "relay" in explained.stdout, explained.stderr
-    assert restartable.metric("ebpfproxy_datapath_events_total") > 0
+    assert cluster.metric("ebpfproxy_datapath_events_total") > 0
 
 
-def test_verify_compares_the_relays_and_the_addresses_with_the_cluster(restartable: Cluster) -> None:
-    restartable.mode = "userspace"
-    agent = restartable.start()
-    web = restartable.service(node_port=True).to(restartable.a)
+@of_userspace
+def test_verify_compares_the_relays_and_the_addresses_with_the_cluster(cluster: Cluster) -> None:
+    agent = cluster.agent
+    web = cluster.service(node_port=True).to(cluster.a)
     flags = (
         "--proxy-mode=userspace",
-        f"--manifests={restartable.folder}",
-        f"--hostname-override={restartable.lab.node_name}",
+        f"--manifests={cluster.folder}",
+        f"--hostname-override={cluster.lab.node_name}",
         "--detect-local-mode=InterfaceNamePrefix",
         "--pod-interface-name-prefix=veth",
     )
-    same = restartable.ebpfproxy("verify", *flags, check=False)
+    same = cluster.ebpfproxy("verify", *flags, check=False)
     assert same.returncode == 0, same.stdout + same.stderr
     agent.process.send_signal(signal.SIGSTOP)  # so that it does not restore the address
     try:
-        restartable.node.run(["ip", "route", "del", "local", f"{web.v4}/32", "dev", "lo", "table", "local"])
-        differs = restartable.ebpfproxy("verify", *flags, check=False)
+        cluster.node.run(["ip", "route", "del", "local", f"{web.v4}/32", "dev", "lo", "table", "local"])
+        differs = cluster.ebpfproxy("verify", *flags, check=False)
     finally:
         agent.process.send_signal(signal.SIGCONT)
     assert differs.returncode == 1, differs.stdout + differs.stderr
