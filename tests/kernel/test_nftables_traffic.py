@@ -41,7 +41,7 @@ from ebpfproxy.plan.service_plan import (
     Scope,
     ServicePortPlan,
 )
-from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome
+from tests.kernel.clients import SILENT, TCP, UDP, connected, converse, outcome
 from tests.kernel.cluster import SERVICE_NETWORKS
 
 pytestmark = pytest.mark.kernel
@@ -155,15 +155,6 @@ def testbed(_testbed: Testbed) -> Iterator[Testbed]:
 @pytest.fixture(params=list(Family), ids=lambda of: of.value)
 def of(request: pytest.FixtureRequest) -> Family:
     return Family(request.param)
-
-
-def test_a_service_is_reachable_at_its_cluster_ip_and_its_node_port(testbed: Testbed, of: Family) -> None:
-    testbed.serve(testbed.a)
-    assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
-    assert outcome(testbed.lab.node, TCP, VIP[of], PORT) == "a"
-    node = testbed.address(testbed.lab.node, of)
-    assert outcome(testbed.p, TCP, node, NODE_PORT) == "a"
-    assert outcome(testbed.lab.outside, TCP, node, NODE_PORT) == "a"
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["plugin first", "plugin later"])
@@ -293,13 +284,6 @@ def previous(testbed: Testbed, of: Family) -> str:
             chain nat-postrouting {{ type nat hook postrouting priority 100; jump masquerading; }}
         }}
         """
-
-
-def test_a_service_is_reachable_once_it_has_an_endpoint(testbed: Testbed, of: Family) -> None:
-    testbed.serve()
-    assert outcome(testbed.p, TCP, VIP[of], PORT, 0.5) == (REFUSED if of is Family.IPV4 else SILENT)
-    testbed.serve(testbed.a)
-    assert outcome(testbed.p, TCP, VIP[of], PORT) == "a"
 
 
 @contextlib.contextmanager

@@ -17,7 +17,11 @@ import pytest
 STAGES = (1, 2, 3)
 _NOT_COPIED = (".git", ".venv", "build", "dist", ".*_cache", ".hypothesis")
 _QUICK = ("tests/unit", "tests/golden", "tests/contract")
-_PACKETS = ("tests/kernel/packet_path", "tests/kernel/test_socket_*.py", "tests/kernel/test_*_scenarios.py")
+_PACKETS = (
+    "tests/kernel/packet_path",
+    "tests/kernel/test_socket_*.py",
+    "tests/kernel/test_packet_scenarios.py",
+)
 _OF_TEXTS = (
     "tests/unit/test_mutations.py",
     "tests/unit/test_contributing.py",

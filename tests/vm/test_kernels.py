@@ -42,7 +42,7 @@ PARTS = {
     "connect": _part("test_socket_connect.py", "test_socket_datagrams.py", "test_socket_binds.py", hours=2),
     "affinity": _part("test_socket_changes.py", "test_socket_stale.py", hours=2),
     "udp-sockets": _part("test_socket_crowd.py", "test_foreign_sockets.py"),
-    "services": _part("test_service_scenarios.py", "test_socket_lb.py", hours=2),
+    "services": _part("test_socket_scenarios.py", "test_socket_lb.py", hours=2),
     "order": _part("test_tcx.py", "test_agent_first.py"),
     "doctor": _part("test_doctor_node.py"),
     "floods": _part("floods", hours=3),
@@ -86,11 +86,11 @@ PARTS = {
 
 _QUICK = (
     *("test_program_costs.py", "test_features.py", "test_ipvs_shown.py", "test_ipvs_rules.py"),
-    *("ipvs_backend", "test_socket_connect.py", "test_service_scenarios.py", "test_packet_scenarios.py"),
+    *("ipvs_backend", "test_socket_connect.py", "test_socket_scenarios.py", "test_packet_scenarios.py"),
 )
 _WORDS = (
     "costs or features or shown or test_socket_connect and ebpf and node-v6"
-    " or each_scenario and (ipvs or test_service_scenarios and ebpf)"
+    " or each_scenario and (ipvs or test_socket_scenarios and ebpf)"
 )
 QUICK = [*(_KERNEL + name for name in _QUICK), "-k", _WORDS, "--sync-period=15s"]
 
