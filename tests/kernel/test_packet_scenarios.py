@@ -168,22 +168,6 @@ def each_node_serves_its_own_node_port_and_no_other_port(at: Pair) -> Steps:
     )
 
 
-@scenario
-def a_load_balancer_address_of_the_node_takes_only_its_ports(at: Pair) -> Steps:
-    """Regression: cilium #44430. The node has all other ports, and replies to pings."""
-    pair, node = at.cluster, at.cluster.node
-    web = at.service(type="LoadBalancer", externalTrafficPolicy="Local")
-    web.status = {"loadBalancer": {"ingress": [{"ip": node.v4}, {"ip": node.v6}]}}
-    for backends, answer in (((pair.a,), "a"), ((), REFUSED), ((pair.d,), SILENT)):
-        web.backends = backends
-        rows = [at.row(pair.x, TCP, node.v4, 9, REFUSED)]
-        for address in (node.v4, node.v6):
-            rows += [at.row(pair.x, protocol, address, port, answer) for protocol, port in PORTS.items()]
-            rows += [at.row(pair.x, protocol, address, port, "host") for protocol, port in TARGETS.items()]
-        yield rows
-        assert [ping(pair.x, address) for address in (node.v4, node.v6)] == [node.v4, node.v6]
-
-
 # Source ranges
 
 
@@ -488,3 +472,29 @@ def pings_of_an_on_link_address_are_for_the_machine_that_has_it(at: Pair) -> Ste
         eventually(lambda: ping(pair.x, address) == address, "the network is gone")
     finally:
         pair.lab.ip(pair.lab.router, f"route del {route}")
+
+
+# Apart from the others
+
+apart: Scenarios[Pair] = Scenarios()
+
+
+def test_a_service_has_an_address_of_the_node(two_nodes: TwoNodes) -> None:
+    """In mode ipvs the other node has the address meanwhile, too, and reaches this node no more."""
+    apart.run(two_nodes, lambda: Pair(two_nodes))
+
+
+@apart
+def a_load_balancer_address_of_the_node_takes_only_its_ports(at: Pair) -> Steps:
+    """Regression: cilium #44430. The node has all other ports, and replies to pings."""
+    pair, node = at.cluster, at.cluster.node
+    web = at.service(type="LoadBalancer", externalTrafficPolicy="Local")
+    web.status = {"loadBalancer": {"ingress": [{"ip": node.v4}, {"ip": node.v6}]}}
+    for backends, answer in (((pair.a,), "a"), ((), REFUSED), ((pair.d,), SILENT)):
+        web.backends = backends
+        rows = [at.row(pair.x, TCP, node.v4, 9, REFUSED)]
+        for address in (node.v4, node.v6):
+            rows += [at.row(pair.x, protocol, address, port, answer) for protocol, port in PORTS.items()]
+            rows += [at.row(pair.x, protocol, address, port, "host") for protocol, port in TARGETS.items()]
+        yield rows
+        assert [ping(pair.x, address) for address in (node.v4, node.v6)] == [node.v4, node.v6]
