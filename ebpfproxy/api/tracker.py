@@ -192,16 +192,6 @@ class Tracker:
         return bool(changed or of_others) or self._node_changed or self._host_changed
 
     @property
-    def pending_services(self) -> int:
-        """The number of Services that changed since the last drain."""
-        return len(self._previous_services)
-
-    @property
-    def pending_slices(self) -> int:
-        """The number of EndpointSlices that changed since the last drain."""
-        return len(self._previous_slices)
-
-    @property
     def invalid(self) -> Mapping[str, int]:
         """The number of Invalid events, by kind."""
         return dict(self._invalid)

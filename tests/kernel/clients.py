@@ -76,7 +76,7 @@ def converse(client: socket.socket) -> str:
 
 
 def ask_from(client: socket.socket, address: str, port: int) -> tuple[str, tuple[str, int]]:
-    """As `sockets.ask_unconnected`, with an existing socket."""
+    """As `datagrams.ask_unconnected`, with an existing socket."""
     client.sendto(b"?", (address, port))
     answer, peer = client.recvfrom(1 << 16)
     return answer.decode(), (peer[0], peer[1])

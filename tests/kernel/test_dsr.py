@@ -15,6 +15,7 @@ from tests.kernel.clients import connected
 from tests.kernel.cluster import eventually
 from tests.kernel.dsr_nodes import NODE_PORTS, PORTS, VIP, DsrNodes, bytes_sent, has_geneve
 from tests.kernel.two_nodes import NARROW, name_and_client, streamed
+from tests.support import datagrams
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
@@ -111,7 +112,7 @@ def test_large_datagrams_arrive(nodes: DsrNodes, family: str, size: int) -> None
 
     def talk() -> bytes:
         with sockets.dial(UDP, VIP[family], PORTS[UDP], 2.0) as client:
-            return sockets.exchange_datagram(client, payload)
+            return datagrams.exchange_datagram(client, payload)
 
     assert nodes.x.call(talk) == payload
 

@@ -13,9 +13,10 @@ import pytest
 
 from ebpfproxy.bench.load import Load, LoadFailed
 from ebpfproxy.errors import AlreadyExists, ConfigError, NotFound, Unsupported
-from ebpfproxy.lab import Lab, PodNetwork, devices, sockets, testbed
+from ebpfproxy.lab import Lab, PodNetwork, sockets, testbed
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
+from tests.support import datagrams, offloads
 
 pytestmark = pytest.mark.kernel
 
@@ -57,7 +58,7 @@ def test_the_host_and_an_external_client_reach_a_pod(lab: Lab) -> None:
 
 def test_ask_unconnected_returns_the_replys_source_address(lab: Lab) -> None:
     client, server = lab.pods["client"], lab.pods["server"]
-    answer, peer = client.call(lambda: sockets.ask_unconnected(server.v6, 53))
+    answer, peer = client.call(lambda: datagrams.ask_unconnected(server.v6, 53))
     assert (answer, peer) == (f"server to {client.v6}", (server.v6, 53))
 
 
@@ -216,8 +217,8 @@ def test_data_larger_than_a_packet_reaches_a_pod_on_another_node(pair: Lab, fami
     def talk() -> tuple[bytes, bytes]:
         with sockets.dial(Protocol.TCP, address, 80) as stream:
             streamed = sockets.exchange(stream, payload * 20)
-        with sockets.dial(Protocol.UDP, address, 80, timeout=0.3) as datagrams:
-            return streamed, sockets.exchange_datagram(datagrams, payload)
+        with sockets.dial(Protocol.UDP, address, 80, timeout=0.3) as client:
+            return streamed, datagrams.exchange_datagram(client, payload)
 
     for client in (pair.pods["client"], pair.node):
         assert client.call(talk) == (payload * 20, payload)
@@ -250,9 +251,9 @@ def _device(route: str) -> str:
 def test_offloads_can_be_disabled_and_enabled(pair: Lab) -> None:
     seen = []
     for on in (False, True):
-        devices.set_offloads(pair.node, "eth0", on)
-        seen.append(devices.enabled_offloads(pair.node, "eth0"))
-    assert seen == [set(), set(devices.OFFLOADS)]
+        offloads.set_offloads(pair.node, "eth0", on)
+        seen.append(offloads.enabled_offloads(pair.node, "eth0"))
+    assert seen == [set(), set(offloads.OFFLOADS)]
 
 
 def test_every_namespace_has_its_own_cookie(lab: Lab) -> None:

@@ -15,6 +15,7 @@ from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import TCP, UDP, connected, converse, outcome
 from tests.kernel.cluster import TCP_TARGET, Cluster, Exposed
+from tests.support import datagrams
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parametrize("mode", ["host", "off"], indirect=True)]
 
@@ -69,7 +70,7 @@ def test_every_client_reaches_the_service(
     client, address = separate.client(kind), web.address(family)
     assert outcome(client, TCP, address, 80) == "a"
     assert outcome(client, UDP, address, 53) == "a"
-    answer, peer = client.call(lambda: sockets.ask_unconnected(address, 53))
+    answer, peer = client.call(lambda: datagrams.ask_unconnected(address, 53))
     assert (answer, peer) == ("a", (address, 53))
 
 

@@ -17,7 +17,6 @@ from ebpfproxy.backends.ebpf.inspect.inspection import EbpfInspection
 from ebpfproxy.backends.ebpf.inspect.tables import View
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.lab import Lab, PodNetwork, sockets
-from ebpfproxy.lab.devices import set_offload, set_offloads
 from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.linux.netlink import xdp as netlink_xdp
 from ebpfproxy.linux.netns import netns
@@ -26,7 +25,9 @@ from tests.kernel.clients import TCP, UDP
 from tests.kernel.cluster import eventually
 from tests.kernel.others import xdp_linked
 from tests.kernel.two_nodes import TwoNodes, streamed
+from tests.support import datagrams
 from tests.support.build import CONTEXT
+from tests.support.offloads import set_offload, set_offloads
 
 pytestmark = pytest.mark.kernel
 
@@ -76,7 +77,7 @@ def test_packets_of_an_open_connection_are_forwarded_by_xdp(
     with netns.entered(pair.x.netns):
         client = sockets.dial(protocol, address, port, sockets.ANSWERED)
     with client:
-        talk = sockets.exchange if protocol is TCP else sockets.exchange_datagram
+        talk = sockets.exchange if protocol is TCP else datagrams.exchange_datagram
         assert talk(client, b"first") == b"first"
         before = _forwarded(pair)
 

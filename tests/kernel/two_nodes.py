@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ebpfproxy.lab import Agent, Lab, Netns, Node, Pod, manifests, sockets
-from ebpfproxy.lab.devices import set_offloads
 from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
 from tests.kernel.clients import TCP, Dial
@@ -25,6 +24,8 @@ from tests.kernel.cluster import (
     Exposed,
 )
 from tests.kernel.differences import DIFFERENCES
+from tests.support import datagrams
+from tests.support.offloads import set_offloads
 
 FRONTENDS = ("ClusterIP", "NodePort", "ExternalIP", "LoadBalancer")
 PORTS = {Protocol.TCP: 80, Protocol.UDP: 53}
@@ -313,7 +314,7 @@ def echoed(netns: Netns, address: str, port: int, payload: bytes) -> bytes:
 
     def talk() -> bytes:
         with sockets.dial(Protocol.UDP, address, port, 0.3) as client:
-            return sockets.exchange_datagram(client, payload)
+            return datagrams.exchange_datagram(client, payload)
 
     return netns.call(talk)
 

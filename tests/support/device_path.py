@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpfproxy.lab.devices import set_offload
 from ebpfproxy.linux.bpf import tc, tcx
 from ebpfproxy.linux.bpf.bpf import Program
 from ebpfproxy.linux.bpf.tc import Side
@@ -24,6 +23,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.others import Way, program
 from tests.support.conversations import Segment, end, frame
 from tests.support.namespace import Namespace, namespace
+from tests.support.offloads import set_offload
 from tests.support.packet_path import DEVICES, SHOT, UNSPEC, Outcome, PacketPath
 from tests.support.packets import THERE
 

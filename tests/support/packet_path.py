@@ -37,7 +37,7 @@ from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.linux.bpf import compiler, tc
 from ebpfproxy.linux.bpf.bpf import Program
 from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin
-from ebpfproxy.linux.bpf.test_run import TestRuns, XdpTestRuns
+from ebpfproxy.linux.bpf.test_run import TestRuns
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import format_address, parse_address, parse_network
 from ebpfproxy.model.balancing import Algorithm
@@ -49,6 +49,7 @@ from tests.support.bpf_place import BpfPlace, build_maps
 from tests.support.build import CONTEXT, node
 from tests.support.clock import Clock
 from tests.support.packets import HERE
+from tests.support.xdp_test_runs import XdpTestRuns
 
 UNSPEC, SHOT, REDIRECT = -1, 2, 7  # TC_ACT_*: other filters go on; dropped; sent out of a device
 MARK_DONE, MARK_STRIPPED, MARK_RECEIVED = 0xEB03, 0xEB04, 0xEB05
