@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux.bpf.bpf import Program
 from ebpfproxy.linux.netlink import iproute, netlink
+from ebpfproxy.linux.netlink.netlink import encoded
 
 NAME = "ebpfproxy"
 FIRST = 1
@@ -47,7 +48,6 @@ TCA_BPF_FD, TCA_BPF_NAME, TCA_BPF_FLAGS, TCA_BPF_ID = 6, 7, 8, 11
 TCA_BPF_FLAG_ACT_DIRECT = 1
 _TC_H_INGRESS = 0xFFFFFFF1  # the parent of both clsact and ingress
 _NO_CLASS = 0xFFFF0000  # the qdisc itself: ingress has filters at it, clsact only at its two classes
-_U32 = struct.Struct("=I")
 _TCMSG = struct.Struct("=BxxxiIII")  # struct tcmsg: family, ifindex, handle, parent, info
 
 CLSACT = "clsact"
@@ -224,20 +224,18 @@ def try_out(ifindex: int, program: Program) -> None:
     than these calls. Raises OSError with the kernel's errno.
     """
     create = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
-    qdisc = _TCMSG.pack(0, ifindex, _NO_CLASS, _TC_H_INGRESS, 0) + _kind(CLSACT)
+    qdisc = _TCMSG.pack(0, ifindex, _NO_CLASS, _TC_H_INGRESS, 0) + encoded({TCA_KIND: CLSACT})
     netlink.change(socket.NETLINK_ROUTE, RTM_NEWQDISC, qdisc, create)
-    options = netlink.attribute(TCA_BPF_FD, _U32.pack(program.fd))
-    options += netlink.attribute(TCA_BPF_NAME, NAME.encode() + b"\0")
-    options += netlink.attribute(TCA_BPF_FLAGS, _U32.pack(TCA_BPF_FLAG_ACT_DIRECT))
+    options: netlink.Values = {
+        TCA_BPF_FD: program.fd,
+        TCA_BPF_NAME: NAME,
+        TCA_BPF_FLAGS: TCA_BPF_FLAG_ACT_DIRECT,
+    }
+    values = encoded({TCA_KIND: "bpf", TCA_OPTIONS: options})
     info = FIRST << 16 | socket.htons(ETH_P_ALL)
     for side in Side:
-        body = _TCMSG.pack(0, ifindex, HANDLES[0], side, info) + _kind("bpf")
-        body += netlink.attribute(TCA_OPTIONS, options)
+        body = _TCMSG.pack(0, ifindex, HANDLES[0], side, info) + values
         netlink.change(socket.NETLINK_ROUTE, RTM_NEWTFILTER, body, create)
-
-
-def _kind(name: str) -> bytes:
-    return netlink.attribute(TCA_KIND, name.encode() + b"\0")
 
 
 def _position(side: Side, priority: int, handle: int) -> dict[str, Any]:

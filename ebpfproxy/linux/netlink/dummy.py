@@ -5,21 +5,20 @@ in kube-proxy. The addresses are local nevertheless, and nothing is sent through
 for these addresses unless the sysctl arp_ignore forbids it. An edge has such a device, so that a routing
 daemon announces the addresses. It is up, since daemons ignore the addresses of devices that are down.
 
-All functions act in the calling thread's network namespace. Addresses use raw netlink instead of pyroute2
-(see `netlink`). Sources: drivers/net/dummy.c; inet_rtm_newaddr() of net/ipv4/devinet.c,
-inet6_rtm_newaddr() of net/ipv6/addrconf.c.
+All functions act in the calling thread's network namespace. Sources: drivers/net/dummy.c; inet_rtm_newaddr()
+of net/ipv4/devinet.c, inet6_rtm_newaddr() of net/ipv6/addrconf.c.
 """
 
 import errno
 import os
 import socket
-import struct
 from collections.abc import Collection, Mapping
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux.netlink import iproute, netlink, rtnetlink
-from ebpfproxy.linux.netlink.netlink import Request, attribute
-from ebpfproxy.model.address import V4_PREFIX, Address, Family, family, format_address
+from ebpfproxy.linux.netlink.netlink import Request, encoded, rejecting
+from ebpfproxy.linux.netlink.rtnetlink import NUMBERS, raw
+from ebpfproxy.model.address import Address, Family, family, format_address
 
 KUBE_IPVS0 = "kube-ipvs0"
 """The name that kube-proxy uses."""
@@ -30,7 +29,6 @@ _KIND = "dummy"
 _KINDS = {VIPS: (_KIND, "ifb")}
 """The kinds that a device may have, in the order in which they are tried. Others have `_KIND`."""
 _HINT = "modprobe dummy"
-_U32 = struct.Struct("=I")
 
 
 def index(name: str) -> int:
@@ -61,8 +59,7 @@ def ensure(name: str) -> bool:
         )
     for kind in _kinds(name):
         try:
-            with iproute.opened(f"cannot create the device {name}") as changes:
-                changes.link("add", ifname=name, kind=kind)
+            iproute.create(name, kind)
             return True
         except Unsupported:
             continue
@@ -73,11 +70,8 @@ def ensure(name: str) -> bool:
 
 def set_up(name: str) -> None:
     """Set the device up, if it is down. Raises NotFound, Rejected."""
-    body = rtnetlink.LINK.pack(0, 0, _index(name), rtnetlink.IFF_UP, rtnetlink.IFF_UP)
-    try:
-        netlink.change(socket.NETLINK_ROUTE, rtnetlink.RTM_NEWLINK, body)
-    except OSError as error:
-        raise _failure(f"cannot set the device {name} up", error.errno or 0) from error
+    if not _existing(name).up:
+        iproute.configure(name, state="up")
 
 
 def remove(name: str) -> bool:
@@ -86,14 +80,7 @@ def remove(name: str) -> bool:
     A device of another kind stays.
     """
     device = _find(name)
-    if device is None:
-        return False
-    try:
-        with iproute.opened(f"cannot delete the device {name}") as changes:
-            changes.link("del", index=device.ifindex)
-    except NotFound:
-        return False  # another program deleted it since `_find`
-    return True
+    return device is not None and iproute.delete(name, device.ifindex)
 
 
 def addresses(name: str) -> frozenset[Address]:
@@ -101,13 +88,10 @@ def addresses(name: str) -> frozenset[Address]:
 
     Raises NotFound, Rejected.
     """
-    ifindex = _index(name)
-    try:
-        body = rtnetlink.ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, ifindex)
-        messages = netlink.dump(socket.NETLINK_ROUTE, rtnetlink.RTM_GETADDR, body, strict=True)
-    except OSError as error:
-        raise _failure(f"cannot read the addresses of {name}", error.errno or 0) from error
-    return frozenset(filter(None, (_address(message, ifindex) for message in messages)))
+    ifindex = _existing(name).ifindex
+    with rejecting(f"cannot read the addresses of {name}"):
+        found = rtnetlink.addresses(ifindex)
+    return frozenset(each.address for each in found if each.length == 8 * len(raw(each.address)))
 
 
 def change_addresses(
@@ -121,7 +105,7 @@ def change_addresses(
 
     Raises NotFound, Rejected.
     """
-    ifindex = _index(name)
+    ifindex = _existing(name).ifindex
     changes = [(rtnetlink.RTM_DELADDR, each) for each in drop] + [
         (rtnetlink.RTM_NEWADDR, each) for each in add
     ]
@@ -146,45 +130,32 @@ def change_addresses(
 
 def _request(kind: int, address: Address, ifindex: int) -> Request:
     """IFA_F_NOPREFIXROUTE: the kernel would also add a prefix route of IPv6, redundant for one address."""
-    v4 = family(address) is Family.IPV4
-    raw = address[len(V4_PREFIX) :] if v4 else address
-    number, flags = (socket.AF_INET, 0) if v4 else (socket.AF_INET6, _IPV6_FLAGS)
-    body = rtnetlink.ADDRESS.pack(number, 8 * len(raw), 0, 0, ifindex)
-    body += attribute(rtnetlink.IFA_LOCAL, raw) + attribute(rtnetlink.IFA_ADDRESS, raw)
-    if flags:
-        body += attribute(rtnetlink.IFA_FLAGS, _U32.pack(flags))
-    request_flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL if kind == rtnetlink.RTM_NEWADDR else 0
-    return Request(kind, request_flags, body)
+    of, value = family(address), raw(address)
+    body = rtnetlink.ADDRESS.pack(NUMBERS[of], 8 * len(value), 0, 0, ifindex)
+    body += encoded(
+        {
+            rtnetlink.IFA_LOCAL: value,
+            rtnetlink.IFA_ADDRESS: value,
+            rtnetlink.IFA_FLAGS: _IPV6_FLAGS if of is Family.IPV6 else None,
+        }
+    )
+    return Request(
+        kind, netlink.NLM_F_CREATE | netlink.NLM_F_EXCL if kind == rtnetlink.RTM_NEWADDR else 0, body
+    )
 
 
 _IPV6_FLAGS = rtnetlink.IFA_F_NODAD | rtnetlink.IFA_F_NOPREFIXROUTE
 
 
-def _address(message: bytes, wanted: int) -> Address | None:
-    """The address in a message; None for another prefix length or device.
-
-    A kernel before 4.20 reports the addresses of all devices.
-    """
-    number, length, _, _, ifindex = rtnetlink.ADDRESS.unpack_from(message)
-    attributes = dict(netlink.attributes(message, rtnetlink.ADDRESS.size))
-    raw = attributes.get(rtnetlink.IFA_LOCAL) or attributes.get(rtnetlink.IFA_ADDRESS, b"")
-    if ifindex != wanted or length != 8 * len(raw):
-        return None
-    return Address(V4_PREFIX + raw if number == socket.AF_INET else raw)
-
-
-def _index(name: str) -> int:
+def _existing(name: str) -> rtnetlink.Link:
     device = _find(name)
     if device is None:
         raise NotFound(f"dummy device {name} does not exist")
-    return device.ifindex
+    return device
 
 
 def _find(name: str) -> rtnetlink.Link | None:
-    try:
-        device = rtnetlink.link_named(name)
-    except OSError as error:
-        raise _failure(f"cannot read the device {name}", error.errno or 0) from error
+    device = iproute.find(name)
     return device if device and device.kind in _kinds(name) else None
 
 

@@ -9,16 +9,13 @@ Sources: drivers/net/geneve.c, bpf_ipv4_fib_lookup() of net/core/filter.c. All f
 thread's network namespace.
 """
 
-import errno
-import os
-import socket
-import struct
-from typing import NamedTuple
+import contextlib
+from typing import Any, NamedTuple
 
-from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, Unsupported
+from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import iproute, links, netlink, rtnetlink
-from ebpfproxy.linux.netlink.netlink import attribute
+from ebpfproxy.linux.netlink.netlink import rejecting
 
 DEVICE = "ebpfproxy-gnv"
 
@@ -26,10 +23,7 @@ PORT = 6083
 """The usual UDP port. Other programs use that of Geneve itself, 6081."""
 
 _KIND = "geneve"
-_RTM_NEWLINK, _RTM_DELLINK = 16, 17
-_INFO_DATA = 2  # IFLA_INFO_DATA
 _PORT, _COLLECT_METADATA = 5, 6  # IFLA_GENEVE_*
-_HINT = "modprobe geneve"
 _DEFAULT_MTU = 1500
 
 
@@ -56,8 +50,17 @@ def ensure(port: int, ifindex: int = 0) -> int:
             f"device {DEVICE} is another program's, of kind {device.kind or 'unknown'}",
             "rename or delete that device",
         )
+    try:
+        return _ensure(device, port, ifindex)
+    except AlreadyExists as failure:
+        message = f"cannot create the device {DEVICE}: UDP port {port} is in use"
+        raise AlreadyExists(message, "select another port with --ebpf-dsr-port") from failure
+
+
+def _ensure(device: _Device | None, port: int, ifindex: int) -> int:
+    """Raises AlreadyExists if the port is in use."""
     if device and (device.port != port or not device.external):
-        remove()
+        iproute.delete(DEVICE, device.ifindex)
         device = None
     if device is None:
         _create(port, ifindex)
@@ -73,7 +76,7 @@ def ensure(port: int, ifindex: int = 0) -> int:
     if (sysctl.ROOT / f"net/ipv6/conf/{DEVICE}").is_dir():
         sysctl.ensure(f"net/ipv6/conf/{DEVICE}/addr_gen_mode", "1")  # IN6_ADDR_GEN_MODE_NONE
     if not device.up:
-        _set_up(device.ifindex)
+        iproute.configure(DEVICE, state="up")
     return device.ifindex
 
 
@@ -88,16 +91,8 @@ def find(port: int = 0) -> int:
 
 def remove() -> bool:
     """Delete the device; return whether it existed. A device of another kind stays. Raises Rejected."""
-    if not find():
-        return False
-    body = rtnetlink.LINK.pack(0, 0, 0, 0, 0) + attribute(rtnetlink.IFLA_IFNAME, DEVICE.encode() + b"\0")
-    try:
-        netlink.change(socket.NETLINK_ROUTE, _RTM_DELLINK, body)
-    except OSError as error:
-        if error.errno == errno.ENODEV:
-            return False
-        raise _failure("delete", error) from error
-    return True
+    ifindex = find()
+    return bool(ifindex) and iproute.delete(DEVICE, ifindex)
 
 
 def path_mtu() -> int:
@@ -105,62 +100,26 @@ def path_mtu() -> int:
 
     Packets to other nodes usually leave by such a device. Raises Rejected.
     """
-    try:
-        found = [rtnetlink.link(each) for each in links.dump()]
+    with rejecting("cannot read the network devices"):
+        found = rtnetlink.links()
         default = links.default_devices(rtnetlink.routes(rtnetlink.RT_TABLE_MAIN, rtnetlink.RTN_UNICAST))
-    except OSError as error:
-        raise Rejected(f"cannot read the network devices: {error.strerror or error}") from error
-    mtus = (
-        netlink.number(each.attributes.get(rtnetlink.IFLA_MTU)) for each in found if each.ifindex in default
-    )
-    return min(filter(None, mtus), default=_DEFAULT_MTU)
+    return min((each.mtu for each in found if each.ifindex in default and each.mtu), default=_DEFAULT_MTU)
 
 
 def _create(port: int, ifindex: int) -> None:
     """Create the device, down, so that it receives nothing before it is configured."""
-    data = attribute(_PORT, struct.pack("!H", port)) + attribute(_COLLECT_METADATA, b"")
-    info = attribute(rtnetlink.IFLA_INFO_KIND, _KIND.encode() + b"\0") + attribute(_INFO_DATA, data)
-    name = attribute(rtnetlink.IFLA_IFNAME, DEVICE.encode() + b"\0")
-    body = rtnetlink.LINK.pack(0, 0, ifindex, 0, 0) + name + attribute(rtnetlink.IFLA_LINKINFO, info)
-    try:
-        netlink.change(socket.NETLINK_ROUTE, _RTM_NEWLINK, body, netlink.NLM_F_CREATE | netlink.NLM_F_EXCL)
-    except OSError as error:
-        if ifindex and error.errno in (errno.EBUSY, errno.EEXIST):
-            _create(port, 0)  # another device has this ifindex
+    details: dict[str, Any] = {"geneve_port": port, "geneve_collect_metadata": True}
+    if ifindex:
+        with contextlib.suppress(AlreadyExists):  # another device may have this ifindex
+            iproute.create(DEVICE, _KIND, index=ifindex, **details)
             return
-        raise _failure("create", error, port) from error
-
-
-def _set_up(ifindex: int) -> None:
-    body = rtnetlink.LINK.pack(0, 0, ifindex, rtnetlink.IFF_UP, rtnetlink.IFF_UP)
-    try:
-        netlink.change(socket.NETLINK_ROUTE, _RTM_NEWLINK, body)
-    except OSError as error:
-        raise _failure("set up", error) from error
+    iproute.create(DEVICE, _KIND, **details)
 
 
 def _find() -> _Device | None:
-    try:
-        link = rtnetlink.link_named(DEVICE)
-    except OSError as error:
-        raise Rejected(f"cannot read the device {DEVICE}: {error.strerror or error}") from error
+    link = iproute.find(DEVICE)
     if link is None:
         return None
-    info = dict(netlink.attributes(link.attributes.get(rtnetlink.IFLA_LINKINFO, b""), 0))
-    data = dict(netlink.attributes(info.get(_INFO_DATA, b""), 0))
+    data = dict(netlink.attributes(link.details, 0))
     port = int.from_bytes(data.get(_PORT, b""), "big")
     return _Device(link.ifindex, link.kind, link.up, port, _COLLECT_METADATA in data)
-
-
-def _failure(action: str, error: OSError, port: int = 0) -> KernelError:
-    number = error.errno or 0
-    message = f"cannot {action} the device {DEVICE}"
-    if number == errno.EOPNOTSUPP:
-        return Unsupported(f"{message}: this kernel has no devices of kind {_KIND}", _HINT)
-    if number in (errno.EADDRINUSE, errno.EBUSY, errno.EEXIST):
-        return AlreadyExists(
-            f"{message}: UDP port {port} is in use", "select another port with --ebpf-dsr-port"
-        )
-    if number == errno.ENODEV:
-        return NotFound(f"{message}: the device is gone")
-    return iproute.error(number, message, error.strerror or os.strerror(number))

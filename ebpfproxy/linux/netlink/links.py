@@ -1,24 +1,19 @@
 """The network devices of this node: their kind, their addresses, and whether a default route uses them.
 
-All functions act in the calling thread's network namespace. They use raw netlink instead of pyroute2, since a
-node has a device for each pod (see `netlink`).
+All functions act in the calling thread's network namespace.
 """
 
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from ebpfproxy.errors import Rejected
 from ebpfproxy.linux.netlink import netlink, on_link_routes, rtnetlink, rtnetlink_watch
-from ebpfproxy.linux.netlink.local_routes import PROTOCOL
-from ebpfproxy.linux.netlink.routing import gateway_of, mapped
-from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Network, network
+from ebpfproxy.linux.netlink.netlink import rejecting
+from ebpfproxy.linux.netlink.rtnetlink import DeviceAddress, Link, Route
+from ebpfproxy.model.address import V4_BITS, Address, Family, Network, family, network
 from ebpfproxy.model.device import PAIRS, Device
-
-RTEXT_FILTER_SKIP_STATS = 1 << 3  # statistics are a quarter of each message, and costly for the kernel
-RTM_F_CLONED = 0x200
 
 IFA_F_SECONDARY = 0x01  # of IPv6: IFA_F_TEMPORARY (RFC 8981)
 IFA_F_OPTIMISTIC = 0x04
@@ -27,13 +22,12 @@ IFA_F_DEPRECATED = 0x20
 IFA_F_TENTATIVE = 0x40
 
 _WITH_SOURCE = tuple(struct.pack("=HH", 4 + size, rtnetlink.RTA_PREFSRC) for size in (4, 16))
-"""The header of RTA_PREFSRC for each family: a fast test, since a node may have a million routes."""
+"""The header of RTA_PREFSRC for each family."""
 
-_ADDRESS_BITS, _V4_BYTES, _V6_BYTES = 128, 4, 16
-_RTPROT_KERNEL = 2
-_WITHOUT_PREFERENCE = frozenset({_RTPROT_KERNEL, PROTOCOL})
+_ADDRESS_BITS = 128
+_WITHOUT_PREFERENCE = frozenset({rtnetlink.RTPROT_KERNEL, rtnetlink.PROTOCOL})
 _DEPRECATED = 2  # the least `rank` of a deprecated address
-_HOP = struct.Struct("=HBBi")  # struct rtnexthop: len, flags, hops, ifindex; attributes follow
+_READING = "cannot read the network devices"
 
 
 def read() -> tuple[Device, ...]:
@@ -49,17 +43,10 @@ def read() -> tuple[Device, ...]:
 
     Raises Rejected.
     """
-    try:
-        links, addresses = dump(), _addresses()
+    with rejecting(_READING):
+        links, addresses = rtnetlink.links(), rtnetlink.addresses()
         routes = rtnetlink.routes(rtnetlink.RT_TABLE_UNSPEC, rtnetlink.RTN_UNICAST)
-    except OSError as error:
-        raise _unreadable(error) from error
     return devices(links, addresses, routes)
-
-
-def with_addresses(links: Iterable[bytes]) -> tuple[Device, ...]:
-    """The devices in the result of `dump`, without facts about routes. Raises OSError."""
-    return devices(links, _addresses(), ())
 
 
 def names() -> dict[int, str]:
@@ -67,18 +54,19 @@ def names() -> dict[int, str]:
 
     Raises Rejected.
     """
-    try:
+    with rejecting(_READING):
         return dict(socket.if_nameindex())
-    except OSError as error:
-        raise _unreadable(error) from error
+
+
+def all_links() -> list[Link]:
+    """Every device as the kernel describes it, without its addresses. Raises Rejected."""
+    with rejecting(_READING):
+        return rtnetlink.links()
 
 
 def up() -> frozenset[int]:
     """The ifindexes of the devices that are up. Raises Rejected."""
-    try:
-        return frozenset(link.ifindex for link in map(rtnetlink.link, dump()) if link.up)
-    except OSError as error:
-        raise _unreadable(error) from error
+    return frozenset(link.ifindex for link in all_links() if link.up)
 
 
 class Packets(NamedTuple):
@@ -90,20 +78,16 @@ class Packets(NamedTuple):
 
 def packets() -> dict[int, Packets]:
     """The packet counters of every device that has them, by ifindex. Raises Rejected."""
-    try:
-        found = _dump(rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, 0, 0, 0))
-    except OSError as error:
-        raise _unreadable(error) from error
-    counts = {}
-    for link in map(rtnetlink.link, found):
-        statistics = link.attributes.get(rtnetlink.IFLA_STATS64, b"")
-        if len(statistics) >= _STATISTICS.size:
-            counts[link.ifindex] = Packets._make(_STATISTICS.unpack_from(statistics))
-    return counts
+    with rejecting(_READING):
+        found = rtnetlink.links(statistics=True)
+    return {
+        link.ifindex: Packets._make(_STATISTICS.unpack_from(link.attributes[rtnetlink.IFLA_STATS64]))
+        for link in found
+        if rtnetlink.IFLA_STATS64 in link.attributes
+    }
 
 
 _STATISTICS = struct.Struct("=QQ")  # the first two fields of struct rtnl_link_stats64
-_SKIP_STATS = netlink.attribute(rtnetlink.IFLA_EXT_MASK, struct.pack("=I", RTEXT_FILTER_SKIP_STATS))
 
 
 def watch(changed: Callable[[tuple[Device, ...]], object], stop: threading.Event) -> None:
@@ -122,10 +106,10 @@ def watch(changed: Callable[[tuple[Device, ...]], object], stop: threading.Event
 
 
 def devices(
-    links: Iterable[bytes], addresses: Iterable[bytes], routes: Iterable[bytes]
+    links: Iterable[Link], addresses: Iterable[DeviceAddress] = (), routes: Collection[Route] = ()
 ) -> tuple[Device, ...]:
-    """The devices in payloads of RTM_NEWLINK, RTM_NEWADDR and RTM_NEWROUTE, sorted by ifindex."""
-    by_ifindex = {device.ifindex: device for device in map(_device, links)}
+    """The devices with these addresses and routes, sorted by ifindex."""
+    by_ifindex = {link.ifindex: link for link in links}
     usable = sorted(_usable(addresses), key=lambda each: each.rank)
     addresses_by_ifindex: dict[int, list[Address]] = {}
     networks_by_ifindex: dict[int, set[Network]] = {}
@@ -135,43 +119,46 @@ def devices(
         networks_by_ifindex.setdefault(each.ifindex, set()).add(each.network)
         if each.rank < _DEPRECATED:
             connected_by_ifindex.setdefault(each.ifindex, []).append((each.network, each.address))
-    all_routes = list(routes)
-    with_default_route = default_devices(all_routes)
-    preferred = preferred_sources(all_routes)
-    on_link = on_link_routes.of_devices(all_routes)
+    with_default_route = default_devices(routes)
+    preferred = preferred_sources(routes)
+    on_link = on_link_routes.of_devices(routes)
+    masters = {
+        ifindex: netlink.number(link.attributes.get(rtnetlink.IFLA_MASTER))
+        for ifindex, link in by_ifindex.items()
+    }
     return tuple(
-        device._replace(
-            master_kind=by_ifindex[device.master].kind if device.master in by_ifindex else "",
+        Device(
+            ifindex=ifindex,
+            name=link.name,
+            kind=link.kind,
+            link_type=link.type,
+            up=link.up,
+            master=masters[ifindex],
+            master_kind=by_ifindex[masters[ifindex]].kind if masters[ifindex] in by_ifindex else "",
             addresses=tuple(addresses_by_ifindex.get(ifindex, ())),
-            networks=tuple(sorted(networks_by_ifindex.get(ifindex, ()))),
             default_route=ifindex in with_default_route,
+            peer_elsewhere=link.kind in PAIRS and rtnetlink.IFLA_LINK_NETNSID in link.attributes,
+            networks=tuple(sorted(networks_by_ifindex.get(ifindex, ()))),
+            mac=link.mac,
             connected=tuple(connected_by_ifindex.get(ifindex, ())),
             preferred=preferred.get(ifindex, ()),
             on_link=on_link.get(ifindex, ()),
         )
-        for ifindex, device in sorted(by_ifindex.items())
+        for ifindex, link in sorted(by_ifindex.items())
     )
 
 
-def default_devices(routes: Iterable[bytes]) -> set[int]:
-    """The ifindexes of the devices that default routes of the main table use.
-
-    All hops of a multipath route count. The kernel shows nexthop objects as their hops (sysctl
-    net.ipv4.nexthop_compat_mode, on by default).
-    """
-    found: set[int] = set()
-    for route in routes:
-        _, length, _, _, table, _, _, kind, flags = rtnetlink.ROUTE.unpack_from(route)
-        if length or kind != rtnetlink.RTN_UNICAST or flags & RTM_F_CLONED:
-            continue
-        attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
-        if (netlink.number(attributes.get(rtnetlink.RTA_TABLE)) or table) == rtnetlink.RT_TABLE_MAIN:
-            found.add(netlink.number(attributes.get(rtnetlink.RTA_OIF)))
-            found.update(each for each, _ in _hops(attributes.get(rtnetlink.RTA_MULTIPATH, b"")))
-    return found - {0}
+def default_devices(routes: Iterable[Route]) -> set[int]:
+    """The ifindexes of the devices that default routes of the main table use, in all hops."""
+    return {
+        hop.ifindex
+        for route in routes
+        if not route.length and route.kind == rtnetlink.RTN_UNICAST and route.table == rtnetlink.RT_TABLE_MAIN
+        for hop in route.hops
+    } - {0}
 
 
-def preferred_sources(routes: Iterable[bytes]) -> dict[int, tuple[tuple[Network, Address], ...]]:
+def preferred_sources(routes: Iterable[Route]) -> dict[int, tuple[tuple[Network, Address], ...]]:
     """The preferred source addresses of routes, by ifindex: see `Device.preferred`.
 
     The kernel's routes to the networks of addresses do not count, since `Device.connected` has them, and
@@ -180,59 +167,18 @@ def preferred_sources(routes: Iterable[bytes]) -> dict[int, tuple[tuple[Network,
     """
     found: dict[int, dict[Network, tuple[bool, int, Address]]] = {}
     for route in routes:
-        if not any(each in route for each in _WITH_SOURCE):
+        source = route.source
+        if source is None or route.kind != rtnetlink.RTN_UNICAST or route.protocol in _WITHOUT_PREFERENCE:
             continue
-        family, length, _, _, table, protocol, _, kind, flags = rtnetlink.ROUTE.unpack_from(route)
-        if kind != rtnetlink.RTN_UNICAST or flags & RTM_F_CLONED or protocol in _WITHOUT_PREFERENCE:
-            continue
-        attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
-        if rtnetlink.RTA_PREFSRC not in attributes:
-            continue
-        bits, size = (V4_BITS, _V4_BYTES) if family == socket.AF_INET else (0, _V6_BYTES)
-        to = network(mapped(attributes.get(rtnetlink.RTA_DST, bytes(size))), bits + length)
-        table = netlink.number(attributes.get(rtnetlink.RTA_TABLE)) or table
-        rank = table != rtnetlink.RT_TABLE_MAIN, length, mapped(attributes[rtnetlink.RTA_PREFSRC])
-        single = [(netlink.number(attributes.get(rtnetlink.RTA_OIF)), attributes)]
-        for ifindex, hop in _hops(attributes.get(rtnetlink.RTA_MULTIPATH, b"")) or single:
-            gateway = gateway_of(hop)
-            hops = Network(gateway, _ADDRESS_BITS) if gateway else to
+        rank = route.table != rtnetlink.RT_TABLE_MAIN, route.length, source
+        for ifindex, gateway in route.hops:
+            hops = Network(gateway, _ADDRESS_BITS) if gateway else route.network
             by_hops = found.setdefault(ifindex, {})
             by_hops[hops] = min(rank, by_hops.get(hops, rank))
     return {
         ifindex: tuple((hops, source) for hops, (*_, source) in sorted(by_hops.items()))
         for ifindex, by_hops in found.items()
     }
-
-
-def dump() -> list[bytes]:
-    """The payloads of RTM_NEWLINK for all devices, without statistics. Raises OSError."""
-    return _dump(rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, 0, 0, 0) + _SKIP_STATS)
-
-
-def _addresses() -> list[bytes]:
-    return _dump(rtnetlink.RTM_GETADDR, rtnetlink.ADDRESS.pack(0, 0, 0, 0, 0))
-
-
-def _dump(kind: int, request: bytes) -> list[bytes]:
-    return netlink.dump(socket.NETLINK_ROUTE, kind, request, strict=True)
-
-
-def _unreadable(error: OSError) -> Rejected:
-    return Rejected(f"cannot read the network devices: {error.strerror or error}")
-
-
-def _device(payload: bytes) -> Device:
-    link = rtnetlink.link(payload)
-    return Device(
-        ifindex=link.ifindex,
-        name=netlink.text(link.attributes.get(rtnetlink.IFLA_IFNAME)),
-        kind=link.kind,
-        link_type=link.type,
-        up=link.up,
-        master=netlink.number(link.attributes.get(rtnetlink.IFLA_MASTER)),
-        peer_elsewhere=link.kind in PAIRS and rtnetlink.IFLA_LINK_NETNSID in link.attributes,
-        mac=link.attributes.get(rtnetlink.IFLA_ADDRESS, b""),
-    )
 
 
 class _SourceAddress(NamedTuple):
@@ -247,43 +193,19 @@ class _SourceAddress(NamedTuple):
     network: Network
 
 
-def _usable(messages: Iterable[bytes]) -> Iterator[_SourceAddress]:
-    for message in messages:
-        family, length, flags, scope, ifindex = rtnetlink.ADDRESS.unpack_from(message)
-        attributes = dict(netlink.attributes(message, rtnetlink.ADDRESS.size))
-        # The header has only the lower eight flags.
-        flags = netlink.number(attributes.get(rtnetlink.IFA_FLAGS)) or flags
-        # On a point-to-point device IFA_ADDRESS is the peer's address, IFA_LOCAL the local one.
-        peer = attributes.get(rtnetlink.IFA_ADDRESS, b"")
-        raw = attributes.get(rtnetlink.IFA_LOCAL) or peer
+def _usable(addresses: Iterable[DeviceAddress]) -> Iterator[_SourceAddress]:
+    for ifindex, address, peer, length, flags, scope in addresses:
         if scope or not _is_valid(flags):
             continue
         rank = bool(flags & IFA_F_SECONDARY) + _DEPRECATED * bool(flags & IFA_F_DEPRECATED)
-        if family == socket.AF_INET and len(raw) == 4:
-            net = network(Address(V4_PREFIX + (peer or raw)), V4_BITS + length)
-            yield _SourceAddress(ifindex, rank, Address(V4_PREFIX + raw), net)
-        elif family == socket.AF_INET6 and len(raw) == 16:
-            net = network(Address(peer or raw), length)
-            yield _SourceAddress(ifindex, rank, Address(raw), net)
+        length += V4_BITS if family(address) is Family.IPV4 else 0
+        yield _SourceAddress(ifindex, rank, address, network(peer, length))
 
 
 def _is_valid(flags: int) -> bool:
     """Whether duplicate address detection permits its use (RFC 4862 5.4; optimistic addresses: RFC 4429)."""
     tentative = flags & IFA_F_TENTATIVE and not flags & IFA_F_OPTIMISTIC
     return not tentative and not flags & IFA_F_DADFAILED
-
-
-def _hops(multipath: bytes) -> list[tuple[int, dict[int, bytes]]]:
-    """The ifindex and the attributes of each hop of RTA_MULTIPATH."""
-    found = []
-    offset = 0
-    while offset + _HOP.size <= len(multipath):
-        length, _, _, ifindex = _HOP.unpack_from(multipath, offset)
-        if length < _HOP.size:
-            break
-        found.append((ifindex, dict(netlink.attributes(multipath[offset : offset + length], _HOP.size))))
-        offset += (length + 3) & ~3
-    return found
 
 
 def _is_relevant(report: bytes) -> bool:

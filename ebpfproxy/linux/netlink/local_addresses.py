@@ -7,18 +7,18 @@ Broadcast, multicast and anycast routes of the table do not count. Nor do routes
 belong to Services, and NodePorts are not reachable on them. Other modes ignore them too, while the device
 still exists (GetAllLocalAddressesExcept() of kube-proxy). The same holds for the routes of `local_routes`.
 
-All functions act in the calling thread's network namespace. They use raw netlink instead of pyroute2 (see
-`netlink`).
+All functions act in the calling thread's network namespace.
 """
 
-import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from ebpfproxy.errors import Rejected
-from ebpfproxy.linux.netlink import dummy, netlink, rtnetlink, rtnetlink_watch
-from ebpfproxy.linux.netlink.local_routes import PROTOCOL
-from ebpfproxy.model.address import V4_BITS, V4_PREFIX, Address, Network
+from ebpfproxy.linux.netlink import dummy, rtnetlink, rtnetlink_watch
+from ebpfproxy.linux.netlink.netlink import rejecting
+from ebpfproxy.linux.netlink.rtnetlink import PROTOCOL, RT_TABLE_LOCAL, RTN_LOCAL
+from ebpfproxy.model.address import Network
+
+_OF_OTHERS = frozenset(range(256)) - {PROTOCOL}
 
 
 def read() -> frozenset[Network]:
@@ -31,33 +31,9 @@ def read() -> frozenset[Network]:
     """
     # Before the routes: if the device is created later, the next read excludes it.
     kube_ipvs0 = dummy.index(dummy.KUBE_IPVS0)
-    try:
-        routes = rtnetlink.routes(rtnetlink.RT_TABLE_LOCAL, rtnetlink.RTN_LOCAL)
-    except OSError as error:
-        raise Rejected(f"cannot read the local routes: {error.strerror or error}") from error
-    return frozenset(local_networks(routes, kube_ipvs0))
-
-
-def local_networks(routes: Iterable[bytes], excluded_device: int = 0) -> set[Network]:
-    """Destinations of the routes of type local in the local table. `routes`: struct rtmsg and attributes.
-
-    Routes through the device with ifindex `excluded_device` and those of `local_routes` are skipped. An
-    address that another device also has is in the result.
-    """
-    found: set[Network] = set()
-    for route in routes:
-        family, length, _, _, table, protocol, _, kind, _ = rtnetlink.ROUTE.unpack_from(route)
-        if table != rtnetlink.RT_TABLE_LOCAL or kind != rtnetlink.RTN_LOCAL or protocol == PROTOCOL:
-            continue
-        attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
-        if excluded_device and netlink.number(attributes.get(rtnetlink.RTA_OIF)) == excluded_device:
-            continue
-        value = attributes.get(rtnetlink.RTA_DST, b"")
-        if family == socket.AF_INET:
-            found.add(Network(Address(V4_PREFIX + value.ljust(4, b"\0")), V4_BITS + length))
-        elif family == socket.AF_INET6:
-            found.add(Network(Address(value.ljust(16, b"\0")), length))
-    return found
+    with rejecting("cannot read the local routes"):
+        found = rtnetlink.routes(RT_TABLE_LOCAL, RTN_LOCAL, _OF_OTHERS)
+    return frozenset(route.network for route in found if not (kube_ipvs0 and route.hop.ifindex == kube_ipvs0))
 
 
 def watch(changed: Callable[[frozenset[Network]], object], stop: threading.Event) -> None:
@@ -78,4 +54,4 @@ def _is_relevant(report: bytes) -> bool:
     this table and does not report these routes (fib_disable_ip()).
     """
     route = rtnetlink.reported_route(report)
-    return route is None or (route.table == rtnetlink.RT_TABLE_LOCAL and route.protocol != PROTOCOL)
+    return route is None or (route.table == RT_TABLE_LOCAL and route.protocol != PROTOCOL)

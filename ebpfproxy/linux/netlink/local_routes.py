@@ -6,37 +6,39 @@ address as a source, not even for a client of the node that connects to it: such
 the address's ports, and no relay could listen there until its TIME_WAIT ends. The routes are marked with a
 protocol, so that those of others are never removed; `ip route show table local proto 235` lists them.
 
-All functions act in the calling thread's network namespace. They use raw netlink instead of pyroute2 (see
-`netlink`). Sources: inet_rtm_newroute() of net/ipv4/fib_frontend.c, inet6_rtm_newroute() of net/ipv6/route.c.
+All functions act in the calling thread's network namespace. Sources: inet_rtm_newroute() of
+net/ipv4/fib_frontend.c, inet6_rtm_newroute() of net/ipv6/route.c.
 """
 
 import errno
-import os
 import socket
-import struct
 from collections.abc import Collection, Mapping
 
 from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.netlink import iproute, netlink, rtnetlink
-from ebpfproxy.linux.netlink.netlink import Request, attribute
-from ebpfproxy.model.address import V4_PREFIX, Address, Family, family, format_address
-
-PROTOCOL = 235  # of no routing daemon in include/uapi/linux/rtnetlink.h or /etc/iproute2/rt_protos
-"""The protocol of these routes."""
+from ebpfproxy.linux.netlink.netlink import Request, encoded, rejecting
+from ebpfproxy.linux.netlink.rtnetlink import (
+    PROTOCOL,
+    RT_TABLE_LOCAL,
+    RTA_OIF,
+    RTA_PREFSRC,
+    RTA_PRIORITY,
+    RTA_TABLE,
+    RTN_LOCAL,
+)
+from ebpfproxy.model.address import Address, Family, family, format_address
 
 _METRIC = 1024  # the node's own routes have 0: both may exist
 _LOOPBACK = "lo"
-_SOURCE = socket.inet_aton("127.0.0.1")
-_U32 = struct.Struct("=I")
+_SOURCE = encoded({RTA_PREFSRC: socket.inet_aton("127.0.0.1")})
+_SINGLE = 128  # the prefix length of one address
 
 
 def read() -> frozenset[Address]:
     """The addresses of these routes. Raises Rejected."""
-    try:
-        found = rtnetlink.routes(rtnetlink.RT_TABLE_LOCAL, rtnetlink.RTN_LOCAL)
-    except OSError as error:
-        raise Rejected(f"cannot read the local routes: {error.strerror or error}") from error
-    return frozenset(filter(None, map(_address, found)))
+    with rejecting("cannot read the local routes"):
+        found = rtnetlink.routes(RT_TABLE_LOCAL, RTN_LOCAL, {PROTOCOL})
+    return frozenset(each.network.address for each in found if each.network.length == _SINGLE)
 
 
 def change(add: Collection[Address] = (), drop: Collection[Address] = ()) -> Mapping[Address, KernelError]:
@@ -49,20 +51,18 @@ def change(add: Collection[Address] = (), drop: Collection[Address] = ()) -> Map
     changes = [(rtnetlink.RTM_DELROUTE, each) for each in drop] + [
         (rtnetlink.RTM_NEWROUTE, each) for each in add
     ]
-    try:
-        loopback = socket.if_nametoindex(_LOOPBACK)
-        requests = [_request(kind, address, loopback) for kind, address in changes]
+    with rejecting("cannot change the local routes"):
+        values = {RTA_TABLE: RT_TABLE_LOCAL, RTA_OIF: socket.if_nametoindex(_LOOPBACK), RTA_PRIORITY: _METRIC}
+        place = encoded(values)
+        requests = [_request(kind, address, place) for kind, address in changes]
         rejected = netlink.changes(socket.NETLINK_ROUTE, requests)
-    except OSError as error:
-        raise Rejected(f"cannot change the local routes: {error.strerror or error}") from error
     rejections: dict[Address, KernelError] = {}
     for position, rejection in rejected.items():
         kind, address = changes[position]
         adds = kind == rtnetlink.RTM_NEWROUTE
         if rejection.errno != (errno.EEXIST if adds else errno.ESRCH):
-            reason = rejection.reason or os.strerror(rejection.errno)
             action = "add" if adds else "remove"
-            rejections[address] = _failure(action, address, rejection.errno, reason)
+            rejections[address] = _failure(action, address, rejection.errno, rejection.reason)
     return rejections
 
 
@@ -73,34 +73,11 @@ def _failure(action: str, address: Address, number: int, reason: str) -> KernelE
     return iproute.error(number, message, reason)
 
 
-def _request(kind: int, address: Address, loopback: int) -> Request:
-    v4 = family(address) is Family.IPV4
-    raw = address[len(V4_PREFIX) :] if v4 else address
-    body = rtnetlink.ROUTE.pack(
-        socket.AF_INET if v4 else socket.AF_INET6,
-        8 * len(raw),
-        0,
-        0,
-        rtnetlink.RT_TABLE_LOCAL,
-        PROTOCOL,
-        rtnetlink.RT_SCOPE_HOST,
-        rtnetlink.RTN_LOCAL,
-        0,
-    )
-    body += attribute(rtnetlink.RTA_DST, raw) + attribute(rtnetlink.RTA_OIF, _U32.pack(loopback))
-    body += attribute(rtnetlink.RTA_PRIORITY, _U32.pack(_METRIC))
-    if kind == rtnetlink.RTM_DELROUTE:
-        return Request(kind, 0, body)  # of any source: one of version 0.2 has none
-    if v4:  # for IPv6 the kernel selects an address of a device
-        body += attribute(rtnetlink.RTA_PREFSRC, _SOURCE)
-    return Request(kind, netlink.NLM_F_CREATE | netlink.NLM_F_EXCL, body)
-
-
-def _address(route: bytes) -> Address | None:
-    """The address in a message; None for a route of another program or to several addresses."""
-    number, length, _, _, table, protocol, _, kind, _ = rtnetlink.ROUTE.unpack_from(route)
-    raw = dict(netlink.attributes(route, rtnetlink.ROUTE.size)).get(rtnetlink.RTA_DST, b"")
-    is_own = (table, protocol, kind) == (rtnetlink.RT_TABLE_LOCAL, PROTOCOL, rtnetlink.RTN_LOCAL)
-    if not is_own or length != 8 * len(raw):
-        return None
-    return Address(V4_PREFIX + raw if number == socket.AF_INET else raw)
+def _request(kind: int, address: Address, place: bytes) -> Request:
+    flags = 0
+    if kind == rtnetlink.RTM_NEWROUTE:  # a removal is for any source: a route of version 0.2 has none
+        flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+        if family(address) is Family.IPV4:  # for IPv6 the kernel selects an address of a device
+            place += _SOURCE
+    scope = rtnetlink.RT_SCOPE_HOST
+    return rtnetlink.own_route(kind, flags, address, place, type_=RTN_LOCAL, scope=scope)

@@ -8,9 +8,9 @@ Sources: include/uapi/linux/netfilter/nfnetlink_acct.h; net/netfilter/nfnetlink_
 
 import errno
 
-from ebpfproxy.errors import KernelError, Rejected, Unsupported
+from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.netlink import netlink
-from ebpfproxy.linux.netlink.conntrack import HEAD, NETLINK_NETFILTER
+from ebpfproxy.linux.netlink.conntrack import HEAD, NETLINK_NETFILTER, failure
 
 _SUBSYSTEM = 7 << 8  # NFNL_SUBSYS_ACCT, the upper byte of a message's type
 _NEW, _GET, _DELETE = _SUBSYSTEM | 0, _SUBSYSTEM | 1, _SUBSYSTEM | 3  # NFNL_MSG_ACCT_*
@@ -56,15 +56,8 @@ def delete(name: str) -> bool:
 
 
 def _body(name: str) -> bytes:
-    return HEAD.pack(0, 0, 0) + netlink.attribute(_NAME, name.encode() + b"\0")
+    return HEAD.pack(0, 0, 0) + netlink.encoded({_NAME: name})
 
 
 def _failure(action: str, error: OSError) -> KernelError:
-    """nfnetlink returns EINVAL for a subsystem that it lacks (nfnetlink_rcv_msg()). Without nfnetlink, the
-    socket cannot be created."""
-    message = f"{action}: {error.strerror or error}"
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return Unsupported(message, "run with the capability CAP_NET_ADMIN")
-    if error.errno in (errno.EINVAL, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP):
-        return Unsupported(message, "load CONFIG_NETFILTER_NETLINK_ACCT: modprobe nfnetlink_acct")
-    return Rejected(message)
+    return failure(action, error, "load CONFIG_NETFILTER_NETLINK_ACCT: modprobe nfnetlink_acct")

@@ -5,13 +5,13 @@ pairs (macvlan, ipvlan), IFLA_LINK is the ifindex of the parent. The parent does
 """
 
 import contextlib
-import errno
 import socket
 import struct
 from typing import NamedTuple
 
-from ebpfproxy.errors import KernelError, NotFound, Rejected
+from ebpfproxy.errors import NotFound
 from ebpfproxy.linux.netlink import links, netlink, rtnetlink
+from ebpfproxy.linux.netlink.netlink import rejecting
 from ebpfproxy.model.address import Address
 
 RTM_GETNSID = 90  # include/uapi/linux/rtnetlink.h
@@ -57,12 +57,10 @@ def are_linked_to(namespace: int) -> bool:
     `namespace`: a descriptor of the other namespace. Addresses and ifindexes do not tell whose pods those
     of several nodes on one machine are: both can be equal. Raises Rejected.
     """
-    try:
-        found = links.dump()
+    found = links.all_links()
+    with rejecting("cannot read the network namespaces of devices"):
         ids = ids_of(namespace)
-    except OSError as error:
-        raise Rejected(f"cannot read the network devices: {error.strerror or error}") from error
-    return any(rtnetlink.link(each).attributes.get(rtnetlink.IFLA_LINK_NETNSID) in ids for each in found)
+    return any(each.attributes.get(rtnetlink.IFLA_LINK_NETNSID) in ids for each in found)
 
 
 def ids_of(namespace: int) -> frozenset[bytes]:
@@ -71,7 +69,7 @@ def ids_of(namespace: int) -> frozenset[bytes]:
     The kernel assigns the number when it first shows a device with it, so dump the devices before. Raises
     OSError.
     """
-    wanted = bytes(_GENERAL_SIZE) + netlink.attribute(NETNSA_FD, struct.pack("=I", namespace))
+    wanted = bytes(_GENERAL_SIZE) + netlink.encoded({NETNSA_FD: namespace})
     return frozenset(
         value
         for each in netlink.get(socket.NETLINK_ROUTE, RTM_GETNSID, wanted)
@@ -85,14 +83,8 @@ def _counterpart(ifindex: int) -> int:
 
     Raises NotFound if the device does not exist, else Rejected.
     """
-    try:
-        answers = netlink.get(
-            socket.NETLINK_ROUTE, rtnetlink.RTM_GETLINK, rtnetlink.LINK.pack(0, 0, ifindex, 0, 0)
-        )
-    except OSError as error:
-        kind: type[KernelError] = NotFound if error.errno == errno.ENODEV else Rejected
-        raise kind(f"cannot read the network device {ifindex}: {error.strerror or error}") from error
-    for link in map(rtnetlink.link, answers):
-        if rtnetlink.IFLA_LINK in link.attributes:
-            return netlink.number(link.attributes[rtnetlink.IFLA_LINK])
-    return ifindex
+    with rejecting(f"cannot read the network device {ifindex}"):
+        link = rtnetlink.find_link(ifindex=ifindex)
+    if link is None:
+        raise NotFound(f"network device {ifindex} does not exist")
+    return link.linked if rtnetlink.IFLA_LINK in link.attributes else ifindex

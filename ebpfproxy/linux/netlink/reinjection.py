@@ -22,13 +22,10 @@ Sources: net/ipv4/fib_frontend.c, ip_route_input_slow() of net/ipv4/route.c, Doc
 ip-sysctl.rst. All functions act in the calling thread's network namespace.
 """
 
-import errno
-import socket
-from typing import NamedTuple
-
-from ebpfproxy.errors import AlreadyExists, KernelError, Rejected
+from ebpfproxy.errors import AlreadyExists, Rejected
 from ebpfproxy.linux import sysctl
-from ebpfproxy.linux.netlink import iproute, netlink, rtnetlink
+from ebpfproxy.linux.netlink import iproute, rtnetlink
+from ebpfproxy.linux.netlink.rtnetlink import Link
 
 DEVICE = "ebpfproxy0"
 """The device at whose ingress packets enter the stack."""
@@ -50,17 +47,6 @@ ADDRESS = "127.235.0.1"
 
 SYSCTLS = {"rp_filter": "2", "accept_local": "1", "route_localnet": "1"}
 """The settings of DEVICE below net/ipv4/conf."""
-
-
-class _Device(NamedTuple):
-    """`peer` is the ifindex of a veth's peer, 0 if the peer is in another network namespace."""
-
-    ifindex: int
-    kind: str
-    peer: int
-    up: bool
-    mtu: int
-    mac: bytes
 
 
 def ensure_pair() -> int:
@@ -85,7 +71,7 @@ def ensure_pair() -> int:
     for setting, value in SYSCTLS.items():
         sysctl.ensure(f"net/ipv4/conf/{DEVICE}/{setting}", value)
     device, peer = pair
-    _ensure_address(device.ifindex)
+    iproute.ensure_address(DEVICE, device.ifindex, ADDRESS)
     _repair(DEVICE, device, MAC)
     _repair(PEER, peer, peer.mac)
     return device.ifindex
@@ -105,21 +91,26 @@ def remove_pair() -> bool:
 
 def has_pair() -> bool:
     """Whether `remove_pair` would delete anything. Raises Rejected."""
-    return any(device and device.kind == "veth" for device in map(_find, (DEVICE, PEER)))
+    return any(device and device.kind == "veth" for device in map(iproute.find, (DEVICE, PEER)))
 
 
-def _pair() -> tuple[_Device, _Device] | None:
+def _pair() -> tuple[Link, Link] | None:
     """DEVICE and PEER, if both exist and are peers of each other."""
-    device, peer = _find(DEVICE), _find(PEER)
+    device, peer = iproute.find(DEVICE), iproute.find(PEER)
     if device is None or peer is None or (device.kind, peer.kind) != ("veth", "veth"):
         return None
-    return (device, peer) if (device.peer, peer.peer) == (peer.ifindex, device.ifindex) else None
+    return (device, peer) if (_peer(device), _peer(peer)) == (peer.ifindex, device.ifindex) else None
+
+
+def _peer(device: Link) -> int:
+    """The ifindex of a veth's peer, 0 if the peer is in another network namespace."""
+    return 0 if rtnetlink.IFLA_LINK_NETNSID in device.attributes else device.linked
 
 
 def _create_pair() -> None:
     """Create the pair, down, so that it sends nothing before `_quiet_ipv6`. Deletes parts of other pairs."""
     for name in (DEVICE, PEER):
-        existing = _find(name)
+        existing = iproute.find(name)
         if existing and existing.kind != "veth":
             raise AlreadyExists(
                 f"device {name} is another program's, of kind {existing.kind or 'unknown'}",
@@ -131,7 +122,7 @@ def _create_pair() -> None:
         changes.link("add", ifname=DEVICE, kind="veth", address=MAC.hex(":"), mtu=MTU, peer=peer)
 
 
-def _repair(name: str, device: _Device, mac: bytes) -> None:
+def _repair(name: str, device: Link, mac: bytes) -> None:
     wanted: dict[str, object] = {}
     if device.mtu != MTU:
         wanted["mtu"] = MTU
@@ -140,32 +131,7 @@ def _repair(name: str, device: _Device, mac: bytes) -> None:
     if not device.up:
         wanted["state"] = "up"
     if wanted:
-        with iproute.opened(f"cannot configure the device {name}") as changes:
-            changes.link("set", index=device.ifindex, **wanted)
-
-
-def _ensure_address(ifindex: int) -> None:
-    if not _has_address(ifindex):
-        with iproute.opened(f"cannot add the address {ADDRESS} to {DEVICE}") as changes:
-            changes.addr("add", index=ifindex, address=ADDRESS, prefixlen=32, scope=rtnetlink.RT_SCOPE_HOST)
-
-
-def _has_address(ifindex: int) -> bool:
-    wanted = ifindex, socket.inet_aton(ADDRESS)
-    try:
-        body = rtnetlink.ADDRESS.pack(socket.AF_INET, 0, 0, 0, ifindex)
-        messages = netlink.dump(socket.NETLINK_ROUTE, rtnetlink.RTM_GETADDR, body, strict=True)
-    except OSError as error:
-        if error.errno == errno.ENODEV:
-            return False
-        raise Rejected(f"cannot read the addresses of {DEVICE}: {error.strerror or error}") from error
-    return any(_address(message) == wanted for message in messages)
-
-
-def _address(message: bytes) -> tuple[int, bytes]:
-    """The ifindex and the address in a message. A kernel before 4.20 returns those of all devices."""
-    _, _, _, _, ifindex = rtnetlink.ADDRESS.unpack_from(message)
-    return ifindex, dict(netlink.attributes(message, rtnetlink.ADDRESS.size)).get(rtnetlink.IFA_LOCAL, b"")
+        iproute.configure(name, **wanted)
 
 
 def _quiet_ipv6(name: str) -> None:
@@ -177,34 +143,5 @@ def _quiet_ipv6(name: str) -> None:
 
 def _remove(name: str) -> bool:
     """Delete the veth of that name with its peer; return whether it existed."""
-    device = _find(name)
-    if device is None or device.kind != "veth":
-        return False
-    try:
-        with iproute.opened(f"cannot delete the device {name}") as changes:
-            changes.link("del", index=device.ifindex)
-    except KernelError:
-        if _find(name) is not None:
-            raise
-        return False  # another program deleted it since `_find`
-    return True
-
-
-def _find(name: str) -> _Device | None:
-    try:
-        link = rtnetlink.link_named(name)
-    except OSError as error:
-        raise Rejected(f"cannot read the device {name}: {error.strerror or error}") from error
-    return _device(link) if link else None
-
-
-def _device(link: rtnetlink.Link) -> _Device:
-    peer_elsewhere = rtnetlink.IFLA_LINK_NETNSID in link.attributes
-    return _Device(
-        ifindex=link.ifindex,
-        kind=link.kind,
-        peer=0 if peer_elsewhere else netlink.number(link.attributes.get(rtnetlink.IFLA_LINK)),
-        up=link.up,
-        mtu=netlink.number(link.attributes.get(rtnetlink.IFLA_MTU)),
-        mac=link.attributes.get(rtnetlink.IFLA_ADDRESS, b""),
-    )
+    device = iproute.find(name)
+    return device is not None and device.kind == "veth" and iproute.delete(name, device.ifindex)

@@ -10,8 +10,8 @@ import struct
 import sys
 from typing import NamedTuple
 
-from ebpfproxy.errors import Rejected
-from ebpfproxy.linux.netlink import links, netlink, rtnetlink
+from ebpfproxy.linux.netlink import links, netlink
+from ebpfproxy.linux.netlink.netlink import rejecting
 from ebpfproxy.model.device import ETHERNET
 
 _IFLA_XDP = 43
@@ -44,19 +44,14 @@ class XdpDevice(NamedTuple):
 
 def devices() -> dict[int, XdpDevice]:
     """Every device with Ethernet frames, by ifindex. Raises Rejected."""
-    try:
-        found = [rtnetlink.link(payload) for payload in links.dump()]
-    except OSError as error:
-        raise Rejected(f"cannot read the network devices: {error.strerror or error}") from error
-    below = {
-        netlink.number(link.attributes.get(rtnetlink.IFLA_LINK)) for link in found if link.kind == "vlan"
-    }
+    found = links.all_links()
+    below = {link.linked for link in found if link.kind == "vlan"}
     return {
         link.ifindex: XdpDevice(
             link.ifindex,
-            netlink.text(link.attributes.get(rtnetlink.IFLA_IFNAME)),
+            link.name,
             link.kind,
-            link.attributes.get(rtnetlink.IFLA_ADDRESS, b""),
+            link.mac,
             _programs(link.attributes.get(_IFLA_XDP, b"")),
             link.ifindex in below,
         )
@@ -82,13 +77,11 @@ def features() -> dict[int, int]:
     SENDS depends on the peer of a veth device. For other drivers it may depend on an attached program. Empty
     if the kernel does not report features (before Linux 6.3). Raises Rejected.
     """
-    try:
+    with rejecting("cannot read the XDP features of devices"):
         family = _family()
         if not family:
             return {}
         payloads = netlink.dump(_NETLINK_GENERIC, family, _GENERIC.pack(_DEV_GET, 1))
-    except OSError as error:
-        raise Rejected(f"cannot read the XDP features of devices: {error.strerror or error}") from error
     found = (dict(netlink.attributes(payload, _GENERIC.size)) for payload in payloads)
     return {
         netlink.number(each.get(_IFINDEX)): int.from_bytes(each.get(_FEATURES, b""), sys.byteorder)
@@ -98,7 +91,7 @@ def features() -> dict[int, int]:
 
 def _family() -> int:
     """The id of the generic netlink family netdev. 0 if the kernel has none."""
-    request = _GENERIC.pack(_GET_FAMILY, 1) + netlink.attribute(_FAMILY_NAME, b"netdev\0")
+    request = _GENERIC.pack(_GET_FAMILY, 1) + netlink.encoded({_FAMILY_NAME: "netdev"})
     try:
         replies = netlink.get(_NETLINK_GENERIC, _CONTROLLER, request)
     except OSError as error:

@@ -76,12 +76,12 @@ def read(node: int, owner: _Owner | None, cookie: Callable[[], int]) -> Namespac
 
     `node`: a descriptor of the node's namespace. Raises KernelError or OSError.
     """
-    dumped = links.dump()
-    link, is_linked, outer = _links(dumped, node)
+    found = links.all_links()
+    link, is_linked, outer = _links(found, node)
     pod = owner.pod if owner and (owner.by_node or link is Link.NODE) else ""
     if not is_linked and not pod:
         return None
-    devices = links.with_addresses(dumped)
+    devices = links.devices(found, rtnetlink.addresses())
     up = tuple(each for each in devices if each.up and each.link_type != LOOPBACK)
     addresses = frozenset(address for each in devices for address in each.addresses)
     families = {family(each) for device in up for each in device.addresses}
@@ -120,18 +120,18 @@ def pod_of(process: Path) -> str:
     return match[1].replace("_", "-") if match else ""
 
 
-def _links(dumped: list[bytes], node: int) -> tuple[Link, bool, frozenset[int]]:
+def _links(found: list[rtnetlink.Link], node: int) -> tuple[Link, bool, frozenset[int]]:
     """Where the devices lead, whether one of them leads to the node, and their peers there, by ifindex."""
     ids = pod_devices.ids_of(node)
     outer, seen = set(), set()
-    for device in map(rtnetlink.link, dumped):
+    for device in found:
         number = device.attributes.get(rtnetlink.IFLA_LINK_NETNSID)
         if number is None:
             continue
         seen.add(number in ids)
         if number in ids and device.kind in PAIRS:
             # A kernel before feadc4b6cf42 (5.13) omits IFLA_LINK if both are equal.
-            outer.add(netlink.number(device.attributes.get(rtnetlink.IFLA_LINK)) or device.ifindex)
+            outer.add(device.linked or device.ifindex)
     link = Link.ELSEWHERE if False in seen else Link.NODE if seen else Link.NONE
     return link, True in seen, frozenset(outer)
 
@@ -139,10 +139,9 @@ def _links(dumped: list[bytes], node: int) -> tuple[Link, bool, frozenset[int]]:
 def _special(families: set[Family], device: Device) -> Iterator[str]:
     """Why packets to a frontend may take another way than those to an endpoint."""
     for ip_family in sorted(families, key=lambda each: each.value):
-        number = socket.AF_INET if ip_family is Family.IPV4 else socket.AF_INET6
-        if _has_rules(number):
+        if _has_rules(rtnetlink.NUMBERS[ip_family]):
             yield f"{ip_family.value} has policy routing"
-        if reason := _unusual_routes(number, device.ifindex):
+        if reason := _unusual_routes(ip_family, device.ifindex):
             yield f"{ip_family.value} {reason}"
     for ip_family in Family:
         for table in sorted(legacy.tables(ip_family)):
@@ -161,21 +160,15 @@ def _has_rules(number: int) -> bool:
     return False
 
 
-def _unusual_routes(number: int, device: int) -> str:
+def _unusual_routes(of: Family, device: int) -> str:
     """Why the main table does not send all packets to the device; "" if it does."""
-    request = rtnetlink.ROUTE.pack(number, 0, 0, 0, rtnetlink.RT_TABLE_MAIN, 0, 0, 0, 0)
     has_default = False
-    for route in netlink.dump(socket.NETLINK_ROUTE, rtnetlink.RTM_GETROUTE, request, strict=True):
-        _, length, _, _, table, _, _, kind, flags = rtnetlink.ROUTE.unpack_from(route)
-        attributes = dict(netlink.attributes(route, rtnetlink.ROUTE.size))
-        table = netlink.number(attributes.get(rtnetlink.RTA_TABLE)) or table
-        is_other = netlink.number(attributes.get(rtnetlink.RTA_PRIORITY)) == _NOT_A_ROUTE
-        if table != rtnetlink.RT_TABLE_MAIN or flags & links.RTM_F_CLONED or is_other:
+    for route in rtnetlink.routes(rtnetlink.RT_TABLE_MAIN, of=[of]):
+        if route.metric == _NOT_A_ROUTE:
             continue
-        if kind not in _ORDINARY_ROUTES:
+        if route.kind not in _ORDINARY_ROUTES:
             return "has a route that rejects packets"
-        uses_device = netlink.number(attributes.get(rtnetlink.RTA_OIF)) == device
-        has_default = has_default or (not length and uses_device)
+        has_default = has_default or (not route.length and route.hop.ifindex == device)
     return "" if has_default else "has no default route"
 
 

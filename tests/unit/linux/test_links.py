@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebpfproxy.errors import Rejected
-from ebpfproxy.linux.netlink import links, netlink, rtnetlink_watch
+from ebpfproxy.linux.netlink import links, netlink, rtnetlink, rtnetlink_watch
 from ebpfproxy.model.address import format_address
 from ebpfproxy.model.device import Device
 
@@ -58,13 +58,21 @@ def hop(index: int, gateway: bytes) -> bytes:
 DST, OIF, GATEWAY, PREFSRC, MULTIPATH, TABLE, VIA = 1, 4, 5, 7, 9, 15, 18
 
 
+def devices(found: list[bytes], *addresses: bytes) -> tuple[Device, ...]:
+    return links.devices(map(rtnetlink.link, found), rtnetlink.decoded_addresses(addresses))
+
+
+def default_devices(*routes: bytes) -> set[int]:
+    return links.default_devices(map(rtnetlink.route, routes))
+
+
 def owned(*messages: bytes) -> list[str]:
-    device = links.devices([link(1, "n0")], messages, [])[0]
+    (device,) = devices([link(1, "n0")], *messages)
     return [format_address(one) for one in device.addresses]
 
 
 def test_a_device_is_decoded_from_its_message_with_the_kind_of_its_master() -> None:
-    found = links.devices([link(7, "eth0", master=3, up=False), link(3, "br0", "bridge")], [], [])
+    found = devices([link(7, "eth0", master=3, up=False), link(3, "br0", "bridge")])
     assert found == (
         Device(3, "br0", "bridge", 1, True),
         Device(7, "eth0", "", 1, False, 3, "bridge"),
@@ -72,11 +80,11 @@ def test_a_device_is_decoded_from_its_message_with_the_kind_of_its_master() -> N
 
 
 def test_a_missing_master_has_no_kind() -> None:
-    assert links.devices([link(7, "eth0", master=3)], [], []) == (Device(7, "eth0", "", 1, True, 3, ""),)
+    assert devices([link(7, "eth0", master=3)]) == (Device(7, "eth0", "", 1, True, 3, ""),)
 
 
 def test_addresses_of_a_missing_device_are_ignored() -> None:
-    assert links.devices([], [address(9, bytes([10, 0, 0, 1]))], []) == ()
+    assert devices([], address(9, bytes([10, 0, 0, 1]))) == ()
 
 
 def test_addresses_are_sorted_by_preference_and_unusable_ones_are_skipped() -> None:
@@ -99,26 +107,22 @@ def test_on_a_point_to_point_device_the_local_address_is_used() -> None:
 
 
 def test_default_routes_use_their_device_or_each_of_their_hops() -> None:
-    assert links.default_devices(
-        [
-            route(netlink.attribute(OIF, number(4))),
-            route(netlink.attribute(MULTIPATH, hop(5, bytes(4)) + hop(6, bytes(16)))),
-            route(netlink.attribute(OIF, number(7)), netlink.attribute(TABLE, number(254)), family=INET6),
-        ]
+    assert default_devices(
+        route(netlink.attribute(OIF, number(4))),
+        route(netlink.attribute(MULTIPATH, hop(5, bytes(4)) + hop(6, bytes(16)))),
+        route(netlink.attribute(OIF, number(7)), netlink.attribute(TABLE, number(254)), family=INET6),
     ) == {4, 5, 6, 7}
 
 
 def test_other_routes_and_other_tables_do_not_count() -> None:
     oif = netlink.attribute(OIF, number(4))
     assert (
-        links.default_devices(
-            [
-                route(oif, length=8),
-                route(oif, table=255),
-                route(oif, netlink.attribute(TABLE, number(1000)), table=252),  # RT_TABLE_COMPAT
-                route(oif, kind=7),  # RTN_UNREACHABLE
-                route(),
-            ]
+        default_devices(
+            route(oif, length=8),
+            route(oif, table=255),
+            route(oif, netlink.attribute(TABLE, number(1000)), table=252),  # RT_TABLE_COMPAT
+            route(oif, kind=7),  # RTN_UNREACHABLE
+            route(),
         )
         == set()
     )
@@ -126,11 +130,11 @@ def test_other_routes_and_other_tables_do_not_count() -> None:
 
 def test_a_malformed_hop_ends_the_list() -> None:
     broken = struct.pack("=HBBi", 0, 0, 0, 6)
-    assert links.default_devices([route(netlink.attribute(MULTIPATH, hop(5, bytes(4)) + broken))]) == {5}
+    assert default_devices(route(netlink.attribute(MULTIPATH, hop(5, bytes(4)) + broken))) == {5}
 
 
 def preferred(*routes: bytes) -> dict[int, list[str]]:
-    found = links.preferred_sources(routes).items()
+    found = links.preferred_sources(map(rtnetlink.route, routes)).items()
     return {ifindex: [f"{net} {format_address(source)}" for net, source in each] for ifindex, each in found}
 
 
@@ -173,7 +177,10 @@ def test_routes_of_the_kernel_and_other_types_have_no_preferred_source() -> None
 
 @given(st.binary(max_size=120), st.binary(max_size=120), st.binary(max_size=120))
 def test_junk_in_the_attributes_raises_nothing(one: bytes, two: bytes, three: bytes) -> None:
-    links.devices([link(1, "n0") + one], [address(1, bytes(4)) + two], [route(three)])
+    found = rtnetlink.link(link(1, "n0") + one)
+    links.devices(
+        [found], rtnetlink.decoded_addresses([address(1, bytes(4)) + two]), [rtnetlink.route(route(three))]
+    )
 
 
 def test_only_notifications_about_devices_are_relevant() -> None:

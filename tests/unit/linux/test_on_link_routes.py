@@ -3,7 +3,7 @@
 import pytest
 
 from ebpfproxy.linux.netlink import netlink, on_link_routes, rtnetlink
-from ebpfproxy.linux.netlink.local_routes import PROTOCOL
+from ebpfproxy.linux.netlink.rtnetlink import PROTOCOL
 from ebpfproxy.model.address import Network, format_network, parse_address, parse_network
 from ebpfproxy.model.device import OnLinkRoute
 from tests.unit.linux.test_links import INET6, number
@@ -42,18 +42,20 @@ def route(
     return message
 
 
+def of_devices(*routes: bytes) -> dict[int, tuple[OnLinkRoute, ...]]:
+    return on_link_routes.of_devices(map(rtnetlink.route, routes))
+
+
 def networks_of(*routes: bytes) -> dict[int, list[str]]:
-    found = on_link_routes.of_devices(routes)
+    found = of_devices(*routes)
     return {ifindex: [format_network(each.network) for each in entries] for ifindex, entries in found.items()}
 
 
 def test_routes_without_a_gateway_are_on_link() -> None:
-    assert on_link_routes.of_devices(
-        [
-            route("192.0.2.0/24", source="192.0.2.1"),
-            route("192.0.2.0/24", table=OTHER),
-            route("fd00::/64", ifindex=5),
-        ]
+    assert of_devices(
+        route("192.0.2.0/24", source="192.0.2.1"),
+        route("192.0.2.0/24", table=OTHER),
+        route("fd00::/64", ifindex=5),
     ) == {
         4: (
             OnLinkRoute(MAIN, parse_network("192.0.2.0/24"), parse_address("192.0.2.1")),
@@ -87,14 +89,12 @@ def test_only_the_preferred_route_to_a_network_counts() -> None:
 
 
 def test_more_specific_routes_of_the_same_table_are_holes() -> None:
-    (found,) = on_link_routes.of_devices(
-        [
-            route("192.0.0.0/16"),
-            route("192.0.2.0/24", gateway="192.0.0.1"),
-            route("192.0.3.0/24", gateway="192.0.0.1", table=OTHER),
-            route("192.0.4.9/32", gateway="192.0.0.1"),
-            route("10.0.0.0/24", gateway="192.0.0.1"),
-        ]
+    (found,) = of_devices(
+        route("192.0.0.0/16"),
+        route("192.0.2.0/24", gateway="192.0.0.1"),
+        route("192.0.3.0/24", gateway="192.0.0.1", table=OTHER),
+        route("192.0.4.9/32", gateway="192.0.0.1"),
+        route("10.0.0.0/24", gateway="192.0.0.1"),
     )[4]
     assert found.holes == (Network(parse_address("192.0.2.0"), 96 + 24),)
 

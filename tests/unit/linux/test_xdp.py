@@ -40,7 +40,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[int, xdp.XdpDevice]:
         _link(5, "wg0", "wireguard", _NONE),
         _link(6, "eth1", "", ETHERNET, _xdp(generic=72, offloaded=73)),
     ]
-    monkeypatch.setattr(links, "dump", lambda: payloads)
+    monkeypatch.setattr(links, "all_links", lambda: list(map(rtnetlink.link, payloads)))
     return xdp.devices()
 
 

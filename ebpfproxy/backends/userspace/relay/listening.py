@@ -118,8 +118,7 @@ def _is_local(client: Client) -> bool:
     OSError.
     """
     host, _, zone = client.address.partition("%")
-    number = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return rtnetlink.is_local(number, socket.inet_pton(number, host), client.interface if zone else 0)
+    return rtnetlink.is_local(parse_address(host), client.interface if zone else 0)
 
 
 def other_interfaces(pods: Pods) -> list[int]:
