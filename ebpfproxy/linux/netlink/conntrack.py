@@ -22,7 +22,9 @@ from typing import NamedTuple
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux import sysctl
 from ebpfproxy.linux.netlink import netlink
-from ebpfproxy.model.address import V4_PREFIX, Address, Family, Protocol, family, format_endpoint
+from ebpfproxy.linux.netlink.netlink import encoded
+from ebpfproxy.linux.netlink.rtnetlink import NUMBERS, mapped, raw
+from ebpfproxy.model.address import Address, Family, Protocol, family, format_endpoint
 from ebpfproxy.model.connection import Connection
 
 NETLINK_NETFILTER = 12
@@ -48,13 +50,9 @@ IPS_SRC_NAT = 1 << 4
 IPS_DST_NAT = 1 << 5
 
 TCP_CONNTRACK_ESTABLISHED = 3
-_BE_LIBERAL = struct.pack(
-    "=BB", 1 << 3, 1 << 3
-)  # struct nf_ct_tcp_flags: IP_CT_TCP_FLAG_BE_LIBERAL, and mask
+_BE_LIBERAL = bytes([1 << 3, 1 << 3])  # struct nf_ct_tcp_flags: IP_CT_TCP_FLAG_BE_LIBERAL, and mask
 
-_NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _ADDRESSES = {int(socket.AF_INET): (1, 2), int(socket.AF_INET6): (3, 4)}  # CTA_IP_V4_SRC and so on
-_FLAGS = struct.Struct("=I")
 
 
 class Flow(NamedTuple):
@@ -104,7 +102,7 @@ def flows(protocol: Protocol, of: Family | None = None) -> Iterator[Flow]:
     """
     payloads: list[bytes] = []
     for each in [of] if of else list(Family):
-        payloads += _dump(_NUMBERS[each], _with_protocol(protocol))
+        payloads += _dump(NUMBERS[each], _with_protocol(protocol))
     return (flow for flow in map(_flow, payloads) if flow and flow.protocol is protocol)
 
 
@@ -134,7 +132,7 @@ def find(connection: Connection) -> Flow | None:
 
     Raises the errors of `flows`.
     """
-    body = HEAD.pack(_NUMBERS[family(connection.client[0])], 0, 0) + tuple_attribute(
+    body = HEAD.pack(NUMBERS[family(connection.client[0])], 0, 0) + tuple_attribute(
         CTA_TUPLE_ORIG, connection.protocol, connection.client, connection.frontend
     )
     try:
@@ -193,25 +191,24 @@ def track_tcp(
     Raises Unsupported like `flows`, else Rejected.
     """
     timeout = int(sysctl.read("net/netfilter/nf_conntrack_tcp_timeout_established"))
-    state = (
-        netlink.attribute(CTA_STATUS, (IPS_CONFIRMED | IPS_SEEN_REPLY | IPS_ASSURED).to_bytes(4))
-        + netlink.attribute(CTA_TIMEOUT, timeout.to_bytes(4))
-        + nested(
-            CTA_PROTOINFO,
-            nested(
-                CTA_PROTOINFO_TCP,
-                netlink.attribute(CTA_TCP_STATE, bytes([TCP_CONNTRACK_ESTABLISHED])),
-                netlink.attribute(CTA_TCP_FLAGS_ORIGINAL, _BE_LIBERAL),
-                netlink.attribute(CTA_TCP_FLAGS_REPLY, _BE_LIBERAL),
-            ),
-        )
+    tcp = {
+        CTA_TCP_STATE: bytes([TCP_CONNTRACK_ESTABLISHED]),
+        CTA_TCP_FLAGS_ORIGINAL: _BE_LIBERAL,
+        CTA_TCP_FLAGS_REPLY: _BE_LIBERAL,
+    }
+    state = encoded(
+        {
+            CTA_STATUS: (IPS_CONFIRMED | IPS_SEEN_REPLY | IPS_ASSURED).to_bytes(4),
+            CTA_TIMEOUT: timeout.to_bytes(4),
+            CTA_PROTOINFO | NESTED: {CTA_PROTOINFO_TCP | NESTED: tcp},
+        }
     )
     flags = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
     requests = [
         netlink.Request(
             NEW,
             flags,
-            HEAD.pack(_NUMBERS[family(client[0])], 0, 0)
+            HEAD.pack(NUMBERS[family(client[0])], 0, 0)
             + tuple_attribute(CTA_TUPLE_ORIG, Protocol.TCP, client, server)
             + tuple_attribute(CTA_TUPLE_REPLY, Protocol.TCP, server, client)
             + state,
@@ -235,7 +232,7 @@ def nat_in_use(of: Family | None = None) -> bool:
 
     Takes 4 µs for each such flow. Raises the errors of `flows`.
     """
-    number = _NUMBERS[of] if of else socket.AF_UNSPEC
+    number = NUMBERS[of] if of else socket.AF_UNSPEC
     return any(
         _status(payload) & bit
         for bit in (IPS_SRC_NAT, IPS_DST_NAT)
@@ -243,31 +240,22 @@ def nat_in_use(of: Family | None = None) -> bool:
     )
 
 
-def nested(kind: int, *attributes: bytes) -> bytes:
-    """An attribute that contains other attributes."""
-    return netlink.attribute(kind | NESTED, b"".join(attributes))
-
-
 def tuple_attribute(
     kind: int, protocol: int, source: tuple[Address, int], target: tuple[Address, int]
 ) -> bytes:
     """CTA_TUPLE_ORIG or CTA_TUPLE_REPLY; ports in host order."""
-    of = family(source[0])
-    skip = len(V4_PREFIX) if of is Family.IPV4 else 0
-    from_, to = _ADDRESSES[_NUMBERS[of]]
-    return nested(
-        kind,
-        nested(
-            CTA_TUPLE_IP,
-            netlink.attribute(from_, source[0][skip:]),
-            netlink.attribute(to, target[0][skip:]),
-        ),
-        nested(
-            CTA_TUPLE_PROTO,
-            netlink.attribute(CTA_PROTO_NUM, protocol.to_bytes(1)),
-            netlink.attribute(CTA_PROTO_SRC_PORT, source[1].to_bytes(2)),
-            netlink.attribute(CTA_PROTO_DST_PORT, target[1].to_bytes(2)),
-        ),
+    from_, to = _ADDRESSES[NUMBERS[family(source[0])]]
+    return encoded(
+        {
+            kind | NESTED: {
+                CTA_TUPLE_IP | NESTED: {from_: raw(source[0]), to: raw(target[0])},
+                CTA_TUPLE_PROTO | NESTED: {
+                    CTA_PROTO_NUM: protocol.to_bytes(1),
+                    CTA_PROTO_SRC_PORT: source[1].to_bytes(2),
+                    CTA_PROTO_DST_PORT: target[1].to_bytes(2),
+                },
+            }
+        }
     )
 
 
@@ -280,14 +268,17 @@ def _dump(number: int, conditions: bytes) -> list[bytes]:
 
 
 def _with_protocol(protocol: Protocol) -> bytes:
-    number = netlink.attribute(CTA_PROTO_NUM, protocol.to_bytes(1))
-    flags = netlink.attribute(_FILTER_ORIG_FLAGS, _FLAGS.pack(_BY_PROTOCOL))
-    return nested(CTA_TUPLE_ORIG, nested(CTA_TUPLE_PROTO, number)) + nested(CTA_FILTER, flags)
+    number = {CTA_PROTO_NUM: protocol.to_bytes(1)}
+    return encoded(
+        {
+            CTA_TUPLE_ORIG | NESTED: {CTA_TUPLE_PROTO | NESTED: number},
+            CTA_FILTER | NESTED: {_FILTER_ORIG_FLAGS: _BY_PROTOCOL},
+        }
+    )
 
 
 def _with_status(bit: int) -> bytes:
-    value = bit.to_bytes(4)
-    return netlink.attribute(CTA_STATUS, value) + netlink.attribute(CTA_STATUS_MASK, value)
+    return encoded({CTA_STATUS: bit.to_bytes(4), CTA_STATUS_MASK: bit.to_bytes(4)})
 
 
 def _deletion(flow: Flow) -> bytes:
@@ -301,7 +292,7 @@ def _deletion(flow: Flow) -> bytes:
 def _by_reply(protocol: Protocol, source: tuple[Address, int], to: tuple[Address, int], zone: int) -> bytes:
     """The body of a request for the entry with this reply tuple. Without one it would affect all entries."""
     return (
-        HEAD.pack(_NUMBERS[family(source[0])], 0, 0)
+        HEAD.pack(NUMBERS[family(source[0])], 0, 0)
         + tuple_attribute(CTA_TUPLE_REPLY, protocol, source, to)
         + netlink.attribute(CTA_ZONE, zone.to_bytes(2))
     )
@@ -359,19 +350,15 @@ def _direction(
         return None
     return (
         protocol,
-        _address(addresses[source]),
+        mapped(addresses[source]),
         _number(ports.get(CTA_PROTO_SRC_PORT)),
-        _address(addresses[destination]),
+        mapped(addresses[destination]),
         _number(ports.get(CTA_PROTO_DST_PORT)),
         _number(attributes.get(CTA_TUPLE_ZONE)),
     )
 
 
 _PROTOCOLS = {protocol.to_bytes(1): protocol for protocol in Protocol}
-
-
-def _address(value: bytes) -> Address:
-    return Address(V4_PREFIX + value if len(value) == 4 else value)
 
 
 def _number(value: bytes | None) -> int:

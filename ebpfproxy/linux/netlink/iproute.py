@@ -5,7 +5,8 @@ and 0.06 s. The complete package takes 11 MB and 0.13 s.
 
 Each IPRoute of pyroute2 0.9 runs its own asyncio loop. Therefore it works only in the thread that opened it,
 and not in a thread that runs another loop. Opening one takes 0.3 ms, a request 0.5 ms. It acts in the network
-namespace of the thread at the time of opening.
+namespace of the thread at the time of opening. It starts no threads and leaves nothing open, so it may also
+act in the namespace of a pod.
 """
 
 import contextlib

@@ -63,8 +63,7 @@ def in_namespace(descriptor: int) -> Iterator[None]:
     """Run the block in the network namespace of `descriptor`, then return to the thread's own.
 
     setns(2) moves only the calling thread. Sockets keep the namespace in which they are created, and threads
-    that are started in the block stay in the namespace. So run no event loop and use no shared thread pool in
-    the block.
+    that are started in the block stay in the namespace. So use no shared thread pool in the block.
 
     Raises the errors of `netns.enter`: without CAP_SYS_ADMIN, or if `descriptor` is not a network namespace.
     """

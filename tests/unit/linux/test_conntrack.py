@@ -40,6 +40,10 @@ def flows(draw: st.DrawFn) -> Flow:
     )
 
 
+def nested(kind: int, *attributes: bytes) -> bytes:
+    return netlink.attribute(kind | conntrack.NESTED, b"".join(attributes))
+
+
 def told(flow: Flow) -> bytes:
     """The kernel's payload for an entry: ctnetlink_fill_info()."""
     four = flow.source.startswith(V4_PREFIX)
@@ -47,7 +51,7 @@ def told(flow: Flow) -> bytes:
     def direction(kind: int, ends: tuple[tuple[Address, int], tuple[Address, int]], zone: int) -> bytes:
         whole = conntrack.tuple_attribute(kind, flow.protocol, *ends)
         own = b"" if flow.zone == flow.reply_zone or not zone else zone_of(conntrack.CTA_TUPLE_ZONE, zone)
-        return conntrack.nested(kind, whole[4:], own)
+        return nested(kind, whole[4:], own)
 
     original = (flow.source, flow.source_port), (flow.destination, flow.destination_port)
     reply = (flow.reply_source, flow.reply_source_port), (flow.reply_destination, flow.reply_destination_port)
@@ -110,10 +114,8 @@ def test_other_protocols_are_skipped_if_the_kernel_does_not_filter(
 ) -> None:
     ping = netlink.attribute(conntrack.CTA_PROTO_NUM, b"\x01")
     ends = [netlink.attribute(kind, bytes(4)) for kind in (1, 2)]
-    parts = conntrack.nested(1, *ends), conntrack.nested(2, ping)
-    icmp = (
-        conntrack.HEAD.pack(socket.AF_INET, 0, 0) + conntrack.nested(1, *parts) + conntrack.nested(2, *parts)
-    )
+    parts = nested(1, *ends), nested(2, ping)
+    icmp = conntrack.HEAD.pack(socket.AF_INET, 0, 0) + nested(1, *parts) + nested(2, *parts)
     listing(monkeypatch, told(FLOW._replace(protocol=Protocol.TCP)), icmp, told(FLOW))
     assert list(conntrack.flows(Protocol.UDP, Family.IPV4)) == [FLOW]
 
