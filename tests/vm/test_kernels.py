@@ -36,7 +36,9 @@ PARTS = {
         "test_program_costs.py",
         "test_sockets.py",
     ),
-    "links": _part("test_tc.py", "test_links.py", "test_local_addresses.py", "test_dummy.py"),
+    "links": _part(
+        "test_tc.py", "test_links.py", "test_local_addresses.py", "test_dummy.py", "test_geneve.py"
+    ),
     "direct-server-return": _part("test_dsr.py", "test_agent_dsr.py", hours=2),
     "direct-server-return-bench": _part("test_benches.py", only="direct_server_return"),
     "connect": _part("test_socket_connect.py", "test_socket_datagrams.py", "test_socket_binds.py", hours=2),

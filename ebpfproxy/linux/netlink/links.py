@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from ebpfproxy.linux.netlink import netlink, on_link_routes, rtnetlink, rtnetlink_watch
+from ebpfproxy.linux.netlink import on_link_routes, rtnetlink, rtnetlink_watch
 from ebpfproxy.linux.netlink.netlink import rejecting
 from ebpfproxy.linux.netlink.rtnetlink import DeviceAddress, Link, Route
 from ebpfproxy.model.address import V4_BITS, Address, Family, Network, family, network
@@ -122,10 +122,6 @@ def devices(
     with_default_route = default_devices(routes)
     preferred = preferred_sources(routes)
     on_link = on_link_routes.of_devices(routes)
-    masters = {
-        ifindex: netlink.number(link.attributes.get(rtnetlink.IFLA_MASTER))
-        for ifindex, link in by_ifindex.items()
-    }
     return tuple(
         Device(
             ifindex=ifindex,
@@ -133,8 +129,8 @@ def devices(
             kind=link.kind,
             link_type=link.type,
             up=link.up,
-            master=masters[ifindex],
-            master_kind=by_ifindex[masters[ifindex]].kind if masters[ifindex] in by_ifindex else "",
+            master=link.master,
+            master_kind=by_ifindex[link.master].kind if link.master in by_ifindex else "",
             addresses=tuple(addresses_by_ifindex.get(ifindex, ())),
             default_route=ifindex in with_default_route,
             peer_elsewhere=link.kind in PAIRS and rtnetlink.IFLA_LINK_NETNSID in link.attributes,

@@ -84,6 +84,11 @@ class Link(NamedTuple):
         return netlink.number(self.attributes.get(IFLA_MTU))
 
     @property
+    def master(self) -> int:
+        """The ifindex of the bridge, bond or VRF of which it is a port, 0 without one."""
+        return netlink.number(self.attributes.get(IFLA_MASTER))
+
+    @property
     def linked(self) -> int:
         """The ifindex of its peer, or of the device below it, 0 without one. It may be in another namespace:
         see IFLA_LINK_NETNSID."""
