@@ -25,7 +25,7 @@ from tests.kernel.clients import KINDS, REFUSED, SILENT, TCP, UDP, family_of
 from tests.kernel.differential import places
 
 BROKEN = "broken"
-"""The outcome of a connected UDP socket that was destroyed."""
+"""The outcome of a connected UDP socket that was destroyed, or that has no route any more."""
 
 _QUESTION = b"?"
 _PORTS = [port for port in range(1024, 1 << 16) if port not in places.PORTS]
@@ -41,7 +41,12 @@ processor, and need pauses: with EEVDF and autogroup (seen on 6.18) they did not
 processes that wake each other without a pause."""
 _NO_ANSWER = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _REJECTED = 1.0  # seconds, within which a datagram is rejected
-_ENDED = (errno.ECONNABORTED, errno.EDESTADDRREQ, errno.ENOTCONN)
+_ENDED = (
+    errno.ECONNABORTED,
+    errno.EDESTADDRREQ,
+    errno.ENOTCONN,
+    errno.EINVAL,  # mode userspace: the socket's source is 127.0.0.1, and the Service's local route is gone
+)
 _PATIENCE = 60.0  # seconds, for answers that must arrive, also on a busy machine
 _STALE = 75.0  # seconds, until the backend has deleted a stale flow; it retries after 30 seconds
 
