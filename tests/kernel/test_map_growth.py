@@ -1,6 +1,7 @@
 """Maps that grow while clients connect. No connection fails, and none ends."""
 
 import contextlib
+import itertools
 import re
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from ebpfproxy.backends.ebpf.entries import DeviceEntry, Entry, Key, ServicePort
 from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.bench.load import Load
-from ebpfproxy.errors import Rejected, TableFull
+from ebpfproxy.errors import NotYet, Rejected, TableFull
 from ebpfproxy.lab import manifests
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.bpf.loader import load_and_pin
@@ -249,6 +250,34 @@ def test_changes_that_fit_do_not_wait_for_larger_maps(monkeypatch: pytest.Monkey
             assert backend.read() == wanted
             assert backend.report().usage["services"][1] > 5
             assert len(set(place.bpffs.glob("programs-*/connect4"))) == 1
+
+
+def test_the_change_that_takes_larger_maps_into_use_is_no_longer_than_others() -> None:
+    """Regression: it applied everything that waited, for 3 s beside a tenant with large tables."""
+    can_grow, step = threading.Event(), [0.0]
+    now = itertools.count(1)
+
+    with bpf_place() as place:
+        start = {"services": 5, "slots": 16, "endpoints": 16, "flows": 16}
+        settings = EbpfSettings(place.cgroup, place.bpffs, start=start, devices=False)
+        backend = EbpfBackend(settings, Callbacks(retry=can_grow.set), lambda: next(now) * step[0])
+        backend.open()
+        with contextlib.closing(backend):
+            present: dict[Key, Entry] = {**backend.render((), NodePlan())}
+            assert not backend.apply(diff(backend.read(), present))
+            wanted = dict(present)
+            for number in range(1, 9):
+                wanted |= single(number)
+            assert backend.apply(diff(present, wanted))
+            assert can_grow.wait(60)
+            step[0] = 1.0  # each look at the clock is a second later
+            late = backend.apply(diff(backend.read(), wanted))
+            assert len(late) > 1
+            assert all(isinstance(failure, NotYet) for failure in late.values())
+            assert backend.report().usage["services"][1] > 5
+            step[0] = 0.0
+            assert not backend.apply(diff(backend.read(), wanted))
+            assert backend.read() == wanted
 
 
 def test_after_an_error_in_the_middle_of_a_growth_everything_is_opened_again(

@@ -139,6 +139,7 @@ class EbpfBackend(Backend[Key, Entry]):
         self._opened: contextlib.ExitStack | None = None  # what `close` closes, before the lock
         self._attached = Generation(self._attachments)
         self._generation: Hashable = None
+        self._is_complete = False  # whether all Services were written since `open`, also to smaller maps
         self._services_applied = False  # whether the last delta contained services only
 
     def open(self) -> None:
@@ -471,7 +472,7 @@ class EbpfBackend(Backend[Key, Entry]):
         rejected: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
-        is_limited = self._callbacks.retry and self._settled
+        is_limited = self._callbacks.retry and self._is_complete
         longest = _LONGEST if is_limited else math.inf
         services = self._table.apply(puts, drops, longest)
         self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
@@ -594,7 +595,7 @@ class EbpfBackend(Backend[Key, Entry]):
         self._migration.close()
         self._programs.settle()
         self._node.settle()
-        self._settled = True
+        self._settled = self._is_complete = True
         self._stale.look()  # endpoints may have changed while no agent ran
 
     def generation(self) -> Hashable:
@@ -625,6 +626,7 @@ class EbpfBackend(Backend[Key, Entry]):
             larger.close()
         opened, lock = self._opened, self._lock
         self._opened = self._lock = self._pod_namespaces = None
+        self._is_complete = False
         if opened:
             opened.close()
         if self._closing:

@@ -68,26 +68,21 @@ def _make(
 
 
 def refill(pins: Pins, wanted: Mapping[str, MapShape], previous: Mapping[str, Path]) -> None:
-    """Copy the contents of maps of Services again, into maps of `provide` that no program uses yet.
+    """Copy what changed in maps of Services since `provide`, into its maps, which no program uses yet.
 
     Raises KernelError.
     """
     for name in SERVICE_MAPS:
         shape, source = wanted[name], previous[name]
         target = pins.maps / shape.pin
-        if target.name == source.name:  # it stays in use
-            continue
-        with contextlib.closing(Map.pinned(target)) as made:
-            if shape.type != _ARRAY:
-                with contextlib.closing(Map.pinned(source)) as present:
-                    for key in {key for key, _ in made.items()}.difference(key for key, _ in present.items()):
-                        made.delete(key)
-            _fill(made, source, shape)
+        if target.name != source.name:  # otherwise it stays in use
+            with contextlib.closing(Map.pinned(target)) as made:
+                _fill(made, source, shape)
 
 
 def _fill(target: Map, previous: Path, shape: MapShape) -> None:
-    """Copy the entries that fit, unless the layouts differ. A failure is only logged, since only ids are
-    lost."""
+    """Let `target` have the entries that fit, unless the layouts differ. A failure is only logged, since only
+    ids are lost."""
     if layout_of(previous.name) != shape.layout:
         return
     try:
@@ -96,10 +91,15 @@ def _fill(target: Map, previous: Path, shape: MapShape) -> None:
                 with contextlib.closing(source.mapped()) as old, contextlib.closing(target.mapped()) as new:
                     size = min(len(old), len(new))
                     new[:size] = old[:size]
-            elif shape.type == _LPM_TRIE:  # before 5.17 without batches (f56407fa6e69)
-                for key, value in itertools.islice(source.items(), shape.entries):
-                    target.update(key, value)
-            else:
-                target.update_all(list(itertools.islice(source.items(), shape.entries)))
+                return
+            found, present = dict(target.items()), dict(itertools.islice(source.items(), shape.entries))
+        for key in found.keys() - present.keys():
+            target.delete(key)
+        changed = [entry for entry in present.items() if found.get(entry[0]) != entry[1]]
+        if shape.type == _LPM_TRIE:  # before 5.17 without batches (f56407fa6e69)
+            for key, value in changed:
+                target.update(key, value)
+        else:
+            target.update_all(changed)
     except KernelError as failure:
         log.error(COPY_FAILED, map=shape.name, reason=failure.message)
