@@ -359,6 +359,7 @@ class Tracker:
             self._changed.add(name)
         else:
             self._changed.discard(name)
+            self._trigger_times.pop(name, None)
 
     def _note_slice(self, name: NamespacedName, services: set[NamespacedName]) -> None:
         """Note the previous and current Service of a changed slice; none if it is as at the last drain."""

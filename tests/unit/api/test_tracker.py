@@ -452,6 +452,15 @@ def test_a_slice_that_no_longer_belongs_to_a_service_is_removed() -> None:
 # --- Trigger times ---
 
 
+def test_changes_that_cancel_out_leave_no_trigger_time() -> None:
+    tracker = tracker_with(put_slice(ip="10.1.0.1"))
+    for ip in ("10.1.0.2", "10.1.0.1"):
+        tracker.fold(put_slice(ip=ip, at=STARTED + 1))
+    assert not tracker.pending
+    tracker.fold(put_slice(ip="10.1.0.3", at=STARTED + 2))
+    assert tracker.drain().trigger_times == ((Family.IPV4, STARTED + 2),)
+
+
 def test_trigger_times_are_those_of_changes_since_the_start() -> None:
     tracker = Tracker(STARTED)
     tracker.fold(put_slice(ip="10.1.0.1", at=STARTED - 1))
