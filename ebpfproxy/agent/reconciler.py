@@ -1,6 +1,5 @@
 """The reconciler of one backend: it plans, renders, compares with the kernel, and applies the difference."""
 
-import itertools
 import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
@@ -310,16 +309,10 @@ class Reconciler(Generic[K, E]):
 
     def rejected(self) -> frozenset[PlanKey]:
         """Return the plans of which the kernel rejected entries in the last successful sync."""
-        shared = self._shared.keys() & self._rejections.keys()
-        of_several = self._keys.items() if shared else ()
-        return frozenset(
-            origin
-            for origin in itertools.chain(
-                (each for key, each in self._rejections.origins() if key in self._keys.get(each, ())),
-                (each for each, keys in of_several if not shared.isdisjoint(keys)),
-            )
-            if origin
-        )
+        found = {origin for key, origin in self._rejections.origins() if key in self._keys.get(origin, ())}
+        if shared := self._shared.keys() & self._rejections.keys():  # other plans have these entries, too
+            found |= {origin for origin, keys in self._keys.items() if not shared.isdisjoint(keys)}
+        return frozenset(origin for origin in found if origin)
 
     def holds(self, keys: Collection[K]) -> bool:
         """Return whether the kernel has the desired entries of all `keys` since the last successful sync.

@@ -46,9 +46,8 @@ class Rejections(Generic[K]):
         return ((key, each.origin) for key, each in self._rejected.items())
 
     def next(self, most: int) -> list[K]:
-        """Return up to `most` entries to retry. The first one is of another namespace at each call."""
-        if most >= len(self._rejected):
-            return list(self._rejected)
+        """Return up to `most` entries to retry. If several namespaces have some, the next call begins with
+        another one."""
         chosen: list[K] = []
         turns = {namespace: iter(keys) for namespace, keys in self._waiting.items()}
         while turns and len(chosen) < most:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpfproxy.backends.netfilter.nat_backend import families_used
+from ebpfproxy.backends.netfilter.node_support import families_used
 from ebpfproxy.config import Config
 from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Family, parse_network

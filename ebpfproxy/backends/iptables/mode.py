@@ -7,7 +7,7 @@ from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.backends.iptables import cleanup, probes
 from ebpfproxy.backends.iptables.backend import IptablesBackend
 from ebpfproxy.backends.iptables.rules import IptablesSettings
-from ebpfproxy.backends.netfilter.nat_backend import families_used
+from ebpfproxy.backends.netfilter.node_support import families_used
 from ebpfproxy.backends.netfilter.sysctls import answers_on_loopback
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context

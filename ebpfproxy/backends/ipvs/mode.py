@@ -7,7 +7,7 @@ from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.backends.ipvs import cleanup, prerequisites
 from ebpfproxy.backends.ipvs.backend import IpvsBackend
 from ebpfproxy.backends.ipvs.entries import DEFAULT_SCHEDULER, IpvsSettings
-from ebpfproxy.backends.netfilter.nat_backend import families_used
+from ebpfproxy.backends.netfilter.node_support import families_used
 from ebpfproxy.config import Config
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.balancing import Algorithm, Forwarding

@@ -1,7 +1,7 @@
 """What the modes that use the kernel's NAT share: nftables, iptables and ipvs.
 
-- `nat_backend`: the base class of their backends, which uses the other modules; the address families that a
-  node uses, and whether the kernel tracks SCTP.
+- `nat_backend`: the base class of their backends, which uses the other modules.
+- `node_support`: whether the kernel tracks SCTP, and the address families that a node uses.
 - `sysctls`: sysctls of conntrack and route_localnet.
 - `stale_conntrack`: a thread that ends stale UDP flows.
 

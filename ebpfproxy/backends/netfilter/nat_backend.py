@@ -1,22 +1,18 @@
 """What the backends that use the kernel's NAT share: sysctls, the end of stale UDP flows, and conntrack."""
 
-import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 from ebpfproxy.backends.interface import Backend, Callbacks
 from ebpfproxy.backends.netfilter import sysctls
+from ebpfproxy.backends.netfilter.node_support import sctp_is_unserved
 from ebpfproxy.backends.netfilter.stale_conntrack import SearchResult, StaleConntrack
 from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, answers_on_loopback
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
-from ebpfproxy.errors import KernelError, NotFound
-from ebpfproxy.linux import sysctl
-from ebpfproxy.linux.netlink import conntrack, local_addresses
-from ebpfproxy.model.address import Family, contains, network_family, parse_network
+from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.model.connection import Connection, Translation
-from ebpfproxy.plan.node_ports import LOOPBACK
 from ebpfproxy.plan.service_plan import Frontend, NodePlan, PlanKey, ServicePortPlan
 
 K = TypeVar("K")
@@ -111,44 +107,3 @@ def netfilter_settings(config: Config, mode: str) -> NetfilterSettings:
         udp_stream=config.conntrack_udp_timeout_stream,
         route_localnet=mode == "iptables" and answers_on_loopback(plan_context(config, mode)),
     )
-
-
-_TRACKING = "net/netfilter/nf_conntrack_max"
-_OF_SCTP = "net/netfilter/nf_conntrack_sctp_timeout_established"
-"""It exists with CONFIG_NF_CT_PROTO_SCTP (nf_conntrack_standalone.c)."""
-
-
-def sctp_is_unserved() -> str:
-    """Return why no rule can translate SCTP, "" if rules can, or if conntrack is not loaded yet.
-
-    Without connection tracking of SCTP, the kernel translates no port of it.
-    """
-    try:
-        sysctl.read(_TRACKING)
-    except KernelError:
-        return ""
-    try:
-        sysctl.read(_OF_SCTP)
-    except NotFound:
-        return "this kernel has no connection tracking of SCTP"
-    except KernelError:
-        return ""
-    return ""
-
-
-_IGNORED_NETWORKS = (*LOOPBACK, parse_network("169.254.0.0/16"), parse_network("fe80::/10"))
-
-
-def families_used(config: Config) -> frozenset[Family]:
-    """Return the families of the pod networks (--cluster-cidr), and those in which the node has an address.
-    `auto` prefers a mode that serves all of them.
-
-    Loopback and link-local addresses do not count, since a node has them even if it does not use IPv6. Empty
-    if the addresses cannot be read and no pod network is configured.
-    """
-    found = {network_family(net) for net in config.cluster_cidr}
-    with contextlib.suppress(KernelError):
-        for net in local_addresses.read():
-            if not any(contains(ignored, net.address) for ignored in _IGNORED_NETWORKS):
-                found.add(network_family(net))
-    return frozenset(found)

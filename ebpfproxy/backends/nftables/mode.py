@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Callbacks, Mode
-from ebpfproxy.backends.netfilter.nat_backend import families_used
+from ebpfproxy.backends.netfilter.node_support import families_used
 from ebpfproxy.backends.nftables import cleanup, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.settings import NftablesSettings

@@ -22,7 +22,7 @@ ASSURED = 2.5
 """Seconds after which connection tracking treats a continuing UDP flow as a stream (2 s,
 nf_conntrack_udp_packet()). Before that it may be evicted, and it ends after 30 s without a packet."""
 THIRD_SYN = 4.0
-"""Seconds in which a client sends three SYNs. A full queue of a device drops one of a busy machine's."""
+"""Seconds in which a client sends three SYNs. On a busy machine, a full queue may drop one of them."""
 ATTEMPTS = 5
 """Attempts of a UDP client: the endpoints' sockets drop datagrams during a flood."""
 

@@ -35,14 +35,14 @@ class OneDrop(FakeBackend):
 
 
 class OneTable(FakeBackend):
-    """Postpones everything. The first put has begun."""
+    """Postpones everything. The put with the greatest key has begun."""
 
-    tried: list[set[Key]]
+    tried: list[list[Key]]
 
     def apply(self, delta: Delta[Key, Entry]) -> Mapping[Key, KernelError]:
-        self.tried.append(set(delta.puts))
+        self.tried.append(list(delta.puts))
         rejected = {key: NotYet("later") for key in delta.puts}
-        rejected[min(rejected)].has_begun = True
+        rejected[max(rejected)].has_begun = True
         return rejected
 
 
@@ -118,15 +118,17 @@ def test_postponed_drops_come_into_force() -> None:
     assert not agent.served()
 
 
-def test_what_has_begun_is_retried_before_everything_else() -> None:
+@pytest.mark.parametrize("retries", [2, 100])
+def test_what_has_begun_is_retried_before_everything_else(retries: int) -> None:
     plane = OneTable()
     plane.tried = []
     agent = Agent(plane=plane)
     agent.sync(*MANY)
     for _ in range(2 * len(MANY)):
-        agent.reconciler.sync(False, 2)
-    assert all(min(plane.tried[0]) in each for each in plane.tried)
-    assert set().union(*plane.tried[1:]) == plane.tried[0]
+        agent.reconciler.sync(False, retries)
+    begun = max(plane.tried[0])
+    assert all(each[0] == begun for each in plane.tried[1:])
+    assert set().union(*plane.tried[1:]) == set(plane.tried[0])
 
 
 def test_a_rejected_entry_of_which_a_part_is_in_force_is_dropped_with_its_service() -> None:

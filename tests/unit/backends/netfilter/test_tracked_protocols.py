@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.backends.netfilter.nat_backend import sctp_is_unserved
+from ebpfproxy.backends.netfilter.node_support import sctp_is_unserved
 from ebpfproxy.linux import sysctl
 
 
