@@ -39,9 +39,14 @@ enum port_line {
 	PORTS_SCTP = 2,
 };
 
-/* `count` entries of `slots`, starting at `first`. Each entry is an endpoint id. An endpoint may
- * have several entries: by its weight, or in the table of a hash algorithm. With
- * ALGORITHM_ROUND_ROBIN the entry after the last one is the number of the next turn.
+/* Value of `slots`: the slots 2 * KEY and 2 * KEY + 1, since the kernel pads values to 8 bytes. */
+struct slot_pair {
+	__u32 endpoint_id[2];
+};
+
+/* `count` slots, starting at `first`. Each contains an endpoint id. An endpoint may have several
+ * slots: by its weight, or in the table of a hash algorithm. With ALGORITHM_ROUND_ROBIN the slot
+ * after the last one contains the number of the next turn.
  */
 struct slot_range {
 	__u32 first;

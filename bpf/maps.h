@@ -24,12 +24,14 @@
 	__attribute__((section("maps/ringbuf"))) struct name##_table_t name = {.max_entries =      \
 										   (bytes)}
 
-/* Preallocated: replacing an entry cannot fail for lack of memory. */
-PINNED("hash", struct service_key, struct service, services, SERVICES_MAX, 0);
+/* Hash maps have BPF_F_NO_PREALLOC: they take memory for entries in use, and 16 bytes for each
+ * bucket, so that they can have their final size from the start (docs/decisions/0092).
+ */
+PINNED("hash", struct service_key, struct service, services, SERVICES_MAX, BPF_F_NO_PREALLOC);
 PINNED("hash", u32, struct service_name, service_names, SERVICES_MAX, BPF_F_NO_PREALLOC);
 
 /* The control plane writes these through mmap(2), without a system call per entry. */
-PINNED("array", u32, u32, slots, SLOTS_MAX, BPF_F_MMAPABLE);
+PINNED("array", u32, struct slot_pair, slots, SLOT_PAIRS_MAX, BPF_F_MMAPABLE);
 PINNED("array", u32, struct endpoint, endpoints, ENDPOINTS_MAX, BPF_F_MMAPABLE);
 PINNED("array", u32, struct node, node, 1, BPF_F_MMAPABLE);
 
@@ -73,8 +75,8 @@ PINNED("hash", u32, struct xdp_device, xdp_devices, 4096, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 
 /* Room for FLOWS_MAX established and HALF_OPEN_ROWS * HALF_OPEN_ROW half-open flows. */
-PINNED("hash", struct flow_key, struct flow, flows, FLOW_ENTRIES_MAX, 0);
-PINNED("hash", struct flow_key, struct reply, replies, FLOW_ENTRIES_MAX, 0);
+PINNED("hash", struct flow_key, struct flow, flows, FLOW_ENTRIES_MAX, BPF_F_NO_PREALLOC);
+PINNED("hash", struct flow_key, struct reply, replies, FLOW_ENTRIES_MAX, BPF_F_NO_PREALLOC);
 PINNED("array", u32, struct half_open_row, half_open_flows, HALF_OPEN_ROWS, 0);
 /* The numbers of established flows, by enum flow_kind. The programs change them, and flows/sweep.py
  * sets them.
@@ -107,8 +109,8 @@ PINNED("lru_hash", struct fragment_key, struct fragment, fragments, 8192, 0);
  * this node, the networks of nodes from which this node accepts tunneled packets, and a cache that
  * keeps flows at their endpoint.
  */
-PINNED("hash", u32, struct tunnel, tunnels, ENDPOINTS_MAX, BPF_F_NO_PREALLOC);
-PINNED("hash", struct tunnel_endpoint, u32, tunnel_endpoints, ENDPOINTS_MAX, BPF_F_NO_PREALLOC);
+PINNED("hash", u32, struct tunnel, tunnels, TUNNELS_MAX, BPF_F_NO_PREALLOC);
+PINNED("hash", struct tunnel_endpoint, u32, tunnel_endpoints, TUNNELS_MAX, BPF_F_NO_PREALLOC);
 PINNED("lpm_trie", struct network_key, u32, tunnel_sources, 65536, BPF_F_NO_PREALLOC);
 PINNED("lru_hash", struct flow_key, struct tunneled_flow, tunneled_flows, TUNNELED_FLOWS_MAX, 0);
 

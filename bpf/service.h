@@ -122,9 +122,10 @@ static __always_inline struct endpoint *endpoint_get(u32 id)
 
 static __always_inline u32 *slot_get(u32 slot)
 {
-	WORD_KEY(key, slot);
+	WORD_KEY(key, slot / 2);
+	struct slot_pair *pair = slots.lookup(key);
 
-	return slots.lookup(key);
+	return pair ? &pair->endpoint_id[slot & 1] : NULL;
 }
 
 /* Returns the endpoint `id` if it belongs to `service` and has one of `flags`, otherwise NULL. */

@@ -95,12 +95,11 @@ class KernelError(EbpfProxyError):
     """The kernel rejects or lacks something that ebpfproxy needs.
 
     `kind` is equal for errors with the same reason, even if figures in their messages differ. By default it
-    is the message. `postponed`: the reason is about to end, and the caller is informed of that. `in_force`:
-    the kernel has a part of the rejected entry, or its previous state.
+    is the message. `in_force`: the kernel has a part of the rejected entry, or its previous state.
     """
 
     exit_code = 4
-    postponed = in_force = False
+    in_force = False
 
     def __init__(self, message: str, hint: str = "", *, kind: str = "") -> None:
         super().__init__(message, hint)
@@ -125,10 +124,9 @@ class TableFull(KernelError):
 
 
 class NotYet(KernelError):
-    """The change would take too long. The next one can include this part. `has_begun`: it should be the first
-    part, since some of the work is done."""
+    """Postponed: the change would take too long. The next one can include this part. `has_begun`: it should
+    be the first part, since some of the work is done."""
 
-    postponed = True
     has_begun = False
 
 

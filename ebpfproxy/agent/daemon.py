@@ -18,7 +18,7 @@ from ebpfproxy.agent.announcer import Announcer
 from ebpfproxy.agent.edge import Edge
 from ebpfproxy.agent.ending import Ending
 from ebpfproxy.agent.front import Front
-from ebpfproxy.agent.inbox import Died, Drain, Inbox, Item, Notified, Received, Reload, Retry, Stop
+from ebpfproxy.agent.inbox import Died, Drain, Inbox, Item, Notified, Received, Reload, Stop
 from ebpfproxy.agent.mode_switch import ModeSwitcher
 from ebpfproxy.agent.pacing import CheckTimer, Pacer, SliceSize
 from ebpfproxy.agent.reconciler import SyncResult
@@ -120,9 +120,8 @@ class _Agent:
             self._metrics.flows_searched,
             self._metrics.sockets_counted,
             lambda: self._inbox.put(Notified()),
-            self._metrics.map_grown,
             self._namespaces_changed,
-            lambda: self._inbox.put(Retry()),
+            repeats=True,
         )
         further = {"node-checks": self._edge.checker.run} if self._edge else {}
         self._sources = Sources(config, self._inbox, self._metrics, loaded.seen, further)
@@ -191,8 +190,6 @@ class _Agent:
                         return True
                 elif isinstance(item, Notified):
                     self._check_timer.hasten()
-                elif isinstance(item, Retry):
-                    self._pacer.changed(time.monotonic())
                 else:
                     self._fold(item)
             now = time.monotonic()

@@ -42,9 +42,5 @@ class Notified(NamedTuple):
     """Another program may have changed the kernel."""
 
 
-class Retry(NamedTuple):
-    """The kernel can take now what it could not take at the last sync."""
-
-
-Item = Received | Died | Stop | Drain | Reload | Notified | Retry
+Item = Received | Died | Stop | Drain | Reload | Notified
 Inbox = queue.SimpleQueue[Item]

@@ -414,7 +414,7 @@ class Reconciler(Generic[K, E]):
         """Record rejections. Log each one once until it ends or the kind of its reason changes, but no
         postponed one."""
         for key, failure in rejected.items():
-            if not failure.postponed and self._rejections.kind(key) != failure.kind:
+            if not isinstance(failure, NotYet) and self._rejections.kind(key) != failure.kind:
                 log.warning(NOT_SERVED, reason=failure.message, hint=failure.hint)
         unknown = {key for key in rejected if key not in touched and key not in self._rejections}
         plans = self._keys.items() if unknown else ()  # a verification tries all entries

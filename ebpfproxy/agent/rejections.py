@@ -78,7 +78,7 @@ class Rejections(Generic[K]):
         begun = [key for key, each in rejected.items() if isinstance(each, NotYet) and each.has_begun]
         for key, failure in rejected.items():
             origin = origins[key] if key in origins else former.get(key)
-            kind = "" if failure.postponed else failure.kind
+            kind = "" if isinstance(failure, NotYet) else failure.kind
             self._rejected[key] = _Rejected(kind, origin)
             self.final += bool(kind)
             self._waiting.setdefault(_namespace(origin), {})[key] = None

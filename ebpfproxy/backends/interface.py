@@ -40,11 +40,10 @@ class Callbacks(NamedTuple):
     - `sockets_counted`: the results for connected UDP sockets whose endpoint was removed.
     - `changed`: another program may have changed the backend's objects in the kernel, so the agent should
       check `Backend.generation` soon.
-    - `map_grown`: the BPF map of this name was enlarged.
     - `namespaces`: the network namespaces that may be those of pods, sorted by cookie. Called again when they
       change.
-    - `retry`: the backend can take now what it has postponed (`KernelError.postponed`). None: it must not
-      postpone anything.
+    - `repeats`: the agent soon applies again what `apply` postpones (NotYet). Otherwise it must not postpone
+      anything.
     """
 
     stale_removed: Callable[[int, int], object] = _ignore
@@ -52,9 +51,8 @@ class Callbacks(NamedTuple):
     flows_looked_at: Callable[[Family, int, float], object] = _ignore
     sockets_counted: Callable[[SocketCounts], object] = _ignore
     changed: Callable[[], object] = _ignore
-    map_grown: Callable[[str], object] = _ignore
     namespaces: Callable[[tuple[Namespace, ...]], object] = _ignore
-    retry: Callable[[], object] | None = None
+    repeats: bool = False
 
 
 class Inspection(ABC, Generic[K, E]):

@@ -252,25 +252,27 @@ class EbpfOptions:
     ebpf_flows_max: int = option(
         "--ebpf-flows-max", flag_types.ENTRIES, "262144", _EBPF,
         "Maximum number of established flows that are translated packet by packet. In addition, an eighth "
-        "as many flows, at least 4096, can be half-open. The maps grow with their use.",
+        "as many flows, at least 4096, can be half-open.",
     )  # fmt: skip
     ebpf_source_ranges_max: int = option(
         "--ebpf-source-ranges-max", flag_types.ENTRIES, "1048576", _EBPF,
         "Maximum number of load balancer source ranges of all ServicePorts together.",
     )  # fmt: skip
     ebpf_services_max: int = option(
-        "--ebpf-services-max", flag_types.ENTRIES, "1048576", _EBPF,
-        "Maximum number of frontends. Each address, port and protocol of a Service is a frontend. The map "
-        "grows with its use.",
+        "--ebpf-services-max", flag_types.ENTRIES_OR_ZERO, "0", _EBPF,
+        "Maximum number of frontends. Each address, port and protocol of a Service is a frontend. 0: one for "
+        "each 64 KiB of memory, rounded down to a power of two, 65536 to 262144.",
     )  # fmt: skip
     ebpf_slots_max: int = option(
-        "--ebpf-slots-max", flag_types.ENTRIES, "16777216", _EBPF,
+        "--ebpf-slots-max", flag_types.ENTRIES_OR_ZERO, "0", _EBPF,
         "Maximum number of endpoint slots. Each endpoint of each ServicePort needs one, or as many as its "
-        "weight. Each list of source-hash or maglev needs 2039 to 65521. The map grows with its use.",
+        "weight. Each list of source-hash or maglev needs 2039 to 65521. 0: one for each 8 KiB of memory, "
+        "rounded down to a power of two, 524288 to 2097152.",
     )  # fmt: skip
     ebpf_endpoints_max: int = option(
-        "--ebpf-endpoints-max", flag_types.ENTRIES, "4194304", _EBPF,
-        "Maximum number of distinct endpoints. The map grows with its use.",
+        "--ebpf-endpoints-max", flag_types.ENTRIES_OR_ZERO, "0", _EBPF,
+        "Maximum number of distinct endpoints. 0: one for each 16 KiB of memory, rounded down to a power of "
+        "two, 262144 to 1048576.",
     )  # fmt: skip
     ebpf_affinity_max: int = option(
         "--ebpf-affinity-max", flag_types.ENTRIES, "65536", _EBPF,
@@ -278,7 +280,7 @@ class EbpfOptions:
         "its affinity.",
     )  # fmt: skip
     ebpf_sockets_max: int = option(
-        "--ebpf-sockets-max", flag_types.integer(0, 1 << 26), "0", _EBPF,
+        "--ebpf-sockets-max", flag_types.ENTRIES_OR_ZERO, "0", _EBPF,
         "Maximum number of sockets connected to a Service, per socket map. 0: one for each 256 KiB of "
         "memory, rounded down to a power of two, at most 262144.",
     )  # fmt: skip

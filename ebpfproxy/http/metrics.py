@@ -213,9 +213,6 @@ class Metrics:
             "ebpfproxy_sockets_reconnected_total",
             "Connected UDP sockets that got another endpoint after theirs was removed, or their first one",
         )
-        self._growths = self._counter(
-            "ebpfproxy_map_growths_total", "How often a BPF map was enlarged", "map"
-        )
         self._stale_sockets = self._gauge(
             "ebpfproxy_sockets_stale",
             "Connected UDP sockets that send to a removed endpoint and are not translated",
@@ -358,10 +355,6 @@ class Metrics:
         self._stale_sockets.set(counts.left)
         self._translated_sockets.set(counts.translated)
         self.sockets_destroyed(counts.destroyed, counts.not_destroyed)
-
-    def map_grown(self, name: str) -> None:
-        """Record that a BPF map was enlarged."""
-        self._growths.labels(name).inc()
 
     def external_ips(self, served: bool) -> None:
         """Set the feature gate for external IPs."""

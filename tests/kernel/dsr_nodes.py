@@ -93,7 +93,7 @@ class DsrNodes:
         announcing: Collection[Node],
         fields: Mapping[str, object],
     ) -> None:
-        settings = EbpfSettings(node.cgroup, node.bpffs, sizes=_SIZES, start={}, dsr_port=port)
+        settings = EbpfSettings(node.cgroup, node.bpffs, sizes=_SIZES, dsr_port=port)
         context = PlanContext(node.name, detect_local=DetectLocal.INTERFACE_NAME_PREFIX, pod_interface="veth")
         own = dataclasses.replace(build.node(addresses=(node.host.v4, node.host.v6)), name=node.name)
         state = ClusterState({}, {}, own, local_addresses.read(), links.read())

@@ -16,7 +16,7 @@ from ebpfproxy.model.address import Address, network
 from tests.kernel.clients import TCP, outcome
 from tests.kernel.cluster import Cluster, eventually
 from tests.support import altered
-from tests.support.bpf_place import BpfPlace, bpf_place
+from tests.support.bpf_place import BpfPlace, bpf_place, map_ids
 
 pytestmark = pytest.mark.kernel
 
@@ -109,6 +109,18 @@ def test_removed_pins_are_restored(restartable: Cluster) -> None:
         assert (restartable.lab.bpffs / "current" / "maps" / "services").exists(), what
     restartable.agent.kill()
     assert outcome(restartable.p, TCP, web.v4, 80) == "a"
+
+
+def test_maps_stay_when_the_pin_of_a_program_is_removed(restartable: Cluster) -> None:
+    """Bug: the folder with the links to the maps was removed first. All maps were created again, and
+    established flows were lost."""
+    restartable.start("--sync-period=1s")
+    before, lines = map_ids(restartable.lab.bpffs), len(restartable.agent.lines)
+    (victim,) = restartable.lab.bpffs.glob("programs-*/connect4")
+    victim.unlink()
+    restartable.agent.await_line(lambda line: REPAIRED in line.text, lines)
+    restartable.agent.await_sync(lines)
+    assert map_ids(restartable.lab.bpffs) == before
 
 
 def test_local_networks_beyond_the_map_size_are_rejected(place: BpfPlace) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from socket import htons
@@ -20,6 +19,7 @@ from ebpfproxy.model.address import parse_address
 from tests.kernel.clients import TCP, UDP, answers, outcome
 from tests.kernel.cluster import Cluster, Exposed, eventually
 from tests.kernel.scenarios import Scenarios, Stage, Steps
+from tests.support.service_maps import U32, read_slot, write_slot
 
 pytestmark = pytest.mark.kernel
 
@@ -91,17 +91,16 @@ def overwritten_slots_and_endpoints(at: Stage) -> Steps:
             opened.enter_context(pinned_map(at.cluster, name)) for name in ("services", "slots", "endpoints")
         )
 
-        def slot_keys() -> list[bytes]:
+        def used() -> range:
             value = services.lookup(service_key(web))
             assert value
             first, count = abi.SLOT_RANGE.unpack(abi.SERVICE.unpack(value)[0])
-            return [struct.pack("=I", first + number) for number in range(count)]
+            return range(first, first + count)
 
-        first, second = slot_keys()
-        slots.update(first, slots.lookup(second) or b"")
+        first, second = used()
+        write_slot(slots, first, read_slot(slots, second))
         eventually(lambda: endpoints_of(at, web) == {"a", "b"}, "both slots are restored")
-        key = slots.lookup(slot_keys()[0])
-        assert key
+        key = U32.pack(read_slot(slots, used()[0]))
         endpoint = bytearray(endpoints.lookup(key) or b"")
         endpoint[:16] = parse_address(at.cluster.c.v4)
         endpoints.update(key, bytes(endpoint))

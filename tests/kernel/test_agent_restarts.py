@@ -30,7 +30,6 @@ from ebpfproxy.bench.load import Load
 from ebpfproxy.diagnose.doctor.other_proxies import LEFT_OVER
 from ebpfproxy.lab import Pod, manifests
 from ebpfproxy.linux import sysctl
-from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.linux.netlink.conntrack import Flow
 from ebpfproxy.linux.netns import netns
@@ -52,6 +51,7 @@ from tests.kernel.cluster import UDP_TARGET, Cluster, Exposed, eventually
 from tests.kernel.ipvs_here import skip_without_ipvs
 from tests.kernel.scenarios import PORTS, Row, Scenarios, Stage, Steps
 from tests.kernel.test_socket_stale import reaches
+from tests.support.bpf_place import map_ids
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1800)]
 
@@ -490,15 +490,6 @@ def test_no_connection_fails_over_a_restart_with_other_programs(
     assert present_programs != previous
     assert map_ids(restartable.lab.bpffs) == maps
     assert set(answers(restartable.p, TCP, sticky.v4, 80, 5)) == endpoint
-
-
-def map_ids(bpffs: Path) -> dict[str, int]:
-    """Map ids by pin: a recreated map has another id."""
-    found = {}
-    for path in (bpffs / "maps").iterdir():
-        with contextlib.closing(Map.pinned(path)) as opened:
-            found[path.name] = opened.shape.id
-    return found
 
 
 def other_code(folder: Path) -> Path:

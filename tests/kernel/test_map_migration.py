@@ -7,6 +7,7 @@ import itertools
 import logging
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from socket import htons
 from typing import Any
 
@@ -20,7 +21,7 @@ from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.linux.bpf import bpf
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Protocol, parse_address
-from tests.kernel.migration_maps import SIZES, make, opened
+from tests.kernel.migration_maps import SIZES, edited, make, opened
 from tests.support.bpf_place import bpf_place
 from tests.support.flows import a_flow, entries
 from tests.support.system_calls import counted
@@ -245,6 +246,26 @@ def test_65536_connected_sockets_take_few_system_calls(pins: Pins, monkeypatch: 
 
 
 # Flows
+
+
+def test_flows_of_a_map_with_other_flags_are_found(pins: Pins, tmp_path: Path) -> None:
+    """Bug: the kernel accepts an inner map only with the flags of the template. `flows` of version 0.2
+    is preallocated."""
+    source = edited(tmp_path, "/* Value of `slots`", "/* The value of `slots`")
+    maps_h = (source / "maps.h").read_text()
+    former = maps_h.replace("FLOW_ENTRIES_MAX, BPF_F_NO_PREALLOC", "FLOW_ENTRIES_MAX, 0")
+    assert former != maps_h
+    (source / "maps.h").write_text(former)
+    make(pins, "former", source=source)
+    for name in ("a", "b", "c"):  # the second one replaces maps with the present flags by others
+        previous, sizes = pins.in_force(), dataclasses.replace(SIZES, flows=4096 + ord(name))
+        make(pins, name, sizes)
+        with contextlib.closing(opened(pins, name)) as maps:
+            migration = Migration(shapes(sizes), maps, pins.maps_of(previous))
+            with contextlib.closing(migration):
+                migration.start()
+                assert maps["previous_flows"].lookup(bytes(4))
+                assert maps["previous_replies"].lookup(bytes(4))
 
 
 def test_new_programs_look_up_flows_until_all_are_copied(both: Both) -> None:

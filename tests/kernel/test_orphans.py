@@ -18,6 +18,7 @@ from ebpfproxy.cli.dump import command
 from ebpfproxy.model.address import parse_address
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
 from tests.support.flows import ENDPOINT, SERVICE, a_flow, reply_entries, write
+from tests.support.service_maps import write_slot
 
 pytestmark = pytest.mark.kernel
 
@@ -46,7 +47,7 @@ def maps(place: BpfPlace) -> Iterator[Maps]:
         opened["service_names"].update(_U32.pack(SERVICE), abi.SERVICE_NAME.pack(b"default/web:http", 6, 4))
         span = abi.SLOT_RANGE.pack(0, 1)
         opened["services"].update(_SERVICE_KEY, abi.SERVICE.pack(span, span, SERVICE, 3600, 0, 1, 0, 0))
-        opened["slots"].update(_U32.pack(0), _U32.pack(ENDPOINT))
+        write_slot(opened["slots"], 0, ENDPOINT)
         _list_endpoint(opened)
         now = time.monotonic_ns()
         client = abi.AFFINITY_KEY.pack(parse_address("192.0.2.9"), SERVICE, 0)
@@ -124,7 +125,7 @@ def test_a_frontend_whose_service_has_no_name_is_orphaned(maps: Maps, place: Bpf
 
 
 def test_an_endpoint_in_no_slot_is_orphaned(maps: Maps, place: BpfPlace) -> None:
-    maps["slots"].update(_U32.pack(0), _U32.pack(ENDPOINT + 1))
+    write_slot(maps["slots"], 0, ENDPOINT + 1)
     assert _orphaned(place) == {"endpoints": [tables.IN_NO_SLOT]}
 
 
@@ -133,7 +134,7 @@ def test_an_endpoint_for_no_list_of_its_frontends_is_not_orphaned(
     maps: Maps, place: BpfPlace, flags: int
 ) -> None:
     """It is draining, or all frontends use the other list."""
-    maps["slots"].update(_U32.pack(0), _U32.pack(ENDPOINT + 1))
+    write_slot(maps["slots"], 0, ENDPOINT + 1)
     _list_endpoint(maps, flags)
     assert _orphaned(place) == {}
 

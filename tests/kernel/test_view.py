@@ -11,11 +11,12 @@ import pytest
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.inspect import tables
 from ebpfproxy.backends.ebpf.inspect.tables import View
-from ebpfproxy.backends.ebpf.maps import Maps, MapSizes
+from ebpfproxy.backends.ebpf.maps import Maps, MapSizes, slots_in
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import NotFound
 from ebpfproxy.model.address import parse_address
 from tests.support.bpf_place import BpfPlace, bpf_place, build_maps
+from tests.support.service_maps import write_slot
 
 pytestmark = pytest.mark.kernel
 
@@ -48,8 +49,8 @@ def test_a_service_whose_range_exceeds_the_slots_is_shown_with_a_flag(
         address = parse_address("10.96.0.1")
         key = abi.SERVICE_KEY.pack(address, _HTTP, 6, 0)
         maps["services"].update(key, abi.SERVICE.pack(span, span, 1, 0, 0, 1, 0, 0))
-        for slot in range(maps["slots"].shape.max_entries):
-            maps["slots"].update(_U32.pack(slot), _U32.pack(slot))
+        for slot in range(slots_in(maps["slots"])):
+            write_slot(maps["slots"], slot, slot)
     with contextlib.closing(View(place.bpffs)) as opened:
         (row,) = opened.services()
     assert (len(row.internal), len(row.external)) == (seen, seen)

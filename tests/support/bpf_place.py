@@ -71,6 +71,15 @@ def build_maps(place: BpfPlace, sizes: MapSizes, name: str) -> Path:
     return folder
 
 
+def map_ids(bpffs: Path) -> dict[str, int]:
+    """Map ids by pin: a recreated map has another id."""
+    found = {}
+    for path in (bpffs / "maps").iterdir():
+        with contextlib.closing(Map.pinned(path)) as opened:
+            found[path.name] = opened.shape.id
+    return found
+
+
 def create_map(kind: int, key: int, value: int, entries: int, flags: int = 0) -> Map:
     """A map that lasts until it is closed. `key` and `value` in bytes."""
     attr = struct.pack("=IIIIIII16s", kind, key, value, entries, flags, 0, 0, b"test")

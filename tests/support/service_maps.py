@@ -14,12 +14,27 @@ from typing import NamedTuple
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.model.address import Address, Family, Network, is_unspecified, network
 
 U32 = struct.Struct("=I")
 PORT_LINES = (6, 17, 132)  # TCP, UDP, SCTP
 TABLES = (abi.ALGORITHM_SOURCE_HASH, abi.ALGORITHM_MAGLEV)
+_PAIR = struct.Struct("=2I")
 _EMPTY = bytes(1024)
+
+
+def write_slot(slots: Map, slot: int, content: int) -> None:
+    """Write a slot of the map `slots`."""
+    pair = U32.pack(slot // 2)
+    ids = list(_PAIR.unpack(slots.lookup(pair) or b""))
+    ids[slot % 2] = content
+    slots.update(pair, _PAIR.pack(*ids))
+
+
+def read_slot(slots: Map, slot: int) -> int:
+    """Return the content of a slot of the map `slots`."""
+    return int(_PAIR.unpack(slots.lookup(U32.pack(slot // 2)) or b"")[slot % 2])
 
 
 class Found(NamedTuple):
@@ -63,7 +78,7 @@ class View:
             text, protocol, version = abi.SERVICE_NAME.unpack(value)
             of = {4: Family.IPV4, 6: Family.IPV6}[version]
             self.names[U32.unpack(key)[0]] = ServicePortKey(text.rstrip(b"\0").decode(), protocol, of)
-        self.slots = [U32.unpack_from(value)[0] for value in _values(maps, "slots")]
+        self.slots = [slot for value in _values(maps, "slots") for slot in _PAIR.unpack(value)]
         self.endpoints = []
         for value in _values(maps, "endpoints"):
             address, port, flags, service = abi.ENDPOINT.unpack_from(value)

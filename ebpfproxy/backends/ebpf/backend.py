@@ -4,15 +4,13 @@ import contextlib
 import functools
 import math
 import struct
-import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from ebpfproxy import threads
 from ebpfproxy.backends.delta import Delta
-from ebpfproxy.backends.ebpf import abi, attachments, entries, growth
+from ebpfproxy.backends.ebpf import abi, attachments, entries
 from ebpfproxy.backends.ebpf.devices import frontend_routes, source_addresses
 from ebpfproxy.backends.ebpf.devices.filter_watch import FilterWatch
 from ebpfproxy.backends.ebpf.devices.filters import (
@@ -26,7 +24,6 @@ from ebpfproxy.backends.ebpf.devices.packet_check import PacketCheck
 from ebpfproxy.backends.ebpf.devices.positions import Positions
 from ebpfproxy.backends.ebpf.devices.xdp import XdpDevices, XdpState
 from ebpfproxy.backends.ebpf.entries import (
-    ATTACHED,
     DeviceEntry,
     DeviceKey,
     Entry,
@@ -43,9 +40,7 @@ from ebpfproxy.backends.ebpf.flows.collector import FlowCollector
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts as FlowTimeouts
 from ebpfproxy.backends.ebpf.hooks import BIND_HOOKS
 from ebpfproxy.backends.ebpf.inspect.counters import Readings
-from ebpfproxy.backends.ebpf.larger_maps import LargerMaps
-from ebpfproxy.backends.ebpf.maps import Maps, MapSizes, shapes
-from ebpfproxy.backends.ebpf.migration import map_pins
+from ebpfproxy.backends.ebpf.maps import Maps, shapes
 from ebpfproxy.backends.ebpf.migration.migrate import Migration
 from ebpfproxy.backends.ebpf.pins import Pins, converted
 from ebpfproxy.backends.ebpf.programs import Programs, detach_all, first_needed, pinned_classifiers
@@ -58,7 +53,7 @@ from ebpfproxy.backends.ebpf.sockets.stale_sockets import StaleSockets
 from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Backend, Callbacks
-from ebpfproxy.errors import KernelError, TableFull
+from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.locks import FolderLock
 from ebpfproxy.linux.netlink import on_link_routes
@@ -78,13 +73,7 @@ PRIVATE_BPFFS = "The bpffs is private to this container: a restart will interrup
 UNKNOWN_PORTS = "Cannot read the connections that netfilter masquerades"
 """A new flow may get a port that one of them uses. That connection then receives no more replies."""
 
-GROWN = "Enlarged a BPF map"
-"""`map` now has room for `to` instead of `from` entries. Connections are not affected."""
-GROWTH_FAILED = "Cannot enlarge BPF maps, retrying"
-"""Retried after a minute if the room is still missing. Usually memory is missing."""
-
 _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
-_GROWTH_PAUSE = 60.0  # seconds after a failure to enlarge maps
 _LONGEST = 0.03  # seconds after which a change postpones further ServicePorts
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
@@ -113,9 +102,8 @@ class EbpfBackend(Backend[Key, Entry]):
         callbacks: Callbacks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `Callbacks.retry`, `apply` postpones what would take too long (NotYet), and what does not fit
-        until larger maps are prepared. A thread of this object calls `retry` when they are, and the next
-        `apply` or `maintain` uses them. Without it, `apply` waits, and applies everything.
+        """With `Callbacks.repeats`, `apply` postpones what would take too long (NotYet). Without it, `apply`
+        applies everything.
 
         `open` calls `Callbacks.namespaces`, and `pods_bypass` with the devices of all pods whose packets a
         previous run translated, or found to need translation.
@@ -123,13 +111,7 @@ class EbpfBackend(Backend[Key, Entry]):
         self._settings = settings
         self._callbacks = callbacks or Callbacks()
         self._clock = clock
-        self._larger: LargerMaps | None = None  # while they are prepared, and until they are used
-        self._closing: threading.Thread | None = None  # closes smaller maps
-        self._pod_namespaces: PodNamespaces | None = None
-        self._limits = settings.limits()
-        self._sizes: MapSizes | None = None  # None: not opened yet
-        self._full: set[str] = set()  # the maps for which the last change found no room
-        self._grows_from = 0.0  # after a failed growth: the time of the next attempt
+        self._sizes = settings.map_sizes()
         self._watch: FilterWatch | None = None  # if programs are attached by tc filters
         self._positions = Positions(clock)
         self._routes = FrontendRoutes()
@@ -139,7 +121,6 @@ class EbpfBackend(Backend[Key, Entry]):
         self._opened: contextlib.ExitStack | None = None  # what `close` closes, before the lock
         self._attached = Generation(self._attachments)
         self._generation: Hashable = None
-        self._is_complete = False  # whether all Services were written since `open`, also to smaller maps
         self._services_applied = False  # whether the last delta contained services only
 
     def open(self) -> None:
@@ -163,46 +144,30 @@ class EbpfBackend(Backend[Key, Entry]):
         lock = FolderLock(root, _PATIENCE)
         try:
             self._pins = Pins(root)
-            if self._sizes is None:
-                in_force = self._pins.maps_of(self._pins.in_force())
-                self._sizes = growth.first_sizes(self._limits, self._settings.start, in_force)
-            self._opened = self._open(self._sizes, self._load(self._sizes))
+            with contextlib.ExitStack() as opened:
+                self._open(opened)
+                self._opened = opened.pop_all()
         except BaseException:
             lock.release()
             raise
         self._lock = lock
 
-    def _open(
-        self, sizes: MapSizes, programs: Programs, table: ServiceTable | None = None
-    ) -> contextlib.ExitStack:
-        """Open everything; return what closes it. `programs`: the first part. `table`: that of smaller maps
-        with the same content."""
-        with contextlib.ExitStack() as opened:
-            self._open_parts(sizes, programs, opened, table)
-            return opened.pop_all()
-
-    def _open_parts(
-        self,
-        sizes: MapSizes,
-        programs: Programs,
-        opened: contextlib.ExitStack,
-        table: ServiceTable | None,
-    ) -> None:
-        """`opened` gets each object as soon as it is open."""
-        opened.callback(programs.close)
-        self._programs = programs
+    def _open(self, opened: contextlib.ExitStack) -> None:
+        """Open everything. `opened` gets each object as soon as it is open."""
+        settings = self._settings
+        self._programs = Programs(
+            self._pins, settings.cgroup_root, self._sizes, settings.tunnels, settings.xdp
+        )
+        opened.callback(self._programs.close)
         self._maps = Maps(self._programs.maps)
         opened.callback(self._maps.close)
-        if table:
-            table.move_to(self._maps)
-        self._table = table or ServiceTable(self._maps, self._clock)
-        opened.callback(self._table.close_in, self._maps)
+        self._table = ServiceTable(self._maps, self._clock)
+        opened.callback(self._table.close)
         self._open_devices()
         self._open_rest(opened)
         in_force = self._pins.in_force()
         previous = in_force if in_force != self._programs.directory else None
-        wanted = shapes(sizes)
-        self._migration = Migration(wanted, self._maps, self._pins.maps_of(previous))
+        self._migration = Migration(shapes(self._sizes), self._maps, self._pins.maps_of(previous))
         opened.callback(self._migration.close)
         self._migration.copy()
         self._unattached: frozenset[Key] = frozenset()
@@ -250,10 +215,8 @@ class EbpfBackend(Backend[Key, Entry]):
             self._watch = FilterWatch(self._devices.is_in_use, self._callbacks.changed)
             opened.callback(self._watch.close)
         if self._settings.socket_lb is SocketLb.ON:
-            cgroup_root, previous = self._settings.cgroup_root, self._pod_namespaces
-            found = PodNamespaces(pins, proc_root, cgroup_root, self._callbacks.namespaces, previous)
-            opened.callback(found.close)
-            self._pod_namespaces = found
+            cgroup_root, report = self._settings.cgroup_root, self._callbacks.namespaces
+            opened.callback(PodNamespaces(pins, proc_root, cgroup_root, report).close)
         self._check = PacketCheck(pins, self._devices.attached)
         opened.callback(self._check.close)
         self._readings = Readings(pins)
@@ -341,52 +304,22 @@ class EbpfBackend(Backend[Key, Entry]):
         devices = frozenset(key.ifindex for key in changed if isinstance(key, DeviceKey))
         # A pod's device is gone before its removal is reported.
         others = functools.partial(_without, devices)
-        needed = self._needed(delta)
-        attached = self._grow(growth.enlarged(self._current, self._limits, needed))
-        if attached:
-            kept = {key: entry for key, entry in attached.items() if key not in delta.drops}
-            delta = Delta({**kept, **delta.puts}, delta.drops)
         with contextlib.nullcontext() if services_only else self._attached.own_change(others):
             rejected = self._apply(delta)
-        self._postpone(rejected, needed)
         self._services_applied = services_only and self._generation is not None
         return rejected
 
-    def _needed(self, delta: Delta[Key, Entry]) -> Mapping[str, int]:
-        """Return how many entries the maps of Services need during a change, by field of MapSizes."""
-        demand = growth.Demand(self._table.usage())
-        for key, entry in delta.puts.items():
-            if isinstance(key, ServicePortKey):
-                demand.add(cast(ServicePortEntry, entry), self._table.entry(key))
-        demand.beyond(self._current, self._full)
-        return demand.needed
-
-    def _postpone(self, rejected: Mapping[Key, KernelError], needed: Mapping[str, int]) -> None:
-        """Mark what larger maps will have room for. Prepare them if the change did not fit into maps that
-        became larger just before it."""
-        full = [failure for failure in rejected.values() if isinstance(failure, TableFull)]
-        if full and self._callbacks.retry and self._settled and not self._larger:
-            self._grow(growth.enlarged(self._current, self._limits, needed))
-        for failure in full if self._larger else ():
-            failure.postponed = True
-
-    @property
-    def _current(self) -> MapSizes:
-        assert self._sizes
-        return self._sizes
-
     def maintain(self) -> None:
-        """Enlarge `flows` and `replies` if they are half full, end slow start, and attach the XDP program to
-        devices that have become available. Call it every few seconds.
+        """End slow start, and attach the XDP program to devices that have become available. Call it every few
+        seconds.
 
         It is cheap if there is nothing to do. Raises KernelError.
         """
         with self._converted():
             if self._opened:
                 self._table.maintain()
-            self._grow_flows()
-            if self._opened and self._settled:
-                self._xdp.sync(self._devices.written())
+                if self._settled:
+                    self._xdp.sync(self._devices.written())
 
     def free_ports(self) -> None:
         """Let sockets of the node be bound to NodePorts, until everything is read and applied again. Raises
@@ -394,88 +327,15 @@ class EbpfBackend(Backend[Key, Entry]):
         """
         detach_all(self._pins, self._settings.cgroup_root, BIND_HOOKS)
 
-    def _grow_flows(self) -> None:
-        if self._opened and self._settled and self._programs.is_pinned():
-            established = self._maps["established_flows"]
-            attached = self._grow(growth.with_room_for_flows(self._current, self._limits, established))
-            if attached:
-                self._apply(Delta(attached, frozenset()))  # a verification finds and retries what failed
-
-    def _grow(self, sizes: MapSizes) -> dict[Key, Entry]:
-        """Replace the maps by larger ones with the same content, unless they have these sizes already.
-
-        Returns the hooks and devices to which the caller must attach the programs again: until then the
-        previous programs run, with the previous maps. Without enough memory, nothing changes, and the result
-        is empty. After another error of this method everything is closed, and `read` opens it again.
-        """
-        now = self._clock()
-        if self._larger:
-            if not self._larger.is_ready:
-                return {}
-            sizes = self._larger.sizes
-        elif sizes == self._current or now < self._grows_from:
-            return {}
-        elif self._callbacks.retry and self._settled:
-            load = functools.partial(self._load, sizes, self._programs.directory)
-            self._larger = LargerMaps(sizes, load, self._callbacks.retry)
-            return {}
-        attached: dict[Key, Entry] = {
-            HookKey(name): state for name, state in self._programs.hook_states().items() if state == ATTACHED
-        }
-        attached |= dict(self._devices.attached_entries().items())
-        self._clsacts |= self._devices.clsacts()
-        larger, self._larger = self._larger, None
-        try:
-            if larger is None:
-                programs = self._load(sizes, self._programs.directory)
-            else:
-                programs = larger.take()
-                map_pins.refill(self._pins, shapes(sizes), self._pins.maps_of(self._programs.directory))
-        except KernelError as failure:
-            if larger:
-                larger.close()
-            log.error(GROWTH_FAILED, reason=failure.message, hint=failure.hint)
-            self._grows_from = now + _GROWTH_PAUSE
-            return {}
-        before, previous = self._current, self._opened
-        self._opened = None
-        try:
-            self._opened = self._open(sizes, programs, self._table)
-        except BaseException:
-            self.close()  # releases the lock, which `open` takes again
-            raise
-        finally:
-            if previous:
-                self._close_previous(previous)
-        self._sizes = sizes
-        for name, old, new in growth.differences(before, sizes):
-            log.info(GROWN, **{"map": name, "from": old, "to": new})
-            self._callbacks.map_grown(name)
-        return attached
-
-    def _close_previous(self, opened: contextlib.ExitStack) -> None:
-        """Close smaller maps, and end the threads that use them. That takes up to some seconds, for which no
-        change waits with `Callbacks.retry`."""
-        if self._callbacks.retry:
-            self._closing = threads.start("smaller-maps", opened.close)
-        else:
-            opened.close()
-
-    def _load(self, sizes: MapSizes, previous: Path | None = None) -> Programs:
-        """Load programs with maps of these sizes. `previous`: see `Programs`. Raises KernelError."""
-        root, tunnels, xdp = self._settings.cgroup_root, self._settings.tunnels, self._settings.xdp
-        return Programs(self._pins, root, sizes, previous, tunnels, xdp)
-
     def _apply(self, delta: Delta[Key, Entry]) -> dict[Key, KernelError]:
         if not self._settled:
             self._learn_netfilter_flows()
         rejected: dict[Key, KernelError] = dict(self._put_networks(delta.puts).items())
         puts = {k: cast(ServicePortEntry, e) for k, e in delta.puts.items() if isinstance(k, ServicePortKey)}
         drops = [key for key in delta.drops if isinstance(key, ServicePortKey)]
-        is_limited = self._callbacks.retry and self._is_complete
+        is_limited = self._callbacks.repeats and self._settled
         longest = _LONGEST if is_limited else math.inf
         services = self._table.apply(puts, drops, longest)
-        self._full = {failure.table for failure in services.values() if isinstance(failure, TableFull)}
         rejected.update(services.items())
         rejected.update(self._drop_routes(delta.drops).items())
         attached = self._attach(delta.puts, rejected)
@@ -595,7 +455,7 @@ class EbpfBackend(Backend[Key, Entry]):
         self._migration.close()
         self._programs.settle()
         self._node.settle()
-        self._settled = self._is_complete = True
+        self._settled = True
         self._stale.look()  # endpoints may have changed while no agent ran
 
     def generation(self) -> Hashable:
@@ -621,16 +481,10 @@ class EbpfBackend(Backend[Key, Entry]):
     def close(self) -> None:
         """Close everything. Does nothing if it is not open, for example after a `read` that failed to open
         it."""
-        larger, self._larger = self._larger, None
-        if larger:
-            larger.close()
         opened, lock = self._opened, self._lock
-        self._opened = self._lock = self._pod_namespaces = None
-        self._is_complete = False
+        self._opened = self._lock = None
         if opened:
             opened.close()
-        if self._closing:
-            threads.join(self._closing, _PATIENCE)
         if lock:
             lock.release()
 
@@ -638,10 +492,10 @@ class EbpfBackend(Backend[Key, Entry]):
 
     def report(self) -> Report:
         """The collector's last walk counted the flows."""
-        found, sizes = self._collector.collected(), self._current
+        found = self._collector.collected()
         usage = {name: TableUse(*use) for name, use in self._table.usage().items()}
-        usage["flows"] = TableUse(found.entries, sizes.flows)
-        usage["half_open_flows"] = TableUse(found.half_open, sizes.half_open)
+        usage["flows"] = TableUse(found.entries, self._sizes.flows)
+        usage["half_open_flows"] = TableUse(found.half_open, self._sizes.half_open)
         events = self._readings.counters() | found.events()
         return Report(usage, events, self._readings.traffic())
 

@@ -17,7 +17,14 @@ _HALF_OPEN_PART, _HALF_OPEN_MIN = 8, 4096
 flood occupies at most half of the ports by which one endpoint can be reached."""
 
 
-_SOCKETS_MAX, _MEMORY_PER_SOCKET = 262144, 256 * 1024  # entries; bytes
+_BY_MEMORY = {
+    "services": (64 << 10, 65536, 262144),
+    "slots": (8 << 10, 524288, 2097152),
+    "endpoints": (16 << 10, 262144, 1048576),
+    "sockets": (256 << 10, 4096, 262144),
+}
+"""Sizes that follow the node's memory: bytes of memory for each entry, the smallest and the largest size. The
+smallest sizes are enough for 10,000 dual-stack Services of 10 endpoints."""
 
 _ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
 
@@ -26,18 +33,19 @@ _ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
 class MapSizes:
     """The capacities of the maps, in entries. The fields before `half_open` have an option --ebpf-NAME-max.
 
-    - `sockets`: 0: one for each 256 KiB of memory, rounded down to a power of two, at most 262,144. The maps
-      of sockets are never full: they evict entries.
+    - `services`, `slots`, `endpoints`, `sockets`: 0: by the memory of the node (`_BY_MEMORY`), rounded down
+      to a power of two. The maps of sockets are never full: they evict entries.
     - `flows`: established flows.
     - `traffic`: the highest service id whose traffic is counted separately.
     - `half_open`: half-open flows, which have their own room. 0: an eighth of `flows`, at least 4096.
     - `tunneled_flows`: flows that are sent to other nodes by direct server return. If there are more, the
       oldest ones may move to another endpoint when endpoints change. 1 if the node sends none.
+    - `tunnels`: endpoints of Services with direct server return. 0: as many as `endpoints`.
     """
 
-    services: int = 1048576
-    slots: int = 16777216
-    endpoints: int = 4194304
+    services: int = 0
+    slots: int = 0
+    endpoints: int = 0
     affinity: int = 65536
     sockets: int = 0
     flows: int = 262144
@@ -45,18 +53,24 @@ class MapSizes:
     traffic: int = 0
     half_open: int = 0
     tunneled_flows: int = 65536
+    tunnels: int = 0
 
     def __post_init__(self) -> None:
-        if not self.sockets:
-            object.__setattr__(self, "sockets", _sockets_for_memory())
+        for name, (memory_per_entry, smallest, largest) in _BY_MEMORY.items():
+            if not getattr(self, name):
+                entries = 1 << max(1, _memory() // memory_per_entry).bit_length() - 1
+                object.__setattr__(self, name, min(max(entries, smallest), largest))
+        if not self.tunnels:
+            object.__setattr__(self, "tunnels", self.endpoints)
         if not self.half_open:
             half_open = max(self.flows // _HALF_OPEN_PART, _HALF_OPEN_MIN) // _ROW * _ROW
             object.__setattr__(self, "half_open", half_open)
 
     def defines(self) -> dict[str, str]:
         """The macros that maps.h expects from the compiler's command line."""
-        sizes = dataclasses.asdict(self) | {"flow_entries": self.flows + self.half_open}
-        del sizes["half_open"]
+        sizes = dataclasses.asdict(self)
+        sizes |= {"slot_pairs": (sizes.pop("slots") + 1) // 2}
+        sizes |= {"flow_entries": self.flows + sizes.pop("half_open")}
         defines = {f"{name.upper()}_MAX": str(value) for name, value in sizes.items()}
         return defines | {"HALF_OPEN_ROWS": str(self.half_open // _ROW)}
 
@@ -70,9 +84,8 @@ class MapSizes:
         }
 
 
-def _sockets_for_memory() -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(_SOCKETS_MAX, 1 << max(12, (memory // _MEMORY_PER_SOCKET).bit_length() - 1))
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 COMPILED_SIZES = MapSizes(64, 64, 64, 64, 64, 64, 64, tunneled_flows=64)
@@ -128,6 +141,11 @@ def _check(path: Path, opened: Map, shape: MapShape) -> None:
         )
     if path.is_symlink() and map_shapes.layout_of(path.readlink().name) != shape.layout:
         raise AbiMismatch(f"{path} has the layout of another version", hint)
+
+
+def slots_in(map_: Map) -> int:
+    """The capacity of `slots`, in slots."""
+    return map_.shape.max_entries * 2
 
 
 def missing(directory: Path) -> list[str]:

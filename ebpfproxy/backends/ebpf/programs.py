@@ -212,16 +212,12 @@ class Programs(PinnedPrograms):
         pins: Pins,
         cgroup_root: Path,
         sizes: MapSizes,
-        previous: Path | None = None,
         tunnels: bool = False,
         xdp: Mode | None = None,
     ) -> None:
         """Load them, unless a previous run left them pinned. Raises KernelError. `tunnels`: see `tail_calls`.
 
         `xdp`: the mode of the XDP program, for `xdp`. None: there is none.
-
-        `previous`: the folder of the programs whose maps of Services are copied, by default the one in force.
-        With it, they are always loaded, since pins of an interrupted run contain a previous state.
         """
         hooks = available_hooks()
         self._numbers = sizes.numbers() | features.numbers(features.present())
@@ -232,9 +228,9 @@ class Programs(PinnedPrograms):
             wanted += (self._xdp_spec,)
         directory = pins.programs(code + str(sizes) + str(self._numbers) + str(wanted))
         super().__init__(pins, cgroup_root, directory, hooks, tunnels)
-        if previous or not self.is_pinned():
+        if not self.is_pinned():
             file = object_file()
-            links = self._provide_maps(sizes, previous or pins.in_force())
+            links = self._provide_maps(sizes, pins.in_force())
             at_once = [spec for spec in self._specs if spec.name in self._names]
             load_and_pin(file, at_once, self._numbers, links, self.directory, tail_calls(tunnels))
             log.info(LOADED, programs=len(at_once), folder=self.directory.name)
@@ -282,10 +278,10 @@ class Programs(PinnedPrograms):
                 for folder in (in_force / "maps", self._pins.maps):
                     shutil.rmtree(folder, ignore_errors=True)
                 previous = {}
-            for path in (self.directory, partial):
-                shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             self._pins.remove_unlinked_maps()
             map_pins.provide(self._pins, partial / "maps", shapes(sizes), previous)
+            shutil.rmtree(self.directory, ignore_errors=True)  # only now: it links the maps in force
         except OSError as failure:
             raise Rejected(f"cannot pin maps in {self._pins.root}: {failure.strerror}") from failure
         return partial / "maps"

@@ -1,10 +1,8 @@
 """The settings of the eBPF backend."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
-from ebpfproxy.backends.ebpf import growth
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.linux.bpf.xdp import Mode
@@ -15,7 +13,6 @@ from ebpfproxy.plan.service_plan import SocketLb
 class EbpfSettings:
     """Paths and options.
 
-    - `sizes`: the limits of the maps, which start with the sizes `start` and grow (growth.py).
     - `cgroup_root`: the hooks apply to the sockets of all processes below it.
     - `devices`: whether to manage network devices. If not, another agent may manage those of this network
       namespace. This agent then removes only what a previous run of its own left at them.
@@ -31,7 +28,6 @@ class EbpfSettings:
     bpffs_root: Path
     proc_root: Path = Path("/proc")
     sizes: MapSizes = dataclasses.field(default_factory=MapSizes)
-    start: Mapping[str, int] = dataclasses.field(default_factory=lambda: growth.START)
     socket_lb: SocketLb = SocketLb.ON
     timeouts: FlowTimeouts = dataclasses.field(default_factory=FlowTimeouts)
     redirect: bool = False
@@ -45,6 +41,6 @@ class EbpfSettings:
         """Whether this node has direct server return."""
         return self.devices and self.dsr_port > 0
 
-    def limits(self) -> MapSizes:
-        """`sizes`, without room for flows that this node does not tunnel."""
-        return self.sizes if self.tunnels else dataclasses.replace(self.sizes, tunneled_flows=1)
+    def map_sizes(self) -> MapSizes:
+        """`sizes`, without room for direct server return if this node has none."""
+        return self.sizes if self.tunnels else dataclasses.replace(self.sizes, tunneled_flows=1, tunnels=1)

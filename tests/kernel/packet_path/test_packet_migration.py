@@ -30,7 +30,8 @@ def previous(path: PacketPath) -> Iterator[dict[str, Map]]:
     with contextlib.ExitStack() as stack:
         made = {}
         for name in ("flows", "replies"):
-            made[name] = create_map(HASH, abi.FLOW_KEY.size, abi.FLOW.size, 4096)
+            sizes = abi.FLOW_KEY.size, abi.FLOW.size, 4096
+            made[name] = create_map(HASH, *sizes, path.maps[name].shape.flags)
             stack.callback(made[name].close)
             path.maps[f"previous_{name}"].update(ONLY, made[name].fd.to_bytes(4, "little"))
             stack.callback(path.maps[f"previous_{name}"].delete, ONLY)

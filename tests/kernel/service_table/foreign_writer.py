@@ -15,7 +15,7 @@ from tests.kernel.service_table.samples import (
     LISTED,
     wipe,
 )
-from tests.support.service_maps import FrontendKey, View
+from tests.support.service_maps import FrontendKey, View, write_slot
 
 
 class ForeignWriter:
@@ -44,7 +44,7 @@ class ForeignWriter:
         return next(f.internal[0] for d, f in self.view.services.items() if d[0] == parse_address(ip))
 
     def slot(self, number: int, value: int) -> None:
-        self.maps["slots"].update(struct.pack("=I", number), struct.pack("=I", value))
+        write_slot(self.maps["slots"], number, value)
 
     def all_slots(self, value: int) -> None:
         for number in range(len(self.view.slots)):

@@ -8,6 +8,7 @@ from ebpfproxy.backends.delta import diff
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import FrontendEntry, ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.services.record import Record
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.plan.planned_endpoints import ROW, PlannedEndpoints
@@ -39,6 +40,17 @@ def opened(maps: Maps, clock: Callable[[], float] | None = None) -> Iterator[Ser
         yield table
     finally:
         table.close()
+
+
+def record_of(table: ServiceTable, of: ServicePortKey) -> Record | None:
+    """What the table believes to have written of a ServicePort."""
+    return table._records.get(of)
+
+
+def in_force(table: ServiceTable, of: ServicePortKey) -> ServicePortEntry | None:
+    """The entry that the table believes to have written."""
+    record = record_of(table, of)
+    return record.entry if record else None
 
 
 def key(name: str, protocol: Protocol = Protocol.TCP, family: Family = Family.IPV4) -> ServicePortKey:

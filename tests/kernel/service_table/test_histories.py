@@ -30,6 +30,7 @@ from tests.kernel.service_table.samples import (
     endpoint,
     entry,
     frontend,
+    in_force,
     key,
     weighted,
     wipe,
@@ -126,7 +127,7 @@ class Histories(RuleBasedStateMachine):
         for each in drops:
             del self.kernel[each]
         for each, put in puts.items():
-            served = put if each not in rejected else self.table.entry(each)
+            served = put if each not in rejected else in_force(self.table, each)
             if served is None:
                 continue
             assert {f[:3] for f in served.frontends} <= {f[:3] for f in put.frontends}

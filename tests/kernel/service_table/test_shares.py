@@ -17,6 +17,7 @@ from tests.kernel.service_table.samples import (
     entry,
     exposed,
     frontend,
+    in_force,
     key,
     opened,
     packed,
@@ -74,13 +75,13 @@ def test_a_replaced_endpoint_is_gone_and_the_new_one_comes_with_room(tiny: Maps)
     with opened(tiny, clock) as table:
         bring(table, {}, {WEB: web})
         assert table.apply({WEB: moved}, ())
-        assert targets(table.entry(WEB)) == targets(web) & targets(moved)
+        assert targets(in_force(table, WEB)) == targets(web) & targets(moved)
         check_exact(tiny, {WEB: web._replace(endpoints=packed(*rows(web)[1:]))}, table.usage())
         clock.now += GRACE
         table.apply({WEB: moved}, ())
         clock.now += GRACE
         table.apply({WEB: moved}, ())
-        assert targets(table.entry(WEB)) >= targets(web) & targets(moved)
+        assert targets(in_force(table, WEB)) >= targets(web) & targets(moved)
 
 
 def test_the_last_endpoint_and_a_frontend_are_removed_without_room(tiny: Maps) -> None:
@@ -92,7 +93,7 @@ def test_the_last_endpoint_and_a_frontend_are_removed_without_room(tiny: Maps) -
         bring(table, {}, {WEB: web})
         table.apply({of("other"): other}, ())
         assert WEB in table.apply({WEB: none}, ())
-        served = table.entry(WEB)
+        served = in_force(table, WEB)
         assert served
         assert (served.frontends, targets(served)) == (web.frontends[:2], set())
         assert not any(each.flags for each in View(tiny).endpoints if each.address in addresses(web))
@@ -114,7 +115,7 @@ def test_without_room_for_weights_or_a_table_the_list_is_plain(tiny: Maps, algor
     with opened(tiny) as table:
         (failure,) = table.apply({WEB: web}, ()).values()
         assert "default/web: map slots is full" in failure.message
-        assert table.entry(WEB) == plain
+        assert in_force(table, WEB) == plain
         check_exact(tiny, {WEB: plain}, table.usage())
         assert table.read() == {WEB: plain}
         before = View(tiny).services

@@ -32,7 +32,7 @@ from tests.kernel.service_table.samples import (
 )
 from tests.support.bpf_place import BpfPlace, build_maps
 from tests.support.clock import Clock
-from tests.support.service_maps import View, check_exact
+from tests.support.service_maps import View, check_exact, write_slot
 
 pytestmark = pytest.mark.kernel
 
@@ -108,7 +108,7 @@ def test_a_changed_entry_of_a_table_is_found_and_repaired(large: Maps, algorithm
         first, count = View(large).services[FRONTENDS[0][:3]].internal
         slots = View(large).slots
         other = next(slot for slot in range(first, first + count) if slots[slot] != slots[first])
-        large["slots"].update(first.to_bytes(4, "little"), slots[other].to_bytes(4, "little"))
+        write_slot(large["slots"], first, slots[other])
         assert not all(table.check())
         found = table.read()
         assert found != wanted
@@ -120,7 +120,7 @@ def test_turns_continue_after_a_change_of_endpoints(large: Maps) -> None:
     with opened(large) as table:
         bring(table, {}, {key("turns"): TURNS})
         first, count = View(large).services[TURNS.frontends[0][:3]].internal
-        large["slots"].update((first + count).to_bytes(4, "little"), (77).to_bytes(4, "little"))
+        write_slot(large["slots"], first + count, 77)
         more = TURNS._replace(endpoints=packed(*rows(TURNS), endpoint("10.1.0.3")))
         bring_and_check(table, large, {key("turns"): TURNS}, {key("turns"): more})
         first, count = View(large).services[TURNS.frontends[0][:3]].internal
@@ -131,7 +131,7 @@ def test_the_turn_is_no_difference(large: Maps) -> None:
     with opened(large) as table:
         bring(table, {}, {key("turns"): TURNS})
         first, count = View(large).services[TURNS.frontends[0][:3]].internal
-        large["slots"].update((first + count).to_bytes(4, "little"), bytes(4))
+        write_slot(large["slots"], first + count, 0)
         assert all(table.check())
         assert table.read() == {key("turns"): TURNS}
 

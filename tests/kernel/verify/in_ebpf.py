@@ -20,6 +20,7 @@ from ebpfproxy.linux.netlink import links
 from ebpfproxy.model.address import format_address, parse_address
 from tests.kernel import others
 from tests.kernel.verify.node import Node
+from tests.support.service_maps import read_slot, write_slot
 
 _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 
@@ -95,16 +96,15 @@ def _slots(node: Node) -> tuple[int, int, int]:
 def change_slot(node: Node) -> str:
     first, count, service = _slots(node)
     with opened(node, "slots") as slots:
-        key = _U32.pack(first + node.random.randrange(count))
-        (present,) = _U32.unpack(slots.lookup(key) or b"")
-        slots.update(key, _U32.pack(present + node.random.choice([1, 2, 1000])))
+        slot = first + node.random.randrange(count)
+        write_slot(slots, slot, read_slot(slots, slot) + node.random.choice([1, 2, 1000]))
     return _name(node, service)
 
 
 def change_endpoint(node: Node) -> str:
     first, count, service = _slots(node)
     with opened(node, "slots") as slots, opened(node, "endpoints") as endpoints:
-        key = slots.lookup(_U32.pack(first + node.random.randrange(count))) or b""
+        key = _U32.pack(read_slot(slots, first + node.random.randrange(count)))
         address, port, flags, of = abi.ENDPOINT.unpack(endpoints.lookup(key) or b"")
         address, port, flags = node.random.choice(
             [

@@ -43,8 +43,7 @@ def test_the_defaults_of_options_that_only_ebpfproxy_has() -> None:
     assert (config.proxy_mode, config.min_sync_period, config.iptables_backend) == ("auto", 0.0, "auto")
     assert (config.manifests, config.cgroup_root) == (None, None)
     assert (config.bpffs_root, config.proc_root) == (Path("/sys/fs/bpf/ebpfproxy"), Path("/proc"))
-    sizes = (config.ebpf_services_max, config.ebpf_slots_max, config.ebpf_endpoints_max)
-    assert sizes == (1048576, 16777216, 4194304)
+    assert (config.ebpf_services_max, config.ebpf_slots_max, config.ebpf_endpoints_max) == (0, 0, 0)
     assert (config.ebpf_affinity_max, config.ebpf_sockets_max) == (65536, 0)
     assert (config.ebpf_flows_max, config.ebpf_source_ranges_max) == (262144, 1048576)
     assert (config.socket_lb, config.tc_devices, config.ebpf_redirect) == (SocketLb.ON, (), False)
@@ -109,7 +108,7 @@ def test_all_invalid_options_are_reported_at_once_one_line_each() -> None:
         "sync_period": "0s",
         "oom_score_adj": "-1001",
         "nodeport_addresses": ("10.0.0.0/33",),
-        "ebpf_slots_max": "0",
+        "ebpf_slots_max": "-1",
         "conntrack_udp_timeout": "-1s",
         "iptables_masquerade_bit": "32",
         "cluster_cidr": "::/0,::/8",
@@ -131,7 +130,7 @@ def test_all_invalid_options_are_reported_at_once_one_line_each() -> None:
         '--bpffs-root: "here" is not an absolute path',
         '--socket-lb: "pods" is not one of on, host, off',
         '--tc-devices: "a/b" is not a pattern for device names: remove blanks and /',
-        "--ebpf-slots-max: 0 is not between 1 and 67108864",
+        "--ebpf-slots-max: -1 is not between 0 and 67108864",
         "--oom-score-adj: -1001 is not between -1000 and 1000",
         '--logging-format: "xml" is not one of text, json',
     ]

@@ -53,7 +53,6 @@ OURS = {
     "ebpfproxy_device_position": "gauge",
     "ebpfproxy_device_unreached": "gauge",
     "ebpfproxy_bypassed_device_sides": "gauge",
-    "ebpfproxy_map_growths_total": "counter",
     "ebpfproxy_map_entries": "gauge",
     "ebpfproxy_map_capacity": "gauge",
     "ebpfproxy_datapath_events_total": "counter",

@@ -121,15 +121,6 @@ class DeviceTable:
         """
         return self._found(links.names(), ())
 
-    def attached_entries(self) -> dict[DeviceKey, DeviceEntry]:
-        """The devices that have programs of `classifiers`, and no others of the agent, for `attach`."""
-        found = {}
-        for key, entry in self.look().items():
-            sides = tuple(each.removesuffix(f" {BEHIND}") for each in entry.sides)
-            if sides and not any(each.endswith(OUTDATED) for each in sides):
-                found[key] = entry._replace(sides=sides)
-        return found
-
     def _found(self, present: Mapping[int, str], further: Collection[int]) -> dict[DeviceKey, DeviceEntry]:
         """The devices in the map, and those of `further` that have a program.
 

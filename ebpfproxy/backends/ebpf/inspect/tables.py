@@ -26,7 +26,7 @@ from ebpfproxy.backends.ebpf.inspect.view import (
     ServiceRow,
     SettingRow,
 )
-from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.maps import Maps, slots_in
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.backends.ebpf.services.source_ranges import SERVICE_ID_BITS
 from ebpfproxy.errors import NotFound
@@ -45,7 +45,7 @@ from ebpfproxy.model.counters import ServiceTraffic
 from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
 
 _U32 = struct.Struct("=I")
-_SLOT_STRIDE = 8
+_SLOT_SIZE = 4
 
 SERVICE_GONE, ENDPOINT_GONE = "service removed", "endpoint removed"
 NO_FRONTEND, IN_NO_SLOT = "no frontend", "in no slot"
@@ -140,7 +140,7 @@ class View:
 
     def _ids_in(self, first: int, count: int) -> list[int]:
         slots = range(first, min(first + count, self._room("slots")))
-        return [_U32.unpack_from(self._slots, slot * _SLOT_STRIDE)[0] for slot in slots]
+        return [_U32.unpack_from(self._slots, slot * _SLOT_SIZE)[0] for slot in slots]
 
     def _is_beyond(self, packed: bytes) -> bool:
         first, count = abi.SLOT_RANGE.unpack(packed)
@@ -293,7 +293,8 @@ class View:
         return sum(1 for _ in self._maps[name].items())
 
     def _room(self, name: str) -> int:
-        return self._maps[name].shape.max_entries
+        found = self._maps[name]
+        return slots_in(found) if name == "slots" else found.shape.max_entries
 
     def name(self, service: int) -> str:
         """ "namespace/name:port", or ``?/ID`` for a service without a name."""

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ebpfproxy.backends.ebpf.migration import map_shapes
 from ebpfproxy.backends.ebpf.migration.map_shapes import SERVICE_MAPS, MapShape, layout_of
 from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import KernelError
@@ -29,6 +30,11 @@ def provide(pins: Pins, links: Path, wanted: Mapping[str, MapShape], previous: M
     A new map is pinned after it is filled, so no pinned map has an interrupted copy. `previous`: the pins in
     force, by map name. Raises KernelError and OSError.
     """
+    wanted = dict(wanted)
+    for name, shape in wanted.items():
+        if template := _template(shape, wanted, previous):
+            with contextlib.closing(Map.pinned(template)) as found:
+                wanted[name] = map_shapes.for_flags(shape, found.shape.flags)
     pins.maps.mkdir(exist_ok=True)
     for unit in _units(wanted):
         if not all((pins.maps / shape.pin).exists() for shape in unit):
@@ -36,6 +42,13 @@ def provide(pins: Pins, links: Path, wanted: Mapping[str, MapShape], previous: M
     links.mkdir(parents=True)
     for name, shape in wanted.items():
         (links / name).symlink_to(f"../../{pins.maps.name}/{shape.pin}")
+
+
+def _template(shape: MapShape, wanted: Mapping[str, MapShape], previous: Mapping[str, Path]) -> Path | None:
+    """The map in force that an array of maps is for. None if its layout is another one, or there is none."""
+    in_force = previous.get(shape.inner)
+    is_alike = in_force and layout_of(in_force.name) == wanted[shape.inner].layout
+    return in_force if is_alike else None
 
 
 def _units(wanted: Mapping[str, MapShape]) -> Iterator[Sequence[MapShape]]:
@@ -54,7 +67,8 @@ def _make(
         for shape in unit:
             inner = None
             if shape.inner:
-                inner = Map.pinned(pins.maps / wanted[shape.inner].pin)
+                template = _template(shape, wanted, previous) or pins.maps / wanted[shape.inner].pin
+                inner = Map.pinned(template)
                 opened.callback(inner.close)
             sizes = shape.key_size, shape.value_size, shape.entries
             made[shape.name] = Map.create(shape.type, *sizes, shape.flags, shape.name, inner)
@@ -67,22 +81,9 @@ def _make(
             made[shape.name].pin(pins.maps / shape.pin)
 
 
-def refill(pins: Pins, wanted: Mapping[str, MapShape], previous: Mapping[str, Path]) -> None:
-    """Copy what changed in maps of Services since `provide`, into its maps, which no program uses yet.
-
-    Raises KernelError.
-    """
-    for name in SERVICE_MAPS:
-        shape, source = wanted[name], previous[name]
-        target = pins.maps / shape.pin
-        if target.name != source.name:  # otherwise it stays in use
-            with contextlib.closing(Map.pinned(target)) as made:
-                _fill(made, source, shape)
-
-
 def _fill(target: Map, previous: Path, shape: MapShape) -> None:
-    """Let `target` have the entries that fit, unless the layouts differ. A failure is only logged, since only
-    ids are lost."""
+    """Copy the entries that fit, unless the layouts differ. A failure is only logged, since only ids are
+    lost."""
     if layout_of(previous.name) != shape.layout:
         return
     try:
@@ -92,14 +93,11 @@ def _fill(target: Map, previous: Path, shape: MapShape) -> None:
                     size = min(len(old), len(new))
                     new[:size] = old[:size]
                 return
-            found, present = dict(target.items()), dict(itertools.islice(source.items(), shape.entries))
-        for key in found.keys() - present.keys():
-            target.delete(key)
-        changed = [entry for entry in present.items() if found.get(entry[0]) != entry[1]]
+            entries = list(itertools.islice(source.items(), shape.entries))
         if shape.type == _LPM_TRIE:  # before 5.17 without batches (f56407fa6e69)
-            for key, value in changed:
+            for key, value in entries:
                 target.update(key, value)
         else:
-            target.update_all(changed)
+            target.update_all(entries)
     except KernelError as failure:
         log.error(COPY_FAILED, map=shape.name, reason=failure.message)

@@ -90,11 +90,17 @@ def read(source: Path, defines: Mapping[str, str]) -> dict[str, MapShape]:
     for name in SERVICE_MAPS:
         found[name] = found[name]._replace(room=unit)
     for name, shape in found.items():
-        if shape.inner:  # the kernel accepts only maps like the template (bpf_map_meta_equal())
+        if shape.inner:
             template = found[shape.inner]
-            layout = _digest(shape.layout, template.layout, str(template.type), str(template.flags))
-            found[name] = shape._replace(layout=layout)
+            layout = _digest(shape.layout, template.layout, str(template.type))
+            found[name] = for_flags(shape._replace(layout=layout), template.flags)
     return found
+
+
+def for_flags(shape: MapShape, flags: int) -> MapShape:
+    """The shape of an array of maps for entries with these flags. The kernel accepts no others
+    (bpf_map_meta_equal())."""
+    return shape._replace(room=_digest(str(shape.entries), str(flags)))
 
 
 def _declared(text: str, of: abi.Abi, defines: Mapping[str, str]) -> Iterator[tuple[str, MapShape]]:

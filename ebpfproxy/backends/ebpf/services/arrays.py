@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.backends.ebpf.maps import Maps
+from ebpfproxy.backends.ebpf.maps import Maps, slots_in
 from ebpfproxy.backends.ebpf.services.record import U32, Range
 from ebpfproxy.backends.ebpf.services.slot_ranges import EndGrace, Ids, Ranges
 from ebpfproxy.plan.planned_endpoints import ROW
@@ -13,7 +13,6 @@ from ebpfproxy.plan.planned_endpoints import ROW
 _FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_halves`
 _SERVICE_AT = abi.ENDPOINT.offset("service_id") // 4  # in units of 32 bits
 _STRIDE = abi.ENDPOINT.size
-_SLOT_STRIDE = 2  # in units of 32 bits: an array's elements are 8-byte aligned
 _SCAN = 4096
 _COUNTED = 65536
 _IS_LISTED = bytes(byte & abi.ENDPOINT_LISTED for byte in range(256))
@@ -24,24 +23,14 @@ class Arrays:
 
     def __init__(self, maps: Maps, end_grace: EndGrace) -> None:
         self.end_grace = end_grace
-        self._map(maps)
-        self.endpoint_ids = Ids(maps["endpoints"].shape.max_entries, end_grace)
-        self.ranges = Ranges(maps["slots"].shape.max_entries, end_grace)
-        # The digest of each list that is not one entry for each endpoint, by its first slot.
-        self._expanded: dict[int, int] = {}
-
-    def move_to(self, maps: Maps) -> None:
-        """Use larger maps with the same content."""
-        self.close()
-        self._map(maps)
-        self.endpoint_ids.capacity = maps["endpoints"].shape.max_entries
-        self.ranges.extend(maps["slots"].shape.max_entries)
-
-    def _map(self, maps: Maps) -> None:
         self._slots_memory = maps["slots"].mapped()
         self._slots = memoryview(self._slots_memory).cast("I")
         self._endpoints = maps["endpoints"].mapped()
         self._halves = memoryview(self._endpoints).cast("H")
+        self.endpoint_ids = Ids(maps["endpoints"].shape.max_entries, end_grace)
+        self.ranges = Ranges(slots_in(maps["slots"]), end_grace)
+        # The digest of each list that is not one entry for each endpoint, by its first slot.
+        self._expanded: dict[int, int] = {}
 
     def close(self) -> None:
         self._slots.release()
@@ -58,11 +47,16 @@ class Arrays:
 
     def read_slots(self, range_: Range) -> list[int]:
         first, count = range_
-        return self._slots[first * _SLOT_STRIDE : (first + count) * _SLOT_STRIDE : _SLOT_STRIDE].tolist()
+        return self._slots[first : first + count].tolist()
 
     def write_slots(self, first: int, ids: Sequence[int]) -> None:
-        end = (first + len(ids)) * _SLOT_STRIDE
-        self._slots[first * _SLOT_STRIDE : end : _SLOT_STRIDE] = memoryview(array("I", ids))
+        """Write slots that no program reads yet."""
+        self._slots[first : first + len(ids)] = memoryview(array("I", ids))
+
+    def replace_slots(self, first: int, ids: Sequence[int]) -> None:
+        """Write slots that programs read meanwhile, each in one store."""
+        for slot, id_ in enumerate(ids, first):
+            self._slots[slot] = id_
 
     def expanded(self, first: int) -> int | None:
         """The digest of the list at this slot, see `slot_lists.digest`. None if it has one entry for each

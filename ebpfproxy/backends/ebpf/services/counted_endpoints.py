@@ -21,10 +21,6 @@ class CountedEndpoints:
         self._map = map_
         self._ids: set[int] = set()
 
-    def move_to(self, map_: Map) -> None:
-        """Use another map with the same content."""
-        self._map = map_
-
     def read(self, wanted: Iterable[int]) -> None:
         """Make the map have exactly these ids. Numbers that exist stay."""
         wanted = set(wanted)

@@ -34,10 +34,6 @@ class FrontendAddresses:
         self._frontends = _no_frontends()
         self._written: dict[Address, int] = {}
 
-    def move_to(self, map_: Map) -> None:
-        """Use a larger map with the same content."""
-        self._map = map_
-
     def read(self, services: Entries) -> None:
         """Bring the map in sync with `services`, which contains exactly these entries. Raises KernelError."""
         self._recorded, self._frontends = {}, _no_frontends()

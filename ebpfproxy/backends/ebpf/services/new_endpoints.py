@@ -31,10 +31,6 @@ class NewEndpoints:
         self._clock = clock
         self._until: dict[int, int] = {}  # by endpoint id: when slow start ends
 
-    def move_to(self, map_: Map) -> None:
-        """Use another map with the same content."""
-        self._map = map_
-
     def read(self, records: Iterable[Record]) -> None:
         """Take over the entries of these Services, and remove all others."""
         found = {U32.unpack(key)[0]: int(_U64.unpack(value)[0]) for key, value in self._map.items()}

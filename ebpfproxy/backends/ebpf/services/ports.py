@@ -31,18 +31,10 @@ class ServicePorts:
     """
 
     def __init__(self, map_: Map) -> None:
-        self._map(map_)
-        self._uses: Counter[int] = Counter()
-        self._written = array("Q", bytes(8 * _WORDS))  # what the map should have
-
-    def move_to(self, map_: Map) -> None:
-        """Use another map with the same content."""
-        self.close()
-        self._map(map_)
-
-    def _map(self, map_: Map) -> None:
         self._memory = map_.mapped()
         self._words = memoryview(self._memory).cast("Q")
+        self._uses: Counter[int] = Counter()
+        self._written = array("Q", bytes(8 * _WORDS))  # what the map should have
 
     def close(self) -> None:
         self._words.release()

@@ -33,12 +33,8 @@ class Ranges:
         self._free: dict[int, set[int]] = {}  # order -> firsts
         # The time when it is free, the first place, the order, and whether new programs still find it.
         self._resting: deque[tuple[float, int, int, bool]] = deque()
-        self.capacity = 0
-        self.extend(capacity)
-
-    def extend(self, capacity: int) -> None:
-        """Add the places up to `capacity`, which is at least the present one."""
-        first, self.capacity = self.capacity, capacity
+        self.capacity = capacity
+        first = 0
         while first < capacity:  # a block starts at a multiple of its size
             order = (capacity - first).bit_length() - 1
             if first:

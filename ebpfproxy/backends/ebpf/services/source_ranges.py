@@ -28,10 +28,6 @@ class SourceRanges:
         self._version = 0  # another number after each change
         self.capacity = map_.shape.max_entries
 
-    def move_to(self, map_: Map) -> None:
-        """Use a map of at least this capacity with the same content."""
-        self._map, self.capacity = map_, map_.shape.max_entries
-
     def read(self, known: Set[int]) -> dict[int, list[Network]]:
         """The networks by service id, sorted. Entries of a service that is not `known`, or of several, are
         deleted.

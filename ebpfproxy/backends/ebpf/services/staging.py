@@ -137,7 +137,7 @@ class Staging:
         self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry, frontends: int
     ) -> None:
         """Raises TableFull if the namespace would use too much of a map (`shares`)."""
-        for map_, used, capacity, fresh in self._growth(old, entry, frontends):
+        for map_, used, capacity, fresh in self._additions(old, entry, frontends):
             # What all namespaces use is more than what this one uses.
             if fresh <= 0 or shares.is_within(used, fresh, capacity - used):
                 continue
@@ -146,7 +146,7 @@ class Staging:
             if not shares.is_within(own, fresh, capacity - used):
                 raise _share_is_used_up(map_, key, namespace, own, fresh, used, capacity)
 
-    def _growth(
+    def _additions(
         self, old: Record | None, entry: ServicePortEntry, frontends: int
     ) -> Iterator[tuple[str, int, int, int]]:
         """Yield for each map the entries in use, its capacity, and how many more it has after the change.
@@ -248,7 +248,7 @@ class Staging:
         count = places(len(ids), new.entry.algorithm)
         first = self._arrays.ranges.allocate(count, self._now)
         if first is None and within and len(ids) <= previous[1]:
-            self._write(previous[0], ids, new, previous)
+            self._arrays.replace_slots(previous[0], self._content(ids, new, previous))
             self._arrays.note_expanded(previous[0], digest)
             return previous[0], len(ids)
         if first is None:
@@ -256,7 +256,7 @@ class Staging:
             needed = f"{1 << Ranges.order_of(count):,} more in one range"
             raise _full("slots", key, needed, room.used - staged, room.capacity, room.resting)
         ranges.append((first, count))
-        self._write(first, ids, new, previous)
+        self._arrays.write_slots(first, self._content(ids, new, previous))
         self._arrays.note_expanded(first, digest)
         return first, len(ids)
 
@@ -279,14 +279,12 @@ class Staging:
         is_right = old.entry.affinity_timeout >= 0  # the maps contained what the entry says
         return new.entry.algorithm in HASHING and is_right and old.entry.endpoints == new.entry.endpoints
 
-    def _write(self, first: int, ids: list[int], new: Record, previous: Range) -> None:
-        """Write a list. Its first turn is the next turn of the `previous` list, otherwise a random one: all
-        nodes would otherwise begin with the same endpoint."""
-        if new.entry.algorithm == abi.ALGORITHM_ROUND_ROBIN:
-            turn = self._arrays.read_slots((sum(previous), 1))[0] if previous[1] else getrandbits(32)
-            self._arrays.write_slots(first, [*ids, turn])
-        else:
-            self._arrays.write_slots(first, ids)
+    def _content(self, ids: list[int], new: Record, previous: Range) -> list[int]:
+        """The slots of a list. Its first turn is the next turn of the `previous` list. Without one it is
+        random: otherwise all nodes would begin with the same endpoint."""
+        if new.entry.algorithm != abi.ALGORITHM_ROUND_ROBIN:
+            return ids
+        return [*ids, self._arrays.read_slots((sum(previous), 1))[0] if previous[1] else getrandbits(32)]
 
 
 def sources_beyond(entry: ServicePortEntry, other: ServicePortEntry | None) -> set[Network]:

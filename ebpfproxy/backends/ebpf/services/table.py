@@ -67,24 +67,6 @@ class ServiceTable:
         # Ids of services without affinity that may have entries in `affinity`. None: any id.
         self._affinity_left: set[int] | None = None
 
-    def move_to(self, maps: Maps) -> None:
-        """Use larger maps with the same content. A check ends."""
-        self._maps = maps
-        self._written = Written(self._records, self._owner, self._written.version)
-        self._arrays.move_to(maps)
-        self._service_ids.capacity = maps["service_names"].shape.max_entries + 1
-        self._sources.move_to(maps["source_ranges"])
-        self._addresses.move_to(maps["frontend_addresses"])
-        self._ports.move_to(maps["service_ports"])
-        self._counted.move_to(maps["connections"])
-        self._new.move_to(maps["new_endpoints"])
-        self._tunnels.move_to(maps)
-
-    def close_in(self, maps: Maps) -> None:
-        """Like `close`, unless it uses other maps than these now."""
-        if self._maps is maps:
-            self.close()
-
     def close(self) -> None:
         self._grace.close()
         self._arrays.close()
@@ -97,16 +79,6 @@ class ServiceTable:
             **self._arrays.usage(),
             "source_ranges": (self._sources.used, self._sources.capacity),
         }
-
-    def entry(self, key: ServicePortKey) -> ServicePortEntry | None:
-        """What the maps contain of a ServicePort. None if they contain nothing."""
-        record = self._records.get(key)
-        return record.entry if record else None
-
-    def ids_of(self, key: ServicePortKey) -> tuple[int, Mapping[bytes, int]] | None:
-        """The id of a ServicePort, and those of its endpoints in force. None if it is not in the maps."""
-        record = self._records.get(key)
-        return (record.id, record.ids_by_target()) if record else None
 
     def read(self) -> dict[ServicePortKey, ServicePortEntry]:
         """The entries in the maps. Inconsistent contents result in an entry that differs from every plan."""

@@ -24,10 +24,6 @@ class Tunnels:
     """The entries of both maps. The caller adds entries before they are used, and removes them afterwards."""
 
     def __init__(self, maps: Maps) -> None:
-        self.move_to(maps)
-
-    def move_to(self, maps: Maps) -> None:
-        """Use other maps with the same content."""
         self._remote, self._here = maps["tunnels"], maps["tunnel_endpoints"]
 
     def read(self, records: Iterable[Record]) -> None:

@@ -58,8 +58,7 @@ def _devices(known: dict[int, str]) -> dict[int, str]:
 class PodNamespaces:
     """Reports the namespaces to `changed`: in the constructor, and in a thread whenever they change.
 
-    With `previous`, which has reported them and uses other maps, only in the thread: a survey takes some
-    milliseconds for each namespace. Raises NotFound if the maps are not in `maps`.
+    Raises NotFound if the maps are not in `maps`.
     """
 
     def __init__(
@@ -68,18 +67,16 @@ class PodNamespaces:
         proc_root: Path,
         cgroup_root: Path,
         changed: Callable[[tuple[Namespace, ...]], object],
-        previous: "PodNamespaces | None" = None,
     ) -> None:
         self._maps = {name: Map.pinned(maps / name) for name in _MAPS}
         self._proc_root = proc_root
         self._cgroup_root = cgroup_root
         self._changed = changed
         self._reported: tuple[Namespace, ...] | None = None
-        self._devices: dict[int, str] = previous._devices if previous else _devices({})
-        self._due: list[float] = previous._due if previous else []
+        self._devices: dict[int, str] = _devices({})
+        self._due = [time.monotonic() + _INTERVAL]
         self._stop = threading.Event()
-        if not previous:
-            self._survey()
+        self._survey()
         self._thread = threading.Thread(target=self._run, name="pod-namespaces", daemon=True)
         self._thread.start()
 
@@ -92,7 +89,6 @@ class PodNamespaces:
             opened.close()
 
     def _run(self) -> None:
-        self._due = self._due or [time.monotonic() + _INTERVAL]
         while not self._stop.wait(_POLL):
             now = time.monotonic()
             if self._has_new_device():

@@ -281,19 +281,3 @@ def test_invalid_ids_are_not_adopted(junk: set[int]) -> None:
     given_out = {ids.allocate(GRACE) for _ in range(3)}
     assert given_out == {1, 2, 3}
     assert ids.allocate(GRACE) is None
-
-
-@given(st.integers(1, 300), st.integers(0, 300), st.lists(st.integers(1, 40), max_size=20))
-def test_an_extended_allocator_has_room_for_every_place_once(
-    capacity: int, more: int, counts: list[int]
-) -> None:
-    ranges = Ranges(capacity)
-    taken = [first for count in counts if (first := ranges.allocate(count, 0.0)) is not None]
-    used = ranges.used
-    ranges.extend(capacity + more)
-    assert ranges.used == used
-    places = {ranges.allocate(1, 0.0) for _ in range(capacity + more - used)}
-    assert None not in places
-    assert len(places) == capacity + more - used
-    assert places.isdisjoint(taken)
-    assert ranges.allocate(1, 0.0) is None
