@@ -48,6 +48,8 @@ class ActiveMode:
 
     def sync(self, verify: bool, retries: int = sys.maxsize) -> SyncResult:
         """Call `Reconciler.sync`, and tell the backend before and after it. Raises KernelError."""
+        if verify or self.reconciler.must_read:
+            self.reconciler.render()
         node = self.reconciler.node_plan
         self.backend.expect(self.reconciler.take_changed(), node if node != self._reported_node else None)
         self._reported_node = node

@@ -140,6 +140,7 @@ class _Agent:
         self._oldest: float | None = None  # receive time of the first event that is not in the kernel yet
         # The families and trigger times of changes that are not in the kernel yet.
         self._triggers: list[tuple[Family, float]] = []
+        self._late_triggers: list[tuple[Family, float]] = []  # of plans that may not be rendered yet
         self._answered: tuple[object, ...] = ()  # reconciler, version and node of the served health checks
         self._is_first_sync = True
         self._collect_at = time.monotonic() + _COLLECT
@@ -326,8 +327,16 @@ class _Agent:
         """Plan pending changes and apply them. A failure is logged and retried later."""
         verify = self._pacer.verify_due(now)
         remaining = False
+        reconciler, most = self._modes.serving.reconciler, math.inf if verify else self._slice.most
         if self._tracker.pending or self._is_first_sync:
-            remaining = self._plan(math.inf if verify else self._slice.most)
+            remaining = self._plan(most)
+        else:
+            reconciler.render(most)
+        if reconciler.unrendered:
+            remaining = True
+        else:
+            self._triggers += self._late_triggers
+            self._late_triggers.clear()
         if verify:
             self._verification.cancel()
         if not gc.isenabled():  # disabled in __main__; the first attempt: failed ones leave garbage
@@ -373,7 +382,7 @@ class _Agent:
 
     def _plan(self, most: float = math.inf) -> bool:
         """Plan pending changes, with `most` only some (`Tracker.drain`). Return whether others remain."""
-        drained = self._tracker.drain(most)
+        drained = self._tracker.drain(most, self._modes.serving.reconciler.unrendered)
         self._state = drained.state
         self._metrics.changes(drained.service_changes, drained.slice_changes)
         self._modes.serving.reconciler.plan(
@@ -382,11 +391,14 @@ class _Agent:
             node_changed=drained.node_changed,
             host_changed=drained.host_changed,
             peers_changed=drained.peers_changed,
+            most=most,
         )
         view = self._modes.serving.reconciler.edge
         if self._edge and view:
             self._edge.planned(view, drained.state, peers_changed=drained.peers_changed)
-        self._triggers += drained.trigger_times
+        unrendered = self._modes.serving.reconciler.unrendered
+        is_late = any(name.namespace in unrendered for name in drained.services)
+        (self._late_triggers if is_late else self._triggers).extend(drained.trigger_times)
         return drained.remaining
 
     def _announce(self) -> None:

@@ -1,5 +1,6 @@
 """The reconciler of one backend: it plans, renders, compares with the kernel, and applies the difference."""
 
+import math
 import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
@@ -7,6 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ebpfproxy.agent.edge_view import EdgeView
 from ebpfproxy.agent.foreign_host_ips import ForeignHostIps
 from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
+from ebpfproxy.agent.parts import Parts
 from ebpfproxy.agent.protected_claims import ProtectedClaims
 from ebpfproxy.agent.rejections import Rejections
 from ebpfproxy.backends.delta import Delta, diff
@@ -79,6 +81,7 @@ class Reconciler(Generic[K, E]):
         self._foreign_host_ips = ForeignHostIps(context)
         self._protected_claims = ProtectedClaims(context)
         self._claims = Claims()
+        self._parts = Parts()
         self._size = ClusterSize()
         self._keys: dict[PlanKey | None, tuple[K, ...]] = {}  # None: the entries of the node
         self._desired: dict[K, E] = {}
@@ -143,8 +146,9 @@ class Reconciler(Generic[K, E]):
         node_changed: bool,
         host_changed: bool,
         peers_changed: bool = False,
+        most: float = math.inf,
     ) -> None:
-        """Plan and render what changed.
+        """Plan what changed, and render it, with `most` only a part (`render`).
 
         `services` have changed. `node_changed`: the Node has changed, so all Services are planned again.
         `host_changed`: local addresses, devices or listening sockets have changed, so the node and host ports
@@ -171,6 +175,7 @@ class Reconciler(Generic[K, E]):
         if node_changed or host_changed or peers_changed or needs_other or self.node_plan is None:
             self._needed, self._on_link = needed, on_link
             self._plan_node(state)
+        self.render(most)
 
     def _plan_node(self, state: ClusterState) -> None:
         self._report_undetected(families_without_detector(self._context, state.node))
@@ -222,15 +227,22 @@ class Reconciler(Generic[K, E]):
                 served=str(lost.winner),
                 rejected=str(lost.loser),
             )
+        self._parts.add(update)
         for plan in update.plans:
-            self._desire(plan.key, self._backend.render((plan,), None))
             self._count(plan, 1)
-            self._changed[plan.key] = plan
-        for key in update.removed:
-            self._desire(key, {})
-            self._changed[key] = None
         for plan in update.previous:
             self._count(plan, -1)
+
+    def render(self, most: float = math.inf) -> None:
+        """Render changed plans. With `most`, only some, whose sizes add up to it (`Parts.take`)."""
+        for key, plan in self._parts.take(most).items():
+            self._desire(key, self._backend.render((plan,), None) if plan else {})
+            self._changed[key] = plan
+
+    @property
+    def unrendered(self) -> Collection[str]:
+        """The namespaces that have changed plans which are not rendered yet."""
+        return self._parts.namespaces
 
     def render_again(self, keys: Iterable[PlanKey]) -> None:
         """Render these plans again: what their entries depend on besides has changed."""
@@ -321,6 +333,11 @@ class Reconciler(Generic[K, E]):
         """
         actual = self._actual or {}
         return all(key in actual and actual[key] == self._desired.get(key) for key in keys)
+
+    @property
+    def must_read(self) -> bool:
+        """Whether the next sync reads everything, since none has succeeded or the last one failed."""
+        return self._actual is None
 
     def is_modified_externally(self) -> bool:
         """Return whether another program has changed the kernel since the last successful sync.

@@ -1,7 +1,7 @@
 """Which of the changed Services are next, so that those of one namespace do not delay those of another."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from ebpfproxy.model.service import NamespacedName
 
@@ -40,8 +40,10 @@ class Shares:
         self._skipped = None
         return taken
 
-    def take(self, size: Callable[[NamespacedName], float], most: float) -> set[NamespacedName]:
-        """Return some Services, which no longer wait. None if none waits.
+    def take(
+        self, size: Callable[[NamespacedName], float], most: float, busy: Collection[str] = ()
+    ) -> set[NamespacedName]:
+        """Return some Services of namespaces that are not `busy`; they no longer wait. None if none waits.
 
         Their sizes add up to `most` at most, unless there is only one.
 
@@ -52,18 +54,20 @@ class Shares:
         >>> [sorted(map(str, shares.take(sizes.get, 20))) for _ in range(4)]
         [['a/1', 'b/1'], ['a/2'], ['a/3'], []]
         """
-        taken = self._choose(size, most)
+        taken = self._choose(size, most, busy)
         for name in taken:
             self.discard(name)
             if name.namespace in self._waiting:  # to the end: the others have the next turn
                 self._waiting[name.namespace] = self._waiting.pop(name.namespace)
         return taken
 
-    def _choose(self, size: Callable[[NamespacedName], float], most: float) -> set[NamespacedName]:
+    def _choose(
+        self, size: Callable[[NamespacedName], float], most: float, busy: Collection[str]
+    ) -> set[NamespacedName]:
         skipped = self._skipped
-        if skipped and skipped not in self._waiting.get(skipped.namespace, ()):
+        if skipped and (skipped.namespace in busy or skipped not in self._waiting.get(skipped.namespace, ())):
             skipped = None
-        others = self._waiting.keys() - {skipped.namespace if skipped else ""}
+        others = self._waiting.keys() - {skipped.namespace if skipped else ""} - set(busy)
         if skipped and (not others or self._passed >= _MOST_PASSED):
             self._skipped = None
             return {skipped}

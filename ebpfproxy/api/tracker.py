@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -241,17 +241,18 @@ class Tracker:
                 if self._logged.is_new(event.kind, event.name, event.reason):
                     log.warning(REJECTED, kind=event.kind, name=event.name, reason=event.reason)
 
-    def drain(self, most: float = math.inf) -> Drained:
+    def drain(self, most: float = math.inf, busy: Collection[str] = ()) -> Drained:
         """Return changes since the last drain; they are no longer pending.
 
         With `most`, only those of some Services, whose sizes (`_size`) add up to it at most, or of a single
-        one. They are taken from `Shares`. A change of the Node may change all plans, so all are returned.
+        one. They are taken from `Shares`, none of the namespaces `busy`. A change of the Node may change all
+        plans, so all are returned.
         """
         node_changed, host_changed = self._node_changed, self._host_changed  # before changes are removed
         if math.isinf(most) or node_changed:
             chosen = self._changed.take_all()
         else:
-            chosen = self._with_joint(self._changed.take(self._size, most))
+            chosen = self._with_joint(self._changed.take(self._size, most, busy))
         times: list[tuple[Family, float]] = []
         for name in chosen:
             times += self._trigger_times.pop(name, ())

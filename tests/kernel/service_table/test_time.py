@@ -153,24 +153,6 @@ def test_a_change_of_another_namespace_is_not_postponed(roomy: Maps) -> None:
         assert web not in rejected
 
 
-def test_removals_of_many_endpoints_are_postponed(roomy: Maps, monkeypatch: pytest.MonkeyPatch) -> None:
-    present = {key(f"s{n}"): exposed(n, endpoints=3) for n in range(4)}
-    with opened(roomy) as table:
-        assert not table.apply(present, ())
-        monkeypatch.setattr("ebpfproxy.backends.ebpf.services.table._MOST_REMOVED", 6)
-        fewer = {each: exposed(n) for n, each in enumerate(present)}
-        rejected = table.apply(fewer, (), seconds=1)
-        assert len(rejected) == 1
-        check_exact(roomy, {**fewer, **{each: present[each] for each in rejected}}, table.usage())
-        assert not table.apply(present, ())
-        for left in (2, 0):
-            rejected = table.apply({}, list(present), seconds=1)
-            assert all(isinstance(each, NotYet) for each in rejected.values())
-            present = {each: present[each] for each in rejected}
-            assert len(present) == left
-            check_exact(roomy, present, table.usage())
-
-
 def test_a_frontend_that_changes_its_service_port_is_not_postponed(roomy: Maps) -> None:
     a, b = frontend("10.96.0.1"), frontend("10.96.0.2")
     to = [endpoint("10.1.0.1")], [endpoint("10.1.0.2")]

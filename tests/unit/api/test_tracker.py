@@ -331,6 +331,17 @@ def test_a_changed_service_cidr_changes_the_host_and_not_the_node() -> None:
     assert tracker.drain().state.service_cidrs == frozenset(networks(["fd00::/112"]))
 
 
+def test_services_of_a_busy_namespace_wait() -> None:
+    tracker = Tracker(STARTED)
+    other = NamespacedName("other", "web")
+    tracker.fold(put_service())
+    tracker.fold(ServiceChanged(other, dataclasses.replace(service("web"), name=other)))
+    drained = tracker.drain(1000, {WEB.namespace})
+    assert (drained.services, drained.remaining) == (frozenset({other}), True)
+    assert not tracker.drain(1000, {WEB.namespace}).services
+    assert tracker.drain(1000).services == {WEB}
+
+
 def test_an_added_deleted_or_changed_device_changes_the_host_and_not_the_node() -> None:
     tracker = tracker_with(host(1))
     for told in (host(2, 1), DevicesChanged((eth(1), eth(2, up=False))), host()):

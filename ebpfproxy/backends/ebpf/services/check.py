@@ -16,6 +16,7 @@ from ebpfproxy.backends.ebpf.entries import ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
 from ebpfproxy.backends.ebpf.services.record import NOTHING, U32, Record, name_value
+from ebpfproxy.backends.ebpf.services.shares import Uses
 from ebpfproxy.backends.ebpf.services.slot_lists import digest
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.plan.planned_endpoints import ROW
@@ -29,12 +30,14 @@ _ENDPOINTS = 1024  # in one step
 class Written:
     """What `ServiceTable` has written, and changes with it. `version` is another number after each change.
 
-    `owner` has each key of `services`, with the ServicePort whose record has its value.
+    `owner` has each key of `services`, with the ServicePort whose record has its value. `uses`: None until
+    they are needed.
     """
 
     records: dict[ServicePortKey, Record] = dataclasses.field(default_factory=dict)
     owner: dict[bytes, ServicePortKey] = dataclasses.field(default_factory=dict)
     version: int = 0
+    uses: Uses | None = None
 
     def service(self, key: bytes) -> bytes | None:
         """The value of a key of `services`, None if it is not an own key."""

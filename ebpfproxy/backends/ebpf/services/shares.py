@@ -42,12 +42,25 @@ def use_of(record: Record) -> dict[str, int]:
     }
 
 
-def by_namespace(records: Mapping[ServicePortKey, Record]) -> defaultdict[str, Counter[str]]:
-    """Return the entries in use, by namespace and map."""
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for key, record in records.items():
-        found[namespace_of(key)].update(use_of(record))
-    return found
+class Uses:
+    """The entries in use, by namespace and map."""
+
+    def __init__(self, records: Mapping[ServicePortKey, Record]) -> None:
+        self._uses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for key, record in records.items():
+            self.replace(key, None, record)
+
+    def of(self, namespace: str, map_: str) -> int:
+        """Return how many entries of a map the namespace uses."""
+        return self._uses[namespace][map_]
+
+    def replace(self, key: ServicePortKey, old: Record | None, new: Record | None) -> None:
+        """Count the new record of a ServicePort instead of the old one."""
+        of = self._uses[namespace_of(key)]
+        if new:
+            of.update(use_of(new))
+        if old:
+            of.subtract(use_of(old))
 
 
 def is_within(used: int, fresh: int, free: int) -> bool:

@@ -7,7 +7,7 @@ state no longer has ends nevertheless (`smaller`): that needs no room.
 import contextlib
 import dataclasses
 import functools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import getrandbits
 from typing import NamedTuple
@@ -78,7 +78,6 @@ class Staging:
         self._sources = sources
         self._now = now
         self._tables = tables
-        self._use: defaultdict[str, Counter[str]] | None = None  # None: not needed so far
 
     def takes_over(self, key: ServicePortKey, entry: ServicePortEntry) -> bool:
         """Whether another ServicePort has one of the frontends: the change is one step for both."""
@@ -130,8 +129,8 @@ class Staging:
         self.changes[key] = change = Change(old, self._stage(key, old, entry, within=within))
         self._services.used += fresh
         self._sources.used += sources
-        if self._use is not None:
-            self._count(key, change)
+        if self._written.uses:
+            self._written.uses.replace(key, old, change.new)
 
     def _check_share(
         self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry, frontends: int
@@ -142,7 +141,7 @@ class Staging:
             if fresh <= 0 or shares.is_within(used, fresh, capacity - used):
                 continue
             namespace = shares.namespace_of(key)
-            own = self._uses()[namespace][map_]
+            own = self._uses().of(namespace, map_)
             if not shares.is_within(own, fresh, capacity - used):
                 raise _share_is_used_up(map_, key, namespace, own, fresh, used, capacity)
 
@@ -163,20 +162,13 @@ class Staging:
             after = sum(1 << Ranges.order_of(each) for each in needed if each)
             yield "slots", used, capacity, after - before["slots"]
 
-    def _uses(self) -> defaultdict[str, Counter[str]]:
-        """The entries in use by namespace and map, with the changes so far."""
-        if self._use is None:
-            self._use = shares.by_namespace(self._written.records)
+    def _uses(self) -> shares.Uses:
+        """What is in use, with the changes so far. Counted at the first call: most nodes never need it."""
+        if not self._written.uses:
+            uses = self._written.uses = shares.Uses(self._written.records)
             for key, change in self.changes.items():
-                self._count(key, change)
-        return self._use
-
-    def _count(self, key: ServicePortKey, change: Change) -> None:
-        assert self._use is not None
-        of = self._use[shares.namespace_of(key)]
-        of.update(shares.use_of(change.new))
-        if change.old:
-            of.subtract(shares.use_of(change.old))
+                uses.replace(key, change.old, change.new)
+        return self._written.uses
 
     def _stage(
         self, key: ServicePortKey, old: Record | None, entry: ServicePortEntry, *, within: bool

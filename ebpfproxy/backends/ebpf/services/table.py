@@ -41,7 +41,6 @@ from ebpfproxy.plan.planned_endpoints import WEIGHT_SHIFT
 
 _IN_LISTS = (1 << WEIGHT_SHIFT) - 1  # flags without the weight
 _WALK = 4096  # entries per batch
-_MOST_REMOVED = 10_000  # endpoints, in one change of limited time: 20 ms
 _NO_TRAFFIC = bytes((abi.TRAFFIC.size + 7) // 8 * 8)
 
 
@@ -125,18 +124,12 @@ class ServiceTable:
         """Apply a change. Return the ServicePorts without room. They keep their current state, or get one
         that needs less; what they no longer have is removed in any case.
 
-        `seconds`: after this time, or after the removal of many endpoints, further ServicePorts are postponed
-        (NotYet) and keep their current state, except those that take over a frontend. If it is finite, large
-        tables are computed in parts.
+        `seconds`: after this time, further ServicePorts are postponed (NotYet) and keep their current state,
+        except those that take over a frontend. If it is finite, large tables are computed in parts.
         """
         self._written.version += 1
-        changes, rejected, removed = self._stage(puts, seconds)
-        dropped = self._dropped(drops, math.inf if math.isinf(seconds) else _MOST_REMOVED - removed)
-        rejected |= {
-            key: NotYet(f"{key.name}: the change takes too long")
-            for key in drops
-            if key in self._records and key not in dropped
-        }
+        changes, rejected = self._stage(puts, seconds)
+        dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(changes, dropped)
         now = self._clock()  # from now on no lookup finds what is removed
         for key, (old, new) in changes.items():
@@ -144,6 +137,8 @@ class ServiceTable:
             self._release(old, new, now)
         for key, record in dropped.items():
             del self._records[key]
+            if self._written.uses:
+                self._written.uses.replace(key, record, None)
             self._release(record, None, now)
             self._large_tables.end(key)
         for key, failure in rejected.items():
@@ -157,37 +152,23 @@ class ServiceTable:
 
     def _stage(
         self, puts: Mapping[ServicePortKey, ServicePortEntry], seconds: float
-    ) -> tuple[dict[ServicePortKey, Change], dict[ServicePortKey, KernelError], int]:
-        """Return the changes, what is rejected, and how many endpoints the changes remove."""
+    ) -> tuple[dict[ServicePortKey, Change], dict[ServicePortKey, KernelError]]:
+        """Return the changes, and what is rejected."""
         services, sources = (Room(name, *self.usage()[name]) for name in ("services", "source_ranges"))
-        now, removed = self._clock(), 0
-        tables, most = (None, math.inf) if math.isinf(seconds) else (self._large_tables, _MOST_REMOVED)
+        now, in_parts = self._clock(), not math.isinf(seconds)
+        tables = self._large_tables if in_parts else None
         staging = Staging(self._arrays, self._service_ids, self._written, services, sources, now, tables)
         rejected: dict[ServicePortKey, KernelError] = {}
-        for number, key in enumerate(puts if math.isinf(seconds) else in_turns(puts)):
+        for number, key in enumerate(in_turns(puts) if in_parts else puts):
             entry = puts[key]
-            is_late = self._clock() >= now + seconds or removed >= most
-            if number and is_late and not staging.takes_over(key, entry):
+            if number and self._clock() >= now + seconds and not staging.takes_over(key, entry):
                 rejected[key] = NotYet(f"{key.name}: the change takes too long")
-                continue
-            if failure := staging.add(key, entry):
+            elif failure := staging.add(key, entry):
                 rejected[key] = failure
-            if change := staging.changes.get(key):
-                removed += _removed(change)
         for key, failure in rejected.items():
             if isinstance(failure, NotYet):
                 failure.has_begun = self._large_tables.has_begun(key)
-        return staging.changes, rejected, removed
-
-    def _dropped(self, drops: Collection[ServicePortKey], most: float) -> dict[ServicePortKey, Record]:
-        """Those of the ServicePorts to drop in this change: with `most` endpoints in total, or only one."""
-        found: dict[ServicePortKey, Record] = {}
-        for key in drops:
-            record = self._records.get(key)
-            if record and (not found or len(record.ids) <= most):
-                found[key] = record
-                most -= len(record.ids)
-        return found
+        return staging.changes, rejected
 
     def _commit(
         self, changes: Mapping[ServicePortKey, Change], dropped: Mapping[ServicePortKey, Record]
@@ -296,11 +277,6 @@ class ServiceTable:
         for key in left:
             affinity.delete(key)
         self._affinity_left = set()
-
-
-def _removed(change: Change) -> int:
-    """The number of endpoints that only the old entry has."""
-    return len(set(change.old.ids).difference(change.new.ids)) if change.old else 0
 
 
 def _share_entries(found: Mapping[ServicePortKey, Record], known: Mapping[ServicePortKey, Record]) -> None:
