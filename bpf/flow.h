@@ -172,7 +172,7 @@ static __always_inline bool is_of_older_connection(const struct packet *packet,
 /* Records a packet that the endpoint has sent in the entry that reply_find() returned. Returns
  * false if the endpoint replies to another connection with the same tuple, which belongs to no
  * flow. If that connection is older, the entry from then on only reserves the port, and the
- * client's next SYN gets another one. See docs/decisions/0082.
+ * client's next SYN gets another one. See docs/decisions/0023.
  */
 static __always_inline bool reply_record(struct reply *reply, const struct packet *packet,
 					 struct scratch *scratch)

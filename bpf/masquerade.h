@@ -2,7 +2,7 @@
  *
  * The address that a new flow is masqueraded with. Usually it is the only one of the output device,
  * which `devices` contains. With DEVICE_SOURCES it is the one that the kernel would select as the
- * source (docs/decisions/0077).
+ * source (docs/decisions/0011).
  */
 #pragma once
 

@@ -23,7 +23,7 @@ struct next_hop {
 
 /* Each CPU has one scratch. tc programs run with bottom halves disabled, so only one program at a
  * time uses it. The verifier does not track the content of map values. Execution paths that differ
- * only in the scratch are therefore the same state for it (docs/decisions/0019).
+ * only in the scratch are therefore the same state for it (docs/decisions/0025).
  */
 struct scratch {
 	/* Set by the parser; `quoted` is the packet that an ICMP error quotes. */

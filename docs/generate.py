@@ -70,27 +70,27 @@ It is generated from the constants in `ebpfproxy/`; change the messages and thei
 
 A line has the time, the level, the message and `key=value` pairs. An event always has the same message.
 
-| message | level | meaning | code |
-|---|---|---|---|
+| message | level | meaning |
+|---|---|---|
 """
 _LEVELS = ("debug", "info", "warning", "error")
 
 
 def log_messages() -> str:
     """The text of docs/log-messages.md: a row for each message that is logged, sorted."""
-    rows: dict[tuple[str, str], tuple[set[str], str]] = {}
+    rows: dict[str, tuple[set[str], str]] = {}
     known = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
     defined = {path: dict(_constants(tree)) for path, tree in known.items()}
     for path, tree in known.items():
         for level, name in _logged(tree):
             where = path if name in defined[path] else _imported_from(tree, name)
             text, meaning = defined[where][name]
-            code = str(where.relative_to(PACKAGE.parent))
-            rows.setdefault((text, code), (set(), meaning))[0].add(level)
+            levels, first = rows.setdefault(text, (set(), meaning))
+            assert first == meaning, f"two meanings of {text!r}"
+            levels.add(level)
     return MESSAGES + "".join(
-        f"| `{text}` | {', '.join(sorted(levels, key=_LEVELS.index))} | {_escaped(meaning)} "
-        f"| [{Path(code).name}](../{code}) |\n"
-        for (text, code), (levels, meaning) in sorted(rows.items())
+        f"| `{text}` | {', '.join(sorted(levels, key=_LEVELS.index))} | {_escaped(meaning)} |\n"
+        for text, (levels, meaning) in sorted(rows.items())
     )
 
 

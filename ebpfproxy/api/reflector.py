@@ -1,7 +1,7 @@
 """List and watch one kind of object, independently of the transport.
 
 The protocol (streaming lists, pages, bookmarks, 410 Gone) is described on kubernetes.io, "Kubernetes API
-Concepts", and in KEP-3157. Decision 0027 compares the choices of this module with those of client-go.
+Concepts", and in KEP-3157. Decision 0030 compares the choices of this module with those of client-go.
 """
 
 import contextlib

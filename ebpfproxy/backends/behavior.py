@@ -39,7 +39,7 @@ class Behavior(NamedTuple):
 
     has_addresses: bool
     """The node has the addresses of Services: it answers pings of them, and rejects their unused ports. For
-    IPVS they are on kube-ipvs0, as with kube-proxy; for relays there are local routes (decision 0042)."""
+    IPVS they are on kube-ipvs0, as with kube-proxy; for relays there are local routes (decision 0068)."""
 
     masquerades_here: bool
     """With policy Cluster, external clients, and pods that connect to another address than the ClusterIP, are

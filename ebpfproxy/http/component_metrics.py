@@ -26,8 +26,8 @@ _PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64"}
 def register(registry: CollectorRegistry) -> Gauge:
     """Add the metrics about version and feature gates; return the latter.
 
-    `git_version` is that of kube-proxy, with the agent's as build metadata (decision 0067). The agent is not
-    compiled, so the labels about a compiler are empty.
+    `git_version` is that of kube-proxy, with the agent's as build metadata (docs/metrics.md has the
+    reason). The agent is not compiled, so the labels about a compiler are empty.
     """
     major, minor, _ = KUBERNETES
     release = ".".join(map(str, KUBERNETES))

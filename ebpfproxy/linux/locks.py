@@ -92,7 +92,7 @@ class NamespaceLock:
 
     Each holder has a UDP socket at an address of this lock, and the kernel shows its user (udp4_seq_show() of
     net/ipv4/udp.c). Only sockets of root and of this process's user count. A process takes the lock by
-    finding no other socket that counts, after it has bound its own. See docs/decisions/0061.
+    finding no other socket that counts, after it has bound its own. See docs/decisions/0029.
     """
 
     def __init__(self, patience: float = EXEC_SECONDS) -> None:

@@ -44,7 +44,7 @@ def test_a_direct_connection_and_one_to_a_service_may_have_the_same_port(
     if (client, kind, first, protocol, pair.by_socket) == ("pod", "NodePort", "direct", TCP, False) and (
         pair.mode == "ebpf"
     ):
-        pytest.xfail("the direct connection gets no replies meanwhile: see docs/decisions/0082")
+        pytest.xfail("the direct connection gets no replies meanwhile: see docs/decisions/0023")
     if pair.by_socket and client != "outside":
         pytest.skip("the kernel rejects a second connection of this port to the endpoint")
     netns = {"outside": pair.x, "pod": pair.p, "node": pair.node}[client]

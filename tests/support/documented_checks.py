@@ -69,7 +69,6 @@ EXEMPT: Mapping[str, str] = {
     r"sysctl -w net\.ipv4\.fib_multipath_hash_policy=1": "is for the router: make edge-lab sets it",
     r"sysctl -w net\.bridge\.bridge-nf-call-iptables=1 .*": "needs the module: test_bridge_checks.py sets it",
     r"ufw .*": "is not installed: its rules are those of iptables before it",
-    r"ip addr": "shows what a decision does not do",
 }
 """Commands that no test can run, and why."""
 

@@ -138,9 +138,9 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     assert not [name for name in names if name not in listed]
 
 
-@pytest.mark.parametrize("page", ["benchmarks/compare.md", "benchmarks.md", "dataplanes/README.md"])
+@pytest.mark.parametrize("page", ["benchmarks/modes.md", "benchmarks.md", "dataplanes/README.md"])
 def test_images_in_html_are_found_from_the_pages_folder_on_the_site(page: str) -> None:
-    """The site has BENCHMARKS/COMPARE/index.html for BENCHMARKS/COMPARE.md, and the files of docs/images."""
+    """The site has BENCHMARKS/MODES/index.html for BENCHMARKS/MODES.md, and the files of docs/images."""
     docs = ROOT / "docs"
     hook = runpy.run_path(str(docs / "site.py"))["on_page_markdown"]
     is_index = page.endswith("README.md")

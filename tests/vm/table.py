@@ -26,8 +26,6 @@ def written(costs: Mapping[str, Costs], features: Mapping[str, Mapping[str, Any]
     parts = [
         _table("missing features of mode `ebpf`", features, _lacking),
         _programs("Instructions that the verifier processed (limit: 1,000,000):", costs, _verified),
-        _programs("Instructions of the loaded program:", costs, lambda cost: f"{cost['instructions']:,}"),
-        _programs("Load time in milliseconds in the VM (only for comparison):", costs, _load_ms),
     ]
     return "\n\n".join(parts)
 
@@ -38,10 +36,6 @@ def _lacking(found: Mapping[str, Any]) -> str:
 
 def _verified(cost: Mapping[str, Any]) -> str:
     return "rejected" if cost["rejection"] else f"{cost['verified']:,}"
-
-
-def _load_ms(cost: Mapping[str, Any]) -> str:
-    return f"{cost['load_ms']:.0f}"
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, Any]], cell: Any) -> str:

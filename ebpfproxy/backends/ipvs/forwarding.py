@@ -6,7 +6,7 @@ be that of the frontend. With direct routing the node also needs a route to the 
 a gateway that is a node would treat the packet as one of a new client.
 
 ClusterIPs and NodePorts are always translated. For a ClusterIP, the node that forwards is the client's own,
-and replies pass it anyway. A NodePort is never the endpoint's port and address (docs/decisions/0045).
+and replies pass it anyway. A NodePort is never the endpoint's port and address (docs/decisions/0018).
 
 The choice depends on plans, settings and `Surroundings`, which `KernelSurroundings` reads. Answers are kept
 until `forget`, so that a plan with many endpoints needs one lookup for each of them. If the kernel fails to

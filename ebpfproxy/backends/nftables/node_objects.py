@@ -58,7 +58,7 @@ NAT_PREROUTING, NAT_OUTPUT, NAT_POSTROUTING = NAT_CHAINS = (
 )
 """They run before the NAT chains of other programs, which have the priorities -100 and 100, as do the chains
 `nat-prerouting`, `nat-output` and `nat-postrouting` of kube-proxy. Of two chains with the same priority, the
-newer one runs first: see decision 0073. The names differ from those of kube-proxy, since it could not take
+newer one runs first: see decision 0020. The names differ from those of kube-proxy, since it could not take
 over a chain of another priority: the kernel rejects the change.
 """
 

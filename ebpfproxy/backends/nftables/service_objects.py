@@ -1,11 +1,11 @@
 """Converts the plan of a ServicePort into its chains, lists of endpoints and elements in the shared
 containers.
 
-The chains have the names of kube-proxy's (syncProxyRules in pkg/proxy/nftables/proxier.go); decision 0065
-lists what differs. `external-` decides by the client's class and continues to `service-` (policy Cluster) or
-`local-` (policy Local). These select an endpoint from a list and do DNAT. So if the number of endpoints is
-unchanged, a change consists of elements, and the kernel need not validate any rule
-(docs/decisions/0024-lists-of-endpoints.md).
+The chains have the names of kube-proxy's (syncProxyRules in pkg/proxy/nftables/proxier.go);
+docs/dataplanes/nftables.md lists what differs. `external-` decides by the client's class and continues to
+`service-` (policy Cluster) or `local-` (policy Local). These select an endpoint from a list and do DNAT. So
+if the number of endpoints is unchanged, a change consists of elements, and the kernel need not validate any
+rule (docs/decisions/0024-lists-of-endpoints.md).
 """
 
 import struct

@@ -23,7 +23,7 @@ DRAWS = {
 
 TABLE_SIZES = TableSizes((251, 1021, 4093, 16381), 16)
 """Of the tables of `maglev`. Each entry is an element of a map, which takes nine times the memory of a slot
-in mode ebpf (docs/decisions/0051-small-maglev-tables-in-nftables.md)."""
+in mode ebpf (docs/decisions/0046-algorithms-in-lists-of-slots.md)."""
 
 
 class Shares(NamedTuple):

@@ -6,7 +6,7 @@
 - `segment.py`: the packets of that client.
 
 Canary connections use real Services and change no object, neither in the API server nor in the kernel's
-tables of Services (docs/decisions/0041).
+tables of Services (docs/decisions/0031).
 
 Read first: `canary.py`.
 """

@@ -2,7 +2,7 @@
 
 nft and its libraries read all chains and sets of a family before they write a rule. That takes time
 quadratic in their number. The text of rules also changes between versions of nft. See
-docs/decisions/0015-nftables-by-netlink.md for measurements.
+docs/decisions/0091-one-netlink-stack.md for measurements.
 
 A `Session` acts in the network namespace in which the calling thread is when it is created.
 Sources: include/uapi/linux/netfilter/nfnetlink.h; net/netfilter/nfnetlink.c for the replies to a batch.

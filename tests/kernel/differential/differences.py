@@ -186,7 +186,7 @@ DIFFERENCES = (
     Difference(
         _where(lambda of: of.has_addresses),
         "An unused port of a Service's address is rejected, in mode ipvs as in kube-proxy: the node has the "
-        "address (decision 0042).",
+        "address (decision 0068).",
         lambda case, _: bool(case.neighbors),
         _refused,
     ),

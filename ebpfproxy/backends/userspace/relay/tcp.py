@@ -2,7 +2,7 @@
 between both sides.
 
 A relay holds at most `_BUFFER` of each direction, and only while the sink does not take it. So a slow reader
-stops the sender. Decision 0084: why bytes are copied.
+stops the sender. Decision 0068: why bytes are copied.
 """
 
 import contextlib
