@@ -9,7 +9,7 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.service import NamespacedName, Service
 from ebpfproxy.plan.node_checks import plan_checks
-from ebpfproxy.plan.service_plan import ServicePortPlan
+from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 from ebpfproxy.plan.vips import vips
 
 
@@ -20,6 +20,7 @@ class EdgeView:
         self._of_service: dict[NamespacedName, frozenset[NodeCheck]] = {}
         self._checks: Counter[NodeCheck] = Counter()
         self._vips: Counter[Address] = Counter()
+        self._of_plan: dict[PlanKey, frozenset[Address]] = {}
         self.version = 0
         """Increases with each change of `checks`."""
 
@@ -45,13 +46,15 @@ class EdgeView:
             _subtract(self._checks, check)
         self.version += checks != previous
 
-    def count(self, plan: ServicePortPlan, sign: int) -> None:
-        """Add the addresses of a plan, or remove them: `sign` is 1 or -1."""
-        for address in vips(plan):
-            if sign > 0:
-                self._vips[address] += 1
-            else:
-                _subtract(self._vips, address)
+    def replace(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
+        """Replace the addresses of a plan that the next sync applies. None for a deleted one."""
+        addresses = vips(plan) if plan else frozenset()
+        for address in addresses:
+            self._vips[address] += 1
+        for address in self._of_plan.pop(key, ()):
+            _subtract(self._vips, address)
+        if addresses:
+            self._of_plan[key] = addresses
 
 
 def _subtract(counter: Counter[Any], key: object) -> None:

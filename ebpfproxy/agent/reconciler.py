@@ -238,6 +238,8 @@ class Reconciler(Generic[K, E]):
         for key, plan in self._parts.take(most).items():
             self._desire(key, self._backend.render((plan,), None) if plan else {})
             self._changed[key] = plan
+            if self.edge:
+                self.edge.replace(key, plan)
 
     @property
     def unrendered(self) -> Collection[str]:
@@ -303,8 +305,6 @@ class Reconciler(Generic[K, E]):
         self.needing_pods += sign * needs_packets_of_pods(plan)
         self._needing_node += sign * needs_packets_of_node(plan)
         self._addresses.count(plan, sign)
-        if self.edge:
-            self.edge.count(plan, sign)
 
     def take_changed(self) -> Mapping[PlanKey, ServicePortPlan | None]:
         """Return the plans that changed since the last call, None for deleted ones."""

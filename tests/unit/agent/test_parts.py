@@ -1,5 +1,6 @@
 """Changed plans are rendered in parts, in turns between namespaces."""
 
+import dataclasses
 import math
 
 from ebpfproxy.agent.active_mode import ActiveMode
@@ -16,12 +17,13 @@ from ebpfproxy.plan.service_plan import (
     FrontendPlan,
     NoEndpointAction,
     PolicyResult,
+    Role,
     Scope,
     ServicePortPlan,
 )
-from tests.support.build import port, service
+from tests.support.build import CONTEXT, endpoint, port, service, slice_of
 from tests.support.modes import FakeMode
-from tests.unit.agent.agent import LOCAL, WEB, WEB_SLICE, Agent
+from tests.unit.agent.agent import LOCAL, WEB, WEB_SLICE, Agent, gone
 
 CLUSTER = PolicyResult(Scope.CLUSTER, False)
 
@@ -150,3 +152,18 @@ def test_what_is_not_rendered_is_no_leftover_of_a_previous_run() -> None:
     active.sync(verify=True)
     assert not active.reconciler.unrendered
     active.close()
+
+
+def test_an_edge_announces_an_address_when_its_plan_is_rendered() -> None:
+    agent = Agent(context=dataclasses.replace(CONTEXT, role=Role.EDGE))
+    edge = agent.reconciler.edge
+    assert edge
+    outside = service("outside", ips=["10.96.0.9"], external=["203.0.113.9"])
+    agent.fold(outside, slice_of("outside", endpoint("10.1.0.1")), LOCAL)
+    drained = agent.tracker.drain()
+    agent.reconciler.plan(drained.state, drained.services, node_changed=False, host_changed=False, most=0)
+    assert not edge.vips
+    agent.reconciler.render()
+    assert parse_address("203.0.113.9") in edge.vips
+    agent.sync(gone("outside"))
+    assert not edge.vips
