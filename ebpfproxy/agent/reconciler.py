@@ -107,7 +107,9 @@ class Reconciler(Generic[K, E]):
         self._direct: set[NamespacedName] = set()  # the Services that request direct server return
         self._needing_node = 0  # as `needing_pods`, by `needs_packets_of_node`
         self.health_checks: dict[NamespacedName, HealthCheck] = {}
-        """The health checks of load balancers, by Service."""
+        """The health checks of load balancers, by Service. They change when the next sync applies the last
+        changed plan of the namespace."""
+        self._health_checks_due: dict[NamespacedName, HealthCheck | None] = {}
         self.health_version = 0
         """Increases with each change of `health_checks`."""
         self.edge = EdgeView() if context.role is Role.EDGE else None
@@ -207,11 +209,7 @@ class Reconciler(Generic[K, E]):
             self.edge.update(name, service if plans else None, state.slices_of(name))
         elif service and plans:
             check = plan_health_check(service, state.slices_of(name), self._context.node_name)
-        self.health_version += check != self.health_checks.get(name)
-        if check:
-            self.health_checks[name] = check
-        else:
-            self.health_checks.pop(name, None)
+        self._health_checks_due[name] = check
         if name == API_SERVER:
             plans = keep_last_endpoints(plans, self._claims.plans.get)
         if any(each.balancing.dsr for each in plans):
@@ -240,6 +238,15 @@ class Reconciler(Generic[K, E]):
             self._changed[key] = plan
             if self.edge:
                 self.edge.replace(key, plan)
+        for name in [each for each in self._health_checks_due if each.namespace not in self.unrendered]:
+            self._replace_health_check(name, self._health_checks_due.pop(name))
+
+    def _replace_health_check(self, name: NamespacedName, check: HealthCheck | None) -> None:
+        self.health_version += check != self.health_checks.get(name)
+        if check:
+            self.health_checks[name] = check
+        else:
+            self.health_checks.pop(name, None)
 
     @property
     def unrendered(self) -> Collection[str]:

@@ -8,7 +8,7 @@ from ebpfproxy.agent.parts import Parts
 from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.config import Config
 from ebpfproxy.model.address import Family, Protocol, parse_address
-from ebpfproxy.model.service import NamespacedName, ServicePortName
+from ebpfproxy.model.service import NamespacedName, ServicePortName, ServiceType, TrafficPolicy
 from ebpfproxy.plan.claims import Claims
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoint, PlannedEndpoints
 from ebpfproxy.plan.service_plan import (
@@ -167,3 +167,23 @@ def test_an_edge_announces_an_address_when_its_plan_is_rendered() -> None:
     assert parse_address("203.0.113.9") in edge.vips
     agent.sync(gone("outside"))
     assert not edge.vips
+
+
+def test_a_health_check_changes_with_the_last_plan_of_its_namespace() -> None:
+    agent = Agent()
+    agent.fold(LOCAL, gone("none"))
+    agent.plan()
+    checked = service(
+        "checked",
+        *(port(number, f"p{number}") for number in (1, 2)),
+        balancer=["203.0.113.9"],
+        type_=ServiceType.LOAD_BALANCER,
+        external_policy=TrafficPolicy.LOCAL,
+        health_check=30100,
+    )
+    agent.fold(checked)
+    drained = agent.tracker.drain()
+    agent.reconciler.plan(drained.state, drained.services, node_changed=False, host_changed=False, most=1)
+    assert not agent.reconciler.health_checks
+    agent.reconciler.render()
+    assert len(agent.reconciler.health_checks) == 1
