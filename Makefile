@@ -135,7 +135,7 @@ style: $(STAMP)
 
 .PHONY: quick
 quick: check  ## format, types, unit and golden tests: a minute
-	@$(PYTHON) -m pytest -q -n 4 --sample tests/unit tests/golden
+	@$(PYTHON) -m pytest -q -n 4 --sample tests/unit tests/golden ebpfproxy
 
 .PHONY: edge-lab
 edge-lab: $(STAMP)  ## two edges with BGP (FRR), as root: make edge-lab CONNECTIONS=100000 FORWARDING=dsr

@@ -16,7 +16,7 @@ import pytest
 
 STAGES = (1, 2, 3)
 _NOT_COPIED = (".git", ".venv", "build", "dist", ".*_cache", ".hypothesis")
-_QUICK = ("tests/unit", "tests/golden", "tests/contract")
+_QUICK = ("ebpfproxy", "tests/unit", "tests/golden", "tests/contract")
 _PACKETS = (
     "tests/kernel/packet_path",
     "tests/kernel/test_socket_*.py",
@@ -29,7 +29,7 @@ _OF_TEXTS = (
 )
 """Tests that compare the source code with a text. They would catch a mutation that changes no behavior."""
 _LIMIT_S = 2 * 3600
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) ((?:tests|ebpfproxy)/.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class Outcome(NamedTuple):
@@ -75,7 +75,8 @@ def _steps(root: Path, file: str, stage: int) -> list[list[str]]:
     else:
         first = [*_QUICK]
         of_package = str(Path(file.replace("ebpfproxy", "tests/unit", 1)).parent)
-        likely = ["tests/golden", *([of_package] if file and (root / of_package).is_dir() else [])]
+        likely = ["ebpfproxy", "tests/golden"]
+        likely += [of_package] if file and (root / of_package).is_dir() else []
         steps = [likely, [*_QUICK, *_ignore(likely)]]
     return {1: steps, 2: [["tests", *_ignore(first)]], 3: [["tests"]]}[stage]
 
