@@ -1,4 +1,4 @@
-"""A foreign change of the hooks is detected although the agent itself changed them in between."""
+"""Changes of hooks and devices by other programs are detected although the agent changed them in between."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,11 @@ from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.model.address import parse_network
 from ebpfproxy.plan.service_plan import NodePlan
+from tests.contract.conftest import RealDevices
+from tests.contract.test_backend import watched
 from tests.kernel.cluster import eventually
 from tests.support.bpf_place import BpfPlace, bpf_place
+from tests.support.namespace import namespace
 
 pytestmark = pytest.mark.kernel
 
@@ -49,3 +52,24 @@ def test_a_foreign_change_just_before_the_agents_own_change_is_detected(place: B
         assert plane.generation() == before
     finally:
         plane.close()
+
+
+@pytest.mark.parametrize(("stripped", "detected"), [("one", False), ("two", True)])
+def test_a_foreign_change_of_a_device_is_detected_unless_the_agent_changes_the_device_itself(
+    place: BpfPlace, stripped: str, detected: bool
+) -> None:
+    """Another program removes the agent's programs from a device, just before the agent leaves device one."""
+    with namespace("generation") as made, made.entered():
+        devices = RealDevices()
+        one, two = devices.add("one"), devices.add("two")
+        plane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs))
+        plane.open()
+        try:
+            both: dict[Key, Entry] = plane.render((), watched((one, "one"), (two, "two")))
+            assert not plane.apply(diff(plane.read(), both))
+            devices.strip(stripped)
+            assert not plane.apply(diff(both, plane.render((), watched((two, "two")))))
+            before = plane.generation()
+            assert (plane.generation() != before) is detected
+        finally:
+            plane.close()

@@ -7,6 +7,7 @@ import pytest
 from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.nftables.backend import NftablesBackend
 from ebpfproxy.backends.nftables.entries import TABLE, Chain, ChainEntry, Endpoints
+from ebpfproxy.errors import NotFound
 from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import NftablesCounts
@@ -47,6 +48,15 @@ def test_a_sync_with_a_rejection_is_counted_for_its_family(plane: NftablesBacken
     wanted = entries(plane, plan("good", "10.96.0.1"), plan("bad", "10.96.0.2"))
     spoil(wanted, "bad")
     assert bring(plane, wanted)
+    assert plane.report().syncs == (NftablesCounts(V4, sync_failures=1), NftablesCounts(V6))
+
+
+def test_a_failed_sync_is_counted_for_its_family(plane: NftablesBackend) -> None:
+    bring(plane, entries(plane, plan("good", "10.96.0.1")))
+    delta = diff(plane.read(), entries(plane, plan("good", "10.96.0.1"), plan("more", "10.96.0.2")))
+    run_nft(f"delete table ip {TABLE}")
+    with pytest.raises(NotFound):
+        plane.apply(delta)
     assert plane.report().syncs == (NftablesCounts(V4, sync_failures=1), NftablesCounts(V6))
 
 

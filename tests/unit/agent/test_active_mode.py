@@ -1,4 +1,4 @@
-"""Opening a mode."""
+"""Opening and closing a mode."""
 
 import pytest
 
@@ -22,3 +22,15 @@ def test_a_mode_that_cannot_be_opened_is_closed(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(KernelError, match="no memory"):
         active.open()
     assert closed
+
+
+def test_an_open_mode_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode, closed = FakeMode("one"), []
+    active = ActiveMode(mode, Config(hostname_override="here"), Callbacks())
+    monkeypatch.setattr(mode.plane, "close", lambda: closed.append(True))
+    active.close()
+    assert not closed
+    active.open()
+    active.close()
+    active.close()
+    assert closed == [True]

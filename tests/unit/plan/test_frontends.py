@@ -112,6 +112,11 @@ def test_both_families_and_all_ports_are_planned_in_order() -> None:
     ]
 
 
+def test_two_ports_are_planned_in_order() -> None:
+    service = build.service("web", port(80, "b"), port(81, "a"))
+    assert [plan.name.port for plan in plan_service(service, (), None, CONTEXT)] == ["a", "b"]
+
+
 def test_tcp_and_udp_ports_with_the_same_number_do_not_share_endpoints() -> None:
     """Regression of kpng: its key had no protocol, so 53/TCP and 53/UDP were the same."""
     service = build.service("web", port(53, "dns", protocol=Protocol.UDP), port(53, "dns-tcp"))

@@ -286,7 +286,8 @@ def test_each_line_has_its_entry_as_owner() -> None:
         LAYOUT,
         1,
     )
-    owners = {text: script.owner(number) for number, text in enumerate(script.text.splitlines(), start=1)}
+    numbers = range(1, len(script.text.splitlines()) + 1)
+    owners = {script.line(number): script.owner(number) for number in numbers}
     assert owners == {
         "*nat": None,
         ":KUBE-SVC-A - [0:0]": chain,
