@@ -388,6 +388,11 @@ class PacketPath:
         pairs = self.maps[name].items()
         return {k: Entry(_fields(abi.FLOW_KEY, k), _fields(_ALL_LAYOUTS[name], v)) for k, v in pairs}
 
+    def traffic(self) -> tuple[int, ...]:
+        """The sums over all Services and CPUs, in the order of abi.h's traffic."""
+        rows = (row for _, value in self.maps["traffic"].items() for row in abi.TRAFFIC.iter_unpack(value))
+        return tuple(map(sum, zip(*rows, strict=True)))
+
     def set_established(self, connections: int, others: int = 0) -> None:
         """How many TCP and other flows the programs take to be established."""
         for kind, number in ((abi.FLOWS_OF_TCP, connections), (abi.FLOWS_OF_OTHERS, others)):

@@ -160,6 +160,19 @@ def test_least_connections_prefers_the_endpoint_with_fewer_open_flows(path: Pack
     assert sorted(sample(path, V4, 400).values()) == pytest.approx([100, 300], abs=60)
 
 
+def test_an_endpoint_without_a_number_has_no_open_connection(path: PacketPath) -> None:
+    """For example if the map has no room for it."""
+    serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1})
+    client, source = Client(path, V4), clients(V4, 1)
+    missing, other = counted(path)
+    path.maps["connections"].delete(_U32.pack(missing))
+    found: Counter[str] = Counter()
+    for _ in range(400):
+        path.maps["connections"].update(_U32.pack(other), _U32.pack(1))
+        found[client.endpoint(*next(source))] += 1
+    assert sorted(found.values()) == pytest.approx([100, 300], abs=60)
+
+
 def test_a_number_below_zero_counts_as_zero(path: PacketPath) -> None:
     """CPUs that count down at the same time can cause it."""
     serve(path, V4, Algorithm.LEAST_CONNECTIONS, {1: 1, 2: 1})

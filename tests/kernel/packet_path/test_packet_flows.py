@@ -1,6 +1,7 @@
 """Flow entries: masquerade ports, establishment, lost entries, ends and timeouts of flows, affinity."""
 
 import socket
+import struct
 from collections.abc import Iterator
 from socket import htons
 from typing import Any
@@ -12,7 +13,7 @@ from ebpfproxy.model.address import Protocol, parse_address
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import NEXT, answer, established, is_left_alone, request
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, families, protocols, serve
-from tests.support import headers
+from tests.support import headers, xdp_path
 from tests.support.packet_path import REDIRECT, SHOT, SIZES, UNSPEC, Entry, PacketPath
 from tests.support.packets import V4, Places, become, ip, transport
 
@@ -117,6 +118,24 @@ def test_the_last_free_port_is_found(path: PacketPath, at: Places, protocol: Pro
     got = path.forward(again.packet, "net", "tunnel")
     assert (got.packet.payload.src, got.packet.sport) == (at.masquerade, free)
     assert path.forward(answer(got), "tunnel", "net").packet.dport == CLIENT_PORT + 1
+
+
+@families
+def test_ports_are_not_searched_again_within_a_second(path: PacketPath, at: Places) -> None:
+    """Each search takes milliseconds. In the first second it would most likely find no port either."""
+    serve(path, at, at.there)
+    established(path, at, protocol=UDP)
+    (entry,) = path.replies().items()
+    entries = dict(_every_port(*entry, client=at.router))
+    path.maps["replies"].update_all(list(entries.items()))
+    new = request(at, UDP, CLIENT_PORT + 1)
+    assert path.ingress(new).verdict == SHOT
+    path.maps["replies"].delete(next(iter(entries)))
+    (key,) = (key for key, _ in path.maps["exhausted_ports"].items())
+    path.maps["exhausted_ports"].update(key, struct.pack("=I", xdp_path.unit() + 1))
+    assert path.ingress(new).verdict == SHOT
+    path.maps["exhausted_ports"].update(key, struct.pack("=I", xdp_path.unit() - 1))
+    assert path.ingress(new).verdict == REDIRECT
 
 
 def _every_port(key: bytes, entry: Entry, client: str) -> Iterator[tuple[bytes, bytes]]:
@@ -329,6 +348,27 @@ def test_a_half_open_flow_ends_after_its_timeout(path: PacketPath, at: Places, p
 
 
 @families
+@protocols
+def test_replies_restart_the_timeout_of_a_half_open_flow(
+    path: PacketPath, at: Places, protocol: Protocol
+) -> None:
+    """Both entries expire at the same time."""
+    path.set_node(**SHORT)
+    serve(path, at, at.there)
+    timeout = SHORT["tcp_syn" if protocol is served.TCP else "udp"]
+    got = path.forward(request(at, protocol), "net", "tunnel")
+    path.counted()
+    for _ in range(3):
+        path.age(timeout - 3)
+        assert path.forward(answer(got), "tunnel", "net").packet.payload.src == at.external
+    (flow,), (reply,) = path.flows().values(), path.replies().values()
+    assert flow.value["last_seen"] == reply.value["last_seen"]
+    path.age(timeout - 3)
+    assert path.forward(request(at, protocol), "net", "tunnel").raw == got.raw
+    assert not path.counted()
+
+
+@families
 def test_an_established_udp_flow_ends_after_its_timeout_without_packets(path: PacketPath, at: Places) -> None:
     path.set_node(**SHORT)
     serve(path, at, at.there)
@@ -388,22 +428,14 @@ def test_a_client_with_affinity_leaves_an_endpoint_that_is_removed(
 
 def test_packets_and_bytes_are_counted_by_service_and_direction(path: PacketPath) -> None:
     serve(path, V4, V4.there)
-    before = _sums(path)
+    before = path.traffic()
     got = path.forward(request(V4), "net", "tunnel")
     path.forward(answer(got), "tunnel", "net")
     path.forward(request(V4, flags="A"), "net", "tunnel")
-    after = _sums(path)
+    after = path.traffic()
     new, packets_in, bytes_in, packets_out, bytes_out = (b - a for a, b in zip(before, after, strict=True))
     size = len(bytes(request(V4))) - 14
     assert (new, packets_in, bytes_in, packets_out, bytes_out) == (1, 2, 2 * size, 1, size)
-
-
-def _sums(path: PacketPath) -> list[int]:
-    sums = [0] * 5
-    for _, value in path.maps["traffic"].items():
-        for row in abi.TRAFFIC.iter_unpack(value):
-            sums = [a + b for a, b in zip(sums, row, strict=True)]
-    return sums
 
 
 @families

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.kernel
 
 FAR = 1 << 30
 """A distance from the next sequence number that is outside every window."""
+NEAR = 1 << 17
+"""NEAR of flow_tcp.h: successive segments of one side are seldom further apart."""
 OVER = 3.0
 """Seconds after which a closed flow has expired if `tcp_fin` is 1 s. Times have a resolution of about a
 second, and each packet restarts them."""
@@ -113,6 +115,21 @@ def test_a_fin_out_of_the_window_does_not_close_a_side(path: PacketPath, at: Pla
     _send(flow, "client", SYN, FAR)
     assert flow.by_endpoint(ACK)
     assert flow.by_client(ACK)
+
+
+@senders
+@pytest.mark.parametrize(
+    ("distance", "closes"), [(-NEAR - 1, False), (-NEAR, True), (NEAR - 1, True), (NEAR, False)]
+)
+def test_a_fin_closes_its_side_if_its_number_is_near_the_next_one(
+    path: PacketPath, sender: str, distance: int, closes: bool
+) -> None:
+    """A window of 2^18 numbers: more would be easier to guess."""
+    flow = _established(path, V4)
+    _send(flow, sender, FIN | ACK, distance)
+    closed = abi.FLOW_CLIENT_FIN if sender == "client" else abi.FLOW_ENDPOINT_FIN
+    (entry,) = path.flows().values()
+    assert bool(entry.value["flags"] & closed) is closes
 
 
 @families

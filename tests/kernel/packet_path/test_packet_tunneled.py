@@ -1,6 +1,7 @@
 """Direct server return on the node of the endpoint: tunneled packets become packets of the device that leads
 to the client, and the endpoint's replies go to the client."""
 
+import subprocess
 from typing import Any
 
 import pytest
@@ -32,12 +33,13 @@ from tests.support.packet_path import (
     Outcome,
     PacketPath,
 )
-from tests.support.packets import V4, V6, Places, become, ip, transport
+from tests.support.packets import HERE, V4, V6, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
 
 DEVICE, MTU = 999, 1406
 SENDERS = {V4: "192.0.2.20", V6: "2001:db8::20"}
+NEIGHBOR = "02:00:00:00:00:33"
 FAR = "192.0.2.99"  # accepted from no network
 
 
@@ -88,6 +90,33 @@ def test_a_tunneled_packet_reaches_the_endpoint_and_the_reply_the_client(
     assert entry.value["flags"] == abi.FLOW_DSR
     (entry,) = path.replies().values()
     assert entry.value["device"] == path.indices["net"]
+
+
+@families
+def test_a_received_frame_comes_from_the_next_hop_to_the_client(path: PacketPath, at: Places) -> None:
+    """The tunneled frame has the Ethernet addresses of the sender's network. If the neighbor is not known, it
+    keeps them.
+    """
+    serve_here(path, at)
+    packet = request(at)
+    known = f"ip neigh replace {at.client} lladdr {NEIGHBOR} dev net nud permanent"
+    subprocess.run(known.split(), check=True)
+    try:
+        got = enter(path, receive(path, at, packet))
+    finally:
+        subprocess.run(["ip", "neigh", "del", at.client, "dev", "net"], check=True)
+    assert (got.packet.dst, got.packet.src) == (HERE, NEIGHBOR)
+    assert got.raw[12:] == become(packet, destination=at.here, destination_port=TARGETS[TCP])[12:]
+
+
+def test_tunneled_packets_and_replies_are_counted_by_direction(path: PacketPath) -> None:
+    serve_here(path, V4)
+    before = path.traffic()
+    got = enter(path, receive(path, V4, request(V4)))
+    path.forward(answer(got), "pod", "net")
+    receive(path, V4, request(V4, flags="A"))
+    size = len(bytes(request(V4))) - 14
+    assert [b - a for a, b in zip(before, path.traffic(), strict=True)] == [1, 2, 2 * size, 1, size]
 
 
 @families
