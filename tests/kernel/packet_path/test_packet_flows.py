@@ -374,6 +374,8 @@ def test_an_established_udp_flow_ends_after_its_timeout_without_packets(path: Pa
     serve(path, at, at.there)
     got = established(path, at, protocol=UDP)
     path.counted()
+    path.forward(request(at, UDP), "net", "tunnel")
+    assert not path.counted()
     path.age(SHORT["udp_stream"] + 2)
     path.forward(answer(got), "tunnel", "net")
     path.forward(request(at, UDP), "net", "tunnel")

@@ -1,12 +1,13 @@
 """Which clients a relay admits where a filter of the socket cannot tell."""
 
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ebpfproxy.backends.userspace.entries import Balanced, Balancing, Listening
+from ebpfproxy.backends.userspace.entries import Balanced, Balancing, Listening, Pods
 from ebpfproxy.backends.userspace.relay import listening
 from ebpfproxy.backends.userspace.relay.balancer import Affinity, Balancer
 from ebpfproxy.backends.userspace.relay.listening import Admission, Client
@@ -70,3 +71,16 @@ def test_ranges_whose_filter_takes_too_much_memory_are_checked_after_accept(bala
     assert subject.scope(Client("10.199.0.1", ELSEWHERE)) is False
     assert subject.scope(Client("10.200.0.1", ELSEWHERE)) is None
     assert subject.scope(Client("198.51.100.1", ELSEWHERE)) is None
+
+
+def test_a_client_of_an_interface_that_is_gone_is_no_pod(balancer: Balancer) -> None:
+    """Its connection arrived before the interface was removed."""
+    subprocess.run(["ip", "link", "add", "cali1", "type", "veth", "peer", "name", "eth1"], check=True)
+    pods = Pods(None, interface="cali", prefix=True)
+    subject = Admission(Listening(SERVICE, 80, True, False, False, pods), balancer)
+    for index, is_pod in (
+        (socket.if_nametoindex("cali1"), True),
+        (socket.if_nametoindex("eth1"), False),
+        (ELSEWHERE, False),
+    ):
+        assert subject.scope(Client("192.0.2.1", index)) is is_pod

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.agent.inbox import Died, Inbox
+from ebpfproxy.agent.inbox import Died, Inbox, Received
 from ebpfproxy.agent.sources import Sources
+from ebpfproxy.api.event import ADDRESSES, DEVICES, LISTENING, Synced
 from ebpfproxy.config import Config
 from ebpfproxy.http.metrics import Metrics
 
 SOON = 10.0
+Start = Callable[[Callable[[threading.Event], object]], Sources]
 
 
 @pytest.fixture
@@ -21,11 +23,11 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-def started(tmp_path: Path, inbox: Inbox) -> Iterator[Callable[[Callable[[threading.Event], None]], Sources]]:
+def started(tmp_path: Path, inbox: Inbox) -> Iterator[Start]:
     """Starts sources that read a folder, and one that runs the given function."""
     made: list[Sources] = []
 
-    def start(run: Callable[[threading.Event], None]) -> Sources:
+    def start(run: Callable[[threading.Event], object]) -> Sources:
         config = Config(hostname_override="here", manifests=tmp_path)
         made.append(Sources(config, inbox, Metrics(), None, {"further": run}))
         made[-1].start()
@@ -36,6 +38,15 @@ def started(tmp_path: Path, inbox: Inbox) -> Iterator[Callable[[Callable[[thread
         each.stop()
 
 
+def received(inbox: Inbox, kinds: set[str]) -> None:
+    """Wait until everything of these kinds is known."""
+    while kinds:
+        item = inbox.get(timeout=SOON)
+        assert not isinstance(item, Died), item
+        if isinstance(item, Received) and isinstance(item.event, Synced):
+            kinds = kinds - {item.event.kind}
+
+
 def death(inbox: Inbox) -> Died:
     """The first report of a source that has ended."""
     while not isinstance(item := inbox.get(timeout=SOON), Died):
@@ -43,9 +54,7 @@ def death(inbox: Inbox) -> Died:
     return item
 
 
-def test_sources_end_when_they_are_asked_to_and_this_is_no_failure(
-    inbox: Inbox, started: Callable[[Callable[[threading.Event], None]], Sources]
-) -> None:
+def test_sources_end_when_they_are_asked_to_and_this_is_no_failure(inbox: Inbox, started: Start) -> None:
     ended = queue.SimpleQueue[threading.Thread]()
 
     def run(stop: threading.Event) -> None:
@@ -59,16 +68,18 @@ def test_sources_end_when_they_are_asked_to_and_this_is_no_failure(
         assert not isinstance(inbox.get(), Died)
 
 
-def test_a_source_that_ends_by_itself_is_reported(
-    inbox: Inbox, started: Callable[[Callable[[threading.Event], None]], Sources]
-) -> None:
+def test_what_the_node_has_is_known_soon_after_the_start(inbox: Inbox, started: Start) -> None:
+    """The first sync waits for it."""
+    started(threading.Event.wait)
+    received(inbox, {ADDRESSES, DEVICES, LISTENING})
+
+
+def test_a_source_that_ends_by_itself_is_reported(inbox: Inbox, started: Start) -> None:
     started(lambda stop: None)
     assert death(inbox).source == "further"
 
 
-def test_an_error_that_ends_a_source_is_reported(
-    inbox: Inbox, started: Callable[[Callable[[threading.Event], None]], Sources]
-) -> None:
+def test_an_error_that_ends_a_source_is_reported(inbox: Inbox, started: Start) -> None:
     failure = RuntimeError("no memory")
 
     def run(stop: threading.Event) -> None:
