@@ -4,8 +4,10 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+import queue
 import threading
 import time
+import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,12 +16,15 @@ import pytest
 import trustme
 import yaml
 
+from ebpfproxy.agent.inbox import Inbox, Received
+from ebpfproxy.agent.sources import Sources
 from ebpfproxy.api.connection import Timing, WatchSilent
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NODE,
     SERVICE,
     SERVICE_CIDR,
+    ApiServerReached,
     Event,
     Invalid,
     NodeChanged,
@@ -31,9 +36,10 @@ from ebpfproxy.api.event import (
 from ebpfproxy.api.outage import UNREACHABLE, Outage
 from ebpfproxy.api.reflector import NO_KIND, UNOBSERVED, Observer
 from ebpfproxy.api.watch import ApiSource, load_configuration
+from ebpfproxy.config import Config
 from ebpfproxy.errors import SourceError
 from ebpfproxy.http.metrics import Metrics
-from ebpfproxy.model.address import parse_network
+from ebpfproxy.model.address import parse_address, parse_network
 from tests.support.apiserver import (
     ApiServer,
     Request,
@@ -774,6 +780,24 @@ def test_a_request_without_response_times_out(server: ApiServer, kubeconfig: str
         server.put(make_service("a"))
         listener.until_exists("a")
         release.set()
+
+
+def test_the_address_of_the_api_server_is_reported_to_the_agent(server: ApiServer, kubeconfig: str) -> None:
+    """No Service may take it over."""
+    inbox: Inbox = queue.SimpleQueue()
+    config = Config(hostname_override="node-1", kubeconfig=pathlib.Path(kubeconfig))
+    sources = Sources(config, inbox, Metrics(), None)
+    sources.start()
+    try:
+        found = None
+        while not isinstance(found, ApiServerReached):
+            item = inbox.get(timeout=SOON)
+            assert isinstance(item, Received)
+            found = item.event
+    finally:
+        sources.stop()
+    address = urllib.parse.urlsplit(server.url)
+    assert found == ApiServerReached(parse_address(address.hostname or ""), address.port or 0)
 
 
 def test_stop_ends_running_watches_at_once(server: ApiServer, kubeconfig: str) -> None:

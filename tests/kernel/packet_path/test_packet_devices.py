@@ -3,8 +3,10 @@
 Packets to Services never leave untranslated, no packet is lost or loops, and no victim's flow ends.
 """
 
+import contextlib
 import random
 import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -13,20 +15,25 @@ import pytest
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.linux.bpf import tcx
-from ebpfproxy.model.address import Protocol, family, is_unspecified, parse_address
+from ebpfproxy.linux.netlink import on_link_routes
+from ebpfproxy.model.address import Family, Protocol, family, format_address, is_unspecified, parse_address
 from tests.kernel.others import HEAD, NEXT, PASS, TAIL, filtered, linked
+from tests.kernel.packet_path.conversation import answer, request
 from tests.kernel.packet_path.every_service import serve_every_kind, targets_of
+from tests.kernel.packet_path.served import families, serve
 from tests.support.bpf_place import bpf_place
 from tests.support.conversations import End
 from tests.support.device_path import Around, DevicePath, Wires, attached, wires
 from tests.support.packet_judge import FrontendKey, Offer
 from tests.support.packet_path import DEVICES, NODE_V4, NODE_V6, PacketPath, packet_path
+from tests.support.packets import Places
 from tests.support.random_packets import RandomPackets
 from tests.support.victims import Victims
 from tests.support.wire_judge import WireJudge
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(0)]
 
+NEIGHBOR = "02:00:00:00:00:33"
 OVERWRITTEN = {"mark": 0x0F0F, "tc_index": 0xFFFF, "cb": 0xFFFFFFFF}
 AROUND = {
     "tcx": Around(True),
@@ -148,6 +155,43 @@ def test_no_packet_is_missed_or_lost_with_other_programs(
     assert all(judged[what] > total / 200 for what in ("flows opened", "answers", "left as they came")), (
         judged
     )
+
+
+@contextlib.contextmanager
+def on_link(address: str) -> Iterator[None]:
+    """Within the block, the address is that of a neighbor at `net` and of a frontend: its route has the
+    gateway of on-link frontends."""
+    gateway = format_address(on_link_routes.GATEWAYS[Family.IPV6 if ":" in address else Family.IPV4])
+    gateway_ethernet = on_link_routes.MAC.hex(":")
+    objects = (
+        f"neigh {{}} {gateway} lladdr {gateway_ethernet} dev net nud permanent",
+        f"neigh {{}} {address} lladdr {NEIGHBOR} dev net nud permanent",
+        f"route {{}} {address} via {gateway} dev net onlink",
+    )
+    for each in objects:
+        subprocess.run(["ip", *each.format("add").split()], check=True)
+    try:
+        yield
+    finally:
+        for each in reversed(objects):
+            subprocess.run(["ip", *each.format("del").split()], check=True)
+
+
+@families
+def test_replies_reach_a_client_with_the_address_of_an_on_link_frontend(
+    place: tuple[PacketPath, Wires, Path], at: Places
+) -> None:
+    """Redirected replies pass the gateway of its route, which no machine has."""
+    path, connected, pins = place
+    path.start_over()
+    path.set_node(abi.NODE_REDIRECT)
+    serve(path, at, at.here)
+    node = DevicePath(connected)
+    with on_link(at.client), attached(path, pins, Around(tcx.is_supported())):
+        got = node.forward(bytes(request(at, Protocol.UDP)), "net", "pod")
+        back = node.forward(bytes(answer(got)), "pod", "net").packet
+    assert (back.dst, back.payload.src, back.payload.dst) == (NEIGHBOR, at.external, at.client)
+    assert path.counted()["redirected"] == 2
 
 
 @pytest.mark.parametrize("redirect", [False, True], ids=["stack", "redirect"])

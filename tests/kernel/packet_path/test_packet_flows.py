@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ebpfproxy.backends.ebpf import abi
-from ebpfproxy.model.address import Protocol, parse_address
+from ebpfproxy.model.address import Address, Protocol, format_address, parse_address
 from tests.kernel.packet_path import served
 from tests.kernel.packet_path.conversation import NEXT, answer, established, is_left_alone, request
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, families, protocols, serve
 from tests.support import headers, xdp_path
 from tests.support.packet_path import REDIRECT, SHOT, SIZES, UNSPEC, Entry, PacketPath
-from tests.support.packets import V4, Places, become, ip, transport
+from tests.support.packets import V4, V6, Places, become, ip, transport
 
 pytestmark = pytest.mark.kernel
 
@@ -64,6 +64,20 @@ def test_one_client_port_reaches_one_endpoint_by_two_frontends(
         assert (back.payload.src, back.sport) == (frontend, PORTS[protocol])
         assert (back.payload.dst, back.dport) == (at.client, CLIENT_PORT)
     assert path.counted()["port_changed"] == 2
+
+
+@pytest.mark.parametrize("word", range(4))
+def test_a_packet_to_an_address_other_than_the_masquerade_address_is_no_reply(
+    path: PacketPath, word: int
+) -> None:
+    """The entry has only a digest of the address, which covers all of its words."""
+    serve(path, V6, V6.there)
+    got = path.forward(request(V6, UDP), "net", "tunnel")
+    other = bytearray(parse_address(V6.masquerade))
+    other[4 * word + 1] ^= 0x40
+    addresses = V6.there, format_address(Address(bytes(other)))
+    packet = ip(*addresses) / transport(UDP, TARGETS[UDP], got.packet.sport)
+    assert is_left_alone(path.ingress(packet, "tunnel"), packet)
 
 
 @families
