@@ -4,6 +4,7 @@ Packets to Services never leave untranslated, no packet is lost or loops, and no
 """
 
 import contextlib
+import json
 import random
 import struct
 import subprocess
@@ -163,18 +164,24 @@ def on_link(address: str) -> Iterator[None]:
     gateway of on-link frontends."""
     gateway = format_address(on_link_routes.GATEWAYS[Family.IPV6 if ":" in address else Family.IPV4])
     gateway_ethernet = on_link_routes.MAC.hex(":")
-    objects = (
-        f"neigh {{}} {gateway} lladdr {gateway_ethernet} dev net nud permanent",
-        f"neigh {{}} {address} lladdr {NEIGHBOR} dev net nud permanent",
-        f"route {{}} {address} via {gateway} dev net onlink",
-    )
-    for each in objects:
-        subprocess.run(["ip", *each.format("add").split()], check=True)
+    neighbor = f"neigh replace {address} dev net nud permanent lladdr"
+    known = [
+        each["lladdr"] for each in json.loads(_ip(f"-j neigh show {address} dev net")) if "lladdr" in each
+    ]
+    undo = f"{neighbor} {known[0]}" if known else f"neigh del {address} dev net"
+    _ip(f"neigh add {gateway} lladdr {gateway_ethernet} dev net nud permanent")
+    _ip(f"{neighbor} {NEIGHBOR}")
+    _ip(f"route add {address} via {gateway} dev net onlink")
     try:
         yield
     finally:
-        for each in reversed(objects):
-            subprocess.run(["ip", *each.format("del").split()], check=True)
+        _ip(f"route del {address} via {gateway} dev net onlink")
+        _ip(undo)
+        _ip(f"neigh del {gateway} dev net")
+
+
+def _ip(arguments: str) -> str:
+    return subprocess.run(["ip", *arguments.split()], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 @families
