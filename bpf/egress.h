@@ -345,19 +345,15 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 }
 
 /* Returns the output device for a host-originated packet to its endpoint, or 0 if there is no
- * route. The stack selected a device for the frontend, so the result can differ. From ::1 no route
- * exists (rt6_need_strict()). The packet gets another source address, so the lookup uses the
- * unspecified address instead of a loopback address.
+ * route. The stack selected a device for the frontend, so the result can differ.
  */
 static __always_inline u32 route_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
 					     const struct flow *flow, struct next_hop *next_hop)
 {
-	struct address any;
+	struct address source;
 
-	address_unspecified_like(&any, &packet->tuple.source);
-	return route(skb, packet,
-		     address_is_loopback(&packet->tuple.source) ? &any : &packet->tuple.source,
-		     &flow->endpoint, next_hop);
+	route_source(&source, &packet->tuple.source);
+	return route(skb, packet, &source, &flow->endpoint, next_hop);
 }
 
 /* Sets `scratch->to` for a packet of `scratch->flow`. */

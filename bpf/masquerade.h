@@ -28,27 +28,15 @@ static __always_inline bool look_up_source(struct __sk_buff *skb, u32 ifindex,
 					   struct scratch *scratch)
 {
 	struct bpf_fib_lookup *lookup = &scratch->lookup;
-	const struct address *from = &scratch->tuple.source, *to = &scratch->flow.endpoint;
 	u32 flags = BPF_FIB_LOOKUP_OUTPUT;
+	struct address from;
 	int found;
 
 	if (HAVE(FIB_LOOKUP_SRC))
 		flags |= FIB_LOOKUP_SKIP_NEIGHBOR | FIB_LOOKUP_SOURCE;
-	__builtin_memset(lookup, 0, sizeof(*lookup));
-	lookup->l4_protocol = scratch->tuple.protocol;
-	lookup->ifindex = ifindex;
-	if (address_is_v4(to)) {
-		lookup->family = AF_INET;
-		lookup->ipv4_dst = to->word[3];
-		if (!address_is_loopback(from))
-			lookup->ipv4_src = from->word[3];
-	} else {
-		lookup->family = AF_INET6;
-		*(struct address *)lookup->ipv6_dst = *to;
-		if (!address_is_loopback(from))
-			*(struct address *)lookup->ipv6_src = *from;
-	}
-	found = bpf_fib_lookup(skb, lookup, sizeof(*lookup), flags);
+	route_source(&from, &scratch->tuple.source);
+	found = look_up_route(skb, lookup, ifindex, 0, scratch->tuple.protocol, &from,
+			      &scratch->flow.endpoint, flags);
 	/* The packet may be larger than the MTU, since it may be segmented later. */
 	return (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ||
 		found == BPF_FIB_LKUP_RET_FRAG_NEEDED) &&

@@ -72,32 +72,55 @@ static __always_inline bool is_on_link_gateway(const void *ethernet)
 static long (*redirect_by_neighbor)(u32 ifindex, void *parameters, int length,
 				    u64 flags) = (void *)152;
 
+/* Looks up the route of a packet from `from` to `to`. A `length` of 0 is not compared with the MTU.
+ * `context`: of a tc program or of an XDP program. Returns as bpf_fib_lookup().
+ */
+static __always_inline int look_up_route(void *context, struct bpf_fib_lookup *lookup, u32 ifindex,
+					 u32 length, u8 protocol, const struct address *from,
+					 const struct address *to, u32 flags)
+{
+	__builtin_memset(lookup, 0, sizeof(*lookup));
+	lookup->l4_protocol = protocol;
+	lookup->tot_len = length;
+	lookup->ifindex = ifindex;
+	if (address_is_v4(to)) {
+		lookup->family = AF_INET;
+		lookup->ipv4_src = from->word[3];
+		lookup->ipv4_dst = to->word[3];
+	} else {
+		lookup->family = AF_INET6;
+		*(struct address *)lookup->ipv6_src = *from;
+		*(struct address *)lookup->ipv6_dst = *to;
+	}
+	return bpf_fib_lookup(context, lookup, sizeof(*lookup), flags);
+}
+
+/* Sets `source` to the source for the lookup of a route of a host-originated packet from `from`.
+ * From a loopback address no route exists (rt6_need_strict()). The packet gets another source
+ * address, so the lookup uses the unspecified address.
+ */
+static __always_inline void route_source(struct address *source, const struct address *from)
+{
+	if (address_is_loopback(from))
+		address_unspecified_like(source, from);
+	else
+		*source = *from;
+}
+
 /* Returns the output device for a packet from `from` to `to` that arrived on the device `ifindex`,
- * or 0 if there is no route, or if `length` exceeds the MTU. A `length` of 0 is not compared. Sets
- * `next_hop`. `context`: of a tc program or of an XDP program.
+ * or 0 if there is no route, or if `length` exceeds the MTU. Sets `next_hop`. See look_up_route().
  */
 static __always_inline u32 route_by(void *context, u32 ifindex, u32 length,
 				    const struct packet *packet, const struct address *from,
 				    const struct address *to, struct next_hop *next_hop)
 {
-	struct bpf_fib_lookup lookup = {};
+	struct bpf_fib_lookup lookup;
 	int found;
 
 	if (!HAVE(FIB_LOOKUP) || !HAVE(REDIRECT_NEIGH))
 		return 0;
-	lookup.l4_protocol = packet->tuple.protocol;
-	lookup.tot_len = length;
-	lookup.ifindex = ifindex;
-	if (packet->version == 4) {
-		lookup.family = AF_INET;
-		lookup.ipv4_src = from->word[3];
-		lookup.ipv4_dst = to->word[3];
-	} else {
-		lookup.family = AF_INET6;
-		*(struct address *)lookup.ipv6_src = *from;
-		*(struct address *)lookup.ipv6_dst = *to;
-	}
-	found = bpf_fib_lookup(context, &lookup, sizeof(lookup), 0);
+	found =
+	    look_up_route(context, &lookup, ifindex, length, packet->tuple.protocol, from, to, 0);
 	if (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) {
 		next_hop->neighbor.nh_family = lookup.family;
 		*(struct address *)next_hop->neighbor.ipv6_nh = *(struct address *)lookup.ipv6_dst;
