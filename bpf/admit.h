@@ -18,8 +18,7 @@ enum client_class {
 /* Whether a packet may open a flow. */
 enum admission {
 	NO_FLOW,  /* the packet is not for a frontend and passes unchanged */
-	KNOWN,	  /* the packet belongs to the flow in the scratch */
-	OPENS,	  /* the packet opens the flow in the scratch, which has no entries yet */
+	OPENS,	  /* the packet opens `view->flow`, which has no entries yet */
 	REJECTED, /* the client gets a TCP reset, an SCTP ABORT or an ICMP error */
 	DROPPED,  /* the client gets no reply */
 };
@@ -152,15 +151,17 @@ static __always_inline bool stale_socket_find(struct flow_key *tuple, struct ser
 }
 
 /* Decides whether a client may open a flow to the destination of the packet, and selects the
- * endpoint.
+ * endpoint. If the destination is a frontend, it sets `view->key` and `view->happening`. If the
+ * packet opens a flow, it sets `view->flow`.
  */
-static __always_inline enum admission admit(struct __sk_buff *skb, const struct packet *packet,
-					    enum client_class class, struct scratch *scratch)
+static __always_inline enum admission admit(struct __sk_buff *skb, struct packet *packet,
+					    enum client_class class, struct flow_view *view,
+					    struct workspace *work)
 {
-	const struct flow_key *tuple = &packet->tuple;
-	struct service_key *frontend = &scratch->frontend;
-	struct affinity_key *client = &scratch->affinity;
-	struct flow *flow = &scratch->flow;
+	struct flow_key *tuple = &packet->tuple;
+	struct service_key *frontend = &work->frontend;
+	struct affinity_key *client = &work->affinity;
+	struct flow *flow = &view->flow;
 	struct service service;
 	struct slot_range range;
 	struct endpoint *endpoint;
@@ -169,24 +170,20 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 
 	if (class != NODE && !is_for_this_node(skb))
 		return NO_FLOW;
-	if (class != POD || !stale_socket_find(&scratch->tuple, frontend)) {
-		frontend->address = tuple->destination;
-		frontend->port = tuple->destination_port;
-		frontend->protocol = tuple->protocol;
-		frontend->pad = 0;
-	}
+	if (class != POD || !stale_socket_find(tuple, frontend))
+		frontend_of_tuple(frontend, tuple);
 	if (!service_find(frontend, class == NODE, &service))
 		return NO_FLOW;
-	scratch->happening.service_id = service.id;
-	scratch->happening.flags = 0;
-	scratch->flow_key = scratch->tuple;
+	view->happening.service_id = service.id;
+	view->happening.flags = 0;
+	view->key = packet->tuple;
 	if (service.kind == KIND_NODE_PORT && class != NODE &&
-	    is_for_connected_socket(skb, packet, &scratch->sockets))
+	    is_for_connected_socket(skb, packet, &work->sockets))
 		return NO_FLOW;
 	if (service.flags & SERVICE_RESTRICTED &&
 	    !(class == NODE && service.flags & SERVICE_NODE_ADMITTED) &&
-	    !source_admitted(&service, &tuple->source, &scratch->source)) {
-		count_drop(scratch, COUNTER_SOURCE_REFUSED);
+	    !source_admitted(&service, &tuple->source, &work->source)) {
+		count_drop(&view->happening, COUNTER_SOURCE_REFUSED);
 		return DROPPED;
 	}
 	range = class == OUTSIDE ? service.external : service.internal;
@@ -196,7 +193,7 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 		u32 counter = reject ? COUNTER_PACKET_REJECTED : COUNTER_PACKET_DROPPED;
 
 		count(counter);
-		report(scratch, reject ? EVENT_REJECTED : EVENT_DROPPED, (u8)counter);
+		report(&view->happening, reject ? EVENT_REJECTED : EVENT_DROPPED, (u8)counter);
 		return reject ? REJECTED : DROPPED;
 	}
 	local = class == OUTSIDE ? SERVICE_EXTERNAL_LOCAL : SERVICE_INTERNAL_LOCAL;
@@ -205,9 +202,9 @@ static __always_inline enum admission admit(struct __sk_buff *skb, const struct 
 	client->client_kind = CLIENT_ADDRESS;
 	client->service_id = service.id;
 	endpoint = endpoint_choose(&service, &range, usable, client, tuple->source_port, &id,
-				   &scratch->happening.flags);
+				   &view->happening.flags);
 	if (!endpoint) {
-		count_drop(scratch, COUNTER_INCONSISTENT);
+		count_drop(&view->happening, COUNTER_INCONSISTENT);
 		return DROPPED;
 	}
 	if (service.algorithm == ALGORITHM_LEAST_CONNECTIONS)
@@ -251,10 +248,7 @@ static __always_inline bool frontend_is_in_force(const struct flow *flow, struct
 		if (!stale_socket_find(flow_key, frontend))
 			return false;
 	} else {
-		frontend->address = flow_key->destination;
-		frontend->port = flow_key->destination_port;
-		frontend->protocol = flow_key->protocol;
-		frontend->pad = 0;
+		frontend_of_tuple(frontend, flow_key);
 	}
 	service = service_lookup(key, frontend);
 	return service && service->id == flow->service_id;
@@ -263,25 +257,24 @@ static __always_inline bool frontend_is_in_force(const struct flow *flow, struct
 /* Whether a UDP flow is idle for longer than its timeout. Its next datagram then opens a new flow.
  * The endpoint may have sent packets in the meantime; only the entry in `replies` records them.
  */
-static __always_inline bool stream_is_over(const struct flow *flow, struct scratch *scratch)
+static __always_inline bool stream_is_over(const struct flow *flow, struct flow_view *view)
 {
 	const struct node *settings = node_get();
 	struct reply *reply;
 
-	if (!settings || !has_passed(flow->last_seen, scratch->now, settings->udp_stream))
+	if (!settings || !has_passed(flow->last_seen, view->now, settings->udp_stream))
 		return false;
-	reply = replies.lookup(&scratch->reply_key);
-	return !reply || has_passed(reply->last_seen, scratch->now, settings->udp_stream);
+	reply = replies.lookup(&view->reply_key);
+	return !reply || has_passed(reply->last_seen, view->now, settings->udp_stream);
 }
 
 /* Whether the endpoint of a TCP flow has sent nothing for as long as a SYN may be unanswered. */
-static __always_inline bool endpoint_is_silent(struct scratch *scratch)
+static __always_inline bool endpoint_is_silent(struct flow_view *view)
 {
 	const struct node *settings = node_get();
-	struct reply *reply = replies.lookup(&scratch->reply_key);
+	struct reply *reply = replies.lookup(&view->reply_key);
 
-	return !reply ||
-	       (settings && has_passed(reply->last_seen, scratch->now, settings->tcp_syn));
+	return !reply || (settings && has_passed(reply->last_seen, view->now, settings->tcp_syn));
 }
 
 /* Whether the packet continues the established flow with its tuple, and does not open a new flow.
@@ -291,30 +284,30 @@ static __always_inline bool endpoint_is_silent(struct scratch *scratch)
  * the endpoint itself replies to the SYN (challenge ACK, RFC 5961, 4). If the endpoint was removed
  * and is silent, the reply could only be that of another pod with the same address.
  */
-static __always_inline bool
-continues_established(const struct flow *flow, const struct packet *packet, struct scratch *scratch)
+static __always_inline bool continues_established(const struct flow *flow,
+						  const struct packet *packet,
+						  struct flow_view *view, struct workspace *work)
 {
 	if (packet->tuple.protocol == IPPROTO_UDP)
 		return endpoint_is_in_force(flow) &&
-		       frontend_is_in_force(flow, &scratch->flow_key, &scratch->frontend) &&
-		       !stream_is_over(flow, scratch);
+		       frontend_is_in_force(flow, &view->key, &work->frontend) &&
+		       !stream_is_over(flow, view);
 	if (!is_first(packet))
 		return true;
 	if (packet->tuple.protocol != IPPROTO_TCP)
 		return endpoint_is_in_force(flow);
-	return !is_closed(flow->flags) &&
-	       (endpoint_is_in_force(flow) || !endpoint_is_silent(scratch));
+	return !is_closed(flow->flags) && (endpoint_is_in_force(flow) || !endpoint_is_silent(view));
 }
 
 /* Processes a packet from the client of an established flow. Returns whether the packet continues
  * the flow.
  */
 static __always_inline bool established_continue(struct flow *flow, const struct packet *packet,
-						 struct scratch *scratch)
+						 struct flow_view *view, struct workspace *work)
 {
-	if (!continues_established(flow, packet, scratch))
+	if (!continues_established(flow, packet, view, work))
 		return false;
-	client_sent(flow, packet, scratch);
+	client_sent(flow, packet, view);
 	return true;
 }
 
@@ -324,16 +317,17 @@ static __always_inline bool established_continue(struct flow *flow, const struct
  */
 static __always_inline bool continues_half_open(const struct flow *flow,
 						const struct packet *packet,
-						const struct reply *reply, struct scratch *scratch)
+						const struct reply *reply, struct flow_view *view,
+						struct workspace *work)
 {
-	if (half_open_is_over(flow->last_seen, packet->tuple.protocol, scratch->now))
+	if (half_open_is_over(flow->last_seen, packet->tuple.protocol, view->now))
 		return false;
 	/* Another flow has its entry in `replies`. */
 	if (!reply && is_first(packet))
 		return false;
 	if (packet->tuple.protocol == IPPROTO_UDP)
 		return endpoint_is_in_force(flow) &&
-		       frontend_is_in_force(flow, &scratch->flow_key, &scratch->frontend);
+		       frontend_is_in_force(flow, &view->key, &work->frontend);
 	if (!is_first(packet))
 		return true;
 	if (is_closed(flow->flags))
@@ -346,56 +340,58 @@ static __always_inline bool continues_half_open(const struct flow *flow,
  * from the other, or if it is a UDP flow of more than a second: its client may expect no reply.
  */
 static __always_inline bool half_open_continue(struct flow *flow, const struct packet *packet,
-					       struct scratch *scratch)
+					       struct flow_view *view, struct workspace *work)
 {
-	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
-	bool lasts = packet->tuple.protocol == IPPROTO_UDP && flow->last_seen != scratch->now;
+	struct reply *reply = reply_lookup(&view->reply_key, view);
+	bool lasts = packet->tuple.protocol == IPPROTO_UDP && flow->last_seen != view->now;
 	bool confirms;
 
-	if (reply && !is_reply_of(reply, &scratch->flow_key))
+	if (reply && !is_reply_of(reply, &view->key))
 		reply = NULL;
-	if (!continues_half_open(flow, packet, reply, scratch))
+	if (!continues_half_open(flow, packet, reply, view, work))
 		return false;
-	half_open_refresh(flow, reply, scratch->now);
+	half_open_refresh(flow, reply, view->now);
 	confirms = reply && (lasts || confirms_reply(packet, reply));
 	if (is_segment(packet) && !(packet->tcp_flags & TCP_RST))
 		record_half_open(flow, packet, confirms || packet->tcp_flags & TCP_SYN);
-	if (confirms && flow_is_at(&scratch->flow_key, flow))
-		establish(flow, reply, scratch->flow_key.protocol);
+	if (confirms && flow_is_at(&view->key, flow))
+		establish(flow, reply, view->key.protocol);
 	return true;
 }
 
-/* Finds the flow of a packet that a client may have sent, by `scratch->tuple`. An entry that has
- * ended is removed, because later packets would match it.
+/* Finds the flow of a packet that a client may have sent by `view->tuple`, and sets `view->key`. If
+ * it returns true, `view->flow` and `view->now` are set, too. An entry that has ended is removed,
+ * because later packets would match it.
  */
-static __always_inline bool client_find(const struct packet *packet, struct scratch *scratch)
+static __always_inline bool client_find(const struct packet *packet, struct flow_view *view,
+					struct workspace *work)
 {
 	struct flow *flow;
 
-	scratch->flow_key = scratch->tuple;
-	flow = flow_lookup(&scratch->flow_key, scratch);
+	view->key = view->tuple;
+	flow = flow_lookup(&view->key, view);
 	if (!flow)
 		return false;
-	scratch->now = flow_now();
-	reply_key_of(&scratch->reply_key, &scratch->flow_key, flow);
-	if (flow->half_open ? half_open_continue(flow, packet, scratch)
-			    : established_continue(flow, packet, scratch)) {
-		scratch->flow = *flow;
-		return !scratch->flow.half_open || flow_is_at(&scratch->flow_key, flow);
+	view->now = flow_now();
+	reply_key_of(&view->reply_key, &view->key, flow);
+	if (flow->half_open ? half_open_continue(flow, packet, view, work)
+			    : established_continue(flow, packet, view, work)) {
+		view->flow = *flow;
+		return !view->flow.half_open || flow_is_at(&view->key, flow);
 	}
-	flow_remove(&scratch->flow_key, &scratch->reply_key);
+	flow_remove(&view->key, &view->reply_key);
 	return false;
 }
 
 /* As client_find(), for a packet that an ICMP error quotes. No entry is written or removed. */
-static __always_inline bool client_find_quoted(struct scratch *scratch)
+static __always_inline bool client_find_quoted(struct flow_view *view)
 {
 	struct flow *flow;
 
-	scratch->flow_key = scratch->tuple;
-	flow = flow_lookup(&scratch->flow_key, scratch);
+	view->key = view->tuple;
+	flow = flow_lookup(&view->key, view);
 	if (!flow)
 		return false;
-	scratch->flow = *flow;
+	view->flow = *flow;
 	return true;
 }

@@ -320,10 +320,10 @@ static __always_inline bool icmp_is_allowed(void)
 }
 
 /* Turns the packet into the rejection that the client of a Service without endpoints gets. Returns
- * false if the client gets no reply; the caller then drops the packet.
+ * false if the client gets no reply; the caller then drops the packet. `bytes`: see answer_icmp().
  */
 static __always_inline bool answer_rejection(struct __sk_buff *skb, struct packet *packet,
-					     struct scratch *scratch)
+					     u8 *bytes)
 {
 	if (!is_answerable(&packet->tuple.source))
 		return false;
@@ -333,5 +333,5 @@ static __always_inline bool answer_rejection(struct __sk_buff *skb, struct packe
 		return answer_abort(skb, packet);
 	if (!icmp_is_allowed())
 		return false;
-	return answer_icmp(skb, packet, scratch->bytes, 0);
+	return answer_icmp(skb, packet, bytes, 0);
 }

@@ -19,28 +19,30 @@ static __always_inline void record_bypassing(u32 device)
  * the frontend rejects because it has no endpoint: egress rejects the packet. A UDP socket that
  * waits for an endpoint sends such packets. A frame that a bridge forwards is for another host.
  */
-static __always_inline enum admission
-admit_bypassing_packet(struct __sk_buff *skb, const struct packet *packet, struct scratch *scratch)
+static __always_inline enum admission admit_bypassing_packet(struct __sk_buff *skb,
+							     const struct packet *packet,
+							     struct flow_view *view,
+							     struct workspace *work)
 {
 	const struct flow_key *tuple = &packet->tuple;
-	struct service_key *destination = &scratch->frontend;
+	struct service_key *destination = &work->frontend;
 	u32 device = skb->ingress_ifindex;
 	struct service *service;
 
 	if (!is_first(packet) || skb->pkt_type == PACKET_OTHERHOST ||
 	    !port_is_served(tuple->protocol, tuple->destination_port, 0) || device_get(device))
 		return NO_FLOW;
-	frontend_of_tuple(scratch);
+	frontend_of_tuple(destination, tuple);
 	service = services.lookup(destination);
 	if (!service)
 		return NO_FLOW;
 	if (!service->internal.count && service->flags & SERVICE_REJECT &&
 	    !(service->flags & SERVICE_RESTRICTED)) {
 		count(COUNTER_PACKET_REJECTED);
-		scratch->happening.service_id = service->id;
-		scratch->happening.flags = 0;
-		scratch->flow_key = scratch->tuple;
-		report(scratch, EVENT_REJECTED, COUNTER_PACKET_REJECTED);
+		view->happening.service_id = service->id;
+		view->happening.flags = 0;
+		view->key = packet->tuple;
+		report(&view->happening, EVENT_REJECTED, COUNTER_PACKET_REJECTED);
 		return REJECTED;
 	}
 	count(COUNTER_BYPASSED);

@@ -13,17 +13,15 @@
 #include "dsr.h"
 #include "ingress.h"
 
-/* Whether a packet of a cached flow still goes to the endpoint in `scratch->tunneled`. The first
- * packet of a connection needs an endpoint that is usable for it. A datagram needs one that is
- * listed. For both, the node must still accept tunneled packets. A later packet of a connection
- * needs an endpoint whose id is not reused.
+/* Whether a packet of the cached flow `known` still goes to its endpoint. The first packet of a
+ * connection needs an endpoint that is usable for it. A datagram needs one that is listed. For
+ * both, the node must still accept tunneled packets. A later packet of a connection needs an
+ * endpoint whose id is not reused.
  */
-static __always_inline bool tunneled_flow_continues(const struct packet *packet, bool first,
-						    u16 usable, const struct service *service,
-						    struct scratch *scratch)
+static __always_inline bool tunneled_flow_continues(const struct tunneled_flow *known,
+						    bool is_datagram, bool first, u16 usable,
+						    const struct service *service)
 {
-	const struct tunneled_flow *known = &scratch->tunneled;
-	bool is_datagram = scratch->tuple.protocol == IPPROTO_UDP;
 	WORD_KEY(id, known->endpoint_id);
 	struct endpoint *endpoint;
 	struct tunnel *tunnel;
@@ -41,33 +39,33 @@ static __always_inline bool tunneled_flow_continues(const struct packet *packet,
 	return tunnel && address_equal(&tunnel->node, &known->node);
 }
 
-/* Selects the endpoint and its node for a packet of `scratch->tuple`, and sets `scratch->tunneled`.
- * Returns false if the endpoint gets no tunneled packets.
+/* Selects the endpoint and its node for a packet with `tuple`, and sets `to`. Returns false if the
+ * endpoint gets no tunneled packets. `uses`: see endpoint_choose().
  */
-static __always_inline bool tunnel_choose(struct packet *packet, bool first, bool is_error,
-					  const struct service *service, struct scratch *scratch)
+static __always_inline bool tunnel_choose(struct flow_key *tuple, bool first, bool is_error,
+					  const struct service *service, struct tunneled_flow *to,
+					  u16 *uses, struct affinity_key *client)
 {
 	u16 usable = service->flags & SERVICE_EXTERNAL_LOCAL ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
-	struct tunneled_flow *to = &scratch->tunneled, *known;
-	struct affinity_key *client = &scratch->affinity;
+	struct tunneled_flow *known;
 	struct slot_range range = service->external;
 	struct endpoint *endpoint;
 	struct tunnel *tunnel;
 	u32 id = 0;
 
-	known = tunneled_flows.lookup(&scratch->tuple);
+	known = tunneled_flows.lookup(tuple);
 	if (known) {
 		*to = *known;
-		if (tunneled_flow_continues(packet, first, usable, service, scratch))
+		if (tunneled_flow_continues(to, tuple->protocol == IPPROTO_UDP, first, usable,
+					    service))
 			return true;
 	}
 	if (!range.count)
 		return false;
-	client->client = scratch->tuple.source;
+	client->client = tuple->source;
 	client->client_kind = CLIENT_ADDRESS;
 	client->service_id = service->id;
-	endpoint = endpoint_choose(service, &range, usable, client, scratch->tuple.source_port, &id,
-				   &scratch->happening.flags);
+	endpoint = endpoint_choose(service, &range, usable, client, tuple->source_port, &id, uses);
 	tunnel = endpoint ? tunnels.lookup(&id) : NULL;
 	/* A client that is its own endpoint must be masqueraded. */
 	if (!tunnel || address_equal(&endpoint->address, &client->client))
@@ -79,7 +77,7 @@ static __always_inline bool tunnel_choose(struct packet *packet, bool first, boo
 	to->service_id = service->id;
 	to->endpoint_id = id;
 	if (!is_error)
-		tunneled_flows.update(&scratch->tuple, to);
+		tunneled_flows.update(tuple, to);
 	return true;
 }
 
@@ -96,12 +94,10 @@ static __always_inline bool add_ethernet(struct __sk_buff *skb, const struct pac
 	       !bpf_skb_store_bytes(skb, 0, ethernet, ETHERNET_HEADER, 0);
 }
 
-/* Sends the packet to the node in `scratch->tunneled`. */
+/* Sends the packet to the node of `to`. `option` is the memory for the option of the packet. */
 static __always_inline int tunnel_send(struct __sk_buff *skb, const struct packet *packet,
-				       struct scratch *scratch)
+				       const struct tunneled_flow *to, struct tunnel_option *option)
 {
-	const struct tunneled_flow *to = &scratch->tunneled;
-	struct tunnel_option *option = &scratch->option;
 	const struct node *settings = node_get();
 	struct tunnel_key key = {.network = TUNNEL_NETWORK, .ttl = TUNNEL_TTL};
 	u64 flags = 0;
@@ -157,32 +153,30 @@ static __always_inline u32 tunnel_mtu_for_client(struct __sk_buff *skb, const st
 
 /* Sends the client an ICMP error: its packet is too big. */
 static __always_inline int tunnel_too_big(struct __sk_buff *skb, struct packet *packet, u32 mtu,
-					  struct scratch *scratch)
+					  u8 *bytes)
 {
 	count(COUNTER_TUNNEL_TOO_BIG);
 	if (!is_answerable(&packet->tuple.source) || !icmp_is_allowed() ||
-	    !answer_icmp(skb, packet, scratch->bytes, mtu))
+	    !answer_icmp(skb, packet, bytes, mtu))
 		return DROP;
 	return send_back(skb);
 }
 
-/* Whether the Service of `scratch->tuple` has direct server return, and admits the client. Copies
- * the Service.
+/* Whether the Service of `tuple` has direct server return, and admits the client. Copies the
+ * Service.
  */
 static __always_inline bool may_tunnel(struct __sk_buff *skb, const struct packet *packet,
-				       struct service *service, struct scratch *scratch)
+				       struct service *service, const struct flow_key *tuple,
+				       struct workspace *work)
 {
-	const struct flow_key *tuple = &scratch->tuple;
-
-	frontend_of_tuple(scratch);
-	if (packet->ttl <= 1 || !service_find(&scratch->frontend, false, service) ||
+	frontend_of_tuple(&work->frontend, tuple);
+	if (packet->ttl <= 1 || !service_find(&work->frontend, false, service) ||
 	    !(service->flags & SERVICE_DSR))
 		return false;
-	if (service->kind == KIND_NODE_PORT &&
-	    is_for_connected_socket(skb, packet, &scratch->sockets))
+	if (service->kind == KIND_NODE_PORT && is_for_connected_socket(skb, packet, &work->sockets))
 		return false;
 	if (service->flags & SERVICE_RESTRICTED &&
-	    !source_admitted(service, &tuple->source, &scratch->source))
+	    !source_admitted(service, &tuple->source, &work->source))
 		return false;
 	/* The endpoint may run on that node itself, whose replies would not leave by a device. */
 	return !is_tunnel_source(&tuple->source);
@@ -194,22 +188,27 @@ static __always_inline bool may_tunnel(struct __sk_buff *skb, const struct packe
 static __always_inline int dial(struct __sk_buff *skb, struct scratch *scratch)
 {
 	struct packet *packet = &scratch->packet;
+	struct flow_key *tuple = &scratch->view.tuple;
+	struct workspace *work = &scratch->work;
 	bool is_error = packet->icmp_type;
 	bool first = !is_error && is_first(packet);
 	struct service service;
 	int action;
 	u32 mtu;
 
-	if (is_error && !address_equal(&packet->tuple.destination, &scratch->tuple.destination))
+	if (is_error && !address_equal(&packet->tuple.destination, &tuple->destination))
 		return PASS_ON;
-	if (may_tunnel(skb, packet, &service, scratch) &&
-	    tunnel_choose(packet, first, is_error, &service, scratch)) {
+	if (may_tunnel(skb, packet, &service, tuple, work) &&
+	    tunnel_choose(tuple, first, is_error, &service, &scratch->tunneled,
+			  &scratch->view.happening.flags, &work->affinity)) {
 		mtu = is_error ? 0 : tunnel_mtu_for_client(skb, packet);
-		return mtu ? tunnel_too_big(skb, packet, mtu, scratch)
-			   : tunnel_send(skb, packet, scratch);
+		return mtu ? tunnel_too_big(skb, packet, mtu, work->bytes)
+			   : tunnel_send(skb, packet, &scratch->tunneled, &scratch->option);
 	}
 	action = first ? open_incoming(skb, packet, scratch) : PASS_ON;
 	if (action == OPENED)
-		action = to_endpoint(skb, packet, scratch);
-	return action == TRANSLATE ? translate_incoming(skb, packet, scratch) : action;
+		action = to_endpoint(skb, packet, &scratch->view.flow, &scratch->target);
+	return action == TRANSLATE
+		   ? translate_incoming(skb, packet, &scratch->target, &scratch->view.reply)
+		   : action;
 }

@@ -9,12 +9,11 @@
 #include "dsr.h"
 #include "ingress.h"
 
-/* Reads the sender of a tunneled packet, and its option into `scratch->option`. Returns false if
- * this node does not accept the packet: the device receives all virtual networks.
+/* Reads the sender of a tunneled packet, and its option. Returns false if this node does not accept
+ * the packet: the device receives all virtual networks.
  */
-static __always_inline bool tunnel_accepts(struct __sk_buff *skb, struct scratch *scratch)
+static __always_inline bool tunnel_accepts(struct __sk_buff *skb, struct tunnel_option *option)
 {
-	const struct tunnel_option *option = &scratch->option;
 	struct tunnel_key key = {};
 	struct address sender;
 
@@ -32,19 +31,20 @@ static __always_inline bool tunnel_accepts(struct __sk_buff *skb, struct scratch
 	       option->version == TUNNEL_OPTION_VERSION;
 }
 
-/* Finds the Service of the frontend in `scratch->tuple`. A NodePort is found at any address,
- * because the address is that of the node that sent the packet.
+/* Finds the Service of the frontend in `tuple`. A NodePort is found at any address, because the
+ * address is that of the node that sent the packet.
  */
-static __always_inline bool tunneled_service_find(struct scratch *scratch, struct service *service)
+static __always_inline bool tunneled_service_find(const struct flow_key *tuple,
+						  struct service *service,
+						  struct service_key *frontend)
 {
 	struct service_key key;
 	struct service *found;
 
-	frontend_of_tuple(scratch);
-	if (address_is_unspecified(&scratch->frontend.address) ||
-	    address_is_loopback(&scratch->frontend.address))
+	frontend_of_tuple(frontend, tuple);
+	if (address_is_unspecified(&frontend->address) || address_is_loopback(&frontend->address))
 		return false;
-	found = service_lookup(&key, &scratch->frontend);
+	found = service_lookup(&key, frontend);
 	return found && service_copy(&key, found, service);
 }
 
@@ -55,21 +55,22 @@ static __always_inline bool tunneled_service_find(struct scratch *scratch, struc
 static __always_inline bool open_tunneled(struct __sk_buff *skb, struct packet *packet, u32 device,
 					  struct scratch *scratch)
 {
-	struct flow *flow = &scratch->flow;
+	struct flow_view *view = &scratch->view;
+	struct flow *flow = &view->flow;
 	struct tunnel_endpoint at = {};
 	struct service service;
 	u32 *id;
 
-	if (!tunneled_service_find(scratch, &service)) {
+	if (!tunneled_service_find(&packet->tuple, &service, &scratch->work.frontend)) {
 		count(COUNTER_TUNNEL_NO_ENDPOINT);
 		return false;
 	}
-	scratch->happening.service_id = service.id;
-	scratch->happening.flags = 0;
-	scratch->flow_key = scratch->tuple;
+	view->happening.service_id = service.id;
+	view->happening.flags = 0;
+	view->key = packet->tuple;
 	if (service.flags & SERVICE_RESTRICTED &&
-	    !source_admitted(&service, &scratch->tuple.source, &scratch->source)) {
-		count_drop(scratch, COUNTER_SOURCE_REFUSED);
+	    !source_admitted(&service, &packet->tuple.source, &scratch->work.source)) {
+		count_drop(&view->happening, COUNTER_SOURCE_REFUSED);
 		return false;
 	}
 	at.address = scratch->option.endpoint;
@@ -77,7 +78,7 @@ static __always_inline bool open_tunneled(struct __sk_buff *skb, struct packet *
 	at.service_id = service.id;
 	id = tunnel_endpoints.lookup(&at);
 	if (!id) {
-		count_drop(scratch, COUNTER_TUNNEL_NO_ENDPOINT);
+		count_drop(&view->happening, COUNTER_TUNNEL_NO_ENDPOINT);
 		return false;
 	}
 	__builtin_memset(flow, 0, sizeof(*flow));
@@ -95,14 +96,14 @@ static __always_inline bool open_tunneled(struct __sk_buff *skb, struct packet *
  * another node.
  */
 static __always_inline bool tunneled_flow_find(const struct packet *packet, bool is_error,
-					       struct scratch *scratch)
+					       struct flow_view *view, struct workspace *work)
 {
-	if (!(is_error ? client_find_quoted(scratch) : client_find(packet, scratch)))
+	if (!(is_error ? client_find_quoted(view) : client_find(packet, view, work)))
 		return false;
-	if (!(scratch->flow.flags & FLOW_MASQUERADE))
+	if (!(view->flow.flags & FLOW_MASQUERADE))
 		return true;
 	if (!is_error)
-		flow_remove(&scratch->flow_key, &scratch->reply_key);
+		flow_remove(&view->key, &view->reply_key);
 	return false;
 }
 
@@ -127,21 +128,23 @@ static __always_inline int receive_at(struct __sk_buff *skb, u32 device,
 static __always_inline int translate_tunneled(struct __sk_buff *skb, struct packet *packet,
 					      bool is_error, u32 device, struct scratch *scratch)
 {
-	const struct flow *flow = &scratch->flow;
+	const struct flow *flow = &scratch->view.flow;
+	struct target *target = &scratch->target;
 	bool written;
 
-	tuple_set(&scratch->to, &scratch->tuple.source, flow->reply_port, &flow->endpoint,
+	tuple_set(&target->tuple, &scratch->view.tuple.source, flow->reply_port, &flow->endpoint,
 		  flow->endpoint_port);
 	if (is_error) {
-		written = rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch);
+		written = rewrite_icmp_error(skb, packet, &scratch->quoted, &target->tuple,
+					     &scratch->work.key);
 	} else {
 		count_traffic(flow->service_id, packet->length, true, packet->opens);
-		written = rewrite(skb, packet, &scratch->to);
+		written = rewrite(skb, packet, &target->tuple);
 	}
 	if (!written)
 		return DROP;
 	count(COUNTER_TUNNEL_RECEIVED);
-	return receive_at(skb, device, &scratch->next_hop);
+	return receive_at(skb, device, &target->next_hop);
 }
 
 static __always_inline int refuse_tunneled(void)
@@ -154,20 +157,22 @@ static __always_inline int refuse_tunneled(void)
 static __always_inline int receive(struct __sk_buff *skb, struct scratch *scratch)
 {
 	struct packet *packet = packet_begin(&scratch->packet, ETHERNET_HEADER, AT_INGRESS);
+	struct flow_key *tuple = &scratch->view.tuple;
 	bool is_error = false;
 	u32 device;
 
-	if (!tunnel_accepts(skb, scratch))
+	if (!tunnel_accepts(skb, &scratch->option))
 		return refuse_tunneled();
 	switch (parse(skb, packet)) {
 	case TRANSPORT:
 		if (packet->fragment != WHOLE && !fragment_ports(packet))
 			return DROP;
-		scratch->tuple = packet->tuple;
+		scratch->view.tuple = packet->tuple;
 		break;
 	case ICMP:
-		if (!is_icmp_error(packet) || !parse_quoted(skb, packet, AT_INGRESS, scratch) ||
-		    !address_equal(&packet->tuple.destination, &scratch->tuple.destination))
+		if (!is_icmp_error(packet) ||
+		    !parse_quoted(skb, packet, AT_INGRESS, &scratch->quoted, tuple) ||
+		    !address_equal(&packet->tuple.destination, &tuple->destination))
 			return refuse_tunneled();
 		is_error = true;
 		break;
@@ -175,13 +180,13 @@ static __always_inline int receive(struct __sk_buff *skb, struct scratch *scratc
 		return refuse_tunneled();
 	}
 	/* An ICMP error gets the client as its source, too (rewrite_icmp_error()). */
-	device = route_of_length(skb, packet, &scratch->tuple.destination, &scratch->tuple.source,
-				 0, &scratch->next_hop);
+	device = route_of_length(skb, packet, &tuple->destination, &tuple->source, 0,
+				 &scratch->target.next_hop);
 	if (!device || !device_get(device)) {
 		count(COUNTER_TUNNEL_NO_DEVICE);
 		return DROP;
 	}
-	if (!tunneled_flow_find(packet, is_error, scratch)) {
+	if (!tunneled_flow_find(packet, is_error, &scratch->view, &scratch->work)) {
 		if (is_error) {
 			count(COUNTER_TUNNEL_NO_ENDPOINT);
 			return DROP;

@@ -21,12 +21,12 @@
 /* The class of a packet at egress. */
 enum outgoing {
 	OUT_NO_FLOW,
-	OUT_REPLY, /* a reply to the client of `scratch->reply` */
-	/* From a client to the endpoint of `scratch->reply`; egress still has to masquerade it. */
+	OUT_REPLY, /* a reply to the client of `view->reply` */
+	/* From a client to the endpoint of `view->reply`; egress still has to masquerade it. */
 	OUT_FORWARDED,
-	OUT_HOST_ORIGINATED, /* belongs to `scratch->flow`, whose client is this node */
-	OUT_DIRECT,   /* belongs to `scratch->flow`, which has no Service: gets another port */
-	OUT_COLLIDES, /* belongs to no flow, but its replies would match `scratch->reply` */
+	OUT_HOST_ORIGINATED, /* belongs to `view->flow`, whose client is this node */
+	OUT_DIRECT,	     /* belongs to `view->flow`, which has no Service: gets another port */
+	OUT_COLLIDES,	     /* belongs to no flow, but its replies would match those of one */
 };
 
 /* Redirects the packet to the ingress side of its output device. The node then processes it like a
@@ -39,46 +39,51 @@ static __always_inline int reinject(struct __sk_buff *skb)
 
 static __always_inline enum outgoing look_up_node(struct __sk_buff *skb,
 						  const struct packet *packet, bool is_error,
-						  struct scratch *scratch)
+						  struct flow_view *view, struct workspace *work)
 {
-	if (!(is_error ? client_find_quoted(scratch) : client_find(packet, scratch)))
+	if (!(is_error ? client_find_quoted(view) : client_find(packet, view, work)))
 		return OUT_NO_FLOW;
-	if (scratch->flow.flags & FLOW_DIRECT)
+	if (view->flow.flags & FLOW_DIRECT)
 		return OUT_DIRECT;
 	return !skb->ingress_ifindex || is_error ? OUT_HOST_ORIGINATED : OUT_NO_FLOW;
 }
 
 static __always_inline bool look_up_reply(const struct packet *packet, bool is_error,
-					  struct scratch *scratch)
+					  struct flow_view *view)
 {
-	const struct flow_key *tuple = &scratch->tuple;
+	const struct flow_key *tuple = &view->tuple;
 	struct reply *reply;
 
-	scratch->reply_key = *tuple;
-	reply = reply_find(scratch, MATCH_KEY);
+	view->reply_key = *tuple;
+	reply = reply_find(MATCH_KEY, view);
 	if (!reply) {
-		key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
+		key_of_masqueraded(&view->reply_key, &tuple->source, tuple->source_port,
 				   tuple->destination_port, tuple->protocol);
-		reply = reply_find(scratch, MATCH_DESTINATION);
-		if (!reply || scratch->reply.flags & FLOW_NODE)
+		reply = reply_find(MATCH_DESTINATION, view);
+		if (!reply || view->reply.flags & FLOW_NODE)
 			return false;
-		if (scratch->reply.masquerade_digest)
+		if (view->reply.masquerade_digest)
 			return true; /* ingress has recorded it */
 	}
-	return is_error || reply_record(reply, packet, scratch);
+	return is_error || reply_record(reply, packet, view);
 }
 
+/* Classifies a packet that can only be one to an endpoint, or collide with a flow. */
 static __always_inline enum outgoing look_up_forwarded(struct __sk_buff *skb,
-						       struct scratch *scratch)
+						       struct flow_view *view)
 {
-	const struct flow_key *tuple = &scratch->tuple;
-	const struct reply *reply = &scratch->reply;
+	const struct flow_key *tuple = &view->tuple;
+	const struct reply *reply = &view->reply;
+	struct reply *entry;
 
-	key_of_masqueraded(&scratch->reply_key, &tuple->destination, tuple->destination_port,
+	key_of_masqueraded(&view->reply_key, &tuple->destination, tuple->destination_port,
 			   tuple->source_port, tuple->protocol);
-	if (reply_find(scratch, MATCH_SOURCE) && !(reply->flags & FLOW_NODE))
+	entry = reply_read(view);
+	if (!entry)
+		return OUT_NO_FLOW;
+	if (reply_belongs_to(entry, MATCH_SOURCE, view) && !(reply->flags & FLOW_NODE))
 		return OUT_FORWARDED;
-	if (!reply->client_port || !is_masquerade(reply, &tuple->source))
+	if (!is_masquerade(reply, &tuple->source))
 		return OUT_NO_FLOW;
 	/* This is the flow's own packet: ingress redirected it, and another program removed its
 	 * mark before this program runs.
@@ -88,45 +93,45 @@ static __always_inline enum outgoing look_up_forwarded(struct __sk_buff *skb,
 	return OUT_COLLIDES;
 }
 
-/* Classifies `scratch->tuple` as an outgoing packet. `is_error`: the tuple is the reverse of a
- * packet that an ICMP error quotes.
+/* Classifies `view->tuple` as an outgoing packet. `is_error`: the tuple is the reverse of a packet
+ * that an ICMP error quotes.
  */
 static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 						      const struct packet *packet, bool is_error,
-						      struct scratch *scratch)
+						      struct flow_view *view,
+						      struct workspace *work)
 {
-	const struct flow_key *tuple = &scratch->tuple;
+	const struct flow_key *tuple = &view->tuple;
 
 	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND)) {
-		enum outgoing outgoing = look_up_node(skb, packet, is_error, scratch);
+		enum outgoing outgoing = look_up_node(skb, packet, is_error, view, work);
 
 		if (outgoing != OUT_NO_FLOW)
 			return outgoing;
 	}
 	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT) &&
-	    look_up_reply(packet, is_error, scratch))
+	    look_up_reply(packet, is_error, view))
 		return OUT_REPLY;
 	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_ENDPOINT))
-		return look_up_forwarded(skb, scratch);
+		return look_up_forwarded(skb, view);
 	return OUT_NO_FLOW;
 }
 
-/* Returns the entry in `flows` that belongs to `scratch->reply`, and copies it to `scratch->flow`.
+/* Returns the entry in `flows` that belongs to `view->reply`, and copies it to `view->flow`.
  * Returns NULL if the entry is gone, or belongs to a newer flow of the same client and frontend.
  */
-static __always_inline struct flow *flow_of_reply(struct scratch *scratch)
+static __always_inline struct flow *flow_of_reply(struct flow_view *view)
 {
-	struct flow *flow = flow_lookup(&scratch->flow_key, scratch);
+	struct flow *flow = flow_lookup(&view->key, view);
 
-	if (!flow || !(flow->flags & FLOW_MASQUERADE) || !is_flow_of(flow, &scratch->reply_key))
+	if (!flow || !(flow->flags & FLOW_MASQUERADE) || !is_flow_of(flow, &view->reply_key))
 		return NULL;
-	scratch->flow = *flow;
+	view->flow = *flow;
 	return flow;
 }
 
 enum masquerade_result {
-	/* `scratch->flow.masquerade` is the source address; the source port of the packet is
-	 * correct.
+	/* `view->flow.masquerade` is the source address; the source port of the packet is correct.
 	 */
 	MASQUERADE_SELECTED,
 	MASQUERADE_PORT_IN_USE, /* the port is in use with this address: select another port */
@@ -138,21 +143,22 @@ enum masquerade_result {
  * device, which is only known at egress.
  */
 static __always_inline enum masquerade_result masquerade_first(struct __sk_buff *skb,
-							       struct scratch *scratch)
+							       const struct packet *packet,
+							       struct flow_view *view,
+							       struct workspace *work)
 {
-	struct flow *flow = flow_of_reply(scratch);
-	struct reply *reply = replies.lookup(&scratch->reply_key);
-	struct flow *copy = &scratch->flow;
+	struct flow *flow = flow_of_reply(view);
+	struct reply *reply = replies.lookup(&view->reply_key);
+	struct flow *copy = &view->flow;
 
 	if (!flow || !reply)
 		return MASQUERADE_FLOW_ENDED;
-	if (!choose_masquerade(skb, skb->ifindex, scratch)) {
-		scratch->happening.service_id = copy->service_id;
+	if (!choose_masquerade(skb, packet, skb->ifindex, view, work)) {
+		view->happening.service_id = copy->service_id;
 		return MASQUERADE_NO_ADDRESS;
 	}
-	if (port_is_in_use(skb, &copy->endpoint, copy->endpoint_port, &copy->masquerade,
-			   copy->reply_port, scratch->reply_key.protocol, scratch)) {
-		replies.delete(&scratch->reply_key);
+	if (port_is_in_use(skb, copy, copy->reply_port, view->reply_key.protocol, work)) {
+		replies.delete(&view->reply_key);
 		return MASQUERADE_PORT_IN_USE;
 	}
 	flow->masquerade = copy->masquerade;
@@ -160,31 +166,34 @@ static __always_inline enum masquerade_result masquerade_first(struct __sk_buff 
 	return MASQUERADE_SELECTED;
 }
 
-/* Determines the masquerade address for the client of `scratch->reply`. A flow keeps its address.
- * This is usually the address of the output device, so that address is compared first.
+/* Determines the masquerade address for the client of `view->reply`. A flow keeps its address. This
+ * is usually the address of the output device, so that address is compared first.
  */
 static __always_inline enum masquerade_result masquerade(struct __sk_buff *skb,
-							 struct scratch *scratch)
+							 const struct packet *packet,
+							 struct flow_view *view,
+							 struct workspace *work)
 {
 	struct device *device;
 
-	if (!scratch->reply.masquerade_digest)
-		return masquerade_first(skb, scratch);
+	if (!view->reply.masquerade_digest)
+		return masquerade_first(skb, packet, view, work);
 	device = device_get(skb->ifindex);
 	if (device) {
-		scratch->flow.masquerade = *address_of_device(device, &scratch->tuple.destination);
-		if (is_masquerade(&scratch->reply, &scratch->flow.masquerade))
+		view->flow.masquerade = *address_of_device(device, &packet->tuple.destination);
+		if (is_masquerade(&view->reply, &view->flow.masquerade))
 			return MASQUERADE_SELECTED;
 	}
-	return flow_of_reply(scratch) ? MASQUERADE_SELECTED : MASQUERADE_FLOW_ENDED;
+	return flow_of_reply(view) ? MASQUERADE_SELECTED : MASQUERADE_FLOW_ENDED;
 }
 
 static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *packet,
 				       enum outgoing outgoing, struct scratch *scratch)
 {
-	const struct flow_key *tuple = &scratch->tuple;
-	const struct reply *reply = &scratch->reply;
-	const struct flow *flow = &scratch->flow;
+	const struct flow_key *tuple = &scratch->view.tuple;
+	const struct reply *reply = &scratch->view.reply;
+	const struct flow *flow = &scratch->view.flow;
+	struct flow_key *to = &scratch->target.tuple;
 
 	if (outgoing == OUT_NO_FLOW || outgoing == OUT_COLLIDES ||
 	    !address_equal(&packet->tuple.destination, &tuple->destination))
@@ -198,20 +207,20 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 	if (outgoing == OUT_HOST_ORIGINATED || is_icmp_redirect(packet))
 		return DROP;
 	if (outgoing == OUT_REPLY) {
-		tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
+		tuple_set(to, &reply->frontend, reply->frontend_port, &reply->client,
 			  reply->client_port);
 	} else {
 		/* The endpoint has received no packet of this flow, so the quoted packet is not its
 		 * reply.
 		 */
 		if (outgoing == OUT_FORWARDED &&
-		    (!reply->masquerade_digest || !flow_of_reply(scratch)))
+		    (!reply->masquerade_digest || !flow_of_reply(&scratch->view)))
 			return PASS_ON;
-		tuple_set(&scratch->to, &flow->masquerade, flow->reply_port, &tuple->destination,
+		tuple_set(to, &flow->masquerade, flow->reply_port, &tuple->destination,
 			  tuple->destination_port);
 	}
-	return rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch) ? PASS_ON
-											: DROP;
+	return rewrite_icmp_error(skb, packet, &scratch->quoted, to, &scratch->work.key) ? PASS_ON
+											 : DROP;
 }
 
 /* Whether the stack has routed a reply to the wrong device. The request arrived on another device,
@@ -241,26 +250,22 @@ static __always_inline bool fit_tunnel(struct __sk_buff *skb, const struct packe
 	return !settings || clamp_mss(skb, packet, settings->tunnel_mtu);
 }
 
-/* Sets `scratch->to` for a reply, which gets the frontend address. Replies to masqueraded clients
- * are already counted at ingress.
+/* Sets `to` for a reply, which gets the frontend address. Replies to masqueraded clients are
+ * already counted at ingress.
  */
-static __always_inline void reply_prepare(const struct packet *packet, struct scratch *scratch)
+static __always_inline void reply_prepare(const struct packet *packet, const struct reply *reply,
+					  struct flow_key *to)
 {
-	const struct reply *reply = &scratch->reply;
-
 	if (!reply->masquerade_digest)
 		count_traffic(reply->service_id, packet->length, false, false);
-	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
-		  reply->client_port);
+	tuple_set(to, &reply->frontend, reply->frontend_port, &reply->client, reply->client_port);
 }
 
 static __always_inline int reply_send(struct __sk_buff *skb, const struct packet *packet,
-				      struct scratch *scratch)
+				      const struct reply *reply, struct next_hop *next_hop)
 {
-	const struct reply *reply = &scratch->reply;
-
-	return has_wrong_output_device(skb, packet, reply, &scratch->next_hop)
-		   ? redirect_routed_out(skb, reply->device, &scratch->next_hop)
+	return has_wrong_output_device(skb, packet, reply, next_hop)
+		   ? redirect_routed_out(skb, reply->device, next_hop)
 		   : PASS_ON;
 }
 
@@ -275,15 +280,15 @@ static __always_inline void direct_flow_masqueraded(const struct packet *packet,
 /* Returns the endpoint that the socket path selected for this host-originated packet, or
  * NO_ENDPOINT.
  */
-static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, struct scratch *scratch)
+static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, const struct flow_key *tuple,
+					      struct service_key *endpoint)
 {
-	struct service_key *endpoint = &scratch->frontend;
 	u64 cookie = bpf_get_socket_cookie(skb);
 	struct socket_peer *peer = cookie ? peer_find(cookie) : NULL;
 	WORD_STRUCT(struct socket_flow_key, key);
 	struct socket_flow *flow;
 
-	frontend_of_tuple(scratch);
+	frontend_of_tuple(endpoint, tuple);
 	if (peer && peer->endpoint_port == endpoint->port &&
 	    address_equal(&peer->endpoint_address, &endpoint->address))
 		return peer->endpoint;
@@ -296,13 +301,14 @@ static __always_inline u32 endpoint_of_socket(struct __sk_buff *skb, struct scra
  * an endpoint on another node. Several nodes can have that address, and the endpoint's replies
  * could reach the wrong one.
  */
-static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, struct scratch *scratch)
+static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, struct flow_key *tuple,
+						 struct service_key *key)
 {
 	struct endpoint *endpoint;
 
-	if (!frontend_addresses.lookup(&scratch->tuple.source))
+	if (!frontend_addresses.lookup(&tuple->source))
 		return false;
-	endpoint = endpoint_get(endpoint_of_socket(skb, scratch));
+	endpoint = endpoint_get(endpoint_of_socket(skb, tuple, key));
 	return endpoint && !(endpoint->flags & ENDPOINT_ON_NODE);
 }
 
@@ -311,28 +317,32 @@ static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, struct s
  * direct flow.
  */
 static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
-							 const struct packet *packet,
+							 struct packet *packet,
 							 enum outgoing *outgoing,
 							 struct scratch *scratch)
 {
+	struct flow_view *view = &scratch->view;
+	struct target *target = &scratch->target;
+	struct workspace *work = &scratch->work;
 	enum admission admission = NO_FLOW;
 	bool from_node = is_host_originated(skb, packet), collides;
 
-	scratch->outgoing = *outgoing;
+	target->outgoing = *outgoing;
 	if (from_node)
-		admission = admit(skb, packet, NODE, scratch);
+		admission = admit(skb, packet, NODE, view, work);
 	barrier();
-	collides = scratch->outgoing == OUT_COLLIDES;
+	collides = target->outgoing == OUT_COLLIDES;
 	*outgoing = OUT_HOST_ORIGINATED;
 	if (admission == NO_FLOW && collides) {
-		direct_flow_masqueraded(packet, &scratch->flow);
+		direct_flow_masqueraded(packet, &view->flow);
 		*outgoing = OUT_DIRECT;
 		return OPENS;
 	}
-	if (admission == NO_FLOW && from_node && is_bound_to_frontend(skb, scratch)) {
-		direct_flow_masqueraded(packet, &scratch->flow);
+	if (admission == NO_FLOW && from_node &&
+	    is_bound_to_frontend(skb, &packet->tuple, &work->frontend)) {
+		direct_flow_masqueraded(packet, &view->flow);
 		*outgoing = OUT_DIRECT;
-		return choose_masquerade(skb, skb->ifindex, scratch) ? OPENS : DROPPED;
+		return choose_masquerade(skb, packet, skb->ifindex, view, work) ? OPENS : DROPPED;
 	}
 	/* At an address of this node no socket listens on this port, and the stack rejects the
 	 * packet.
@@ -340,7 +350,7 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 	if (admission == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
 		return NO_FLOW;
 	if (admission == NO_FLOW && skb->ingress_ifindex)
-		return admit_bypassing_packet(skb, packet, scratch);
+		return admit_bypassing_packet(skb, packet, view, work);
 	return admission;
 }
 
@@ -348,64 +358,61 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
  * route. The stack selected a device for the frontend, so the result can differ.
  */
 static __always_inline u32 route_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
-					     const struct flow *flow, struct next_hop *next_hop)
+					     const struct flow *flow, struct address *source,
+					     struct next_hop *next_hop)
 {
-	struct address source;
-
-	route_source(&source, &packet->tuple.source);
-	return route(skb, packet, &source, &flow->endpoint, next_hop);
+	route_source(source, &packet->tuple.source);
+	return route(skb, packet, source, &flow->endpoint, next_hop);
 }
 
-/* Sets `scratch->to` for a packet of `scratch->flow`. */
+/* Sets `to` for a host-originated packet of the flow. */
 static __always_inline void host_originated_prepare(const struct packet *packet,
-						    struct scratch *scratch)
+						    const struct flow *flow, struct flow_key *to)
 {
-	const struct flow *flow = &scratch->flow;
-
 	count_traffic(flow->service_id, packet->length, true, packet->opens);
-	tuple_set(&scratch->to,
-		  flow->flags & FLOW_MASQUERADE ? &flow->masquerade : &packet->tuple.source,
+	tuple_set(to, flow->flags & FLOW_MASQUERADE ? &flow->masquerade : &packet->tuple.source,
 		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
 }
 
 /* Sends a host-originated packet to its endpoint. The stack has routed the packet to the frontend,
- * so it is redirected past the stack. `scratch->device`: see route_to_endpoint().
+ * so it is redirected past the stack. `target->device`: see route_to_endpoint().
  */
 static __always_inline int host_originated_send(struct __sk_buff *skb, const struct packet *packet,
-						struct scratch *scratch)
+						const struct flow *flow, struct target *target)
 {
-	return scratch->flow.flags & FLOW_MASQUERADE
-		   ? redirect_routed_out(skb, scratch->device, &scratch->next_hop)
+	return flow->flags & FLOW_MASQUERADE
+		   ? redirect_routed_out(skb, target->device, &target->next_hop)
 		   : deliver(skb, packet);
 }
 
-/* Sets `scratch->to` for a packet to the endpoint of `scratch->reply`. */
-static __always_inline void forwarded_prepare(const struct packet *packet, struct scratch *scratch)
+/* Sets `to` for a packet to the endpoint of `view->reply`. */
+static __always_inline void forwarded_prepare(const struct packet *packet,
+					      const struct flow_view *view, struct flow_key *to)
 {
-	tuple_set(&scratch->to, &scratch->flow.masquerade, scratch->reply_key.destination_port,
+	tuple_set(to, &view->flow.masquerade, view->reply_key.destination_port,
 		  &packet->tuple.destination, packet->tuple.destination_port);
 }
 
-/* Gives the packet the tuple `scratch->to`, and sends it. All classes of `scratch->outgoing` come
+/* Gives the packet the tuple `target->tuple`, and sends it. All classes of `target->outgoing` come
  * here, so that the verifier checks the rewriting of a packet once.
  *
  * The route of forwarded packets and of direct flows is already correct. Their mark prevents a
  * second translation at another device.
  */
 static __always_inline int translate_outgoing(struct __sk_buff *skb, struct packet *packet,
-					      struct scratch *scratch)
+					      const struct flow_view *view, struct target *target)
 {
 	barrier();
-	if (scratch->outgoing == OUT_REPLY && !fit_tunnel(skb, packet, scratch->reply.flags))
+	if (target->outgoing == OUT_REPLY && !fit_tunnel(skb, packet, view->reply.flags))
 		return DROP;
-	if (!rewrite(skb, packet, &scratch->to))
+	if (!rewrite(skb, packet, &target->tuple))
 		return DROP;
 	barrier();
-	switch (scratch->outgoing) {
+	switch (target->outgoing) {
 	case OUT_REPLY:
-		return reply_send(skb, packet, scratch);
+		return reply_send(skb, packet, &view->reply, &target->next_hop);
 	case OUT_HOST_ORIGINATED:
-		return host_originated_send(skb, packet, scratch);
+		return host_originated_send(skb, packet, &view->flow, target);
 	default:
 		mark_set(skb, MARK_DONE);
 		return PASS_ON;
@@ -418,8 +425,10 @@ static __always_inline int translate_outgoing(struct __sk_buff *skb, struct pack
  * client has to send the packet again. A bridge of pods never has programs, only its ports. Its
  * pods can reply to the address of the packet's device.
  */
-static __always_inline bool choose_masquerade_of_node(struct __sk_buff *skb, u32 device,
-						      struct scratch *scratch)
+static __always_inline bool choose_masquerade_of_node(struct __sk_buff *skb,
+						      const struct packet *packet, u32 device,
+						      struct flow_view *view,
+						      struct workspace *work)
 {
 	const struct node *settings = node_get();
 	WORD_KEY(key, device);
@@ -427,26 +436,29 @@ static __always_inline bool choose_masquerade_of_node(struct __sk_buff *skb, u32
 	if (settings && !settings->reinjection_device)
 		record_bypassing(LOOPBACK_IFINDEX);
 	if (device_get(device))
-		return choose_masquerade(skb, device, scratch);
+		return choose_masquerade(skb, packet, device, view, work);
 	if (bypassing.lookup(key))
-		return choose_masquerade(skb, skb->ifindex, scratch);
-	count_drop(scratch, COUNTER_BYPASSED);
+		return choose_masquerade(skb, packet, skb->ifindex, view, work);
+	count_drop(&view->happening, COUNTER_BYPASSED);
 	record_bypassing(device);
 	return false;
 }
 
-/* Handles packets that can open a flow or that go to the endpoint of a flow. Returns the
- * action, or TRANSLATE.
+/* Handles packets that can open a flow or that go to the endpoint of a flow. Returns the action, or
+ * TRANSLATE.
  */
 static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct packet *packet,
 					      enum outgoing outgoing, struct scratch *scratch)
 {
-	struct flow *flow = &scratch->flow;
+	struct flow_view *view = &scratch->view;
+	struct target *target = &scratch->target;
+	struct workspace *work = &scratch->work;
+	struct flow *flow = &view->flow;
 	bool opens = false;
 	u32 device = 0;
 
 	if (outgoing == OUT_FORWARDED) {
-		switch (masquerade(skb, scratch)) {
+		switch (masquerade(skb, packet, view, work)) {
 		case MASQUERADE_SELECTED:
 			break;
 		case MASQUERADE_PORT_IN_USE:
@@ -464,7 +476,7 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 		case OPENS:
 			break;
 		case REJECTED:
-			return answer_rejection(skb, packet, scratch) ? reinject(skb) : DROP;
+			return answer_rejection(skb, packet, work->bytes) ? reinject(skb) : DROP;
 		case DROPPED:
 			return DROP;
 		default:
@@ -472,32 +484,34 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 		}
 		opens = packet->opens = true;
 		count(COUNTER_PACKET_NEW);
-		scratch->flow_key = packet->tuple;
+		view->key = packet->tuple;
 	}
 	if (outgoing == OUT_HOST_ORIGINATED && flow->flags & FLOW_MASQUERADE) {
-		device = route_to_endpoint(skb, packet, flow, &scratch->next_hop);
+		device = route_to_endpoint(skb, packet, flow, &work->key.source, &target->next_hop);
 		if (!device) {
-			count_drop(scratch, COUNTER_NO_ROUTE);
+			count_drop(&view->happening, COUNTER_NO_ROUTE);
 			return DROP;
 		}
-		if (opens && !choose_masquerade_of_node(skb, device, scratch))
+		if (opens && !choose_masquerade_of_node(skb, packet, device, view, work))
 			return DROP;
 	}
-	scratch->outgoing = outgoing;
-	scratch->device = device;
+	target->outgoing = outgoing;
+	target->device = device;
 	if (opens && !flow_open(skb, packet, skb->ifindex, 0, scratch))
 		return DROP;
 	barrier();
-	if (scratch->outgoing == OUT_FORWARDED)
-		forwarded_prepare(packet, scratch);
+	if (target->outgoing == OUT_FORWARDED)
+		forwarded_prepare(packet, view, &target->tuple);
 	else
-		host_originated_prepare(packet, scratch);
+		host_originated_prepare(packet, flow, &target->tuple);
 	return TRANSLATE;
 }
 
 static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 {
 	struct scratch *scratch = scratch_get();
+	struct flow_view *view;
+	struct target *target;
 	struct packet *packet;
 	enum outgoing outgoing;
 	bool is_error = false;
@@ -505,12 +519,14 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 
 	if (mark_get(skb) == MARK_DONE || !scratch)
 		return PASS_ON;
+	view = &scratch->view;
+	target = &scratch->target;
 	packet = packet_begin(&scratch->packet, l3, AT_EGRESS);
 	switch (parse(skb, packet)) {
 	case TRANSPORT:
 		if (packet->fragment != WHOLE && !fragment_ports(packet))
 			return PASS_ON;
-		scratch->tuple = packet->tuple;
+		view->tuple = packet->tuple;
 		break;
 	case ICMP:
 		if (names_on_link_gateway(skb, packet))
@@ -518,25 +534,25 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 		if (is_answered_ping_out(skb, packet))
 			return answer_echo(skb, packet) ? reinject(skb) : DROP;
 		if ((!is_icmp_error(packet) && !is_icmp_redirect(packet)) ||
-		    !parse_quoted(skb, packet, AT_EGRESS, scratch))
+		    !parse_quoted(skb, packet, AT_EGRESS, &scratch->quoted, &view->tuple))
 			return PASS_ON;
 		is_error = true;
 		break;
 	default:
 		return PASS_ON;
 	}
-	happening_reset(scratch);
-	outgoing = look_up_outgoing(skb, packet, is_error, scratch);
+	happening_reset(&view->happening);
+	outgoing = look_up_outgoing(skb, packet, is_error, &scratch->view, &scratch->work);
 	if (is_error)
 		return icmp_egress(skb, packet, outgoing, scratch);
 	if (outgoing == OUT_REPLY) {
-		scratch->outgoing = outgoing;
-		reply_prepare(packet, scratch);
+		target->outgoing = outgoing;
+		reply_prepare(packet, &view->reply, &target->tuple);
 	} else {
 		action = egress_to_endpoint(skb, packet, outgoing, scratch);
 	}
 	if (action == TRANSLATE)
-		action = translate_outgoing(skb, packet, scratch);
-	packet_event(scratch);
+		action = translate_outgoing(skb, packet, view, target);
+	packet_event(view);
 	return action;
 }

@@ -20,14 +20,14 @@
 
 /* Records a packet from the client of an established flow. */
 static __always_inline void client_sent(struct flow *flow, const struct packet *packet,
-					struct scratch *scratch)
+					struct flow_view *view)
 {
 	if (is_segment(packet)) {
 		struct reply *reply = NULL;
 		enum segment kind;
 
 		if (needs_other_entry(flow, packet))
-			reply = replies.lookup(&scratch->reply_key);
+			reply = replies.lookup(&view->reply_key);
 		kind = classify_segment(flow, packet, reply);
 		if (kind == SEGMENT_INVALID)
 			return;
@@ -39,23 +39,23 @@ static __always_inline void client_sent(struct flow *flow, const struct packet *
 			flow->flags |= ended;
 			reply->flags |= ended;
 			if (kind == SEGMENT_RESET)
-				report_reset(scratch, flow->service_id, 0);
+				report_reset(&view->happening, flow->service_id, 0);
 		}
 	}
-	if (flow->last_seen != scratch->now)
-		flow->last_seen = scratch->now;
+	if (flow->last_seen != view->now)
+		flow->last_seen = view->now;
 }
 
 /* Records a packet from the endpoint of an established flow. */
 static __always_inline void endpoint_sent(struct reply *reply, const struct packet *packet,
-					  struct scratch *scratch)
+					  struct flow_view *view)
 {
 	if (is_segment(packet)) {
 		struct flow *flow = NULL;
 		enum segment kind;
 
 		if (needs_other_entry(reply, packet))
-			flow = flows.lookup(&scratch->flow_key);
+			flow = flows.lookup(&view->key);
 		kind = classify_segment(reply, packet, flow);
 		if (kind == SEGMENT_INVALID)
 			return;
@@ -67,11 +67,12 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
 			reply->flags |= ended;
 			flow->flags |= ended;
 			if (kind == SEGMENT_RESET)
-				report_reset(scratch, reply->service_id, EVENT_BY_ENDPOINT);
+				report_reset(&view->happening, reply->service_id,
+					     EVENT_BY_ENDPOINT);
 		}
 	}
-	if (reply->last_seen != scratch->now) {
-		reply->last_seen = scratch->now;
+	if (reply->last_seen != view->now) {
+		reply->last_seen = view->now;
 		if (!(reply->flags & FLOW_REPLIED)) /* a UDP flow that lasted without a reply */
 			reply->flags |= FLOW_REPLIED;
 	}
@@ -82,21 +83,21 @@ static __always_inline void endpoint_sent(struct reply *reply, const struct pack
  * sequence number: a sender that can spoof the endpoint's address could do more damage than that.
  */
 static __always_inline void endpoint_answered(struct reply *reply, const struct packet *packet,
-					      struct scratch *scratch)
+					      struct flow_view *view)
 {
 	bool resets = is_segment(packet) && packet->tcp_flags & TCP_RST;
 
 	reply->flags |= FLOW_REPLIED;
-	if (resets || reply->last_seen != scratch->now) {
-		struct flow *flow = flows.lookup(&scratch->flow_key);
+	if (resets || reply->last_seen != view->now) {
+		struct flow *flow = flows.lookup(&view->key);
 		u16 ended = resets ? FLOW_RESET : 0;
 
-		reply->last_seen = scratch->now;
+		reply->last_seen = view->now;
 		if (resets && !(reply->flags & FLOW_RESET))
-			report_reset(scratch, reply->service_id, EVENT_BY_ENDPOINT);
+			report_reset(&view->happening, reply->service_id, EVENT_BY_ENDPOINT);
 		reply->flags |= ended;
 		if (flow) {
-			flow->last_seen = scratch->now;
+			flow->last_seen = view->now;
 			flow->flags |= ended;
 		}
 	}
@@ -132,41 +133,57 @@ static __always_inline bool reply_matches(const struct reply *reply, const struc
 	}
 }
 
-/* Looks up the entry with the key `scratch->reply_key` and compares it with `scratch->tuple`.
- * Copies the entry to `scratch->reply` and sets `scratch->flow_key`. Returns NULL if no entry
- * matches; `scratch->reply` may then be the entry of another flow.
+/* Copies the entry with the key `view->reply_key` to `view->reply`. Returns NULL if there is none,
+ * or if it only reserves the port.
  */
-static __always_inline struct reply *reply_find(struct scratch *scratch, enum reply_match match)
+static __always_inline struct reply *reply_read(struct flow_view *view)
 {
-	struct reply *reply = reply_lookup(&scratch->reply_key, scratch);
+	struct reply *reply = reply_lookup(&view->reply_key, view);
 
-	if (!reply) {
-		scratch->reply.client_port = 0;
+	if (!reply)
 		return NULL;
-	}
-	scratch->reply = *reply;
-	if (!scratch->reply.client_port || !reply_matches(&scratch->reply, &scratch->tuple, match))
-		return NULL;
-	if (scratch->reply.half_open && !reply_is_at(&scratch->reply_key, reply))
-		return NULL;
-	/* Reading the clock costs as much as parsing, so it is done only for packets of a flow. */
-	scratch->now = flow_now();
-	if (scratch->reply.half_open &&
-	    half_open_is_over(scratch->reply.last_seen, scratch->reply_key.protocol, scratch->now))
-		return NULL;
-	flow_key_of(&scratch->flow_key, scratch->reply_key.protocol, &scratch->reply);
-	return reply;
+	view->reply = *reply;
+	return view->reply.client_port ? reply : NULL;
 }
 
-/* Whether the endpoint's segment belongs to a connection that is older than the half-open flow in
- * `scratch->reply`, and has the same tuple: it is no reply to a SYN. The programs do not know this
+/* Whether the entry that reply_read() returned belongs to the flow of a packet with `tuple`, and is
+ * in use. Sets `view->key` and `view->now`.
+ */
+static __always_inline bool reply_belongs_to(const struct reply *reply, enum reply_match match,
+					     struct flow_view *view)
+{
+	if (!reply_matches(&view->reply, &view->tuple, match))
+		return false;
+	if (view->reply.half_open && !reply_is_at(&view->reply_key, reply))
+		return false;
+	/* Reading the clock costs as much as parsing, so it is done only for packets of a flow. */
+	view->now = flow_now();
+	if (view->reply.half_open &&
+	    half_open_is_over(view->reply.last_seen, view->reply_key.protocol, view->now))
+		return false;
+	flow_key_of(&view->key, view->reply_key.protocol, &view->reply);
+	return true;
+}
+
+/* Finds the entry of the flow of a packet with `tuple` by `view->reply_key`. Sets `view->reply`,
+ * `view->key` and `view->now`, which are valid only if it returns an entry.
+ */
+static __always_inline struct reply *reply_find(enum reply_match match, struct flow_view *view)
+{
+	struct reply *reply = reply_read(view);
+
+	return reply && reply_belongs_to(reply, match, view) ? reply : NULL;
+}
+
+/* Whether the endpoint's segment belongs to a connection that is older than the half-open flow of
+ * `reply`, and has the same tuple: it is no reply to a SYN. The programs do not know this
  * connection. The client opened it without a Service, or netfilter masqueraded it.
  */
 static __always_inline bool is_of_older_connection(const struct packet *packet,
-						   const struct scratch *scratch)
+						   const struct reply *reply)
 {
-	return scratch->reply.half_open && !(scratch->reply.flags & FLOW_REPLIED) &&
-	       is_segment(packet) && !(packet->tcp_flags & (TCP_SYN | TCP_RST));
+	return reply->half_open && !(reply->flags & FLOW_REPLIED) && is_segment(packet) &&
+	       !(packet->tcp_flags & (TCP_SYN | TCP_RST));
 }
 
 /* Records a packet that the endpoint has sent in the entry that reply_find() returned. Returns
@@ -175,20 +192,20 @@ static __always_inline bool is_of_older_connection(const struct packet *packet,
  * client's next SYN gets another one. See docs/decisions/0023.
  */
 static __always_inline bool reply_record(struct reply *reply, const struct packet *packet,
-					 struct scratch *scratch)
+					 struct flow_view *view)
 {
-	if (packet->tcp_flags & TCP_SYN && is_closed(scratch->reply.flags)) {
-		flow_remove(&scratch->flow_key, &scratch->reply_key);
+	if (packet->tcp_flags & TCP_SYN && is_closed(view->reply.flags)) {
+		flow_remove(&view->key, &view->reply_key);
 		return false;
 	}
-	if (is_of_older_connection(packet, scratch)) {
+	if (is_of_older_connection(packet, &view->reply)) {
 		reply->client_port = 0;
 		return false;
 	}
-	if (scratch->reply.half_open)
-		endpoint_answered(reply, packet, scratch);
+	if (view->reply.half_open)
+		endpoint_answered(reply, packet, view);
 	else
-		endpoint_sent(reply, packet, scratch);
+		endpoint_sent(reply, packet, view);
 	return true;
 }
 

@@ -139,18 +139,19 @@ static __always_inline bool reply_is_at(struct flow_key *key, const struct reply
 	return replies.lookup(key) == reply;
 }
 
-/* Selects a slot for the new flow in the scratch: a free one in the next row, or the one whose flow
- * was not seen for the longest time. That flow is evicted. Each CPU iterates over all rows
- * independently of other CPUs. Overwrites `scratch->key`.
+/* Selects a slot for the new flow with `view->key`, and sets `view->flow.place`: a free one in the
+ * next row, or the one whose flow was not seen for the longest time. That flow is evicted. Each CPU
+ * iterates over all rows independently of other CPUs: `next_row` is kept between packets.
  */
-static __always_inline void half_open_take_slot(u32 now, struct scratch *scratch)
+static __always_inline void half_open_take_slot(u32 now, u32 *next_row, struct flow_view *view,
+						struct workspace *work)
 {
-	WORD_KEY(index, scratch->row < LOADED(HALF_OPEN_ROWS) ? scratch->row : 0);
+	WORD_KEY(index, *next_row < LOADED(HALF_OPEN_ROWS) ? *next_row : 0);
 	struct half_open_row *row = half_open_flows.lookup(index);
 	struct flow_key *slot;
 	u32 oldest = 0, column = 0;
 
-	scratch->row = *index + 1;
+	*next_row = *index + 1;
 	if (!row)
 		return;
 #pragma unroll
@@ -166,14 +167,14 @@ static __always_inline void half_open_take_slot(u32 now, struct scratch *scratch
 			column = i;
 		}
 	}
-	scratch->column = column;
+	work->column = column;
 	barrier();
-	column = scratch->column % HALF_OPEN_ROW;
-	scratch->flow.place = *index * HALF_OPEN_ROW + column;
+	column = work->column % HALF_OPEN_ROW;
+	view->flow.place = *index * HALF_OPEN_ROW + column;
 	slot = &row->flow[column];
 	if (row->seen[column])
-		half_open_evict(slot, scratch->flow.place, &scratch->key);
-	*slot = scratch->flow_key;
+		half_open_evict(slot, view->flow.place, &work->key);
+	*slot = view->key;
 	row->seen[column] = now;
 }
 

@@ -30,7 +30,7 @@ static __always_inline void *previous_replies_map(void)
 	return previous_replies.lookup(zero);
 }
 
-static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scratch *scratch)
+static __always_inline struct flow *flow_lookup(struct flow_key *key, struct flow_view *view)
 {
 	struct flow *found = flows.lookup(key);
 
@@ -39,12 +39,12 @@ static __always_inline struct flow *flow_lookup(struct flow_key *key, struct scr
 	found = LOOKUP_PREVIOUS(previous_flows_map(), key);
 	if (!found)
 		return NULL;
-	scratch->flow = *found;
-	flows.insert(key, &scratch->flow);
+	view->flow = *found;
+	flows.insert(key, &view->flow);
 	return flows.lookup(key);
 }
 
-static __always_inline struct reply *reply_lookup(struct flow_key *key, struct scratch *scratch)
+static __always_inline struct reply *reply_lookup(struct flow_key *key, struct flow_view *view)
 {
 	struct reply *found = replies.lookup(key);
 
@@ -53,8 +53,8 @@ static __always_inline struct reply *reply_lookup(struct flow_key *key, struct s
 	found = LOOKUP_PREVIOUS(previous_replies_map(), key);
 	if (!found)
 		return NULL;
-	scratch->reply = *found;
-	replies.insert(key, &scratch->reply);
+	view->reply = *found;
+	replies.insert(key, &view->reply);
 	return replies.lookup(key);
 }
 

@@ -34,19 +34,19 @@ static __always_inline bool is_icmp_redirect(const struct packet *packet)
 	return packet->version == 4 && packet->icmp_type == 5;
 }
 
-/* Parses the packet that `error` quotes into `scratch->quoted`, and sets `scratch->tuple` to the
- * reverse of its tuple. The quoted transport header may end after the ports. Returns false if no
- * packet is quoted, or if Services do not have its protocol.
+/* Parses the packet that `error` quotes into `quoted`, and sets `tuple` to the reverse of its
+ * tuple. The quoted transport header may end after the ports. Returns false if no packet is quoted,
+ * or if Services do not have its protocol.
  */
 static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct packet *error, u8 side,
-					 struct scratch *scratch)
+					 struct packet *quoted, struct flow_key *tuple)
 {
-	struct packet *quoted = packet_begin(&scratch->quoted, error->l4 + ICMP_HEADER, side);
 	u32 end = error->l3 + error->length; /* padding may follow */
 	u8 version = error->version;
 	__be16 ports[2];
 	u32 length;
 
+	packet_begin(quoted, error->l4 + ICMP_HEADER, side);
 	if (version == 4) {
 		struct ipv4_header ip;
 
@@ -82,7 +82,7 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 		quoted->crc_shift = crc_shift(length - (quoted->l4 - quoted->l3));
 	quoted->tuple.source_port = ports[0];
 	quoted->tuple.destination_port = ports[1];
-	tuple_reverse(&scratch->tuple, &quoted->tuple);
+	tuple_reverse(tuple, &quoted->tuple);
 	return true;
 }
 
@@ -152,30 +152,26 @@ static __always_inline bool rewrite_quoted(struct __sk_buff *skb, struct packet 
 }
 
 /* Translates the error `packet`, which quotes `quoted`, like a packet whose tuple becomes `to`.
- * Returns false on failure; the packet is then invalid and must be dropped.
+ * Returns false on failure; the packet is then invalid and must be dropped. Overwrites `key`.
  */
 static __always_inline bool rewrite_icmp_error(struct __sk_buff *skb, struct packet *packet,
-					       struct packet *quoted, const struct flow_key *to,
-					       struct scratch *scratch)
+					       struct packet *quoted, struct flow_key *to,
+					       struct flow_key *key)
 {
 	u32 checksum = packet->l4 + ICMP_CHECKSUM;
 	u32 diff = 0;
 
-	tuple_reverse(&scratch->key, to);
-	if (!rewrite_quoted(skb, quoted, &scratch->key, &diff) ||
+	tuple_reverse(key, to);
+	if (!rewrite_quoted(skb, quoted, key, &diff) ||
 	    bpf_l4_csum_replace(skb, checksum, 0, fold(diff), 0))
 		return false;
 	/* The source of the error changes as well, as in nf_nat_icmp_reply_translation(). If it is
 	 * a router that is connected to both sides of this node, the router would otherwise receive
 	 * a packet with its own source address and drop it as a martian.
 	 */
-	scratch->key = packet->tuple;
-	scratch->key.source = to->source;
-	scratch->key.destination = to->destination;
-	diff = addresses_diff(&packet->tuple, &scratch->key);
+	diff = addresses_diff(&packet->tuple, to);
 	if (packet->version == 6 && !update_pseudo_header_sum(skb, checksum, 6, diff, 0))
 		return false;
 	count(COUNTER_ICMP_ERROR);
-	return write_addresses(skb, packet->l3, packet->version, packet->checksum, &scratch->key,
-			       diff, false);
+	return write_addresses(skb, packet->l3, packet->version, packet->checksum, to, diff, false);
 }

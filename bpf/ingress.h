@@ -17,9 +17,9 @@
 /* The class of a packet at ingress. */
 enum incoming {
 	IN_NO_FLOW,
-	IN_FROM_CLIENT,	  /* belongs to `scratch->flow` */
-	IN_FROM_ENDPOINT, /* a reply of `scratch->reply`, whose client is masqueraded */
-	/* A reply of `scratch->reply`. Egress translates it, unless it bypasses the stack. */
+	IN_FROM_CLIENT,	  /* belongs to `view->flow` */
+	IN_FROM_ENDPOINT, /* a reply of `view->reply`, whose client is masqueraded */
+	/* A reply of `view->reply`. Egress translates it, unless it bypasses the stack. */
 	IN_FROM_POD,
 };
 
@@ -67,37 +67,37 @@ static __always_inline int redirect_past_stack(struct __sk_buff *skb, const stru
  * devices that do not belong to a pod, any host could spoof the endpoint's address.
  */
 static __always_inline bool find_reply_of_pod(struct __sk_buff *skb, const struct packet *packet,
-					      struct scratch *scratch)
+					      struct flow_view *view)
 {
 	const struct node *settings = node_get();
 	struct reply *reply;
 
 	if (!settings || !(settings->flags & NODE_REDIRECT) || class_of(skb) != POD)
 		return false;
-	scratch->reply_key = scratch->tuple;
-	scratch->reply_key.side = AT_EGRESS;
-	reply = reply_find(scratch, MATCH_KEY);
-	return reply && scratch->reply.flags & FLOW_REDIRECT &&
-	       reply_record(reply, packet, scratch);
+	view->reply_key = view->tuple;
+	view->reply_key.side = AT_EGRESS;
+	reply = reply_find(MATCH_KEY, view);
+	return reply && view->reply.flags & FLOW_REDIRECT && reply_record(reply, packet, view);
 }
 
-/* Classifies `scratch->tuple` as an incoming packet. `is_error`: the tuple is the reverse of a
- * packet that an ICMP error quotes.
+/* Classifies `view->tuple` as an incoming packet. `is_error`: the tuple is the reverse of a packet
+ * that an ICMP error quotes.
  */
 static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 						      const struct packet *packet, bool is_error,
-						      struct scratch *scratch)
+						      struct flow_view *view,
+						      struct workspace *work)
 {
-	const struct flow_key *tuple = &scratch->tuple;
+	const struct flow_key *tuple = &view->tuple;
 	struct reply *reply;
 
 	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT)) {
-		key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
+		key_of_masqueraded(&view->reply_key, &tuple->source, tuple->source_port,
 				   tuple->destination_port, tuple->protocol);
-		reply = reply_find(scratch, MATCH_MASQUERADE);
-		if (reply && (is_error || reply_record(reply, packet, scratch)))
+		reply = reply_find(MATCH_MASQUERADE, view);
+		if (reply && (is_error || reply_record(reply, packet, view)))
 			return IN_FROM_ENDPOINT;
-		if (!is_error && find_reply_of_pod(skb, packet, scratch))
+		if (!is_error && find_reply_of_pod(skb, packet, view))
 			return IN_FROM_POD;
 	}
 	/* A frame for a router of the network may have the tuple of a flow: the router returns it
@@ -107,8 +107,8 @@ static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 	    !is_for_this_node(skb))
 		return IN_NO_FLOW;
 	if (is_error)
-		return client_find_quoted(scratch) ? IN_FROM_CLIENT : IN_NO_FLOW;
-	return client_find(packet, scratch) ? IN_FROM_CLIENT : IN_NO_FLOW;
+		return client_find_quoted(view) ? IN_FROM_CLIENT : IN_NO_FLOW;
+	return client_find(packet, view, work) ? IN_FROM_CLIENT : IN_NO_FLOW;
 }
 
 /* Prepares the translation of a client's packet to the endpoint. If the packet passes the node's
@@ -116,21 +116,20 @@ static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
  * its source is the masquerade address.
  */
 static __always_inline int to_endpoint(struct __sk_buff *skb, const struct packet *packet,
-				       struct scratch *scratch)
+				       const struct flow *flow, struct target *target)
 {
-	const struct flow *flow = &scratch->flow;
 	const struct address *client = &packet->tuple.source;
 	u32 device = 0;
 
 	if (!(flow->flags & FLOW_MASQUERADE) || !address_is_unspecified(&flow->masquerade))
 		device = stack_bypass_device(skb, packet, flow->flags, client, &flow->endpoint,
-					     &scratch->next_hop);
+					     &target->next_hop);
 	count_traffic(flow->service_id, packet->length, true, packet->opens);
-	tuple_set(&scratch->to,
+	tuple_set(&target->tuple,
 		  device && flow->flags & FLOW_MASQUERADE ? &flow->masquerade : client,
 		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
-	scratch->device = device;
-	scratch->to_node = false;
+	target->device = device;
+	target->to_node = false;
 	return TRANSLATE;
 }
 
@@ -165,19 +164,18 @@ static __always_inline void reply_tuple(struct flow_key *to, const struct flow_k
  * outside client or a pod, egress does the second step.
  */
 static __always_inline int translate_reply(struct __sk_buff *skb, const struct packet *packet,
-					   struct scratch *scratch)
+					   const struct reply *reply, struct target *target)
 {
-	const struct reply *reply = &scratch->reply;
 	bool client_is_node = reply->flags & FLOW_NODE;
 	u32 device = 0;
 
 	if (!client_is_node)
 		device = stack_bypass_device(skb, packet, reply->flags, &reply->frontend,
-					     &reply->client, &scratch->next_hop);
+					     &reply->client, &target->next_hop);
 	count_traffic(reply->service_id, packet->length, false, false);
-	reply_tuple(&scratch->to, &packet->tuple, reply, client_is_node || device);
-	scratch->device = device;
-	scratch->to_node = client_is_node;
+	reply_tuple(&target->tuple, &packet->tuple, reply, client_is_node || device);
+	target->device = device;
+	target->to_node = client_is_node;
 	return TRANSLATE;
 }
 
@@ -185,71 +183,69 @@ static __always_inline int translate_reply(struct __sk_buff *skb, const struct p
  * the stack. Otherwise egress restores the frontend address.
  */
 static __always_inline int redirect_pod_reply(struct __sk_buff *skb, const struct packet *packet,
-					      struct scratch *scratch)
+					      const struct reply *reply, struct target *target)
 {
-	const struct reply *reply = &scratch->reply;
 	u32 device = stack_bypass_device(skb, packet, reply->flags, &reply->frontend,
-					 &reply->client, &scratch->next_hop);
+					 &reply->client, &target->next_hop);
 
 	if (!device)
 		return PASS_ON;
 	count_traffic(reply->service_id, packet->length, false, false);
-	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
+	tuple_set(&target->tuple, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);
-	scratch->device = device;
-	scratch->to_node = false;
+	target->device = device;
+	target->to_node = false;
 	return TRANSLATE;
 }
 
-/* Gives the packet the tuple `scratch->to`, and sends it past the stack to `scratch->device`, or to
- * the stack. All classes of packets come here, so that the verifier checks the rewriting of a
- * packet once.
+/* Gives the packet the tuple `target->tuple`, and sends it past the stack to `target->device`, or
+ * to the stack. All classes of packets come here, so that the verifier checks the rewriting of a
+ * packet once. `reply`: only read for a packet to the node.
  */
 static __always_inline int translate_incoming(struct __sk_buff *skb, struct packet *packet,
-					      struct scratch *scratch)
+					      struct target *target, const struct reply *reply)
 {
 	barrier();
-	if (!rewrite(skb, packet, &scratch->to))
+	if (!rewrite(skb, packet, &target->tuple))
 		return DROP;
 	barrier();
-	if (scratch->device)
-		return redirect_past_stack(skb, packet, scratch->device, &scratch->next_hop);
-	return scratch->to_node ? deliver_reply_to_node(skb, packet, scratch->reply.flags)
-				: PASS_ON;
+	if (target->device)
+		return redirect_past_stack(skb, packet, target->device, &target->next_hop);
+	return target->to_node ? deliver_reply_to_node(skb, packet, reply->flags) : PASS_ON;
 }
 
 /* Handles an ICMP error about a packet that this node has sent. */
 static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *packet,
 					enum incoming incoming, struct scratch *scratch)
 {
-	const struct flow_key *tuple = &scratch->tuple;
+	const struct flow_key *tuple = &scratch->view.tuple;
+	const struct flow *flow = &scratch->view.flow;
+	const struct reply *reply = &scratch->view.reply;
+	struct flow_key *to = &scratch->target.tuple;
 	bool client_is_node = false;
 
 	if (incoming == IN_NO_FLOW ||
 	    !address_equal(&packet->tuple.destination, &tuple->destination))
 		return PASS_ON;
 	if (incoming == IN_FROM_CLIENT) {
-		const struct flow *flow = &scratch->flow;
-
-		tuple_set(&scratch->to, &tuple->source, flow->reply_port, &flow->endpoint,
+		tuple_set(to, &tuple->source, flow->reply_port, &flow->endpoint,
 			  flow->endpoint_port);
 	} else {
-		client_is_node = scratch->reply.flags & FLOW_NODE;
-		reply_tuple(&scratch->to, tuple, &scratch->reply, client_is_node);
+		client_is_node = reply->flags & FLOW_NODE;
+		reply_tuple(to, tuple, reply, client_is_node);
 	}
-	if (!rewrite_icmp_error(skb, packet, &scratch->quoted, &scratch->to, scratch))
+	if (!rewrite_icmp_error(skb, packet, &scratch->quoted, to, &scratch->work.key))
 		return DROP;
-	return client_is_node ? deliver_reply_to_node(skb, packet, scratch->reply.flags) : PASS_ON;
+	return client_is_node ? deliver_reply_to_node(skb, packet, reply->flags) : PASS_ON;
 }
 
 /* Whether a first packet without a Service, to the endpoint of a flow, has the tuple of that flow
  * after its translation here. Packets of the flow itself may reach a second device with a program,
  * but not the client's device again.
  */
-static __always_inline bool collides_with_flow(struct __sk_buff *skb, struct scratch *scratch)
+static __always_inline bool collides_with_flow(struct __sk_buff *skb, const struct flow_key *tuple,
+					       struct flow_key *key)
 {
-	const struct flow_key *tuple = &scratch->tuple;
-	struct flow_key *key = &scratch->reply_key;
 	struct reply *reply;
 
 	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_ENDPOINT) ||
@@ -275,27 +271,31 @@ static __always_inline bool collides_with_flow(struct __sk_buff *skb, struct scr
 static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *packet,
 					 struct scratch *scratch)
 {
-	struct flow *flow = &scratch->flow;
+	struct flow_view *view = &scratch->view;
+	struct workspace *work = &scratch->work;
+	struct next_hop *next_hop = &scratch->target.next_hop;
+	struct flow *flow = &view->flow;
 	u32 device;
 
-	switch (admit(skb, packet, class_of(skb), scratch)) {
+	switch (admit(skb, packet, class_of(skb), view, work)) {
 	case OPENS:
 		break;
 	case REJECTED:
-		return answer_rejection(skb, packet, scratch) ? send_back(skb) : DROP;
+		return answer_rejection(skb, packet, work->bytes) ? send_back(skb) : DROP;
 	case DROPPED:
 		return DROP;
 	default:
-		if (!collides_with_flow(skb, scratch))
+		if (!collides_with_flow(skb, &packet->tuple, &work->key))
 			return PASS_ON;
 		direct_flow(packet, flow);
 	}
 	device = stack_bypass_device(skb, packet, flow->flags, &packet->tuple.source,
-				     &flow->endpoint, &scratch->next_hop);
-	if (device && flow->flags & FLOW_MASQUERADE && !choose_masquerade(skb, device, scratch))
+				     &flow->endpoint, next_hop);
+	if (device && flow->flags & FLOW_MASQUERADE &&
+	    !choose_masquerade(skb, packet, device, view, work))
 		return DROP;
 	count(COUNTER_PACKET_NEW);
-	scratch->flow_key = packet->tuple;
+	view->key = packet->tuple;
 	if (!flow_open(skb, packet, skb->ifindex, BPF_F_INGRESS, scratch))
 		return DROP;
 	packet->opens = true;
@@ -305,6 +305,8 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 {
 	struct scratch *scratch = scratch_get();
+	struct flow_view *view;
+	struct target *target;
 	struct packet *packet;
 	enum incoming incoming;
 	u32 mark = mark_get(skb);
@@ -319,40 +321,43 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	}
 	if (!scratch || skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
 		return PASS_ON;
+	view = &scratch->view;
+	target = &scratch->target;
 	packet = packet_begin(&scratch->packet, l3, AT_INGRESS);
 	switch (parse(skb, packet)) {
 	case TRANSPORT:
 		if (packet->fragment != WHOLE && !fragment_ports(packet))
 			return PASS_ON;
-		scratch->tuple = packet->tuple;
+		view->tuple = packet->tuple;
 		break;
 	case ICMP:
 		if (is_answered_ping(skb, packet) && is_for_this_node(skb))
 			return answer_echo(skb, packet) ? send_back(skb) : DROP;
-		if (!is_icmp_error(packet) || !parse_quoted(skb, packet, AT_INGRESS, scratch))
+		if (!is_icmp_error(packet) ||
+		    !parse_quoted(skb, packet, AT_INGRESS, &scratch->quoted, &view->tuple))
 			return PASS_ON;
 		is_error = true;
 		break;
 	default:
 		return PASS_ON;
 	}
-	happening_reset(scratch);
-	incoming = look_up_incoming(skb, packet, is_error, scratch);
-	if (incoming == IN_NO_FLOW && is_dialed(skb, scratch))
+	happening_reset(&view->happening);
+	incoming = look_up_incoming(skb, packet, is_error, &scratch->view, &scratch->work);
+	if (incoming == IN_NO_FLOW && is_dialed(skb, &scratch->view.tuple, &scratch->work))
 		tail_calls.call(skb, TAIL_DIAL); /* returns if no such program is loaded */
 	if (is_error)
 		return icmp_ingress(skb, packet, incoming, scratch);
 	if (incoming == IN_FROM_ENDPOINT)
-		action = translate_reply(skb, packet, scratch);
+		action = translate_reply(skb, packet, &view->reply, target);
 	else if (incoming == IN_FROM_POD)
-		action = redirect_pod_reply(skb, packet, scratch);
+		action = redirect_pod_reply(skb, packet, &view->reply, target);
 	else if (incoming != IN_FROM_CLIENT)
 		action = is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;
 	if (action == OPENED)
-		action = to_endpoint(skb, packet, scratch);
+		action = to_endpoint(skb, packet, &view->flow, target);
 	if (action == TRANSLATE)
-		action = translate_incoming(skb, packet, scratch);
-	packet_event(scratch);
+		action = translate_incoming(skb, packet, target, &view->reply);
+	packet_event(view);
 	return action;
 }
 

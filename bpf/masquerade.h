@@ -21,33 +21,31 @@ static __always_inline const struct address *address_of_device(const struct devi
 	return address_is_v4(like) ? &device->v4 : &device->v6;
 }
 
-/* Looks up the route of a packet of `scratch->flow` that leaves by the device `ifindex`. Returns
- * false if no route leads there.
+/* Looks up the route of a packet to `endpoint` that leaves by the device `ifindex`. Returns false
+ * if no route leads there.
  */
-static __always_inline bool look_up_source(struct __sk_buff *skb, u32 ifindex,
-					   struct scratch *scratch)
+static __always_inline bool look_up_source(struct __sk_buff *skb, const struct packet *packet,
+					   u32 ifindex, const struct address *endpoint,
+					   struct address *from, struct bpf_fib_lookup *lookup)
 {
-	struct bpf_fib_lookup *lookup = &scratch->lookup;
 	u32 flags = BPF_FIB_LOOKUP_OUTPUT;
-	struct address from;
 	int found;
 
 	if (HAVE(FIB_LOOKUP_SRC))
 		flags |= FIB_LOOKUP_SKIP_NEIGHBOR | FIB_LOOKUP_SOURCE;
-	route_source(&from, &scratch->tuple.source);
-	found = look_up_route(skb, lookup, ifindex, 0, scratch->tuple.protocol, &from,
-			      &scratch->flow.endpoint, flags);
+	route_source(from, &packet->tuple.source);
+	found =
+	    look_up_route(skb, lookup, ifindex, 0, packet->tuple.protocol, from, endpoint, flags);
 	/* The packet may be larger than the MTU, since it may be segmented later. */
 	return (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ||
 		found == BPF_FIB_LKUP_RET_FRAG_NEEDED) &&
 	       lookup->ifindex == ifindex;
 }
 
-/* Sets the masquerade address of `scratch->flow` to the source address of the route. */
-static __always_inline void take_source_of_route(struct scratch *scratch)
+/* Sets the masquerade address of the flow to the source address of the route that was found. */
+static __always_inline void take_source_of_route(const struct bpf_fib_lookup *lookup,
+						 struct flow *flow)
 {
-	const struct bpf_fib_lookup *lookup = &scratch->lookup;
-	struct flow *flow = &scratch->flow;
 	struct address source;
 
 	if (address_is_v4(&flow->endpoint))
@@ -60,11 +58,9 @@ static __always_inline void take_source_of_route(struct scratch *scratch)
 
 /* As take_source_of_route() for kernels whose route lookup returns only the next hop. */
 static __always_inline void take_source_from_table(u32 ifindex, bool routed,
-						   struct scratch *scratch)
+						   const struct bpf_fib_lookup *lookup,
+						   struct source_key *key, struct flow *flow)
 {
-	const struct bpf_fib_lookup *lookup = &scratch->lookup;
-	struct source_key *key = &scratch->source_address;
-	struct flow *flow = &scratch->flow;
 	struct address *source;
 
 	key->length = SOURCE_KEY_BITS;
@@ -86,28 +82,31 @@ static __always_inline void take_source_from_table(u32 ifindex, bool routed,
 		flow->masquerade = *source;
 }
 
-/* Sets the masquerade address of `scratch->flow` to the one for the output device `ifindex`.
- * Returns false if there is no address; this is counted.
+/* Sets the masquerade address of `view->flow` to the one for the output device `ifindex`. Returns
+ * false if there is no address; this is counted.
  */
-static __always_inline bool choose_masquerade(struct __sk_buff *skb, u32 ifindex,
-					      struct scratch *scratch)
+static __always_inline bool choose_masquerade(struct __sk_buff *skb, const struct packet *packet,
+					      u32 ifindex, struct flow_view *view,
+					      struct workspace *work)
 {
 	struct device *device = device_get(ifindex);
-	struct flow *flow = &scratch->flow;
+	struct flow *flow = &view->flow;
 	bool routed = false;
 
 	if (device)
 		flow->masquerade = *address_of_device(device, &flow->endpoint);
 	if (device && device->flags & DEVICE_SOURCES) {
 		if (HAVE(FIB_LOOKUP))
-			routed = look_up_source(skb, ifindex, scratch);
+			routed = look_up_source(skb, packet, ifindex, &flow->endpoint,
+						&work->key.source, &work->lookup);
 		if (!HAVE(FIB_LOOKUP_SRC))
-			take_source_from_table(ifindex, routed, scratch);
+			take_source_from_table(ifindex, routed, &work->lookup,
+					       &work->source_address, flow);
 		else if (routed)
-			take_source_of_route(scratch);
+			take_source_of_route(&work->lookup, flow);
 	}
 	if (!device || address_is_unspecified(&flow->masquerade)) {
-		count_drop(scratch, COUNTER_NO_ADDRESS);
+		count_drop(&view->happening, COUNTER_NO_ADDRESS);
 		return false;
 	}
 	return true;

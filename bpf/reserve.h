@@ -77,27 +77,28 @@ static __always_inline bool tcp_socket_receives(struct __sk_buff *skb, struct bp
 	return receives;
 }
 
-/* Whether a socket of this node or netfilter already uses the address and port for a connection to
- * the endpoint. Connections that netfilter masqueraded before mode ebpf started are in
- * `netfilter_flows`.
+/* Whether a socket of this node or netfilter already uses the port at the masquerade address of the
+ * flow for a connection to its endpoint. Connections that netfilter masqueraded before mode ebpf
+ * started are in `netfilter_flows`.
  */
-static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct address *endpoint,
-					   __be16 endpoint_port, const struct address *masquerade,
-					   __be16 port, u8 protocol, struct scratch *scratch)
+static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct flow *flow,
+					   __be16 port, u8 protocol, struct workspace *work)
 {
 	const struct node *settings = node_get();
 
 	if (settings && settings->flags & NODE_NETFILTER_FLOWS) {
-		tuple_set(&scratch->key, endpoint, endpoint_port, masquerade, port);
-		scratch->key.protocol = protocol;
-		scratch->key.side = AT_INGRESS;
-		scratch->key.pad = 0;
-		if (netfilter_flows.lookup(&scratch->key))
+		tuple_set(&work->key, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
+			  port);
+		work->key.protocol = protocol;
+		work->key.side = AT_INGRESS;
+		work->key.pad = 0;
+		if (netfilter_flows.lookup(&work->key))
 			return true;
 	}
 	if (HAVE(SKC_LOOKUP_TCP) && HAVE(SK_LOOKUP_UDP)) {
-		struct bpf_sock_tuple *tuple = &scratch->sockets;
-		u32 size = socket_tuple(tuple, endpoint, endpoint_port, masquerade, port);
+		struct bpf_sock_tuple *tuple = &work->sockets;
+		u32 size = socket_tuple(tuple, &flow->endpoint, flow->endpoint_port,
+					&flow->masquerade, port);
 
 		if (protocol == IPPROTO_TCP)
 			return tcp_socket_receives(skb, tuple, size);
@@ -133,125 +134,123 @@ static __always_inline bool is_over(u32 last_seen, u16 flags, bool half_open, u8
 			 : established_is_over(last_seen, flags, protocol, now);
 }
 
-/* Returns the state of the port in `scratch->reply_key`. */
-static __always_inline enum port_state port_state_of(struct scratch *scratch)
+/* Returns the state of the port in `view->reply_key`. */
+static __always_inline enum port_state port_state_of(struct flow_view *view)
 {
-	const struct flow_key *key = &scratch->reply_key;
+	const struct flow_key *key = &view->reply_key;
 	struct reply *present;
 
 	/* If an endpoint connects to itself, the tuples of both directions must differ. */
 	if (key->destination_port == key->source_port &&
-	    address_equal(&key->source, &scratch->reply.client))
+	    address_equal(&key->source, &view->reply.client))
 		return PORT_TAKEN;
-	present = replies.lookup(&scratch->reply_key);
+	present = replies.lookup(&view->reply_key);
 	if (!present)
 		return PORT_FREE;
-	if (is_reply_of(present, &scratch->flow_key))
+	if (is_reply_of(present, &view->key))
 		return PORT_REUSABLE;
 	return is_over(present->last_seen, present->flags, present->half_open, key->protocol,
-		       scratch->now)
+		       view->now)
 		   ? PORT_REUSABLE
 		   : PORT_TAKEN;
 }
 
-/* Removes the entries of the flow that had the port in `scratch->reply_key`. Returns false if its
+/* Removes the entries of the flow that had the port in `view->reply_key`. Returns false if its
  * client has sent within the flow's timeout.
  */
-static __always_inline bool remove_previous_owner(struct scratch *scratch)
+static __always_inline bool remove_previous_owner(struct flow_view *view, struct workspace *work)
 {
-	struct reply *present = replies.lookup(&scratch->reply_key);
+	struct reply *present = replies.lookup(&view->reply_key);
 	struct flow *flow;
 
 	if (!present)
 		return true;
-	if (is_reply_of(present, &scratch->flow_key)) {
-		replies.delete(&scratch->reply_key);
+	if (is_reply_of(present, &view->key)) {
+		replies.delete(&view->reply_key);
 		return true;
 	}
-	flow_key_of(&scratch->key, scratch->reply_key.protocol, present);
-	flow = flows.lookup(&scratch->key);
-	if (flow && is_flow_of(flow, &scratch->reply_key) &&
-	    !is_over(flow->last_seen, flow->flags, flow->half_open, scratch->key.protocol,
-		     scratch->now))
+	flow_key_of(&work->key, view->reply_key.protocol, present);
+	flow = flows.lookup(&work->key);
+	if (flow && is_flow_of(flow, &view->reply_key) &&
+	    !is_over(flow->last_seen, flow->flags, flow->half_open, work->key.protocol, view->now))
 		return false;
-	flow_remove(&scratch->key, &scratch->reply_key);
+	flow_remove(&work->key, &view->reply_key);
 	return true;
 }
 
-/* Whether the stack would see the same tuple for the flow in the scratch and for another flow of
- * its client to the same endpoint: one of both is masqueraded, and egress could not distinguish
- * them. Host-originated packets are not translated twice.
+/* Whether the stack would see the same tuple for the flow of `view` and for another flow of its
+ * client to the same endpoint: one of both is masqueraded, and egress could not distinguish them.
+ * Host-originated packets are not translated twice.
  */
-static __always_inline bool stack_sees_twin(struct scratch *scratch)
+static __always_inline bool stack_sees_twin(struct flow_view *view, struct workspace *work)
 {
-	const struct flow_key *own = &scratch->reply_key;
+	const struct flow_key *own = &view->reply_key;
 	const struct reply *present;
 
-	if (scratch->flow.flags & FLOW_NODE)
+	if (view->flow.flags & FLOW_NODE)
 		return false;
-	key_of_masqueraded(&scratch->key, &own->source, own->source_port, own->destination_port,
+	key_of_masqueraded(&work->key, &own->source, own->source_port, own->destination_port,
 			   own->protocol);
 	if (own->side == MASQUERADED) {
-		scratch->key.destination = scratch->flow_key.source;
-		scratch->key.side = AT_EGRESS;
+		work->key.destination = view->key.source;
+		work->key.side = AT_EGRESS;
 	}
-	present = replies.lookup(&scratch->key);
+	present = replies.lookup(&work->key);
 	return present && present->client_port &&
-	       address_equal(&present->client, &scratch->flow_key.source);
+	       address_equal(&present->client, &view->key.source);
 }
 
-/* Inserts `scratch->reply` with the key `scratch->reply_key`. Returns EEXIST_NEGATIVE if another
- * flow has taken the port in the meantime, or if port_is_in_use() or stack_sees_twin(). Otherwise
- * returns the result of bpf_map_update_elem().
+/* Inserts `view->reply` with the key `view->reply_key`. Returns EEXIST_NEGATIVE if another flow has
+ * taken the port in the meantime, or if port_is_in_use() or stack_sees_twin(). Otherwise returns
+ * the result of bpf_map_update_elem().
  */
 static __always_inline int take_port(struct __sk_buff *skb, enum port_state state,
-				     struct scratch *scratch)
+				     struct flow_view *view, struct workspace *work)
 {
-	const struct flow *flow = &scratch->flow;
-	const struct reply *previous = LOOKUP_PREVIOUS(previous_replies_map(), &scratch->reply_key);
+	const struct reply *previous = LOOKUP_PREVIOUS(previous_replies_map(), &view->reply_key);
 
-	if (previous && !is_reply_of(previous, &scratch->flow_key))
+	if (previous && !is_reply_of(previous, &view->key))
 		return EEXIST_NEGATIVE;
-	if (stack_sees_twin(scratch))
+	if (stack_sees_twin(view, work))
 		return EEXIST_NEGATIVE;
-	if (scratch->reply.masquerade_digest &&
-	    port_is_in_use(skb, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
-			   scratch->reply_key.destination_port, scratch->reply_key.protocol,
-			   scratch))
+	if (view->reply.masquerade_digest &&
+	    port_is_in_use(skb, &view->flow, view->reply_key.destination_port,
+			   view->reply_key.protocol, work))
 		return EEXIST_NEGATIVE;
-	if (state == PORT_REUSABLE && !remove_previous_owner(scratch))
+	if (state == PORT_REUSABLE && !remove_previous_owner(view, work))
 		return EEXIST_NEGATIVE;
-	return RETRY(add_reply(&scratch->reply_key, &scratch->reply));
+	return RETRY(add_reply(&view->reply_key, &view->reply));
 }
 
 /* Whether all ports towards the endpoint were in use within the last second. Another search would
  * take milliseconds and most likely find no port.
  */
-static __always_inline bool is_exhausted(struct scratch *scratch)
+static __always_inline bool is_exhausted(struct flow_view *view, struct workspace *work)
 {
 	u32 *since;
 
-	scratch->key = scratch->reply_key;
-	scratch->key.destination_port = 0;
-	since = exhausted_ports.lookup(&scratch->key);
-	return since && (s32)(scratch->now - *since) < 1;
+	work->key = view->reply_key;
+	work->key.destination_port = 0;
+	since = exhausted_ports.lookup(&work->key);
+	return since && (s32)(view->now - *since) < 1;
 }
 
-static __always_inline void record_exhausted(struct scratch *scratch)
+static __always_inline void record_exhausted(struct flow_view *view, struct workspace *work)
 {
-	count_drop(scratch, COUNTER_PORTS_EXHAUSTED);
-	scratch->key = scratch->reply_key;
-	scratch->key.destination_port = 0;
-	exhausted_ports.update(&scratch->key, &scratch->now);
+	count_drop(&view->happening, COUNTER_PORTS_EXHAUSTED);
+	work->key = view->reply_key;
+	work->key.destination_port = 0;
+	exhausted_ports.update(&work->key, &view->now);
 }
 
-/* Reserves a port for the flow in the scratch, preferably the client's own port: sets the port in
- * `scratch->reply_key` and inserts `scratch->reply`. `redirect_to`: see struct port_search. Returns
- * false if no port can be reserved; the reason is counted. If all tried random ports are in use, it
- * does not return: a tail call to find_port() searches all ports and redirects the packet, so that
- * this program processes it again.
+/* Reserves a port for the flow of `view`, preferably the client's own port: sets the port in
+ * `view->reply_key` and inserts `view->reply`. `redirect_to`: see struct port_search. Returns false
+ * if no port can be reserved; the reason is counted. If all tried random ports are in use, it does
+ * not return: a tail call to find_port() searches all ports and redirects the packet, so that this
+ * program processes it again.
  */
-static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, struct scratch *scratch)
+static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, struct flow_view *view,
+				    struct port_search *search, struct workspace *work)
 {
 	int failed = EEXIST_NEGATIVE;
 
@@ -262,53 +261,53 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 		barrier(); /* otherwise the loop ends with reads, without a jump */
 #pragma unroll
 		for (int try = 0; try < TRIES; try++) {
-			state = port_state_of(scratch);
+			state = port_state_of(view);
 			if (state != PORT_TAKEN)
 				break;
-			scratch->reply_key.destination_port = random_port();
+			view->reply_key.destination_port = random_port();
 		}
-		scratch->port_state = state;
+		work->port_state = state;
 		barrier();
-		if (scratch->port_state != PORT_TAKEN) {
-			failed = take_port(skb, scratch->port_state, scratch);
+		if (work->port_state != PORT_TAKEN) {
+			failed = take_port(skb, work->port_state, view, work);
 			if (failed != EEXIST_NEGATIVE)
 				break;
 		}
-		scratch->reply_key.destination_port = random_port();
+		view->reply_key.destination_port = random_port();
 	}
 	if (!failed)
 		return true;
 	if (failed != EEXIST_NEGATIVE) {
-		count_drop(scratch, COUNTER_FLOWS_FULL);
+		count_drop(&view->happening, COUNTER_FLOWS_FULL);
 		return false;
 	}
-	if (!is_exhausted(scratch)) {
-		scratch->search.next = bpf_ntohs(scratch->reply_key.destination_port) - FIRST_PORT;
-		scratch->search.left = PORT_COUNT;
-		scratch->search.redirect_to = redirect_to;
+	if (!is_exhausted(view, work)) {
+		search->next = bpf_ntohs(view->reply_key.destination_port) - FIRST_PORT;
+		search->left = PORT_COUNT;
+		search->redirect_to = redirect_to;
 		tail_calls.call(skb, TAIL_FIND_PORT);
 	}
-	record_exhausted(scratch);
+	record_exhausted(view, work);
 	return false;
 }
 
 /* Writes the entry in `flows`, after the entry in `replies` exists. Returns false if there is no
  * room.
  */
-static __always_inline bool flow_write(struct scratch *scratch)
+static __always_inline bool flow_write(struct flow_view *view)
 {
-	const struct flow_key *client = &scratch->flow_key;
-	struct flow *flow = &scratch->flow;
+	const struct flow_key *client = &view->key;
+	struct flow *flow = &view->flow;
 
-	flow->reply_port = scratch->reply_key.destination_port;
+	flow->reply_port = view->reply_key.destination_port;
 	if (flow->reply_port != client->source_port)
 		count(COUNTER_PORT_CHANGED);
-	if (RETRY(put_flow(&scratch->flow_key, flow))) {
-		replies.delete(&scratch->reply_key);
-		count_drop(scratch, COUNTER_FLOWS_FULL);
+	if (RETRY(put_flow(&view->key, flow))) {
+		replies.delete(&view->reply_key);
+		count_drop(&view->happening, COUNTER_FLOWS_FULL);
 		return false;
 	}
-	report(scratch, EVENT_NEW, COUNTER_PACKET_NEW);
+	report(&view->happening, EVENT_NEW, COUNTER_PACKET_NEW);
 	port_set_use(client->protocol, client->destination_port, PORT_OF_FRONTEND);
 	port_set_use(client->protocol, flow->endpoint_port, PORT_OF_ENDPOINT);
 	return true;
@@ -325,19 +324,20 @@ static __always_inline void direct_flow(const struct packet *packet, struct flow
 	flow->flags = FLOW_DIRECT;
 }
 
-/* Writes both entries of `scratch->flow`, whose key is `scratch->flow_key`. The entry in `replies`
- * comes first, so that every packet of the endpoint finds its flow. `device`: see reply.device.
- * Returns false on failure; the reason is counted.
+/* Writes both entries of `view->flow`, whose key is `view->key`. The entry in `replies` comes
+ * first, so that every packet of the endpoint finds its flow. `device`: see reply.device. Returns
+ * false on failure; the reason is counted.
  */
 static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet *packet,
 				      u32 device, u64 redirect_to, struct scratch *scratch)
 {
-	const struct flow_key *client = &scratch->flow_key;
-	struct reply *reply = &scratch->reply;
-	struct flow *flow = &scratch->flow;
+	struct flow_view *view = &scratch->view;
+	const struct flow_key *client = &view->key;
+	struct reply *reply = &view->reply;
+	struct flow *flow = &view->flow;
 	u64 now = time_now();
 
-	scratch->now = (u32)(now >> 30);
+	view->now = (u32)(now >> 30);
 	__builtin_memset(reply, 0, sizeof(*reply));
 	reply->client = client->source;
 	reply->client_port = client->source_port;
@@ -346,16 +346,17 @@ static __always_inline bool flow_open(struct __sk_buff *skb, const struct packet
 	reply->service_id = flow->service_id;
 	reply->flags = flow->flags;
 	reply->device = flow->flags & FLOW_NODE ? 0 : device;
-	reply->last_seen = scratch->now;
+	reply->last_seen = view->now;
 	if (!address_is_unspecified(&flow->masquerade))
 		reply->masquerade_digest = address_digest(&flow->masquerade);
-	half_open_take_slot(half_open_time(now), scratch);
+	half_open_take_slot(half_open_time(now), &scratch->row, view, &scratch->work);
 	reply->half_open = flow->half_open = 1;
-	flow->last_seen = scratch->now;
+	flow->last_seen = view->now;
 	flow->sequence_end = packet->sequence_end;
 	flow->reply_port = client->source_port;
-	reply_key_of(&scratch->reply_key, client, flow);
-	return reserve(skb, redirect_to, scratch) && flow_write(scratch);
+	reply_key_of(&view->reply_key, client, flow);
+	return reserve(skb, redirect_to, view, &scratch->search, &scratch->work) &&
+	       flow_write(view);
 }
 
 /* 1 if a flow with these flags is closed, else 0. As is_closed(), without a branch. */
@@ -364,15 +365,14 @@ static __always_inline u32 closed_bit(u32 flags)
 	return (flags / FLOW_RESET | (flags / FLOW_CLIENT_FIN & flags / FLOW_ENDPOINT_FIN)) & 1;
 }
 
-/* Searches the next SEARCH_PORTS ports. Returns true if `scratch->reply_key` has a port that is
- * free or whose flow's endpoint has been silent for the flow's timeout. It checks fewer conditions
- * than port_state_of(): the verifier stores each branch of each iteration, and its limit is 8192.
+/* Searches the next SEARCH_PORTS ports. Returns true if `view->reply_key` has a port that is free
+ * or whose flow's endpoint has been silent for the flow's timeout. It checks fewer conditions than
+ * port_state_of(): the verifier stores each branch of each iteration, and its limit is 8192.
  */
-static __always_inline bool search_ports(struct scratch *scratch)
+static __always_inline bool search_ports(struct flow_view *view, struct port_search *search)
 {
-	struct port_search *search = &scratch->search;
 	const struct node *settings = node_get();
-	u8 protocol = scratch->reply_key.protocol;
+	u8 protocol = view->reply_key.protocol;
 	u32 ends_unclosed = protocol == IPPROTO_UDP, established, half_open;
 
 	if (!settings)
@@ -384,44 +384,44 @@ static __always_inline bool search_ports(struct scratch *scratch)
 		struct reply *present;
 		u32 is_half_open, timeout;
 
-		scratch->reply_key.destination_port =
+		view->reply_key.destination_port =
 		    bpf_htons((u16)(FIRST_PORT + search->next % PORT_COUNT));
 		search->next += 1;
 		search->left -= 1;
-		present = replies.lookup(&scratch->reply_key);
+		present = replies.lookup(&view->reply_key);
 		if (!present)
 			return true;
 		is_half_open = present->half_open & 1;
 		timeout = established + is_half_open * (half_open - established);
 		if ((ends_unclosed | is_half_open | closed_bit(present->flags)) &
-		    ((present->last_seen + timeout - scratch->now) >> 31))
+		    ((present->last_seen + timeout - view->now) >> 31))
 			return true;
 	}
 	return false;
 }
 
-/* Continues reserve() after a tail call: searches a free port and opens the flow in the scratch.
+/* Continues reserve() after a tail call: searches a free port and opens the flow of `view`.
  * Redirects the packet, so that the first program processes it again, now as a packet of that flow.
  */
-static __always_inline int continue_search(struct __sk_buff *skb, struct scratch *scratch)
+static __always_inline int continue_search(struct __sk_buff *skb, struct flow_view *view,
+					   struct port_search *search, struct workspace *work)
 {
-	if (search_ports(scratch)) {
-		enum port_state state = port_state_of(scratch);
+	if (search_ports(view, search)) {
+		enum port_state state = port_state_of(view);
 		int failed = EEXIST_NEGATIVE;
 
 		if (state != PORT_TAKEN)
-			failed = take_port(skb, state, scratch);
+			failed = take_port(skb, state, view, work);
 		if (!failed)
-			return flow_write(scratch)
-				   ? bpf_redirect(skb->ifindex, scratch->search.redirect_to)
-				   : DROP;
+			return flow_write(view) ? bpf_redirect(skb->ifindex, search->redirect_to)
+						: DROP;
 		if (failed != EEXIST_NEGATIVE) {
-			count_drop(scratch, COUNTER_FLOWS_FULL);
+			count_drop(&view->happening, COUNTER_FLOWS_FULL);
 			return DROP;
 		}
 	}
-	if (scratch->search.left && scratch->search.left <= PORT_COUNT)
+	if (search->left && search->left <= PORT_COUNT)
 		tail_calls.call(skb, TAIL_FIND_PORT);
-	record_exhausted(scratch);
+	record_exhausted(view, work);
 	return DROP;
 }

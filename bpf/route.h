@@ -9,7 +9,8 @@
 
 #define PASS_ON (-1) /* TC_ACT_UNSPEC: filters of other programs run next, then the stack */
 #define DROP	2    /* TC_ACT_SHOT */
-/* No action of a program: the packet gets the tuple `scratch->to`, which determines the action. */
+/* No action of a program: the packet gets the tuple `target->tuple`, which determines the action.
+ */
 #define TRANSLATE (-3)
 
 /* A mark in skb->tc_index is a hint to the program that sees the packet next, after a redirect. A

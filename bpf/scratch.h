@@ -7,6 +7,9 @@
 #include "packet.h"
 #include "service.h"
 
+/* The compiler copies the structs within by words of 8 bytes. */
+#define WORDS __attribute__((aligned(8)))
+
 struct port_search {
 	u32 next;	 /* the next port, minus FIRST_PORT */
 	u32 left;	 /* number of ports not searched yet */
@@ -21,47 +24,63 @@ struct next_hop {
 	bool into_pod;	   /* use redirect_into_pod() */
 };
 
+/* The flow of a packet: copies of its entries as they were found or will be written, their keys,
+ * and what packet_event() reports about it.
+ */
+struct flow_view {
+	/* What is looked up: the tuple of the packet, or the reverse of the quoted packet's. */
+	struct flow_key tuple;
+	struct flow_key key; /* of `flow`; set by each lookup that finds one of both entries */
+	struct flow flow;
+	struct flow_key reply_key; /* of `reply` */
+	struct reply reply;
+	u32 now; /* the time of the lookup, in the unit of flow.last_seen */
+	struct happening happening;
+} WORDS;
+
+/* The packet after its translation. */
+struct target {
+	struct flow_key tuple;
+	struct next_hop next_hop; /* of `device` */
+	u32 device;		  /* the packet bypasses the stack, or 0 */
+	bool to_node;		  /* ingress: the packet is a reply to the node itself */
+	u8 outgoing;		  /* enum outgoing */
+} WORDS;
+
+/* Arguments of lookups and helpers, and results of loops. Each is valid only within one function. A
+ * pointer to a workspace says nothing about what a function reads or writes.
+ */
+struct workspace {
+	struct flow_key key;
+	struct affinity_key affinity;
+	struct source_range_key source;
+	struct bpf_fib_lookup lookup;
+	u8 bytes[128];
+	struct service_key frontend;
+	u32 column;
+	struct bpf_sock_tuple sockets;
+	u32 port_state;
+	struct source_key source_address;
+} WORDS;
+
 /* Each CPU has one scratch. tc programs run with bottom halves disabled, so only one program at a
  * time uses it. The verifier does not track the content of map values. Execution paths that differ
  * only in the scratch are therefore the same state for it (docs/decisions/0025).
+ *
+ * Functions get pointers to the parts that they read or write. Only those that combine many parts
+ * get the scratch itself.
  */
 struct scratch {
 	/* Set by the parser; `quoted` is the packet that an ICMP error quotes. */
 	struct packet packet;
 	struct packet quoted;
-	/* The tuple for lookups: that of the packet, or the reverse of the quoted packet's. */
-	struct flow_key tuple;
-	/* Copies of the entries that were found or will be written, and their keys. `flow_key` is
-	 * set if `flow` or `reply` is.
-	 */
-	struct flow flow;
-	struct reply reply;
-	struct flow_key flow_key;
-	struct flow_key reply_key;
-	u32 now;		    /* the time of the lookup, in the unit of flow.last_seen */
-	struct happening happening; /* what packet_event() records */
-	/* Progress of find_port(). */
+	struct flow_view view;
+	struct target target;
 	struct port_search search;
-	struct flow_key to;	  /* the tuple of the packet after translation */
-	struct next_hop next_hop; /* where the packet is redirected to */
 	/* Direct server return: where the packet is sent, and the option that it is sent with. */
 	struct tunneled_flow tunneled;
 	struct tunnel_option option;
-	/* Arguments of helper functions; each is valid only within one function. */
-	struct flow_key key;
-	struct service_key frontend;
-	struct affinity_key affinity;
-	struct source_range_key source;
-	struct bpf_sock_tuple sockets;
-	struct bpf_fib_lookup lookup;
-	struct source_key source_address;
-	u8 bytes[128];
-	/* Of egress() and ingress(). In a register, the verifier would follow each possible value
-	 * separately.
-	 */
-	u32 outgoing, device;
-	bool to_node;
-	u32 column, port_state; /* of half_open_take_slot() and reserve(), for the same reason */
+	struct workspace work;
 	/* Kept between packets: the next row of half_open_take_slot(). */
 	u32 row;
 };
@@ -74,52 +93,53 @@ static __always_inline struct scratch *scratch_get(void)
 	return scratches.lookup(zero);
 }
 
-/* Sets the frontend that a client reaches with `scratch->tuple`. */
-static __always_inline void frontend_of_tuple(struct scratch *scratch)
+/* Sets the frontend that a client reaches with `tuple`. */
+static __always_inline void frontend_of_tuple(struct service_key *frontend,
+					      const struct flow_key *tuple)
 {
-	scratch->frontend.address = scratch->tuple.destination;
-	scratch->frontend.port = scratch->tuple.destination_port;
-	scratch->frontend.protocol = scratch->tuple.protocol;
-	scratch->frontend.pad = 0;
+	frontend->address = tuple->destination;
+	frontend->port = tuple->destination_port;
+	frontend->protocol = tuple->protocol;
+	frontend->pad = 0;
 }
 
-/* Reports what happened to the first packet of the client in `scratch->flow_key`. */
-static __always_inline void report(struct scratch *scratch, u8 kind, u8 reason)
+/* Reports what happened to the first packet of a client. */
+static __always_inline void report(struct happening *happening, u8 kind, u8 reason)
 {
-	scratch->happening.kind = kind;
-	scratch->happening.reason = reason;
+	happening->kind = kind;
+	happening->reason = reason;
 }
 
 /* Drops the first packet of a client: counts the reason and reports it. */
-static __always_inline void count_drop(struct scratch *scratch, u32 counter)
+static __always_inline void count_drop(struct happening *happening, u32 counter)
 {
 	count(counter);
-	report(scratch, EVENT_DROPPED, (u8)counter);
+	report(happening, EVENT_DROPPED, (u8)counter);
 }
 
-/* Reports that a segment with RST has ended the flow of `scratch->flow_key`. */
-static __always_inline void report_reset(struct scratch *scratch, u32 service_id, u16 flags)
+/* Reports that a segment with RST has ended a flow. */
+static __always_inline void report_reset(struct happening *happening, u32 service_id, u16 flags)
 {
-	scratch->happening.kind = EVENT_RESET;
-	scratch->happening.reason = 0;
-	scratch->happening.flags = flags;
-	scratch->happening.service_id = service_id;
+	happening->kind = EVENT_RESET;
+	happening->reason = 0;
+	happening->flags = flags;
+	happening->service_id = service_id;
 }
 
 /* Clears what happened to the previous packet of this CPU. */
-static __always_inline void happening_reset(struct scratch *scratch)
+static __always_inline void happening_reset(struct happening *happening)
 {
-	scratch->happening.kind = 0;
-	scratch->happening.service_id = 0;
+	happening->kind = 0;
+	happening->service_id = 0;
 }
 
 /* Records what happened to the packet, if anything. Connections that belong to no Service are no
  * events.
  */
-static __always_inline void packet_event(struct scratch *scratch)
+static __always_inline void packet_event(const struct flow_view *view)
 {
-	const struct happening *what = &scratch->happening;
-	const struct flow_key *client = &scratch->flow_key;
+	const struct happening *what = &view->happening;
+	const struct flow_key *client = &view->key;
 	struct event *event;
 
 	if (!what->kind || !what->service_id)
@@ -128,11 +148,11 @@ static __always_inline void packet_event(struct scratch *scratch)
 	if (!event)
 		return;
 	if (what->kind == EVENT_NEW) {
-		event->endpoint = scratch->flow.endpoint;
-		event->endpoint_port = scratch->flow.endpoint_port;
+		event->endpoint = view->flow.endpoint;
+		event->endpoint_port = view->flow.endpoint_port;
 	} else if (what->kind == EVENT_RESET) {
-		event->endpoint = scratch->reply_key.source;
-		event->endpoint_port = scratch->reply_key.source_port;
+		event->endpoint = view->reply_key.source;
+		event->endpoint_port = view->reply_key.source_port;
 	} else {
 		__builtin_memset(&event->endpoint, 0, sizeof(event->endpoint));
 		event->endpoint_port = 0;

@@ -63,8 +63,8 @@ int find_port(struct __sk_buff *skb)
 
 	if (!scratch)
 		return DROP;
-	action = continue_search(skb, scratch);
-	packet_event(scratch);
+	action = continue_search(skb, &scratch->view, &scratch->search, &scratch->work);
+	packet_event(&scratch->view);
 	return action;
 }
 
@@ -77,7 +77,7 @@ int dial_tunnel(struct __sk_buff *skb)
 	if (!scratch)
 		return DROP;
 	action = dial(skb, scratch);
-	packet_event(scratch);
+	packet_event(&scratch->view);
 	return action;
 }
 
@@ -90,8 +90,8 @@ int from_tunnel(struct __sk_buff *skb)
 	device_count(skb, INGRESS_SLOT);
 	if (!scratch)
 		return DROP;
-	happening_reset(scratch);
+	happening_reset(&scratch->view.happening);
 	action = receive(skb, scratch);
-	packet_event(scratch);
+	packet_event(&scratch->view);
 	return action;
 }

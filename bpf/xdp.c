@@ -41,22 +41,22 @@ static __always_inline bool is_addressed_to(const void *data, const void *end,
 	       frame[2] == own[2];
 }
 
-/* Forwards the packet with the tuple `scratch->to`. `from`: the source address for the route.
- * Returns XDP_PASS if it cannot; the packet is unchanged then.
+/* Forwards the packet with the tuple of `target`. `from`: the source address for the route. Returns
+ * XDP_PASS if it cannot; the packet is unchanged then.
  */
 static __always_inline int forward(struct xdp_md *context, const struct packet *packet,
-				   const struct address *from, struct scratch *scratch)
+				   const struct address *from, struct target *target)
 {
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
 	u32 ifindex = context->ingress_ifindex, device;
-	struct next_hop *next_hop = &scratch->next_hop;
+	struct next_hop *next_hop = &target->next_hop;
 	struct xdp_device *entry = xdp_devices.lookup(&ifindex);
 	bool back;
 
 	if (!entry || !is_addressed_to(data, end, entry))
 		return XDP_PASS;
-	device = route_by(context, ifindex, packet->length, packet, from, &scratch->to.destination,
-			  next_hop);
+	device = route_by(context, ifindex, packet->length, packet, from,
+			  &target->tuple.destination, next_hop);
 	if (!device || !next_hop->has_ethernet)
 		return XDP_PASS;
 	entry = xdp_devices.lookup(&device);
@@ -65,7 +65,7 @@ static __always_inline int forward(struct xdp_md *context, const struct packet *
 	back = device == ifindex && entry->flags & XDP_SENDS_BACK;
 	if (!back && !(entry->flags & XDP_SENDS))
 		return XDP_PASS;
-	if (!frame_write(data, end, packet, &scratch->to, next_hop->ethernet))
+	if (!frame_write(data, end, packet, &target->tuple, next_hop->ethernet))
 		return XDP_PASS;
 	count(COUNTER_XDP_FORWARDED);
 	return back ? XDP_TX : bpf_redirect(device, 0);
@@ -77,19 +77,21 @@ static __always_inline int forward(struct xdp_md *context, const struct packet *
 static __always_inline int forward_request(struct xdp_md *context, struct packet *packet,
 					   struct flow *entry, struct scratch *scratch)
 {
-	const struct flow *flow = &scratch->flow;
+	struct flow_view *view = &scratch->view;
+	struct target *target = &scratch->target;
+	const struct flow *flow = &view->flow;
 	int action;
 
-	scratch->flow = *entry;
-	if (!may_forward(flow->flags, flow->half_open, flow->last_seen, scratch->now) ||
+	view->flow = *entry;
+	if (!may_forward(flow->flags, flow->half_open, flow->last_seen, view->now) ||
 	    address_is_unspecified(&flow->masquerade))
 		return XDP_PASS;
-	/* A flow that was seen in this second is not over, so `scratch->reply_key` is not used. */
-	if (!continues_established(flow, packet, scratch) || !is_next(entry, packet))
+	/* A flow that was seen in this second is not over, so `view->reply_key` is not used. */
+	if (!continues_established(flow, packet, view, &scratch->work) || !is_next(entry, packet))
 		return XDP_PASS;
-	tuple_set(&scratch->to, &flow->masquerade, flow->reply_port, &flow->endpoint,
+	tuple_set(&target->tuple, &flow->masquerade, flow->reply_port, &flow->endpoint,
 		  flow->endpoint_port);
-	action = forward(context, packet, &packet->tuple.source, scratch);
+	action = forward(context, packet, &packet->tuple.source, target);
 	if (action == XDP_PASS)
 		return XDP_PASS;
 	if (is_segment(packet))
@@ -102,16 +104,18 @@ static __always_inline int forward_request(struct xdp_md *context, struct packet
 static __always_inline int forward_reply(struct xdp_md *context, struct packet *packet,
 					 struct reply *entry, struct scratch *scratch)
 {
-	const struct reply *reply = &scratch->reply;
+	struct flow_view *view = &scratch->view;
+	struct target *target = &scratch->target;
+	const struct reply *reply = &view->reply;
 	int action;
 
-	scratch->reply = *entry;
-	if (!may_forward(reply->flags, reply->half_open, reply->last_seen, scratch->now) ||
+	view->reply = *entry;
+	if (!may_forward(reply->flags, reply->half_open, reply->last_seen, view->now) ||
 	    !is_next(entry, packet))
 		return XDP_PASS;
-	tuple_set(&scratch->to, &reply->frontend, reply->frontend_port, &reply->client,
+	tuple_set(&target->tuple, &reply->frontend, reply->frontend_port, &reply->client,
 		  reply->client_port);
-	action = forward(context, packet, &scratch->to.source, scratch);
+	action = forward(context, packet, &target->tuple.source, target);
 	if (action == XDP_PASS)
 		return XDP_PASS;
 	if (is_segment(packet))
@@ -126,6 +130,7 @@ static __always_inline int forward_reply(struct xdp_md *context, struct packet *
 int xdp_forward(struct xdp_md *context)
 {
 	struct scratch *scratch = scratch_get();
+	struct flow_view *view;
 	struct packet *packet;
 	const struct flow_key *tuple;
 	struct flow *flow;
@@ -135,14 +140,15 @@ int xdp_forward(struct xdp_md *context)
 	packet = packet_begin(&scratch->packet, ETHERNET_HEADER, AT_INGRESS);
 	if (!frame_read((void *)(long)context->data, (void *)(long)context->data_end, packet))
 		return XDP_PASS;
+	view = &scratch->view;
 	tuple = &packet->tuple;
-	scratch->now = flow_now();
+	view->now = flow_now();
 	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT)) {
 		struct reply *reply;
 
-		key_of_masqueraded(&scratch->reply_key, &tuple->source, tuple->source_port,
+		key_of_masqueraded(&view->reply_key, &tuple->source, tuple->source_port,
 				   tuple->destination_port, tuple->protocol);
-		reply = replies.lookup(&scratch->reply_key);
+		reply = replies.lookup(&view->reply_key);
 		if (!reply && previous_replies_map())
 			return XDP_PASS;
 		if (reply && is_masquerade(reply, &tuple->destination))
@@ -150,7 +156,7 @@ int xdp_forward(struct xdp_md *context)
 	}
 	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND))
 		return XDP_PASS;
-	scratch->flow_key = *tuple;
-	flow = flows.lookup(&scratch->flow_key);
+	view->key = *tuple;
+	flow = flows.lookup(&view->key);
 	return flow ? forward_request(context, packet, flow, scratch) : XDP_PASS;
 }
