@@ -8,8 +8,8 @@
  */
 #pragma once
 
-#include "admit.h"
 #include "answer.h"
+#include "origin.h"
 
 #define ICMP_ECHO_REPLY	   0
 #define ICMP_ECHO_REQUEST  8

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only
  *
- * Flows: the two entries of a translated connection, how a packet finds them, and when they end.
- * See docs/decisions/0023.
+ * Flows: how packets of the client and of the endpoint find the two entries of a translated
+ * connection, whether they continue it, and what is recorded. See docs/decisions/0023.
  */
 #pragma once
 
@@ -9,9 +9,6 @@
 #include "flow_half_open.h"
 #include "flow_key.h"
 #include "flow_tcp.h"
-
-#define BUSY_ATTEMPTS  3
-#define EBUSY_NEGATIVE (-16)
 
 /* Whether the entry of the other side is needed to record a segment: not for most segments. */
 #define needs_other_entry(entry, packet)                                                           \
@@ -44,6 +41,198 @@ static __always_inline void client_sent(struct flow *flow, const struct packet *
 	}
 	if (flow->last_seen != view->now)
 		flow->last_seen = view->now;
+}
+
+/* Sets `frontend` to the frontend of a pod's stale UDP socket that sends packets with `tuple`.
+ * Returns false if no stale socket has this tuple.
+ */
+static __always_inline bool stale_socket_find(struct flow_key *tuple, struct service_key *frontend)
+{
+	const struct node *settings = node_get();
+	struct service_key *found;
+
+	if (tuple->protocol != IPPROTO_UDP || !settings || !(settings->flags & NODE_STALE_SOCKETS))
+		return false;
+	found = stale_sockets.lookup(tuple);
+	if (!found)
+		return false;
+	*frontend = *found;
+	return true;
+}
+
+/* Whether the endpoint of a flow is still in use. Ids are reused, so the address and port are
+ * compared, too. A direct flow has no Service.
+ */
+static __always_inline bool endpoint_is_in_force(const struct flow *flow)
+{
+	struct endpoint *endpoint;
+
+	if (!flow->service_id)
+		return true;
+	endpoint = endpoint_same(flow->endpoint_id, flow->service_id, &flow->endpoint,
+				 flow->endpoint_port);
+	return endpoint && endpoint->flags & ENDPOINT_LISTED;
+}
+
+/* Whether the frontend still belongs to the Service of the flow. */
+static __always_inline bool frontend_is_in_force(const struct flow *flow, struct flow_key *flow_key,
+						 struct service_key *frontend)
+{
+	WORD_STRUCT(struct service_key, key);
+	struct service *service;
+
+	if (!flow->service_id)
+		return true;
+	if (flow->flags & FLOW_STALE_SOCKET) {
+		if (!stale_socket_find(flow_key, frontend))
+			return false;
+	} else {
+		frontend_of_tuple(frontend, flow_key);
+	}
+	service = service_lookup(key, frontend);
+	return service && service->id == flow->service_id;
+}
+
+/* Whether a UDP flow is idle for longer than its timeout. Its next datagram then opens a new flow.
+ * The endpoint may have sent packets in the meantime; only the entry in `replies` records them.
+ */
+static __always_inline bool stream_is_over(const struct flow *flow, struct flow_view *view)
+{
+	const struct node *settings = node_get();
+	struct reply *reply;
+
+	if (!settings || !has_passed(flow->last_seen, view->now, settings->udp_stream))
+		return false;
+	reply = replies.lookup(&view->reply_key);
+	return !reply || has_passed(reply->last_seen, view->now, settings->udp_stream);
+}
+
+/* Whether the endpoint of a TCP flow has sent nothing for as long as a SYN may be unanswered. */
+static __always_inline bool endpoint_is_silent(struct flow_view *view)
+{
+	const struct node *settings = node_get();
+	struct reply *reply = replies.lookup(&view->reply_key);
+
+	return !reply || (settings && has_passed(reply->last_seen, view->now, settings->tcp_syn));
+}
+
+/* Whether the packet continues the established flow with its tuple, and does not open a new flow.
+ *
+ * UDP has no end of a connection: a datagram opens a new flow if the endpoint or the frontend is
+ * gone. A SYN opens a new flow only after the connection has ended. While the connection may exist,
+ * the endpoint itself replies to the SYN (challenge ACK, RFC 5961, 4). If the endpoint was removed
+ * and is silent, the reply could only be that of another pod with the same address.
+ */
+static __always_inline bool continues_established(const struct flow *flow,
+						  const struct packet *packet,
+						  struct flow_view *view, struct workspace *work)
+{
+	if (packet->tuple.protocol == IPPROTO_UDP)
+		return endpoint_is_in_force(flow) &&
+		       frontend_is_in_force(flow, &view->key, &work->frontend) &&
+		       !stream_is_over(flow, view);
+	if (!is_first(packet))
+		return true;
+	if (packet->tuple.protocol != IPPROTO_TCP)
+		return endpoint_is_in_force(flow);
+	return !is_closed(flow->flags) && (endpoint_is_in_force(flow) || !endpoint_is_silent(view));
+}
+
+/* Processes a packet from the client of an established flow. Returns whether the packet continues
+ * the flow.
+ */
+static __always_inline bool established_continue(struct flow *flow, const struct packet *packet,
+						 struct flow_view *view, struct workspace *work)
+{
+	if (!continues_established(flow, packet, view, work))
+		return false;
+	client_sent(flow, packet, view);
+	return true;
+}
+
+/* As continues_established(), for a half-open flow. A retransmitted SYN goes to another endpoint if
+ * the first endpoint is gone and has not replied. A connection that the endpoint has rejected is
+ * over.
+ */
+static __always_inline bool continues_half_open(const struct flow *flow,
+						const struct packet *packet,
+						const struct reply *reply, struct flow_view *view,
+						struct workspace *work)
+{
+	if (half_open_is_over(flow->last_seen, packet->tuple.protocol, view->now))
+		return false;
+	/* Another flow has its entry in `replies`. */
+	if (!reply && is_first(packet))
+		return false;
+	if (packet->tuple.protocol == IPPROTO_UDP)
+		return endpoint_is_in_force(flow) &&
+		       frontend_is_in_force(flow, &view->key, &work->frontend);
+	if (!is_first(packet))
+		return true;
+	if (is_closed(flow->flags))
+		return false;
+	return endpoint_is_in_force(flow) || (reply && reply->flags & FLOW_REPLIED);
+}
+
+/* Processes a packet from the client of the half-open `flow`. Returns whether the packet continues
+ * the flow. The flow becomes established if the packet proves that each side has received a packet
+ * from the other, or if it is a UDP flow of more than a second: its client may expect no reply.
+ */
+static __always_inline bool half_open_continue(struct flow *flow, const struct packet *packet,
+					       struct flow_view *view, struct workspace *work)
+{
+	struct reply *reply = reply_lookup(&view->reply_key, view);
+	bool lasts = packet->tuple.protocol == IPPROTO_UDP && flow->last_seen != view->now;
+	bool confirms;
+
+	if (reply && !is_reply_of(reply, &view->key))
+		reply = NULL;
+	if (!continues_half_open(flow, packet, reply, view, work))
+		return false;
+	half_open_refresh(flow, reply, view->now);
+	confirms = reply && (lasts || confirms_reply(packet, reply));
+	if (is_segment(packet) && !(packet->tcp_flags & TCP_RST))
+		record_half_open(flow, packet, confirms || packet->tcp_flags & TCP_SYN);
+	if (confirms && flow_is_at(&view->key, flow))
+		establish(flow, reply, view->key.protocol);
+	return true;
+}
+
+/* Finds the flow of a packet that a client may have sent by `view->tuple`, and sets `view->key`. If
+ * it returns true, `view->flow` and `view->now` are set, too. An entry that has ended is removed,
+ * because later packets would match it.
+ */
+static __always_inline bool client_find(const struct packet *packet, struct flow_view *view,
+					struct workspace *work)
+{
+	struct flow *flow;
+
+	view->key = view->tuple;
+	flow = flow_lookup(&view->key, view);
+	if (!flow)
+		return false;
+	view->now = flow_now();
+	reply_key_of(&view->reply_key, &view->key, flow);
+	if (flow->half_open ? half_open_continue(flow, packet, view, work)
+			    : established_continue(flow, packet, view, work)) {
+		view->flow = *flow;
+		return !view->flow.half_open || flow_is_at(&view->key, flow);
+	}
+	flow_remove(&view->key, &view->reply_key);
+	return false;
+}
+
+/* As client_find(), for a packet that an ICMP error quotes. No entry is written or removed. */
+static __always_inline bool client_find_quoted(struct flow_view *view)
+{
+	struct flow *flow;
+
+	view->key = view->tuple;
+	flow = flow_lookup(&view->key, view);
+	if (!flow)
+		return false;
+	view->flow = *flow;
+	return true;
 }
 
 /* Records a packet from the endpoint of an established flow. */
@@ -207,38 +396,4 @@ static __always_inline bool reply_record(struct reply *reply, const struct packe
 	else
 		endpoint_sent(reply, packet, view);
 	return true;
-}
-
-/* Repeats a map update that failed with EBUSY. This happens while a reader locks the bucket
- * (htab_lock_bucket()); cilium #35010.
- */
-#define RETRY(write)                                                                               \
-	({                                                                                         \
-		int failed = 0;                                                                    \
-		_Pragma("nounroll") for (int attempt = 0; attempt < BUSY_ATTEMPTS;                 \
-					 again(attempt, 1))                                        \
-		{                                                                                  \
-			failed = (write);                                                          \
-			if (failed != EBUSY_NEGATIVE)                                              \
-				break;                                                             \
-			count(COUNTER_FLOWS_BUSY);                                                 \
-		}                                                                                  \
-		failed;                                                                            \
-	})
-
-static __always_inline void count_traffic(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)
-{
-	WORD_KEY(entry, service_id <= LOADED(TRAFFIC) ? service_id : 0);
-	struct traffic *sum = traffic.lookup(entry);
-
-	if (!sum)
-		return;
-	if (to_endpoint) {
-		sum->new_flows += is_new;
-		sum->packets_in += 1;
-		sum->bytes_in += bytes;
-	} else {
-		sum->packets_out += 1;
-		sum->bytes_out += bytes;
-	}
 }

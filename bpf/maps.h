@@ -144,3 +144,20 @@ static __always_inline struct device *device_get(u32 ifindex)
 
 	return devices.lookup(key);
 }
+
+static __always_inline void count_traffic(u32 service_id, u32 bytes, bool to_endpoint, bool is_new)
+{
+	WORD_KEY(entry, service_id <= LOADED(TRAFFIC) ? service_id : 0);
+	struct traffic *sum = traffic.lookup(entry);
+
+	if (!sum)
+		return;
+	if (to_endpoint) {
+		sum->new_flows += is_new;
+		sum->packets_in += 1;
+		sum->bytes_in += bytes;
+	} else {
+		sum->packets_out += 1;
+		sum->bytes_out += bytes;
+	}
+}

@@ -356,3 +356,10 @@ static __always_inline struct packet *packet_begin(struct packet *packet, u32 l3
 	packet->tuple.side = side;
 	return packet;
 }
+
+static __always_inline bool is_first(const struct packet *packet)
+{
+	if (packet->tuple.protocol == IPPROTO_UDP)
+		return packet->fragment != LATER;
+	return (packet->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}

@@ -7,6 +7,7 @@
 
 #include "flow.h"
 #include "route.h"
+#include "socket_lookup.h"
 
 /* ROUNDS * TRIES random ports are tried before all ports are searched. There are two loops because
  * the verifier follows each iteration of the inner loop, which therefore only does lookups.
@@ -18,94 +19,12 @@
 #define SEARCH_PORTS	2016 /* per run of find_port(); 32 of the 33 possible tail calls cover all */
 #define TAIL_FIND_PORT	0
 #define EEXIST_NEGATIVE (-17)
+#define EBUSY_NEGATIVE	(-16)
+#define BUSY_ATTEMPTS	3
 
 static __always_inline __be16 random_port(void)
 {
 	return bpf_htons((u16)(FIRST_PORT + (((u64)bpf_get_prandom_u32() * PORT_COUNT) >> 32)));
-}
-
-/* Sets `tuple` for the lookup of the socket that receives packets from `from` to `to`. Returns the
- * size of the part of `tuple` that is set.
- */
-static __always_inline u32 socket_tuple(struct bpf_sock_tuple *tuple, const struct address *from,
-					__be16 from_port, const struct address *to, __be16 to_port)
-{
-	if (address_is_v4(from)) {
-		tuple->ipv4.saddr = from->word[3];
-		tuple->ipv4.daddr = to->word[3];
-		tuple->ipv4.sport = from_port;
-		tuple->ipv4.dport = to_port;
-		return sizeof(tuple->ipv4);
-	}
-	*(struct address *)tuple->ipv6.saddr = *from;
-	*(struct address *)tuple->ipv6.daddr = *to;
-	tuple->ipv6.sport = from_port;
-	tuple->ipv6.dport = to_port;
-	return sizeof(tuple->ipv6);
-}
-
-/* Whether a UDP socket of this node receives packets with this tuple. `connected`: only a socket
- * that is connected to the sender counts.
- */
-static __always_inline bool udp_socket_receives(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
-						u32 size, bool connected)
-{
-	struct bpf_sock *found = bpf_sk_lookup_udp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
-	bool receives;
-
-	if (!found)
-		return false;
-	receives = !connected || found->state == BPF_TCP_ESTABLISHED;
-	bpf_sk_release(found);
-	return receives;
-}
-
-/* As udp_socket_receives() for TCP. A listening socket does not count: it has no connection with
- * the sender.
- */
-static __always_inline bool tcp_socket_receives(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
-						u32 size)
-{
-	struct bpf_sock *found = bpf_skc_lookup_tcp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
-	bool receives;
-
-	if (!found)
-		return false;
-	receives = found->state != BPF_TCP_LISTEN;
-	barrier(); /* the verifier rejects one load instruction for both kinds of sockets */
-	bpf_sk_release(found);
-	return receives;
-}
-
-/* Whether a socket of this node or netfilter already uses the port at the masquerade address of the
- * flow for a connection to its endpoint. Connections that netfilter masqueraded before mode ebpf
- * started are in `netfilter_flows`.
- */
-static __always_inline bool port_is_in_use(struct __sk_buff *skb, const struct flow *flow,
-					   __be16 port, u8 protocol, struct workspace *work)
-{
-	const struct node *settings = node_get();
-
-	if (settings && settings->flags & NODE_NETFILTER_FLOWS) {
-		tuple_set(&work->key, &flow->endpoint, flow->endpoint_port, &flow->masquerade,
-			  port);
-		work->key.protocol = protocol;
-		work->key.side = AT_INGRESS;
-		work->key.pad = 0;
-		if (netfilter_flows.lookup(&work->key))
-			return true;
-	}
-	if (HAVE(SKC_LOOKUP_TCP) && HAVE(SK_LOOKUP_UDP)) {
-		struct bpf_sock_tuple *tuple = &work->sockets;
-		u32 size = socket_tuple(tuple, &flow->endpoint, flow->endpoint_port,
-					&flow->masquerade, port);
-
-		if (protocol == IPPROTO_TCP)
-			return tcp_socket_receives(skb, tuple, size);
-		if (protocol == IPPROTO_UDP)
-			return udp_socket_receives(skb, tuple, size, false);
-	}
-	return false;
 }
 
 enum port_state {
@@ -199,6 +118,23 @@ static __always_inline bool stack_sees_twin(struct flow_view *view, struct works
 	return present && present->client_port &&
 	       address_equal(&present->client, &view->key.source);
 }
+
+/* Repeats a map update that failed with EBUSY. This happens while a reader locks the bucket
+ * (htab_lock_bucket()); cilium #35010.
+ */
+#define RETRY(write)                                                                               \
+	({                                                                                         \
+		int failed = 0;                                                                    \
+		_Pragma("nounroll") for (int attempt = 0; attempt < BUSY_ATTEMPTS;                 \
+					 again(attempt, 1))                                        \
+		{                                                                                  \
+			failed = (write);                                                          \
+			if (failed != EBUSY_NEGATIVE)                                              \
+				break;                                                             \
+			count(COUNTER_FLOWS_BUSY);                                                 \
+		}                                                                                  \
+		failed;                                                                            \
+	})
 
 /* Inserts `view->reply` with the key `view->reply_key`. Returns EEXIST_NEGATIVE if another flow has
  * taken the port in the meantime, or if port_is_in_use() or stack_sees_twin(). Otherwise returns

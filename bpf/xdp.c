@@ -11,7 +11,7 @@
 #include <uapi/linux/in6.h>
 
 #include "compat.h"
-#include "admit.h"
+#include "flow.h"
 #include "frame.h"
 #include "route.h"
 

@@ -15,7 +15,7 @@ the first one was.
 
 A UDP flow has no end, and a drained backend does not learn when its endpoint is removed. So the programs no
 longer translate datagrams of clients; the other backend does. A UDP flow without an entry in `services` is
-not in force (frontend_is_in_force() of bpf/admit.h). Datagrams of endpoints are translated as long as the
+not in force (frontend_is_in_force() of bpf/flow.h). Datagrams of endpoints are translated as long as the
 endpoint sends, since that needs no Service. So pending replies and streams arrive.
 
 The hooks that translate addresses back for sockets are detached one step later, since replies to datagrams

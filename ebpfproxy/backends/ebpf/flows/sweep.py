@@ -278,7 +278,7 @@ class FlowSweep:
         return True
 
     def _is_listed(self, address: bytes, port: int, service: int, id_: int) -> bool:
-        """Whether the endpoint is in force and still the same, like endpoint_is_in_force() of bpf/admit.h.
+        """Whether the endpoint is in force and still the same, like endpoint_is_in_force() of bpf/flow.h.
 
         Ids are reused after a while. A direct flow belongs to no Service, so it has no endpoint to check.
         """
