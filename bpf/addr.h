@@ -51,3 +51,14 @@ static __always_inline void address_unspecified_like(struct address *result,
 	result->word[2] = address_is_v4(address) ? V4_WORD : 0;
 	result->word[3] = 0;
 }
+
+/* Sets an address from four words. A macro, because the verifier only accepts loads of a context at
+ * constant offsets.
+ */
+#define address_v6(address, words)                                                                 \
+	({                                                                                         \
+		(address)->word[0] = (words)[0];                                                   \
+		(address)->word[1] = (words)[1];                                                   \
+		(address)->word[2] = (words)[2];                                                   \
+		(address)->word[3] = (words)[3];                                                   \
+	})

@@ -84,17 +84,15 @@ static __always_inline enum admission admit(struct __sk_buff *skb, struct packet
 	if (service.flags & SERVICE_RESTRICTED &&
 	    !(class == NODE && service.flags & SERVICE_NODE_ADMITTED) &&
 	    !source_admitted(&service, &tuple->source, &work->source)) {
-		count_drop(&view->happening, COUNTER_SOURCE_REFUSED);
+		happened(&view->happening, EVENT_DROPPED, COUNTER_SOURCE_REFUSED);
 		return DROPPED;
 	}
 	range = class == OUTSIDE ? service.external : service.internal;
 	if (!range.count) {
 		bool reject = service.flags & SERVICE_REJECT;
 
-		u32 counter = reject ? COUNTER_PACKET_REJECTED : COUNTER_PACKET_DROPPED;
-
-		count(counter);
-		report(&view->happening, reject ? EVENT_REJECTED : EVENT_DROPPED, (u8)counter);
+		happened(&view->happening, reject ? EVENT_REJECTED : EVENT_DROPPED,
+			 reject ? COUNTER_PACKET_REJECTED : COUNTER_PACKET_DROPPED);
 		return reject ? REJECTED : DROPPED;
 	}
 	local = class == OUTSIDE ? SERVICE_EXTERNAL_LOCAL : SERVICE_INTERNAL_LOCAL;
@@ -105,7 +103,7 @@ static __always_inline enum admission admit(struct __sk_buff *skb, struct packet
 	endpoint = endpoint_choose(&service, &range, usable, client, tuple->source_port, &id,
 				   &view->happening.flags);
 	if (!endpoint) {
-		count_drop(&view->happening, COUNTER_INCONSISTENT);
+		happened(&view->happening, EVENT_DROPPED, COUNTER_INCONSISTENT);
 		return DROPPED;
 	}
 	if (service.algorithm == ALGORITHM_LEAST_CONNECTIONS)

@@ -6,14 +6,6 @@
 
 #include "admit.h"
 
-static __always_inline void record_bypassing(u32 device)
-{
-	WORD_KEY(key, device);
-	u64 now = time_now();
-
-	bypassing.update(key, &now);
-}
-
 /* A pod's packet to a frontend has bypassed the socket path, and no program is attached to the
  * pod's device. The entry in `bypassing` causes the agent to attach one. No program is needed if
  * the frontend rejects because it has no endpoint: egress rejects the packet. A UDP socket that
@@ -38,11 +30,10 @@ static __always_inline enum admission admit_bypassing_packet(struct __sk_buff *s
 		return NO_FLOW;
 	if (!service->internal.count && service->flags & SERVICE_REJECT &&
 	    !(service->flags & SERVICE_RESTRICTED)) {
-		count(COUNTER_PACKET_REJECTED);
 		view->happening.service_id = service->id;
 		view->happening.flags = 0;
 		view->key = packet->tuple;
-		report(&view->happening, EVENT_REJECTED, COUNTER_PACKET_REJECTED);
+		happened(&view->happening, EVENT_REJECTED, COUNTER_PACKET_REJECTED);
 		return REJECTED;
 	}
 	count(COUNTER_BYPASSED);

@@ -70,7 +70,7 @@ static __always_inline bool open_tunneled(struct __sk_buff *skb, struct packet *
 	view->key = packet->tuple;
 	if (service.flags & SERVICE_RESTRICTED &&
 	    !source_admitted(&service, &packet->tuple.source, &scratch->work.source)) {
-		count_drop(&view->happening, COUNTER_SOURCE_REFUSED);
+		happened(&view->happening, EVENT_DROPPED, COUNTER_SOURCE_REFUSED);
 		return false;
 	}
 	at.address = scratch->option.endpoint;
@@ -78,7 +78,7 @@ static __always_inline bool open_tunneled(struct __sk_buff *skb, struct packet *
 	at.service_id = service.id;
 	id = tunnel_endpoints.lookup(&at);
 	if (!id) {
-		count_drop(&view->happening, COUNTER_TUNNEL_NO_ENDPOINT);
+		happened(&view->happening, EVENT_DROPPED, COUNTER_TUNNEL_NO_ENDPOINT);
 		return false;
 	}
 	__builtin_memset(flow, 0, sizeof(*flow));
@@ -132,8 +132,7 @@ static __always_inline int translate_tunneled(struct __sk_buff *skb, struct pack
 	struct target *target = &scratch->target;
 	bool written;
 
-	tuple_set(&target->tuple, &scratch->view.tuple.source, flow->reply_port, &flow->endpoint,
-		  flow->endpoint_port);
+	tuple_to_endpoint(&target->tuple, &scratch->view.tuple.source, flow);
 	if (is_error) {
 		written = rewrite_icmp_error(skb, packet, &scratch->quoted, &target->tuple,
 					     &scratch->work.key);

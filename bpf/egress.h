@@ -207,8 +207,7 @@ static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *pac
 	if (outgoing == OUT_HOST_ORIGINATED || is_icmp_redirect(packet))
 		return DROP;
 	if (outgoing == OUT_REPLY) {
-		tuple_set(to, &reply->frontend, reply->frontend_port, &reply->client,
-			  reply->client_port);
+		tuple_of_reply(to, reply);
 	} else {
 		/* The endpoint has received no packet of this flow, so the quoted packet is not its
 		 * reply.
@@ -248,25 +247,6 @@ static __always_inline bool fit_tunnel(struct __sk_buff *skb, const struct packe
 		return true;
 	settings = node_get();
 	return !settings || clamp_mss(skb, packet, settings->tunnel_mtu);
-}
-
-/* Sets `to` for a reply, which gets the frontend address. Replies to masqueraded clients are
- * already counted at ingress.
- */
-static __always_inline void reply_prepare(const struct packet *packet, const struct reply *reply,
-					  struct flow_key *to)
-{
-	if (!reply->masquerade_digest)
-		count_traffic(reply->service_id, packet->length, false, false);
-	tuple_set(to, &reply->frontend, reply->frontend_port, &reply->client, reply->client_port);
-}
-
-static __always_inline int reply_send(struct __sk_buff *skb, const struct packet *packet,
-				      const struct reply *reply, struct next_hop *next_hop)
-{
-	return has_wrong_output_device(skb, packet, reply, next_hop)
-		   ? redirect_routed_out(skb, reply->device, next_hop)
-		   : PASS_ON;
 }
 
 /* Initializes the direct flow of a packet with an address of this node. */
@@ -365,34 +345,6 @@ static __always_inline u32 route_to_endpoint(struct __sk_buff *skb, const struct
 	return route(skb, packet, source, &flow->endpoint, next_hop);
 }
 
-/* Sets `to` for a host-originated packet of the flow. */
-static __always_inline void host_originated_prepare(const struct packet *packet,
-						    const struct flow *flow, struct flow_key *to)
-{
-	count_traffic(flow->service_id, packet->length, true, packet->opens);
-	tuple_set(to, flow->flags & FLOW_MASQUERADE ? &flow->masquerade : &packet->tuple.source,
-		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
-}
-
-/* Sends a host-originated packet to its endpoint. The stack has routed the packet to the frontend,
- * so it is redirected past the stack. `target->device`: see route_to_endpoint().
- */
-static __always_inline int host_originated_send(struct __sk_buff *skb, const struct packet *packet,
-						const struct flow *flow, struct target *target)
-{
-	return flow->flags & FLOW_MASQUERADE
-		   ? redirect_routed_out(skb, target->device, &target->next_hop)
-		   : deliver(skb, packet);
-}
-
-/* Sets `to` for a packet to the endpoint of `view->reply`. */
-static __always_inline void forwarded_prepare(const struct packet *packet,
-					      const struct flow_view *view, struct flow_key *to)
-{
-	tuple_set(to, &view->flow.masquerade, view->reply_key.destination_port,
-		  &packet->tuple.destination, packet->tuple.destination_port);
-}
-
 /* Gives the packet the tuple `target->tuple`, and sends it. All classes of `target->outgoing` come
  * here, so that the verifier checks the rewriting of a packet once.
  *
@@ -402,6 +354,8 @@ static __always_inline void forwarded_prepare(const struct packet *packet,
 static __always_inline int translate_outgoing(struct __sk_buff *skb, struct packet *packet,
 					      const struct flow_view *view, struct target *target)
 {
+	struct next_hop *next_hop = &target->next_hop;
+
 	barrier();
 	if (target->outgoing == OUT_REPLY && !fit_tunnel(skb, packet, view->reply.flags))
 		return DROP;
@@ -410,9 +364,14 @@ static __always_inline int translate_outgoing(struct __sk_buff *skb, struct pack
 	barrier();
 	switch (target->outgoing) {
 	case OUT_REPLY:
-		return reply_send(skb, packet, &view->reply, &target->next_hop);
+		if (!has_wrong_output_device(skb, packet, &view->reply, next_hop))
+			return PASS_ON;
+		return redirect_routed_out(skb, view->reply.device, next_hop);
 	case OUT_HOST_ORIGINATED:
-		return host_originated_send(skb, packet, &view->flow, target);
+		/* The stack has routed it to the frontend, so it is redirected past the stack. */
+		if (view->flow.flags & FLOW_MASQUERADE)
+			return redirect_routed_out(skb, target->device, next_hop);
+		return deliver(skb, packet);
 	default:
 		mark_set(skb, MARK_DONE);
 		return PASS_ON;
@@ -439,7 +398,7 @@ static __always_inline bool choose_masquerade_of_node(struct __sk_buff *skb,
 		return choose_masquerade(skb, packet, device, view, work);
 	if (bypassing.lookup(key))
 		return choose_masquerade(skb, packet, skb->ifindex, view, work);
-	count_drop(&view->happening, COUNTER_BYPASSED);
+	happened(&view->happening, EVENT_DROPPED, COUNTER_BYPASSED);
 	record_bypassing(device);
 	return false;
 }
@@ -489,7 +448,7 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 	if (outgoing == OUT_HOST_ORIGINATED && flow->flags & FLOW_MASQUERADE) {
 		device = route_to_endpoint(skb, packet, flow, &work->key.source, &target->next_hop);
 		if (!device) {
-			count_drop(&view->happening, COUNTER_NO_ROUTE);
+			happened(&view->happening, EVENT_DROPPED, COUNTER_NO_ROUTE);
 			return DROP;
 		}
 		if (opens && !choose_masquerade_of_node(skb, packet, device, view, work))
@@ -500,10 +459,15 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 	if (opens && !flow_open(skb, packet, skb->ifindex, 0, scratch))
 		return DROP;
 	barrier();
-	if (target->outgoing == OUT_FORWARDED)
-		forwarded_prepare(packet, view, &target->tuple);
-	else
-		host_originated_prepare(packet, flow, &target->tuple);
+	if (target->outgoing == OUT_FORWARDED) {
+		tuple_set(&target->tuple, &flow->masquerade, view->reply_key.destination_port,
+			  &packet->tuple.destination, packet->tuple.destination_port);
+		return TRANSLATE;
+	}
+	count_traffic(flow->service_id, packet->length, true, packet->opens);
+	tuple_to_endpoint(&target->tuple,
+			  flow->flags & FLOW_MASQUERADE ? &flow->masquerade : &packet->tuple.source,
+			  flow);
 	return TRANSLATE;
 }
 
@@ -547,7 +511,9 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 		return icmp_egress(skb, packet, outgoing, scratch);
 	if (outgoing == OUT_REPLY) {
 		target->outgoing = outgoing;
-		reply_prepare(packet, &view->reply, &target->tuple);
+		if (!view->reply.masquerade_digest) /* otherwise ingress has counted it */
+			count_traffic(view->reply.service_id, packet->length, false, false);
+		tuple_of_reply(&target->tuple, &view->reply);
 	} else {
 		action = egress_to_endpoint(skb, packet, outgoing, scratch);
 	}

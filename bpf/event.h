@@ -18,6 +18,14 @@ struct happening {
 	u8 reason; /* enum counter */
 };
 
+/* Counts what happened to a packet or socket, and reports it. */
+static __always_inline void happened(struct happening *what, u8 kind, u32 counter)
+{
+	count(counter);
+	what->kind = kind;
+	what->reason = (u8)counter;
+}
+
 /* Without branches, of which the verifier would follow each combination: a difference of 0 minus 1
  * has the highest bit.
  */
@@ -47,8 +55,8 @@ static __always_inline bool event_is_within_rate(struct monitor *watch, u64 now)
 	return true;
 }
 
-/* Returns a new record, or NULL if the event is not recorded. The caller sets addresses and ports,
- * and submits it.
+/* Returns a new record, or NULL if the event is not recorded. The caller sets the addresses and
+ * ports that are known, and submits it.
  */
 static __always_inline struct event *event_begin(const struct happening *what)
 {
@@ -72,11 +80,11 @@ static __always_inline struct event *event_begin(const struct happening *what)
 		__sync_fetch_and_add(&watch->lost, 1);
 		return NULL;
 	}
+	__builtin_memset(event, 0, sizeof(*event));
 	event->time = now;
 	event->kind = what->kind;
 	event->reason = what->reason;
 	event->flags = what->flags;
 	event->service_id = what->service_id;
-	event->pad = 0;
 	return event;
 }

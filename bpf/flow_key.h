@@ -10,10 +10,7 @@
 static __always_inline u8 *port_uses_of(u8 protocol, __be16 port)
 {
 	u32 number = bpf_ntohs(port);
-	u32 line = protocol == IPPROTO_TCP   ? PORTS_TCP
-		   : protocol == IPPROTO_UDP ? PORTS_UDP
-					     : PORTS_SCTP;
-	WORD_KEY(entry, line * FLOW_PORT_LINE + number / 64);
+	WORD_KEY(entry, port_line(protocol) * FLOW_PORT_LINE + number / 64);
 	struct port_uses *uses = flow_ports.lookup(entry);
 
 	return uses ? &uses->use[number % 64] : NULL;
@@ -48,6 +45,19 @@ static __always_inline void tuple_set(struct flow_key *key, const struct address
 	key->destination = *destination;
 	key->source_port = source_port;
 	key->destination_port = destination_port;
+}
+
+/* Sets the addresses and ports of a reply as the client sees it. */
+static __always_inline void tuple_of_reply(struct flow_key *to, const struct reply *reply)
+{
+	tuple_set(to, &reply->frontend, reply->frontend_port, &reply->client, reply->client_port);
+}
+
+/* Sets the addresses and ports of a packet of the flow that the endpoint gets from `source`. */
+static __always_inline void tuple_to_endpoint(struct flow_key *to, const struct address *source,
+					      const struct flow *flow)
+{
+	tuple_set(to, source, flow->reply_port, &flow->endpoint, flow->endpoint_port);
 }
 
 static __always_inline void tuple_reverse(struct flow_key *key, const struct flow_key *tuple)

@@ -125,9 +125,9 @@ static __always_inline int to_endpoint(struct __sk_buff *skb, const struct packe
 		device = stack_bypass_device(skb, packet, flow->flags, client, &flow->endpoint,
 					     &target->next_hop);
 	count_traffic(flow->service_id, packet->length, true, packet->opens);
-	tuple_set(&target->tuple,
-		  device && flow->flags & FLOW_MASQUERADE ? &flow->masquerade : client,
-		  flow->reply_port, &flow->endpoint, flow->endpoint_port);
+	tuple_to_endpoint(&target->tuple,
+			  device && flow->flags & FLOW_MASQUERADE ? &flow->masquerade : client,
+			  flow);
 	target->device = device;
 	target->to_node = false;
 	return TRANSLATE;
@@ -146,25 +146,26 @@ static __always_inline int deliver_reply_to_node(struct __sk_buff *skb, const st
 	return deliver(skb, packet);
 }
 
-/* Computes the tuple of a reply at ingress. `at_once`: the reply is translated completely, because
+/* Computes the tuple of a reply at ingress. `complete`: the reply is translated completely, because
  * no egress program sees it afterwards. Otherwise the stack sees the endpoint's own address.
  */
 static __always_inline void reply_tuple(struct flow_key *to, const struct flow_key *tuple,
 					const struct reply *reply, bool complete)
 {
 	if (complete)
-		tuple_set(to, &reply->frontend, reply->frontend_port, &reply->client,
-			  reply->client_port);
+		tuple_of_reply(to, reply);
 	else
 		tuple_set(to, &tuple->source, tuple->source_port, &reply->client,
 			  tuple->destination_port);
 }
 
-/* Translates a reply that was sent to an address of this node. If the reply passes the stack to an
- * outside client or a pod, egress does the second step.
+/* Prepares the translation of a reply. If it passes the stack to an outside client or a pod, egress
+ * does the second step. `from_pod`: it was not sent to an address of this node, so there is no
+ * first step.
  */
 static __always_inline int translate_reply(struct __sk_buff *skb, const struct packet *packet,
-					   const struct reply *reply, struct target *target)
+					   bool from_pod, const struct reply *reply,
+					   struct target *target)
 {
 	bool client_is_node = reply->flags & FLOW_NODE;
 	u32 device = 0;
@@ -172,29 +173,12 @@ static __always_inline int translate_reply(struct __sk_buff *skb, const struct p
 	if (!client_is_node)
 		device = stack_bypass_device(skb, packet, reply->flags, &reply->frontend,
 					     &reply->client, &target->next_hop);
+	if (from_pod && !device)
+		return PASS_ON;
 	count_traffic(reply->service_id, packet->length, false, false);
 	reply_tuple(&target->tuple, &packet->tuple, reply, client_is_node || device);
 	target->device = device;
 	target->to_node = client_is_node;
-	return TRANSLATE;
-}
-
-/* Sends a reply from an endpoint on this node directly to an outside client, if the flow may bypass
- * the stack. Otherwise egress restores the frontend address.
- */
-static __always_inline int redirect_pod_reply(struct __sk_buff *skb, const struct packet *packet,
-					      const struct reply *reply, struct target *target)
-{
-	u32 device = stack_bypass_device(skb, packet, reply->flags, &reply->frontend,
-					 &reply->client, &target->next_hop);
-
-	if (!device)
-		return PASS_ON;
-	count_traffic(reply->service_id, packet->length, false, false);
-	tuple_set(&target->tuple, &reply->frontend, reply->frontend_port, &reply->client,
-		  reply->client_port);
-	target->device = device;
-	target->to_node = false;
 	return TRANSLATE;
 }
 
@@ -228,8 +212,7 @@ static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *pa
 	    !address_equal(&packet->tuple.destination, &tuple->destination))
 		return PASS_ON;
 	if (incoming == IN_FROM_CLIENT) {
-		tuple_set(to, &tuple->source, flow->reply_port, &flow->endpoint,
-			  flow->endpoint_port);
+		tuple_to_endpoint(to, &tuple->source, flow);
 	} else {
 		client_is_node = reply->flags & FLOW_NODE;
 		reply_tuple(to, tuple, reply, client_is_node);
@@ -347,10 +330,9 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 		tail_calls.call(skb, TAIL_DIAL); /* returns if no such program is loaded */
 	if (is_error)
 		return icmp_ingress(skb, packet, incoming, scratch);
-	if (incoming == IN_FROM_ENDPOINT)
-		action = translate_reply(skb, packet, &view->reply, target);
-	else if (incoming == IN_FROM_POD)
-		action = redirect_pod_reply(skb, packet, &view->reply, target);
+	if (incoming == IN_FROM_ENDPOINT || incoming == IN_FROM_POD)
+		action =
+		    translate_reply(skb, packet, incoming == IN_FROM_POD, &view->reply, target);
 	else if (incoming != IN_FROM_CLIENT)
 		action = is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;
 	if (action == OPENED)

@@ -161,3 +161,20 @@ static __always_inline void count_traffic(u32 service_id, u32 bytes, bool to_end
 		sum->bytes_out += bytes;
 	}
 }
+
+/* Returns the time in nanoseconds. The coarse clock lags by up to one tick (at most 10 ms), which
+ * is sufficient for timeouts of seconds.
+ */
+static __always_inline u64 time_now(void)
+{
+	return HAVE(KTIME_COARSE) ? bpf_ktime_get_coarse_ns() : bpf_ktime_get_ns();
+}
+
+/* Causes the agent to attach programs to the device: see `bypassing`. */
+static __always_inline void record_bypassing(u32 device)
+{
+	WORD_KEY(key, device);
+	u64 now = time_now();
+
+	bypassing.update(key, &now);
+}

@@ -106,7 +106,7 @@ static __always_inline bool choose_masquerade(struct __sk_buff *skb, const struc
 			take_source_of_route(&work->lookup, flow);
 	}
 	if (!device || address_is_unspecified(&flow->masquerade)) {
-		count_drop(&view->happening, COUNTER_NO_ADDRESS);
+		happened(&view->happening, EVENT_DROPPED, COUNTER_NO_ADDRESS);
 		return false;
 	}
 	return true;

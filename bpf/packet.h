@@ -311,14 +311,6 @@ static __always_inline void fragment_key(struct fragment_key *key, const struct 
 	key->pad = 0;
 }
 
-/* Returns the time in nanoseconds. The coarse clock lags by up to one tick (at most 10 ms), which
- * is sufficient for timeouts of seconds.
- */
-static __always_inline u64 time_now(void)
-{
-	return HAVE(KTIME_COARSE) ? bpf_ktime_get_coarse_ns() : bpf_ktime_get_ns();
-}
-
 /* Stores the ports of a first fragment in the map, or sets the ports of a later fragment from the
  * map. Returns false if no first fragment has arrived within FRAGMENTS_TIMEOUT; an older one
  * belongs to another datagram.

@@ -173,7 +173,7 @@ static __always_inline bool is_exhausted(struct flow_view *view, struct workspac
 
 static __always_inline void record_exhausted(struct flow_view *view, struct workspace *work)
 {
-	count_drop(&view->happening, COUNTER_PORTS_EXHAUSTED);
+	happened(&view->happening, EVENT_DROPPED, COUNTER_PORTS_EXHAUSTED);
 	work->key = view->reply_key;
 	work->key.destination_port = 0;
 	exhausted_ports.update(&work->key, &view->now);
@@ -214,7 +214,7 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 	if (!failed)
 		return true;
 	if (failed != EEXIST_NEGATIVE) {
-		count_drop(&view->happening, COUNTER_FLOWS_FULL);
+		happened(&view->happening, EVENT_DROPPED, COUNTER_FLOWS_FULL);
 		return false;
 	}
 	if (!is_exhausted(view, work)) {
@@ -240,10 +240,11 @@ static __always_inline bool flow_write(struct flow_view *view)
 		count(COUNTER_PORT_CHANGED);
 	if (RETRY(put_flow(&view->key, flow))) {
 		replies.delete(&view->reply_key);
-		count_drop(&view->happening, COUNTER_FLOWS_FULL);
+		happened(&view->happening, EVENT_DROPPED, COUNTER_FLOWS_FULL);
 		return false;
 	}
-	report(&view->happening, EVENT_NEW, COUNTER_PACKET_NEW);
+	view->happening.kind = EVENT_NEW;
+	view->happening.reason = COUNTER_PACKET_NEW;
 	port_set_use(client->protocol, client->destination_port, PORT_OF_FRONTEND);
 	port_set_use(client->protocol, flow->endpoint_port, PORT_OF_ENDPOINT);
 	return true;
@@ -352,7 +353,7 @@ static __always_inline int continue_search(struct __sk_buff *skb, struct flow_vi
 			return flow_write(view) ? bpf_redirect(skb->ifindex, search->redirect_to)
 						: DROP;
 		if (failed != EEXIST_NEGATIVE) {
-			count_drop(&view->happening, COUNTER_FLOWS_FULL);
+			happened(&view->happening, EVENT_DROPPED, COUNTER_FLOWS_FULL);
 			return DROP;
 		}
 	}

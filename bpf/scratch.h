@@ -103,20 +103,6 @@ static __always_inline void frontend_of_tuple(struct service_key *frontend,
 	frontend->pad = 0;
 }
 
-/* Reports what happened to the first packet of a client. */
-static __always_inline void report(struct happening *happening, u8 kind, u8 reason)
-{
-	happening->kind = kind;
-	happening->reason = reason;
-}
-
-/* Drops the first packet of a client: counts the reason and reports it. */
-static __always_inline void count_drop(struct happening *happening, u32 counter)
-{
-	count(counter);
-	report(happening, EVENT_DROPPED, (u8)counter);
-}
-
 /* Reports that a segment with RST has ended a flow. */
 static __always_inline void report_reset(struct happening *happening, u32 service_id, u16 flags)
 {
@@ -153,11 +139,7 @@ static __always_inline void packet_event(const struct flow_view *view)
 	} else if (what->kind == EVENT_RESET) {
 		event->endpoint = view->reply_key.source;
 		event->endpoint_port = view->reply_key.source_port;
-	} else {
-		__builtin_memset(&event->endpoint, 0, sizeof(event->endpoint));
-		event->endpoint_port = 0;
 	}
-	event->netns_cookie = 0;
 	event->client = client->source;
 	event->client_port = client->source_port;
 	event->frontend = client->destination;

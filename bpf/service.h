@@ -35,16 +35,20 @@ static __always_inline bool service_copy(struct service_key *key, struct service
 	return false;
 }
 
+static __always_inline u32 port_line(u8 protocol)
+{
+	if (protocol == IPPROTO_TCP)
+		return PORTS_TCP;
+	return protocol == IPPROTO_UDP ? PORTS_UDP : PORTS_SCTP;
+}
+
 /* Whether any frontend has this port. `first_line` is NODE_PORT_LINES for NodePorts and 0 for all
  * other frontends.
  */
 static __always_inline bool port_is_served(u8 protocol, __be16 port, u32 first_line)
 {
 	u32 number = bpf_ntohs(port);
-	u32 line = protocol == IPPROTO_TCP   ? PORTS_TCP
-		   : protocol == IPPROTO_UDP ? PORTS_UDP
-					     : PORTS_SCTP;
-	WORD_KEY(word, (first_line + line) * SERVICE_PORT_LINE + number / 64);
+	WORD_KEY(word, (first_line + port_line(protocol)) * SERVICE_PORT_LINE + number / 64);
 	u64 *bits = service_ports.lookup(word);
 
 	return bits && *bits >> (number % 64) & 1;

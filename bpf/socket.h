@@ -66,6 +66,21 @@ static __always_inline void peer_uncount(struct socket_peer *entry)
 		connections_add(entry->endpoint, -1);
 }
 
+static __always_inline void peer_free(struct socket_peer *entry)
+{
+	peer_uncount(entry);
+	entry->cookie = 0;
+}
+
+/* Frees the entry of a socket that is closed or no longer connected to a frontend. */
+static __always_inline void peer_remove(u64 cookie)
+{
+	struct socket_peer *entry = peer_find(cookie);
+
+	if (entry)
+		peer_free(entry);
+}
+
 /* Records that the socket connected to `frontend`. `peer` is the address of the endpoint `id`. If
  * the socket waits for an endpoint, `id` is NO_ENDPOINT and `peer` is the frontend. `counted`: the
  * endpoint's open connections are counted.
@@ -104,6 +119,24 @@ static __always_inline void socket_flow_key_set(struct socket_flow_key *key, u64
 	key->pad = 0;
 }
 
+static __always_inline void socket_flow_write(struct socket_flow_key *key, struct socket_flow *flow)
+{
+	if (socket_flows.update(key, flow))
+		count(COUNTER_PEERS_FULL);
+}
+
+/* Ends the translation of replies from an address that is not a frontend. The socket may have
+ * reached it through a Service before.
+ */
+static __always_inline void socket_flow_forget(u64 cookie, const struct service_key *peer)
+{
+	struct socket_flow_key key;
+
+	socket_flow_key_set(&key, cookie, peer, TO_FRONTEND);
+	if (socket_flows.lookup(&key))
+		socket_flows.delete(&key);
+}
+
 enum socket_owner {
 	OWNER_UNSERVED, /* the packet path serves the network namespace */
 	OWNER_POD,
@@ -132,23 +165,11 @@ static __always_inline enum verdict socket_admit(const struct service *service,
 	if (service->internal.count)
 		return TRANSLATED;
 	if (!(service->flags & SERVICE_REJECT)) {
-		count(COUNTER_DROPPED);
-		what->kind = EVENT_DROPPED;
-		what->reason = COUNTER_DROPPED;
+		happened(what, EVENT_DROPPED, COUNTER_DROPPED);
 		return PASS;
 	}
-	count(COUNTER_REJECTED);
-	what->kind = EVENT_REJECTED;
-	what->reason = COUNTER_REJECTED;
+	happened(what, EVENT_REJECTED, COUNTER_REJECTED);
 	return REFUSED;
-}
-
-/* Counts that the maps contradict each other. The connection is rejected. */
-static __always_inline void socket_inconsistent(struct happening *what)
-{
-	count(COUNTER_INCONSISTENT);
-	what->kind = EVENT_REJECTED;
-	what->reason = COUNTER_INCONSISTENT;
 }
 
 /* Records what happened to a socket. `endpoint` is only used if one was selected. */
@@ -162,17 +183,12 @@ static __always_inline void socket_event(const struct happening *what, u64 netns
 		return;
 	event->netns_cookie = netns_cookie;
 	event->flags |= EVENT_SOCKET_PATH;
-	__builtin_memset(&event->client, 0, sizeof(event->client));
-	event->client_port = 0;
 	event->frontend = frontend->address;
 	event->frontend_port = frontend->port;
 	event->protocol = frontend->protocol;
 	if (what->kind == EVENT_NEW || what->kind == EVENT_RECONNECTED) {
 		event->endpoint = endpoint->address;
 		event->endpoint_port = endpoint->port;
-	} else {
-		__builtin_memset(&event->endpoint, 0, sizeof(event->endpoint));
-		event->endpoint_port = 0;
 	}
 	events.ringbuf_submit(event, NO_WAKEUP);
 }
@@ -218,23 +234,6 @@ static __always_inline struct endpoint *socket_choose(const struct service *serv
 			       uses);
 }
 
-static __always_inline void redirect(struct service_key *peer, const struct endpoint *endpoint)
-{
-	peer->address = endpoint->address;
-	peer->port = endpoint->port;
-}
-
-/* Frees the entry of a socket that is closed or no longer connected to a frontend. */
-static __always_inline void peer_remove(u64 cookie)
-{
-	struct socket_peer *peer = peer_find(cookie);
-
-	if (peer) {
-		peer_uncount(peer);
-		peer->cookie = 0;
-	}
-}
-
 /* Whether the packet path decides on this client. The socket path does not know the client's
  * address and cannot compare it with the source ranges.
  */
@@ -275,26 +274,20 @@ static __always_inline bool bound_address(struct bpf_sock *sk, struct address *s
 		address_v4(source, sk->src_ip4);
 		return source->word[3];
 	}
-	source->word[0] = sk->src_ip6[0];
-	source->word[1] = sk->src_ip6[1];
-	source->word[2] = sk->src_ip6[2];
-	source->word[3] = sk->src_ip6[3];
+	address_v6(source, sk->src_ip6);
 	return !address_is_unspecified(source);
 }
 
 /* Whether the programs of loopback see packets to this node's own addresses. If they do not, the
- * entry in `bypassing` causes the agent to attach them. Replies then need the reinjection pair.
+ * agent attaches them. Replies then need the reinjection pair.
  */
 static __always_inline bool loopback_has_programs(void)
 {
-	WORD_KEY(loopback, LOOPBACK_IFINDEX);
 	struct node *settings = node_get();
-	u64 now;
 
 	if (settings && settings->reinjection_device)
 		return true;
-	now = bpf_ktime_get_ns();
-	bypassing.update(loopback, &now);
+	record_bypassing(LOOPBACK_IFINDEX);
 	return false;
 }
 
@@ -345,8 +338,7 @@ static __always_inline bool keep_previous_endpoint(u64 cookie, const struct serv
 	flow.service_id = entry->service_id;
 	flow.endpoint = entry->endpoint;
 	socket_flow_key_set(&reverse_key, cookie, &previous, TO_FRONTEND);
-	if (socket_flows.update(&reverse_key, &flow))
-		count(COUNTER_PEERS_FULL);
+	socket_flow_write(&reverse_key, &flow);
 	return true;
 }
 
@@ -357,22 +349,14 @@ static __always_inline bool keep_previous_endpoint(u64 cookie, const struct serv
 static __always_inline void udp_connect_unserved(u64 cookie, const struct service_key *destination)
 {
 	struct socket_peer *entry = peer_find(cookie);
-	struct socket_flow_key reverse_key;
 
-	/* The socket may have reached this address through a Service before. */
-	socket_flow_key_set(&reverse_key, cookie, destination, TO_FRONTEND);
-	if (socket_flows.lookup(&reverse_key))
-		socket_flows.delete(&reverse_key);
+	socket_flow_forget(cookie, destination);
 	if (!entry)
 		return;
-	if (entry->frontend_port == destination->port &&
-	    address_equal(&entry->frontend_address, &destination->address)) {
-		keep_previous_endpoint(cookie, destination);
+	if (keep_previous_endpoint(cookie, destination))
 		peer_write(cookie, destination, destination, entry->service_id, NO_ENDPOINT, false);
-	} else {
-		peer_uncount(entry);
-		entry->cookie = 0;
-	}
+	else
+		peer_free(entry);
 }
 
 /* Handles connect() to a Service without an endpoint for this client. TCP: connect() fails if the
@@ -395,10 +379,10 @@ static __always_inline enum verdict connect_without_endpoint(const struct servic
 /* Selects the endpoint for a connected socket. If it returns TRANSLATED, `to` is the endpoint's
  * address.
  */
-static __always_inline enum verdict socket_connect_to(const struct service_key *destination,
-						      struct service_key *to, u64 netns_cookie,
-						      u64 cookie, struct bpf_sock *sk,
-						      struct happening *what)
+static __always_inline enum verdict socket_connect(const struct service_key *destination,
+						   struct service_key *to, u64 netns_cookie,
+						   u64 cookie, struct bpf_sock *sk,
+						   struct happening *what)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
 	struct service service;
@@ -422,7 +406,8 @@ static __always_inline enum verdict socket_connect_to(const struct service_key *
 		return connect_without_endpoint(destination, &service, cookie, verdict);
 	endpoint = socket_choose(&service, destination, netns_cookie, &id, &what->flags);
 	if (!endpoint) {
-		socket_inconsistent(what);
+		happened(what, EVENT_REJECTED,
+			 COUNTER_INCONSISTENT); /* maps contradict each other */
 		return connect_without_endpoint(destination, &service, cookie, REFUSED);
 	}
 	if (owner == OWNER_NODE && !replies_reach(sk, destination, endpoint)) {
@@ -430,29 +415,14 @@ static __always_inline enum verdict socket_connect_to(const struct service_key *
 		return PASS;
 	}
 	*to = *destination;
-	redirect(to, endpoint);
-	what->kind = EVENT_NEW;
-	what->reason = COUNTER_CONNECT;
+	to->address = endpoint->address;
+	to->port = endpoint->port;
+	happened(what, EVENT_NEW, COUNTER_CONNECT);
 	if (destination->protocol == IPPROTO_UDP && keep_previous_endpoint(cookie, destination))
 		what->kind = EVENT_RECONNECTED;
 	peer_write(cookie, destination, to, service.id, id,
 		   service.algorithm == ALGORITHM_LEAST_CONNECTIONS);
-	count(COUNTER_CONNECT);
 	return TRANSLATED;
-}
-
-/* Handles connect(). If it returns TRANSLATED, `destination` is the endpoint's address. */
-static __always_inline enum verdict
-socket_connect(struct service_key *destination, u64 netns_cookie, u64 cookie, struct bpf_sock *sk)
-{
-	struct happening what = {};
-	struct service_key to = {};
-	enum verdict verdict = socket_connect_to(destination, &to, netns_cookie, cookie, sk, &what);
-
-	socket_event(&what, netns_cookie, destination, &to);
-	if (verdict == TRANSLATED)
-		*destination = to;
-	return verdict;
 }
 
 /* Selects the endpoint for a datagram. The socket keeps its endpoint for this frontend while that
@@ -461,10 +431,10 @@ socket_connect(struct service_key *destination, u64 netns_cookie, u64 cookie, st
  * Connected sockets reach this hook, too: for an IPv6 socket with an IPv4 peer, udpv6_sendmsg()
  * passes the peer on as an explicit destination.
  */
-static __always_inline enum verdict socket_send_to(const struct service_key *destination,
-						   struct service_key *to, u64 netns_cookie,
-						   u64 cookie, struct bpf_sock *sk,
-						   struct happening *what)
+static __always_inline enum verdict socket_send(const struct service_key *destination,
+						struct service_key *to, u64 netns_cookie,
+						u64 cookie, struct bpf_sock *sk,
+						struct happening *what)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
 	struct socket_flow flow = {};
@@ -475,10 +445,7 @@ static __always_inline enum verdict socket_send_to(const struct service_key *des
 	enum verdict verdict;
 
 	if (owner == OWNER_UNSERVED || !service_find(destination, owner == OWNER_NODE, &service)) {
-		/* The socket may have reached this address through a Service before. */
-		socket_flow_key_set(&reverse_key, cookie, destination, TO_FRONTEND);
-		if (socket_flows.lookup(&reverse_key))
-			socket_flows.delete(&reverse_key);
+		socket_flow_forget(cookie, destination);
 		if (!is_connected(sk)) /* connect() with AF_UNSPEC runs no hook */
 			peer_remove(cookie);
 		return PASS;
@@ -500,7 +467,8 @@ static __always_inline enum verdict socket_send_to(const struct service_key *des
 		endpoint = socket_choose(&service, destination, netns_cookie, &flow.endpoint,
 					 &what->flags);
 		if (!endpoint) {
-			socket_inconsistent(what);
+			happened(what, EVENT_REJECTED,
+				 COUNTER_INCONSISTENT); /* maps contradict each other */
 			return REFUSED;
 		}
 		if (owner == OWNER_NODE && !replies_reach(sk, destination, endpoint))
@@ -510,39 +478,22 @@ static __always_inline enum verdict socket_send_to(const struct service_key *des
 		flow.address = endpoint->address;
 		flow.port = endpoint->port;
 		flow.service_id = service.id;
-		if (socket_flows.update(&forward_key, &flow))
-			count(COUNTER_PEERS_FULL);
+		socket_flow_write(&forward_key, &flow);
 	}
 	flow.address = destination->address;
 	flow.port = destination->port;
 	flow.service_id = service.id;
 	*to = *destination;
-	redirect(to, endpoint);
+	to->address = endpoint->address;
+	to->port = endpoint->port;
 	socket_flow_key_set(&reverse_key, cookie, to, TO_FRONTEND);
 	known = socket_flows.lookup(&reverse_key);
 	/* If two frontends share an endpoint, replies get the address of the frontend used last. */
 	if (!known || known->port != flow.port || known->service_id != flow.service_id ||
 	    !address_equal(&known->address, &flow.address))
-		if (socket_flows.update(&reverse_key, &flow))
-			count(COUNTER_PEERS_FULL);
+		socket_flow_write(&reverse_key, &flow);
 	count(COUNTER_DATAGRAM);
 	return TRANSLATED;
-}
-
-/* Handles sendmsg() of a UDP socket. If it returns TRANSLATED, `destination` is the endpoint's
- * address.
- */
-static __always_inline enum verdict socket_send(struct service_key *destination, u64 netns_cookie,
-						u64 cookie, struct bpf_sock *sk)
-{
-	struct happening what = {};
-	struct service_key to = {};
-	enum verdict verdict = socket_send_to(destination, &to, netns_cookie, cookie, sk, &what);
-
-	socket_event(&what, netns_cookie, destination, &to);
-	if (verdict == TRANSLATED)
-		*destination = to;
-	return verdict;
 }
 
 /* Replaces an endpoint by the frontend in the source of a datagram or the peer of a socket. */

@@ -89,8 +89,7 @@ static __always_inline int forward_request(struct xdp_md *context, struct packet
 	/* A flow that was seen in this second is not over, so `view->reply_key` is not used. */
 	if (!continues_established(flow, packet, view, &scratch->work) || !is_next(entry, packet))
 		return XDP_PASS;
-	tuple_set(&target->tuple, &flow->masquerade, flow->reply_port, &flow->endpoint,
-		  flow->endpoint_port);
+	tuple_to_endpoint(&target->tuple, &flow->masquerade, flow);
 	action = forward(context, packet, &packet->tuple.source, target);
 	if (action == XDP_PASS)
 		return XDP_PASS;
@@ -113,8 +112,7 @@ static __always_inline int forward_reply(struct xdp_md *context, struct packet *
 	if (!may_forward(reply->flags, reply->half_open, reply->last_seen, view->now) ||
 	    !is_next(entry, packet))
 		return XDP_PASS;
-	tuple_set(&target->tuple, &reply->frontend, reply->frontend_port, &reply->client,
-		  reply->client_port);
+	tuple_of_reply(&target->tuple, reply);
 	action = forward(context, packet, &target->tuple.source, target);
 	if (action == XDP_PASS)
 		return XDP_PASS;
