@@ -10,16 +10,20 @@
 
 /* Whether a packet may open a flow. */
 enum admission {
-	NO_FLOW,  /* the packet is not for a frontend and passes unchanged */
+	NO_FLOW,  /* no flow, and no packet for a frontend: it passes unchanged */
+	KNOWN,	  /* the packet belongs to `view->flow` */
 	OPENS,	  /* the packet opens `view->flow`, which has no entries yet */
 	REJECTED, /* the client gets a TCP reset, an SCTP ABORT or an ICMP error */
 	DROPPED,  /* the client gets no reply */
 };
 
+/* Whether the source ranges of the Service admit the client, if it has any. */
 static __always_inline bool source_admitted(const struct service *service,
 					    const struct address *source,
 					    struct source_range_key *key)
 {
+	if (!(service->flags & SERVICE_RESTRICTED))
+		return true;
 	key->length = 160;
 	key->service_id = service->id;
 	key->source = *source;
@@ -66,7 +70,7 @@ static __always_inline enum admission admit(struct __sk_buff *skb, struct packet
 	struct service service;
 	struct slot_range range;
 	struct endpoint *endpoint;
-	u16 local, usable;
+	u16 usable;
 	u32 id = 0;
 
 	if (class != NODE && !is_for_this_node(skb))
@@ -81,8 +85,7 @@ static __always_inline enum admission admit(struct __sk_buff *skb, struct packet
 	if (service.kind == KIND_NODE_PORT && class != NODE &&
 	    is_for_connected_socket(skb, packet, &work->sockets))
 		return NO_FLOW;
-	if (service.flags & SERVICE_RESTRICTED &&
-	    !(class == NODE && service.flags & SERVICE_NODE_ADMITTED) &&
+	if (!(class == NODE && service.flags & SERVICE_NODE_ADMITTED) &&
 	    !source_admitted(&service, &tuple->source, &work->source)) {
 		happened(&view->happening, EVENT_DROPPED, COUNTER_SOURCE_REFUSED);
 		return DROPPED;
@@ -95,8 +98,8 @@ static __always_inline enum admission admit(struct __sk_buff *skb, struct packet
 			 reject ? COUNTER_PACKET_REJECTED : COUNTER_PACKET_DROPPED);
 		return reject ? REJECTED : DROPPED;
 	}
-	local = class == OUTSIDE ? SERVICE_EXTERNAL_LOCAL : SERVICE_INTERNAL_LOCAL;
-	usable = service.flags & local ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
+	usable = usable_flag(&service,
+			     class == OUTSIDE ? SERVICE_EXTERNAL_LOCAL : SERVICE_INTERNAL_LOCAL);
 	client->client = tuple->source;
 	client->client_kind = CLIENT_ADDRESS;
 	client->service_id = service.id;

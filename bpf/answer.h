@@ -27,7 +27,6 @@ static __always_inline bool is_answerable(const struct address *source)
 	return *(const u8 *)source != 0xff;
 }
 
-/* Swaps the Ethernet addresses, if the device has them. */
 static __always_inline bool swap_ethernet(struct __sk_buff *skb, u32 l3)
 {
 	u8 from[12] ALIGNED, to[12] ALIGNED;

@@ -83,25 +83,16 @@ static __always_inline int restore_peer(struct bpf_sock_addr *ctx, bool v4, bool
 		   : CONTINUE;
 }
 
-int recvmsg4(struct bpf_sock_addr *ctx)
-{
-	return restore_peer(ctx, true, true);
-}
+#define REVERSE_HOOK(name, v4, datagram)                                                           \
+	int name(struct bpf_sock_addr *ctx)                                                        \
+	{                                                                                          \
+		return restore_peer(ctx, v4, datagram);                                            \
+	}
 
-int recvmsg6(struct bpf_sock_addr *ctx)
-{
-	return restore_peer(ctx, false, true);
-}
-
-int getpeername4(struct bpf_sock_addr *ctx)
-{
-	return restore_peer(ctx, true, false);
-}
-
-int getpeername6(struct bpf_sock_addr *ctx)
-{
-	return restore_peer(ctx, false, false);
-}
+REVERSE_HOOK(recvmsg4, true, true)
+REVERSE_HOOK(recvmsg6, false, true)
+REVERSE_HOOK(getpeername4, true, false)
+REVERSE_HOOK(getpeername6, false, false)
 
 static __always_inline int bind_checked(struct bpf_sock *ctx, bool v4)
 {

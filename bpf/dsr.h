@@ -27,7 +27,6 @@ struct tunnel_key {
 	u32 label;
 };
 
-/* Whether the address belongs to a node that sends tunneled packets. */
 static __always_inline bool is_tunnel_source(const struct address *address)
 {
 	WORD_STRUCT(struct network_key, key);
@@ -37,15 +36,6 @@ static __always_inline bool is_tunnel_source(const struct address *address)
 	return tunnel_sources.lookup(key) != NULL;
 }
 
-static __always_inline const struct service *service_of_tuple(const struct flow_key *tuple,
-							      struct workspace *work)
-{
-	WORD_STRUCT(struct service_key, key);
-
-	frontend_of_tuple(&work->frontend, tuple);
-	return service_lookup(key, &work->frontend);
-}
-
 /* Whether a packet that belongs to no flow is for a Service with direct server return, so that
  * TAIL_DIAL decides. Other packets of outside clients, and all packets on a node without it, cost
  * only this check.
@@ -53,11 +43,13 @@ static __always_inline const struct service *service_of_tuple(const struct flow_
 static __always_inline bool is_dialed(struct __sk_buff *skb, const struct flow_key *tuple,
 				      struct workspace *work)
 {
+	WORD_STRUCT(struct service_key, key);
 	const struct node *settings = node_get();
 	const struct service *service;
 
 	if (!settings || !settings->tunnel_device || skb->pkt_type == PACKET_OTHERHOST)
 		return false;
-	service = service_of_tuple(tuple, work);
+	frontend_of_tuple(&work->frontend, tuple);
+	service = service_lookup(key, &work->frontend);
 	return service && service->flags & SERVICE_DSR && class_of(skb) == OUTSIDE;
 }

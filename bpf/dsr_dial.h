@@ -46,7 +46,7 @@ static __always_inline bool tunnel_choose(struct flow_key *tuple, bool first, bo
 					  const struct service *service, struct tunneled_flow *to,
 					  u16 *uses, struct affinity_key *client)
 {
-	u16 usable = service->flags & SERVICE_EXTERNAL_LOCAL ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
+	u16 usable = usable_flag(service, SERVICE_EXTERNAL_LOCAL);
 	struct tunneled_flow *known;
 	struct slot_range range = service->external;
 	struct endpoint *endpoint;
@@ -81,19 +81,6 @@ static __always_inline bool tunnel_choose(struct flow_key *tuple, bool first, bo
 	return true;
 }
 
-/* The Geneve device encapsulates Ethernet frames. */
-static __always_inline bool add_ethernet(struct __sk_buff *skb, const struct packet *packet)
-{
-	u8 ethernet[ETHERNET_HEADER] ALIGNED = {};
-
-	if (packet->l3)
-		return true;
-	*(__be16 *)(ethernet + 12) =
-	    packet->version == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
-	return !bpf_skb_change_head(skb, ETHERNET_HEADER, 0) &&
-	       !bpf_skb_store_bytes(skb, 0, ethernet, ETHERNET_HEADER, 0);
-}
-
 /* Sends the packet to the node of `to`. `option` is the memory for the option of the packet. */
 static __always_inline int tunnel_send(struct __sk_buff *skb, const struct packet *packet,
 				       const struct tunneled_flow *to, struct tunnel_option *option)
@@ -117,7 +104,8 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct packe
 	option->endpoint_port = to->endpoint_port;
 	option->version = TUNNEL_OPTION_VERSION;
 	option->pad = 0;
-	if (!write_ttl(skb, packet, packet->ttl - 1) || !add_ethernet(skb, packet) ||
+	if (!write_ttl(skb, packet, packet->ttl - 1) ||
+	    (!packet->l3 && !write_ethernet(skb, packet, false)) || /* Geneve carries frames */
 	    bpf_skb_set_tunnel_key(skb, (void *)&key, sizeof(key), flags) ||
 	    bpf_skb_set_tunnel_opt(skb, (void *)option, sizeof(*option)))
 		return DROP;
@@ -151,7 +139,6 @@ static __always_inline u32 tunnel_mtu_for_client(struct __sk_buff *skb, const st
 	return mtu;
 }
 
-/* Sends the client an ICMP error: its packet is too big. */
 static __always_inline int tunnel_too_big(struct __sk_buff *skb, struct packet *packet, u32 mtu,
 					  u8 *bytes)
 {
@@ -175,8 +162,7 @@ static __always_inline bool may_tunnel(struct __sk_buff *skb, const struct packe
 		return false;
 	if (service->kind == KIND_NODE_PORT && is_for_connected_socket(skb, packet, &work->sockets))
 		return false;
-	if (service->flags & SERVICE_RESTRICTED &&
-	    !source_admitted(service, &tuple->source, &work->source))
+	if (!source_admitted(service, &tuple->source, &work->source))
 		return false;
 	/* The endpoint may run on that node itself, whose replies would not leave by a device. */
 	return !is_tunnel_source(&tuple->source);

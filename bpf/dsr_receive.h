@@ -68,8 +68,7 @@ static __always_inline bool open_tunneled(struct __sk_buff *skb, struct packet *
 	view->happening.service_id = service.id;
 	view->happening.flags = 0;
 	view->key = packet->tuple;
-	if (service.flags & SERVICE_RESTRICTED &&
-	    !source_admitted(&service, &packet->tuple.source, &scratch->work.source)) {
+	if (!source_admitted(&service, &packet->tuple.source, &scratch->work.source)) {
 		happened(&view->happening, EVENT_DROPPED, COUNTER_SOURCE_REFUSED);
 		return false;
 	}
@@ -98,7 +97,7 @@ static __always_inline bool open_tunneled(struct __sk_buff *skb, struct packet *
 static __always_inline bool tunneled_flow_find(const struct packet *packet, bool is_error,
 					       struct flow_view *view, struct workspace *work)
 {
-	if (!(is_error ? client_find_quoted(view) : client_find(packet, view, work)))
+	if (!client_find(packet, is_error, view, work))
 		return false;
 	if (!(view->flow.flags & FLOW_MASQUERADE))
 		return true;
@@ -179,8 +178,8 @@ static __always_inline int receive(struct __sk_buff *skb, struct scratch *scratc
 		return refuse_tunneled();
 	}
 	/* An ICMP error gets the client as its source, too (rewrite_icmp_error()). */
-	device = route_of_length(skb, packet, &tuple->destination, &tuple->source, 0,
-				 &scratch->target.next_hop);
+	device = route_by(skb, skb->ifindex, 0, packet, &tuple->destination, &tuple->source,
+			  &scratch->target.next_hop);
 	if (!device || !device_get(device)) {
 		count(COUNTER_TUNNEL_NO_DEVICE);
 		return DROP;

@@ -16,11 +16,6 @@
 #define ICMP6_ECHO_REQUEST 128
 #define ICMP6_ECHO_REPLY   129
 
-static __always_inline bool is_echo_request(const struct packet *packet)
-{
-	return packet->icmp_type == (packet->version == 4 ? ICMP_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
-}
-
 /* Whether another host replies to pings of a frontend address: this node's stack, or a machine that
  * may have the address (plan/foreign_addresses.py).
  */
@@ -36,12 +31,13 @@ static __always_inline bool has_host(const struct address *address, u32 answered
  * Returns 0 if the packet is not an echo request, or if its destination is not a frontend address.
  * Returns 0 as well for an address that has a host.
  */
-static __always_inline u32 clients_answered(const struct packet *packet)
+static __always_inline u32 clients_answered(struct packet *packet)
 {
-	const struct address *destination = &packet->tuple.destination;
+	struct address *destination = &packet->tuple.destination;
+	u8 request = packet->version == 4 ? ICMP_ECHO_REQUEST : ICMP6_ECHO_REQUEST;
 	struct frontend_address *found;
 
-	if (!is_echo_request(packet) || packet->fragment != WHOLE ||
+	if (packet->icmp_type != request || packet->fragment != WHOLE ||
 	    !is_answerable(&packet->tuple.source))
 		return 0;
 	found = frontend_addresses.lookup(destination);
@@ -51,7 +47,7 @@ static __always_inline u32 clients_answered(const struct packet *packet)
 /* Whether a received echo request gets a reply. The caller checks whether the frame is addressed to
  * this node.
  */
-static __always_inline bool is_answered_ping(struct __sk_buff *skb, const struct packet *packet)
+static __always_inline bool is_answered_ping(struct __sk_buff *skb, struct packet *packet)
 {
 	u32 clients = clients_answered(packet);
 
@@ -65,7 +61,7 @@ static __always_inline bool is_answered_ping(struct __sk_buff *skb, const struct
  * whose sockets need none, as in admit_bypassing_packet(). A frame that a bridge forwards is for
  * another host, and so is a frame of a guest that shares the device.
  */
-static __always_inline bool is_answered_ping_out(struct __sk_buff *skb, const struct packet *packet)
+static __always_inline bool is_answered_ping_out(struct __sk_buff *skb, struct packet *packet)
 {
 	u32 clients = clients_answered(packet);
 	u32 ifindex = skb->ingress_ifindex;

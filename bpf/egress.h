@@ -37,17 +37,6 @@ static __always_inline int reinject(struct __sk_buff *skb)
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
 
-static __always_inline enum outgoing look_up_node(struct __sk_buff *skb,
-						  const struct packet *packet, bool is_error,
-						  struct flow_view *view, struct workspace *work)
-{
-	if (!(is_error ? client_find_quoted(view) : client_find(packet, view, work)))
-		return OUT_NO_FLOW;
-	if (view->flow.flags & FLOW_DIRECT)
-		return OUT_DIRECT;
-	return !skb->ingress_ifindex || is_error ? OUT_HOST_ORIGINATED : OUT_NO_FLOW;
-}
-
 static __always_inline bool look_up_reply(const struct packet *packet, bool is_error,
 					  struct flow_view *view)
 {
@@ -55,11 +44,12 @@ static __always_inline bool look_up_reply(const struct packet *packet, bool is_e
 	struct reply *reply;
 
 	view->reply_key = *tuple;
-	reply = reply_find(MATCH_KEY, view);
+	reply = reply_find(NULL, view);
 	if (!reply) {
 		key_of_masqueraded(&view->reply_key, &tuple->source, tuple->source_port,
 				   tuple->destination_port, tuple->protocol);
-		reply = reply_find(MATCH_DESTINATION, view);
+		/* If the client is masqueraded, ingress has restored its address. */
+		reply = reply_find(&tuple->destination, view);
 		if (!reply || view->reply.flags & FLOW_NODE)
 			return false;
 		if (view->reply.masquerade_digest)
@@ -81,7 +71,7 @@ static __always_inline enum outgoing look_up_forwarded(struct __sk_buff *skb,
 	entry = reply_read(view);
 	if (!entry)
 		return OUT_NO_FLOW;
-	if (reply_belongs_to(entry, MATCH_SOURCE, view) && !(reply->flags & FLOW_NODE))
+	if (reply_belongs_to(entry, &tuple->source, view) && !(reply->flags & FLOW_NODE))
 		return OUT_FORWARDED;
 	if (!is_masquerade(reply, &tuple->source))
 		return OUT_NO_FLOW;
@@ -103,11 +93,12 @@ static __always_inline enum outgoing look_up_outgoing(struct __sk_buff *skb,
 {
 	const struct flow_key *tuple = &view->tuple;
 
-	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND)) {
-		enum outgoing outgoing = look_up_node(skb, packet, is_error, view, work);
-
-		if (outgoing != OUT_NO_FLOW)
-			return outgoing;
+	if (port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND) &&
+	    client_find(packet, is_error, view, work)) {
+		if (view->flow.flags & FLOW_DIRECT)
+			return OUT_DIRECT;
+		if (!skb->ingress_ifindex || is_error)
+			return OUT_HOST_ORIGINATED;
 	}
 	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT) &&
 	    look_up_reply(packet, is_error, view))
@@ -130,61 +121,45 @@ static __always_inline struct flow *flow_of_reply(struct flow_view *view)
 	return flow;
 }
 
-enum masquerade_result {
-	/* `view->flow.masquerade` is the source address; the source port of the packet is correct.
-	 */
-	MASQUERADE_SELECTED,
-	MASQUERADE_PORT_IN_USE, /* the port is in use with this address: select another port */
-	MASQUERADE_NO_ADDRESS,	/* the device has no masquerade address; this is counted */
-	MASQUERADE_FLOW_ENDED,	/* the flow that the reply belonged to has ended */
-};
-
-/* Selects the masquerade address for the first forwarded packet of a flow. It depends on the output
- * device, which is only known at egress.
+/* Sets `view->flow.masquerade` for the client of `view->reply`. A flow keeps its address. This is
+ * usually the address of the output device, so that address is compared first. The first forwarded
+ * packet of a flow selects it, because the output device is only known at egress. Returns NO_FLOW
+ * if the flow has ended, and OPENS if it needs another port.
  */
-static __always_inline enum masquerade_result masquerade_first(struct __sk_buff *skb,
-							       const struct packet *packet,
-							       struct flow_view *view,
-							       struct workspace *work)
+static __always_inline enum admission masquerade(struct __sk_buff *skb, const struct packet *packet,
+						 struct flow_view *view, struct workspace *work)
 {
-	struct flow *flow = flow_of_reply(view);
-	struct reply *reply = replies.lookup(&view->reply_key);
-	struct flow *copy = &view->flow;
+	struct device *device;
+	struct flow *flow, *copy = &view->flow;
+	struct reply *reply;
 
-	if (!flow || !reply)
-		return MASQUERADE_FLOW_ENDED;
+	if (view->reply.masquerade_digest) {
+		device = device_get(skb->ifindex);
+		if (device) {
+			copy->masquerade = *address_of_device(device, &packet->tuple.destination);
+			if (is_masquerade(&view->reply, &copy->masquerade))
+				return KNOWN;
+		}
+	}
+	flow = flow_of_reply(view);
+	if (!flow)
+		return NO_FLOW;
+	if (view->reply.masquerade_digest)
+		return KNOWN;
+	reply = replies.lookup(&view->reply_key);
+	if (!reply)
+		return NO_FLOW;
 	if (!choose_masquerade(skb, packet, skb->ifindex, view, work)) {
 		view->happening.service_id = copy->service_id;
-		return MASQUERADE_NO_ADDRESS;
+		return DROPPED;
 	}
 	if (port_is_in_use(skb, copy, copy->reply_port, view->reply_key.protocol, work)) {
 		replies.delete(&view->reply_key);
-		return MASQUERADE_PORT_IN_USE;
+		return OPENS;
 	}
 	flow->masquerade = copy->masquerade;
 	reply->masquerade_digest = address_digest(&copy->masquerade);
-	return MASQUERADE_SELECTED;
-}
-
-/* Determines the masquerade address for the client of `view->reply`. A flow keeps its address. This
- * is usually the address of the output device, so that address is compared first.
- */
-static __always_inline enum masquerade_result masquerade(struct __sk_buff *skb,
-							 const struct packet *packet,
-							 struct flow_view *view,
-							 struct workspace *work)
-{
-	struct device *device;
-
-	if (!view->reply.masquerade_digest)
-		return masquerade_first(skb, packet, view, work);
-	device = device_get(skb->ifindex);
-	if (device) {
-		view->flow.masquerade = *address_of_device(device, &packet->tuple.destination);
-		if (is_masquerade(&view->reply, &view->flow.masquerade))
-			return MASQUERADE_SELECTED;
-	}
-	return flow_of_reply(view) ? MASQUERADE_SELECTED : MASQUERADE_FLOW_ENDED;
+	return KNOWN;
 }
 
 static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *packet,
@@ -249,14 +224,6 @@ static __always_inline bool fit_tunnel(struct __sk_buff *skb, const struct packe
 	return !settings || clamp_mss(skb, packet, settings->tunnel_mtu);
 }
 
-/* Initializes the direct flow of a packet with an address of this node. */
-static __always_inline void direct_flow_masqueraded(const struct packet *packet, struct flow *flow)
-{
-	direct_flow(packet, flow);
-	flow->masquerade = packet->tuple.source;
-	flow->flags |= FLOW_NODE | FLOW_MASQUERADE;
-}
-
 /* Returns the endpoint that the socket path selected for this host-originated packet, or
  * NO_ENDPOINT.
  */
@@ -296,33 +263,28 @@ static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, struct f
  * Service. A packet that collides with a flow, or whose source is a frontend address, opens a
  * direct flow.
  */
-static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
-							 struct packet *packet,
-							 enum outgoing *outgoing,
-							 struct scratch *scratch)
+static __always_inline enum admission
+admit_first_packet(struct __sk_buff *skb, struct packet *packet, struct flow_view *view,
+		   struct target *target, struct workspace *work)
 {
-	struct flow_view *view = &scratch->view;
-	struct target *target = &scratch->target;
-	struct workspace *work = &scratch->work;
 	enum admission admission = NO_FLOW;
 	bool from_node = is_host_originated(skb, packet), collides;
 
-	target->outgoing = *outgoing;
 	if (from_node)
 		admission = admit(skb, packet, NODE, view, work);
 	barrier();
 	collides = target->outgoing == OUT_COLLIDES;
-	*outgoing = OUT_HOST_ORIGINATED;
-	if (admission == NO_FLOW && collides) {
-		direct_flow_masqueraded(packet, &view->flow);
-		*outgoing = OUT_DIRECT;
-		return OPENS;
-	}
-	if (admission == NO_FLOW && from_node &&
-	    is_bound_to_frontend(skb, &packet->tuple, &work->frontend)) {
-		direct_flow_masqueraded(packet, &view->flow);
-		*outgoing = OUT_DIRECT;
-		return choose_masquerade(skb, packet, skb->ifindex, view, work) ? OPENS : DROPPED;
+	target->outgoing = OUT_HOST_ORIGINATED;
+	if (admission == NO_FLOW &&
+	    (collides ||
+	     (from_node && is_bound_to_frontend(skb, &packet->tuple, &work->frontend)))) {
+		direct_flow(packet, &view->flow);
+		view->flow.masquerade = packet->tuple.source;
+		view->flow.flags |= FLOW_NODE | FLOW_MASQUERADE;
+		target->outgoing = OUT_DIRECT;
+		return collides || choose_masquerade(skb, packet, skb->ifindex, view, work)
+			   ? OPENS
+			   : DROPPED;
 	}
 	/* At an address of this node no socket listens on this port, and the stack rejects the
 	 * packet.
@@ -332,17 +294,6 @@ static __always_inline enum admission admit_first_packet(struct __sk_buff *skb,
 	if (admission == NO_FLOW && skb->ingress_ifindex)
 		return admit_bypassing_packet(skb, packet, view, work);
 	return admission;
-}
-
-/* Returns the output device for a host-originated packet to its endpoint, or 0 if there is no
- * route. The stack selected a device for the frontend, so the result can differ.
- */
-static __always_inline u32 route_to_endpoint(struct __sk_buff *skb, const struct packet *packet,
-					     const struct flow *flow, struct address *source,
-					     struct next_hop *next_hop)
-{
-	route_source(source, &packet->tuple.source);
-	return route(skb, packet, source, &flow->endpoint, next_hop);
 }
 
 /* Gives the packet the tuple `target->tuple`, and sends it. All classes of `target->outgoing` come
@@ -407,56 +358,48 @@ static __always_inline bool choose_masquerade_of_node(struct __sk_buff *skb,
  * TRANSLATE.
  */
 static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct packet *packet,
-					      enum outgoing outgoing, struct scratch *scratch)
+					      struct scratch *scratch)
 {
 	struct flow_view *view = &scratch->view;
 	struct target *target = &scratch->target;
 	struct workspace *work = &scratch->work;
 	struct flow *flow = &view->flow;
-	bool opens = false;
+	enum admission admission = KNOWN;
 	u32 device = 0;
 
-	if (outgoing == OUT_FORWARDED) {
-		switch (masquerade(skb, packet, view, work)) {
-		case MASQUERADE_SELECTED:
-			break;
-		case MASQUERADE_PORT_IN_USE:
-			opens = true;
-			break;
-		case MASQUERADE_NO_ADDRESS:
-			return DROP;
-		default:
-			return PASS_ON;
-		}
-	} else if (outgoing != OUT_HOST_ORIGINATED && outgoing != OUT_DIRECT) {
+	barrier();
+	if (target->outgoing == OUT_FORWARDED) {
+		admission = masquerade(skb, packet, view, work);
+	} else if (target->outgoing != OUT_HOST_ORIGINATED && target->outgoing != OUT_DIRECT) {
 		if (!is_first(packet))
 			return PASS_ON;
-		switch (admit_first_packet(skb, packet, &outgoing, scratch)) {
-		case OPENS:
-			break;
-		case REJECTED:
-			return answer_rejection(skb, packet, work->bytes) ? reinject(skb) : DROP;
-		case DROPPED:
-			return DROP;
-		default:
-			return PASS_ON;
+		admission = admit_first_packet(skb, packet, view, target, work);
+		if (admission == OPENS) {
+			packet->opens = true;
+			count(COUNTER_PACKET_NEW);
+			view->key = packet->tuple;
 		}
-		opens = packet->opens = true;
-		count(COUNTER_PACKET_NEW);
-		view->key = packet->tuple;
 	}
-	if (outgoing == OUT_HOST_ORIGINATED && flow->flags & FLOW_MASQUERADE) {
-		device = route_to_endpoint(skb, packet, flow, &work->key.source, &target->next_hop);
+	if (admission == REJECTED)
+		return answer_rejection(skb, packet, work->bytes) ? reinject(skb) : DROP;
+	if (admission == DROPPED)
+		return DROP;
+	if (admission == NO_FLOW)
+		return PASS_ON;
+	if (target->outgoing == OUT_HOST_ORIGINATED && flow->flags & FLOW_MASQUERADE) {
+		/* The stack selected a device for the frontend, so this one can differ. */
+		route_source(&work->key.source, &packet->tuple.source);
+		device = route(skb, packet, &work->key.source, &flow->endpoint, &target->next_hop);
 		if (!device) {
 			happened(&view->happening, EVENT_DROPPED, COUNTER_NO_ROUTE);
 			return DROP;
 		}
-		if (opens && !choose_masquerade_of_node(skb, packet, device, view, work))
+		if (admission == OPENS &&
+		    !choose_masquerade_of_node(skb, packet, device, view, work))
 			return DROP;
 	}
-	target->outgoing = outgoing;
 	target->device = device;
-	if (opens && !flow_open(skb, packet, skb->ifindex, 0, scratch))
+	if (admission == OPENS && !flow_open(skb, packet, skb->ifindex, 0, scratch))
 		return DROP;
 	barrier();
 	if (target->outgoing == OUT_FORWARDED) {
@@ -509,13 +452,13 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	outgoing = look_up_outgoing(skb, packet, is_error, &scratch->view, &scratch->work);
 	if (is_error)
 		return icmp_egress(skb, packet, outgoing, scratch);
+	target->outgoing = outgoing;
 	if (outgoing == OUT_REPLY) {
-		target->outgoing = outgoing;
 		if (!view->reply.masquerade_digest) /* otherwise ingress has counted it */
 			count_traffic(view->reply.service_id, packet->length, false, false);
 		tuple_of_reply(&target->tuple, &view->reply);
 	} else {
-		action = egress_to_endpoint(skb, packet, outgoing, scratch);
+		action = egress_to_endpoint(skb, packet, scratch);
 	}
 	if (action == TRANSLATE)
 		action = translate_outgoing(skb, packet, view, target);

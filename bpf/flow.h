@@ -10,34 +10,20 @@
 #include "flow_key.h"
 #include "flow_tcp.h"
 
-/* Whether the entry of the other side is needed to record a segment: not for most segments. */
-#define needs_other_entry(entry, packet)                                                           \
-	((packet)->tcp_flags & (TCP_FIN | TCP_RST) ||                                              \
-	 !follows(packet, (entry)->sequence_end, (entry)->acknowledged))
-
 /* Records a packet from the client of an established flow. */
 static __always_inline void client_sent(struct flow *flow, const struct packet *packet,
 					struct flow_view *view)
 {
 	if (is_segment(packet)) {
-		struct reply *reply = NULL;
-		enum segment kind;
+		struct reply *reply =
+		    needs_other_side(SIDE(flow), packet) ? replies.lookup(&view->reply_key) : NULL;
+		enum segment kind =
+		    record_segment(SIDE(flow), SIDE_OR_NULL(reply), packet, FLOW_CLIENT_FIN);
 
-		if (needs_other_entry(flow, packet))
-			reply = replies.lookup(&view->reply_key);
-		kind = classify_segment(flow, packet, reply);
 		if (kind == SEGMENT_INVALID)
 			return;
-		if (kind == SEGMENT_NEXT || kind == SEGMENT_FIN)
-			record_next(flow, packet);
-		if (reply && (kind == SEGMENT_FIN || kind == SEGMENT_RESET)) {
-			u16 ended = kind == SEGMENT_FIN ? FLOW_CLIENT_FIN : FLOW_RESET;
-
-			flow->flags |= ended;
-			reply->flags |= ended;
-			if (kind == SEGMENT_RESET)
-				report_reset(&view->happening, flow->service_id, 0);
-		}
+		if (kind == SEGMENT_RESET)
+			report_reset(&view->happening, flow->service_id, 0);
 	}
 	if (flow->last_seen != view->now)
 		flow->last_seen = view->now;
@@ -138,18 +124,6 @@ static __always_inline bool continues_established(const struct flow *flow,
 	return !is_closed(flow->flags) && (endpoint_is_in_force(flow) || !endpoint_is_silent(view));
 }
 
-/* Processes a packet from the client of an established flow. Returns whether the packet continues
- * the flow.
- */
-static __always_inline bool established_continue(struct flow *flow, const struct packet *packet,
-						 struct flow_view *view, struct workspace *work)
-{
-	if (!continues_established(flow, packet, view, work))
-		return false;
-	client_sent(flow, packet, view);
-	return true;
-}
-
 /* As continues_established(), for a half-open flow. A retransmitted SYN goes to another endpoint if
  * the first endpoint is gone and has not replied. A connection that the endpoint has rejected is
  * over.
@@ -192,7 +166,7 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 	half_open_refresh(flow, reply, view->now);
 	confirms = reply && (lasts || confirms_reply(packet, reply));
 	if (is_segment(packet) && !(packet->tcp_flags & TCP_RST))
-		record_half_open(flow, packet, confirms || packet->tcp_flags & TCP_SYN);
+		record_half_open(SIDE(flow), packet, confirms || packet->tcp_flags & TCP_SYN);
 	if (confirms && flow_is_at(&view->key, flow))
 		establish(flow, reply, view->key.protocol);
 	return true;
@@ -200,21 +174,33 @@ static __always_inline bool half_open_continue(struct flow *flow, const struct p
 
 /* Finds the flow of a packet that a client may have sent by `view->tuple`, and sets `view->key`. If
  * it returns true, `view->flow` and `view->now` are set, too. An entry that has ended is removed,
- * because later packets would match it.
+ * because later packets would match it. `is_error`: an ICMP error quotes the packet, so no entry is
+ * written or removed, and `view->now` is not set.
  */
-static __always_inline bool client_find(const struct packet *packet, struct flow_view *view,
-					struct workspace *work)
+static __always_inline bool client_find(const struct packet *packet, bool is_error,
+					struct flow_view *view, struct workspace *work)
 {
 	struct flow *flow;
+	bool continues;
 
 	view->key = view->tuple;
 	flow = flow_lookup(&view->key, view);
 	if (!flow)
 		return false;
+	if (is_error) {
+		view->flow = *flow;
+		return true;
+	}
 	view->now = flow_now();
 	reply_key_of(&view->reply_key, &view->key, flow);
-	if (flow->half_open ? half_open_continue(flow, packet, view, work)
-			    : established_continue(flow, packet, view, work)) {
+	if (flow->half_open) {
+		continues = half_open_continue(flow, packet, view, work);
+	} else {
+		continues = continues_established(flow, packet, view, work);
+		if (continues)
+			client_sent(flow, packet, view);
+	}
+	if (continues) {
 		view->flow = *flow;
 		return !view->flow.half_open || flow_is_at(&view->key, flow);
 	}
@@ -222,43 +208,20 @@ static __always_inline bool client_find(const struct packet *packet, struct flow
 	return false;
 }
 
-/* As client_find(), for a packet that an ICMP error quotes. No entry is written or removed. */
-static __always_inline bool client_find_quoted(struct flow_view *view)
-{
-	struct flow *flow;
-
-	view->key = view->tuple;
-	flow = flow_lookup(&view->key, view);
-	if (!flow)
-		return false;
-	view->flow = *flow;
-	return true;
-}
-
 /* Records a packet from the endpoint of an established flow. */
 static __always_inline void endpoint_sent(struct reply *reply, const struct packet *packet,
 					  struct flow_view *view)
 {
 	if (is_segment(packet)) {
-		struct flow *flow = NULL;
-		enum segment kind;
+		struct flow *flow =
+		    needs_other_side(SIDE(reply), packet) ? flows.lookup(&view->key) : NULL;
+		enum segment kind =
+		    record_segment(SIDE(reply), SIDE_OR_NULL(flow), packet, FLOW_ENDPOINT_FIN);
 
-		if (needs_other_entry(reply, packet))
-			flow = flows.lookup(&view->key);
-		kind = classify_segment(reply, packet, flow);
 		if (kind == SEGMENT_INVALID)
 			return;
-		if (kind == SEGMENT_NEXT || kind == SEGMENT_FIN)
-			record_next(reply, packet);
-		if (flow && (kind == SEGMENT_FIN || kind == SEGMENT_RESET)) {
-			u16 ended = kind == SEGMENT_FIN ? FLOW_ENDPOINT_FIN : FLOW_RESET;
-
-			reply->flags |= ended;
-			flow->flags |= ended;
-			if (kind == SEGMENT_RESET)
-				report_reset(&view->happening, reply->service_id,
-					     EVENT_BY_ENDPOINT);
-		}
+		if (kind == SEGMENT_RESET)
+			report_reset(&view->happening, reply->service_id, EVENT_BY_ENDPOINT);
 	}
 	if (reply->last_seen != view->now) {
 		reply->last_seen = view->now;
@@ -291,35 +254,7 @@ static __always_inline void endpoint_answered(struct reply *reply, const struct 
 		}
 	}
 	if (is_segment(packet) && !resets)
-		record_half_open(reply, packet, packet->tcp_flags & TCP_SYN);
-}
-
-/* The address of a packet that must match the value of an entry in `replies`. A key with side
- * MASQUERADED contains only one of both addresses.
- */
-enum reply_match {
-	MATCH_KEY,	  /* none: the key contains both addresses */
-	MATCH_MASQUERADE, /* the destination is the masquerade address */
-	/* The destination is the client. If the client is masqueraded, ingress has already
-	 * translated the packet.
-	 */
-	MATCH_DESTINATION,
-	MATCH_SOURCE, /* the source is the client; the key is the reverse of the packet's tuple */
-};
-
-static __always_inline bool reply_matches(const struct reply *reply, const struct flow_key *tuple,
-					  enum reply_match match)
-{
-	switch (match) {
-	case MATCH_MASQUERADE:
-		return is_masquerade(reply, &tuple->destination);
-	case MATCH_DESTINATION:
-		return address_equal(&reply->client, &tuple->destination);
-	case MATCH_SOURCE:
-		return address_equal(&reply->client, &tuple->source);
-	default:
-		return true;
-	}
+		record_half_open(SIDE(reply), packet, packet->tcp_flags & TCP_SYN);
 }
 
 /* Copies the entry with the key `view->reply_key` to `view->reply`. Returns NULL if there is none,
@@ -335,15 +270,17 @@ static __always_inline struct reply *reply_read(struct flow_view *view)
 	return view->reply.client_port ? reply : NULL;
 }
 
-/* Whether the entry that reply_read() returned belongs to the flow of a packet with `tuple`, and is
- * in use. Sets `view->key` and `view->now`.
+/* Whether the entry that reply_read() returned belongs to a flow of `client`, and is in use. Sets
+ * `view->key` and `view->now`. `client`: NULL if the key contains the client, or if the caller has
+ * compared it.
  */
-static __always_inline bool reply_belongs_to(const struct reply *reply, enum reply_match match,
-					     struct flow_view *view)
+static __always_inline bool reply_belongs_to(const struct reply *reply,
+					     const struct address *client, struct flow_view *view)
 {
-	if (!reply_matches(&view->reply, &view->tuple, match))
+	if (client && !address_equal(&view->reply.client, client))
 		return false;
-	if (view->reply.half_open && !reply_is_at(&view->reply_key, reply))
+	if (view->reply.half_open &&
+	    replies.lookup(&view->reply_key) != reply) /* see flow_is_at() */
 		return false;
 	/* Reading the clock costs as much as parsing, so it is done only for packets of a flow. */
 	view->now = flow_now();
@@ -354,31 +291,22 @@ static __always_inline bool reply_belongs_to(const struct reply *reply, enum rep
 	return true;
 }
 
-/* Finds the entry of the flow of a packet with `tuple` by `view->reply_key`. Sets `view->reply`,
- * `view->key` and `view->now`, which are valid only if it returns an entry.
+/* Finds the entry of a flow by `view->reply_key`. Sets `view->reply`, `view->key` and `view->now`,
+ * which are valid only if it returns an entry. `client`: see reply_belongs_to().
  */
-static __always_inline struct reply *reply_find(enum reply_match match, struct flow_view *view)
+static __always_inline struct reply *reply_find(const struct address *client,
+						struct flow_view *view)
 {
 	struct reply *reply = reply_read(view);
 
-	return reply && reply_belongs_to(reply, match, view) ? reply : NULL;
-}
-
-/* Whether the endpoint's segment belongs to a connection that is older than the half-open flow of
- * `reply`, and has the same tuple: it is no reply to a SYN. The programs do not know this
- * connection. The client opened it without a Service, or netfilter masqueraded it.
- */
-static __always_inline bool is_of_older_connection(const struct packet *packet,
-						   const struct reply *reply)
-{
-	return reply->half_open && !(reply->flags & FLOW_REPLIED) && is_segment(packet) &&
-	       !(packet->tcp_flags & (TCP_SYN | TCP_RST));
+	return reply && reply_belongs_to(reply, client, view) ? reply : NULL;
 }
 
 /* Records a packet that the endpoint has sent in the entry that reply_find() returned. Returns
  * false if the endpoint replies to another connection with the same tuple, which belongs to no
- * flow. If that connection is older, the entry from then on only reserves the port, and the
- * client's next SYN gets another one. See docs/decisions/0023.
+ * flow. A segment that is no reply to a SYN belongs to an older connection, which the client opened
+ * without a Service, or which netfilter masqueraded. The entry from then on only reserves the port,
+ * and the client's next SYN gets another one. See docs/decisions/0023.
  */
 static __always_inline bool reply_record(struct reply *reply, const struct packet *packet,
 					 struct flow_view *view)
@@ -387,7 +315,8 @@ static __always_inline bool reply_record(struct reply *reply, const struct packe
 		flow_remove(&view->key, &view->reply_key);
 		return false;
 	}
-	if (is_of_older_connection(packet, &view->reply)) {
+	if (view->reply.half_open && !(view->reply.flags & FLOW_REPLIED) && is_segment(packet) &&
+	    !(packet->tcp_flags & (TCP_SYN | TCP_RST))) {
 		reply->client_port = 0;
 		return false;
 	}

@@ -36,18 +36,21 @@ static __always_inline bool half_open_is_over(u32 last_seen, u8 protocol, u32 no
 			  protocol == IPPROTO_TCP ? settings->tcp_syn : settings->udp);
 }
 
-/* Whether an established flow has expired. `last_seen` and `flags` are those of one of its entries.
- * Associations are left to the agent.
+/* Whether one side of a flow has been silent for the flow's timeout. A closed TCP flow is not over
+ * before: one side may not know yet that the connection is closed, and packets in flight would
+ * reach the new connection. Open connections and associations are left to the agent.
  */
-static __always_inline bool established_is_over(u32 last_seen, u16 flags, u8 protocol, u32 now)
+static __always_inline bool is_over(const struct side *side, u8 protocol, u32 now)
 {
 	const struct node *settings = node_get();
 
+	if (side->half_open)
+		return half_open_is_over(side->last_seen, protocol, now);
 	if (!settings || protocol == IPPROTO_SCTP)
 		return false;
 	if (protocol == IPPROTO_UDP)
-		return has_passed(last_seen, now, settings->udp_stream);
-	return is_closed(flags) && has_passed(last_seen, now, settings->tcp_fin);
+		return has_passed(side->last_seen, now, settings->udp_stream);
+	return is_closed(side->flags) && has_passed(side->last_seen, now, settings->tcp_fin);
 }
 
 /* Whether the entry in `replies` belongs to the flow with this key. Another flow may have replaced
@@ -67,7 +70,6 @@ static __always_inline u32 half_open_time(u64 now)
 	return (u32)(now >> 20) | 1;
 }
 
-/* Returns the time field of a slot, or NULL if the slot does not exist. */
 static __always_inline u32 *half_open_seen(u32 slot)
 {
 	WORD_KEY(index, slot / HALF_OPEN_ROW);
@@ -84,7 +86,6 @@ static __always_inline bool is_flow_of(const struct flow *flow, const struct flo
 	       address_equal(&flow->endpoint, &reply_key->source);
 }
 
-/* Adds to the number of established flows of this kind. */
 static __always_inline void established_add(u8 protocol, int number)
 {
 	WORD_KEY(kind, protocol == IPPROTO_TCP ? FLOWS_OF_TCP : FLOWS_OF_OTHERS);
@@ -132,11 +133,6 @@ static __always_inline void half_open_evict(struct flow_key *key, u32 slot,
 static __always_inline bool flow_is_at(struct flow_key *key, const struct flow *flow)
 {
 	return flows.lookup(key) == flow;
-}
-
-static __always_inline bool reply_is_at(struct flow_key *key, const struct reply *reply)
-{
-	return replies.lookup(key) == reply;
 }
 
 /* Selects a slot for the new flow with `view->key`, and sets `view->flow.place`: a free one in the

@@ -59,32 +59,55 @@ static __always_inline bool follows_gap(const struct packet *packet, u32 sent, u
 	       packet->acknowledged - acknowledged <= other_sent - acknowledged;
 }
 
-/* Records a segment that opens the connection in the entry of its sender. */
-#define record_first(entry, packet)                                                                \
-	({                                                                                         \
-		(entry)->sequence_end = (packet)->sequence_end;                                    \
-		(entry)->acknowledged = (packet)->acknowledged;                                    \
-	})
+/* What `flows` and `replies` record about one side of a flow: the fields that both structs have
+ * from `flags` on.
+ */
+struct side {
+	u16 flags;
+	u8 half_open;
+	u8 pad;
+	u32 last_seen;
+	u32 sequence_end;
+	u32 acknowledged;
+} __attribute__((may_alias));
+
+#define SIDE(entry) ((struct side *)&(entry)->flags)
+/* As SIDE() for the result of a lookup, which can be NULL. The verifier rejects an address that is
+ * computed before the check.
+ */
+#define SIDE_OR_NULL(entry)                                                                        \
+	((entry) ? ({                                                                              \
+		hide(entry);                                                                       \
+		SIDE(entry);                                                                       \
+	})                                                                                         \
+		 : NULL)
+#define IS_SIDE(type)                                                                              \
+	(__builtin_offsetof(type, acknowledged) - __builtin_offsetof(type, flags) ==               \
+	 __builtin_offsetof(struct side, acknowledged))
+_Static_assert(IS_SIDE(struct flow) && IS_SIDE(struct reply), "other fields in between");
 
 /* Records a segment in the entry of its sender. The numbers only increase. */
-#define record_next(entry, packet)                                                                 \
-	({                                                                                         \
-		if ((s32)((packet)->sequence_end - (entry)->sequence_end) > 0)                     \
-			(entry)->sequence_end = (packet)->sequence_end;                            \
-		if ((s32)((packet)->acknowledged - (entry)->acknowledged) > 0)                     \
-			(entry)->acknowledged = (packet)->acknowledged;                            \
-	})
+static __always_inline void record_next(struct side *sender, const struct packet *packet)
+{
+	if ((s32)(packet->sequence_end - sender->sequence_end) > 0)
+		sender->sequence_end = packet->sequence_end;
+	if ((s32)(packet->acknowledged - sender->acknowledged) > 0)
+		sender->acknowledged = packet->acknowledged;
+}
 
 /* Records a segment of a half-open flow in the entry of its sender. `opens`: it is a SYN, or it
  * acknowledges the SYN of the other side.
  */
-#define record_half_open(entry, packet, opens)                                                     \
-	({                                                                                         \
-		if (opens)                                                                         \
-			record_first(entry, packet);                                               \
-		else if (follows(packet, (entry)->sequence_end, (entry)->acknowledged))            \
-			record_next(entry, packet);                                                \
-	})
+static __always_inline void record_half_open(struct side *sender, const struct packet *packet,
+					     bool opens)
+{
+	if (opens) {
+		sender->sequence_end = packet->sequence_end;
+		sender->acknowledged = packet->acknowledged;
+	} else if (follows(packet, sender->sequence_end, sender->acknowledged)) {
+		record_next(sender, packet);
+	}
+}
 
 /* What a segment of an established flow is for the flow. */
 enum segment {
@@ -99,24 +122,48 @@ enum segment {
  * there is none. A SYN, or a reset that the receiver does not accept, is invalid: it is spoofed, or
  * its sender does not know the connection.
  */
-#define classify_segment(entry, packet, other)                                                     \
-	({                                                                                         \
-		u32 sent = (entry)->sequence_end, acknowledged = (entry)->acknowledged;            \
-		enum segment kind = SEGMENT_INVALID;                                               \
-                                                                                                   \
-		if ((packet)->tcp_flags & TCP_RST) {                                               \
-			if ((other) &&                                                             \
-			    reset_is_valid((packet)->sequence, sent, (other)->acknowledged))       \
-				kind = SEGMENT_RESET;                                              \
-		} else if (!((packet)->tcp_flags & TCP_SYN)) {                                     \
-			kind = SEGMENT_OUT_OF_WINDOW;                                              \
-			if (follows(packet, sent, acknowledged) ||                                 \
-			    ((other) &&                                                            \
-			     follows_gap(packet, sent, acknowledged, (other)->sequence_end)))      \
-				kind = (packet)->tcp_flags & TCP_FIN ? SEGMENT_FIN : SEGMENT_NEXT; \
-		}                                                                                  \
-		kind;                                                                              \
-	})
+static __always_inline enum segment
+classify_segment(const struct side *sender, const struct side *other, const struct packet *packet)
+{
+	u32 sent = sender->sequence_end, acknowledged = sender->acknowledged;
+
+	if (packet->tcp_flags & TCP_RST)
+		return other && reset_is_valid(packet->sequence, sent, other->acknowledged)
+			   ? SEGMENT_RESET
+			   : SEGMENT_INVALID;
+	if (packet->tcp_flags & TCP_SYN)
+		return SEGMENT_INVALID;
+	if (!follows(packet, sent, acknowledged) &&
+	    !(other && follows_gap(packet, sent, acknowledged, other->sequence_end)))
+		return SEGMENT_OUT_OF_WINDOW;
+	return packet->tcp_flags & TCP_FIN ? SEGMENT_FIN : SEGMENT_NEXT;
+}
+
+/* Records a segment of an established flow. As classify_segment(). `fin`: the flag that shows that
+ * the sender has closed.
+ */
+static __always_inline enum segment record_segment(struct side *sender, struct side *other,
+						   const struct packet *packet, u16 fin)
+{
+	enum segment kind = classify_segment(sender, other, packet);
+
+	if (kind == SEGMENT_NEXT || kind == SEGMENT_FIN)
+		record_next(sender, packet);
+	if (other && (kind == SEGMENT_FIN || kind == SEGMENT_RESET)) {
+		u16 ended = kind == SEGMENT_FIN ? fin : FLOW_RESET;
+
+		sender->flags |= ended;
+		other->flags |= ended;
+	}
+	return kind;
+}
+
+/* Whether the entry of the other side is needed to record a segment: not for most segments. */
+static __always_inline bool needs_other_side(const struct side *sender, const struct packet *packet)
+{
+	return packet->tcp_flags & (TCP_FIN | TCP_RST) ||
+	       !follows(packet, sender->sequence_end, sender->acknowledged);
+}
 
 static __always_inline bool is_segment(const struct packet *packet)
 {

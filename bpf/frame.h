@@ -57,14 +57,7 @@ static __always_inline bool read4(const void *l3, const void *end, struct packet
 	if (l3 + IPV4_HEADER > end || ip->version_length != 0x45 ||
 	    bpf_ntohs(ip->offset) & (MORE_FRAGMENTS | FRAGMENT_OFFSET))
 		return false;
-	packet->version = 4;
-	packet->l4 = packet->l3 + IPV4_HEADER;
-	packet->length = bpf_ntohs(ip->total_length);
-	packet->checksum = ip->checksum;
-	packet->ttl = ip->ttl;
-	address_v4(&packet->tuple.source, ip->source);
-	address_v4(&packet->tuple.destination, ip->destination);
-	packet->tuple.protocol = ip->protocol;
+	packet_set4(packet, ip);
 	return read_transport(l3 + IPV4_HEADER, end, packet);
 }
 
@@ -74,16 +67,8 @@ static __always_inline bool read6(const void *l3, const void *end, struct packet
 
 	if (l3 + IPV6_HEADER > end || *(u8 *)l3 >> 4 != 6)
 		return false;
-	packet->version = 6;
-	packet->l4 = packet->l3 + IPV6_HEADER;
-	packet->length = bpf_ntohs(ip->payload_length) + IPV6_HEADER;
-	packet->ttl = ip->hop_limit;
-	packet->tuple.source = ip->source;
-	packet->tuple.destination = ip->destination;
 	packet->tuple.protocol = ip->next;
-	return !address_is_v4(&packet->tuple.source) &&
-	       !address_is_v4(&packet->tuple.destination) &&
-	       read_transport(l3 + IPV6_HEADER, end, packet);
+	return packet_set6(packet, ip) && read_transport(l3 + IPV6_HEADER, end, packet);
 }
 
 /* Parses a frame. `packet` comes from packet_begin(). Returns false unless it is a complete packet

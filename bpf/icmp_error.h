@@ -42,38 +42,26 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 					 struct packet *quoted, struct flow_key *tuple)
 {
 	u32 end = error->l3 + error->length; /* padding may follow */
-	u8 version = error->version;
 	__be16 ports[2];
 	u32 length;
 
 	packet_begin(quoted, error->l4 + ICMP_HEADER, side);
-	if (version == 4) {
+	if (error->version == 4) {
 		struct ipv4_header ip;
 
 		if (!load(skb, quoted->l3, &ip, sizeof(ip)) || ip.version_length >> 4 != 4 ||
 		    (ip.version_length & 15) < 5 || ip.offset & bpf_htons(FRAGMENT_OFFSET))
 			return false;
-		quoted->l4 = quoted->l3 + (ip.version_length & 15) * 4;
-		length = bpf_ntohs(ip.total_length);
-		quoted->checksum = ip.checksum;
-		address_v4(&quoted->tuple.source, ip.source);
-		address_v4(&quoted->tuple.destination, ip.destination);
-		quoted->tuple.protocol = ip.protocol;
+		packet_set4(quoted, &ip);
 	} else {
 		struct ipv6_header ip;
 
-		if (!load(skb, quoted->l3, &ip, sizeof(ip)) || *(u8 *)&ip >> 4 != 6)
-			return false;
-		quoted->l4 = quoted->l3 + sizeof(ip);
-		length = bpf_ntohs(ip.payload_length) + sizeof(ip);
-		quoted->tuple.source = ip.source;
-		quoted->tuple.destination = ip.destination;
-		if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
-			return false; /* see parse6() */
-		if (!skip_extensions(skb, quoted, ip.next) || quoted->fragment == LATER)
+		if (!load(skb, quoted->l3, &ip, sizeof(ip)) || *(u8 *)&ip >> 4 != 6 ||
+		    !packet_set6(quoted, &ip) || !skip_extensions(skb, quoted, ip.next) ||
+		    quoted->fragment == LATER)
 			return false;
 	}
-	quoted->version = version;
+	length = quoted->length; /* of the complete packet */
 	quoted->length = end - quoted->l3;
 	if (!is_transport(quoted->tuple.protocol) || quoted->l4 + 4 > end ||
 	    !load(skb, quoted->l4, ports, 4))

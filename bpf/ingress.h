@@ -23,7 +23,6 @@ enum incoming {
 	IN_FROM_POD,
 };
 
-/* Sends the packet out of the device on which it arrived. */
 static __always_inline int send_back(struct __sk_buff *skb)
 {
 	mark_set(skb, MARK_DONE);
@@ -76,7 +75,7 @@ static __always_inline bool find_reply_of_pod(struct __sk_buff *skb, const struc
 		return false;
 	view->reply_key = view->tuple;
 	view->reply_key.side = AT_EGRESS;
-	reply = reply_find(MATCH_KEY, view);
+	reply = reply_find(NULL, view);
 	return reply && view->reply.flags & FLOW_REDIRECT && reply_record(reply, packet, view);
 }
 
@@ -94,8 +93,10 @@ static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 	if (port_has_use(tuple->protocol, tuple->source_port, PORT_OF_ENDPOINT)) {
 		key_of_masqueraded(&view->reply_key, &tuple->source, tuple->source_port,
 				   tuple->destination_port, tuple->protocol);
-		reply = reply_find(MATCH_MASQUERADE, view);
-		if (reply && (is_error || reply_record(reply, packet, view)))
+		reply = reply_read(view);
+		if (reply && is_masquerade(&view->reply, &tuple->destination) &&
+		    reply_belongs_to(reply, NULL, view) &&
+		    (is_error || reply_record(reply, packet, view)))
 			return IN_FROM_ENDPOINT;
 		if (!is_error && find_reply_of_pod(skb, packet, view))
 			return IN_FROM_POD;
@@ -106,9 +107,7 @@ static __always_inline enum incoming look_up_incoming(struct __sk_buff *skb,
 	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND) ||
 	    !is_for_this_node(skb))
 		return IN_NO_FLOW;
-	if (is_error)
-		return client_find_quoted(view) ? IN_FROM_CLIENT : IN_NO_FLOW;
-	return client_find(packet, view, work) ? IN_FROM_CLIENT : IN_NO_FLOW;
+	return client_find(packet, is_error, view, work) ? IN_FROM_CLIENT : IN_NO_FLOW;
 }
 
 /* Prepares the translation of a client's packet to the endpoint. If the packet passes the node's
@@ -198,7 +197,6 @@ static __always_inline int translate_incoming(struct __sk_buff *skb, struct pack
 	return target->to_node ? deliver_reply_to_node(skb, packet, reply->flags) : PASS_ON;
 }
 
-/* Handles an ICMP error about a packet that this node has sent. */
 static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *packet,
 					enum incoming incoming, struct scratch *scratch)
 {
@@ -356,23 +354,21 @@ static __always_inline bool has_outer_headers(struct __sk_buff *skb)
 	       load_header(skb, 0, &begin, sizeof(begin)) && begin != ip;
 }
 
-/* Redirects the packet to its own device. For a device without Ethernet, the kernel then removes
- * the outer headers, and the program sees the packet again. MARK_STRIPPED prevents a second
+/* Redirects a packet with outer headers to its own device. For a device without Ethernet, the
+ * kernel then removes them, and the program sees the packet again. MARK_STRIPPED prevents a second
  * redirect: a packet that still has outer headers is passed on.
  */
-static __always_inline int strip_outer_headers(struct __sk_buff *skb)
-{
-	if (mark_get(skb))
-		return PASS_ON;
-	mark_set(skb, MARK_STRIPPED);
-	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
-}
-
 static __always_inline int ingress_without_ethernet(struct __sk_buff *skb)
 {
-	if (has_outer_headers(skb))
-		return strip_outer_headers(skb);
-	if (mark_get(skb) == MARK_STRIPPED)
+	u32 mark = mark_get(skb);
+
+	if (has_outer_headers(skb)) {
+		if (mark)
+			return PASS_ON;
+		mark_set(skb, MARK_STRIPPED);
+		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+	}
+	if (mark == MARK_STRIPPED)
 		mark_word(skb) = MARK_NONE;
 	return ingress(skb, 0);
 }

@@ -114,6 +114,33 @@ static __always_inline bool load_header(struct __sk_buff *skb, u32 offset, void 
 	return load(skb, offset, to, size);
 }
 
+/* Sets the fields of `packet` that the IPv4 header contains, except those of fragments. */
+static __always_inline void packet_set4(struct packet *packet, const struct ipv4_header *ip)
+{
+	packet->version = 4;
+	packet->l4 = packet->l3 + (ip->version_length & 15) * 4;
+	packet->length = bpf_ntohs(ip->total_length);
+	packet->checksum = ip->checksum;
+	packet->ttl = ip->ttl;
+	address_v4(&packet->tuple.source, ip->source);
+	address_v4(&packet->tuple.destination, ip->destination);
+	packet->tuple.protocol = ip->protocol;
+}
+
+/* As packet_set4() for IPv6, except the protocol. Returns false for IPv4-mapped addresses, which
+ * the programs would treat as IPv4 (RFC 4291, 2.5.5.2; RFC 4038, 4.2).
+ */
+static __always_inline bool packet_set6(struct packet *packet, const struct ipv6_header *ip)
+{
+	packet->version = 6;
+	packet->l4 = packet->l3 + sizeof(*ip);
+	packet->length = bpf_ntohs(ip->payload_length) + sizeof(*ip);
+	packet->ttl = ip->hop_limit;
+	packet->tuple.source = ip->source;
+	packet->tuple.destination = ip->destination;
+	return !address_is_v4(&ip->source) && !address_is_v4(&ip->destination);
+}
+
 static __always_inline void parse_tcp(struct packet *packet, const __be32 *header)
 {
 	u32 headers = packet->l4 - packet->l3 + (((const u8 *)header)[12] >> 4) * 4;
@@ -186,22 +213,13 @@ static __always_inline enum parsed parse_payload(struct __sk_buff *skb, struct p
 static __always_inline enum parsed parse4(struct __sk_buff *skb, struct packet *packet)
 {
 	struct ipv4_header ip;
-	u32 header_length;
 	u16 offset;
 
 	if (!load_header(skb, packet->l3, &ip, sizeof(ip)))
 		return MALFORMED;
-	header_length = (ip.version_length & 15) * 4;
-	if (ip.version_length >> 4 != 4 || header_length < sizeof(ip))
+	if (ip.version_length >> 4 != 4 || (ip.version_length & 15) < 5)
 		return MALFORMED;
-	packet->version = 4;
-	packet->l4 = packet->l3 + header_length;
-	packet->length = bpf_ntohs(ip.total_length);
-	packet->checksum = ip.checksum;
-	packet->ttl = ip.ttl;
-	address_v4(&packet->tuple.source, ip.source);
-	address_v4(&packet->tuple.destination, ip.destination);
-	packet->tuple.protocol = ip.protocol;
+	packet_set4(packet, &ip);
 	offset = bpf_ntohs(ip.offset);
 	packet->fragment_id = ip.id;
 	packet->fragment_protocol = ip.protocol;
@@ -261,20 +279,9 @@ static __always_inline enum parsed parse6(struct __sk_buff *skb, struct packet *
 {
 	struct ipv6_header ip;
 
-	if (!load_header(skb, packet->l3, &ip, sizeof(ip)))
+	if (!load_header(skb, packet->l3, &ip, sizeof(ip)) || *(u8 *)&ip >> 4 != 6)
 		return MALFORMED;
-	if (*(u8 *)&ip >> 4 != 6)
-		return MALFORMED;
-	packet->version = 6;
-	packet->l4 = packet->l3 + sizeof(ip);
-	packet->length = bpf_ntohs(ip.payload_length) + sizeof(ip);
-	packet->ttl = ip.hop_limit;
-	packet->tuple.source = ip.source;
-	packet->tuple.destination = ip.destination;
-	/* The programs would treat an IPv4-mapped address on the wire as IPv4 (RFC 4291, 2.5.5.2;
-	 * RFC 4038, 4.2).
-	 */
-	if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
+	if (!packet_set6(packet, &ip))
 		return UNSUPPORTED;
 	if (!skip_extensions(skb, packet, ip.next))
 		return MALFORMED;
@@ -301,16 +308,6 @@ static __always_inline enum parsed parse(struct __sk_buff *skb, struct packet *p
 	return parsed;
 }
 
-static __always_inline void fragment_key(struct fragment_key *key, const struct packet *packet)
-{
-	key->source = packet->tuple.source;
-	key->destination = packet->tuple.destination;
-	key->id = packet->fragment_id;
-	key->protocol = packet->fragment_protocol;
-	key->side = packet->tuple.side;
-	key->pad = 0;
-}
-
 /* Stores the ports of a first fragment in the map, or sets the ports of a later fragment from the
  * map. Returns false if no first fragment has arrived within FRAGMENTS_TIMEOUT; an older one
  * belongs to another datagram.
@@ -320,7 +317,11 @@ static __always_inline bool fragment_ports(struct packet *packet)
 	WORD_STRUCT(struct fragment_key, key);
 	struct fragment ports = {}, *known;
 
-	fragment_key(key, packet);
+	key->source = packet->tuple.source;
+	key->destination = packet->tuple.destination;
+	key->id = packet->fragment_id;
+	key->protocol = packet->fragment_protocol;
+	key->side = packet->tuple.side;
 	if (packet->fragment == FIRST) {
 		ports.source_port = packet->tuple.source_port;
 		ports.destination_port = packet->tuple.destination_port;

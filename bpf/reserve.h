@@ -33,27 +33,6 @@ enum port_state {
 	PORT_TAKEN,
 };
 
-static __always_inline int put_flow(struct flow_key *key, struct flow *flow)
-{
-	return flows.update(key, flow);
-}
-
-static __always_inline int add_reply(struct flow_key *key, struct reply *reply)
-{
-	return replies.insert(key, reply);
-}
-
-/* Whether a side of a flow has been silent for the flow's timeout. A closed TCP flow is not over
- * before: one side may not know yet that the connection is closed, and packets in flight would
- * reach the new connection.
- */
-static __always_inline bool is_over(u32 last_seen, u16 flags, bool half_open, u8 protocol, u32 now)
-{
-	return half_open ? half_open_is_over(last_seen, protocol, now)
-			 : established_is_over(last_seen, flags, protocol, now);
-}
-
-/* Returns the state of the port in `view->reply_key`. */
 static __always_inline enum port_state port_state_of(struct flow_view *view)
 {
 	const struct flow_key *key = &view->reply_key;
@@ -68,10 +47,7 @@ static __always_inline enum port_state port_state_of(struct flow_view *view)
 		return PORT_FREE;
 	if (is_reply_of(present, &view->key))
 		return PORT_REUSABLE;
-	return is_over(present->last_seen, present->flags, present->half_open, key->protocol,
-		       view->now)
-		   ? PORT_REUSABLE
-		   : PORT_TAKEN;
+	return is_over(SIDE(present), key->protocol, view->now) ? PORT_REUSABLE : PORT_TAKEN;
 }
 
 /* Removes the entries of the flow that had the port in `view->reply_key`. Returns false if its
@@ -91,7 +67,7 @@ static __always_inline bool remove_previous_owner(struct flow_view *view, struct
 	flow_key_of(&work->key, view->reply_key.protocol, present);
 	flow = flows.lookup(&work->key);
 	if (flow && is_flow_of(flow, &view->reply_key) &&
-	    !is_over(flow->last_seen, flow->flags, flow->half_open, work->key.protocol, view->now))
+	    !is_over(SIDE(flow), work->key.protocol, view->now))
 		return false;
 	flow_remove(&work->key, &view->reply_key);
 	return true;
@@ -119,22 +95,24 @@ static __always_inline bool stack_sees_twin(struct flow_view *view, struct works
 	       address_equal(&present->client, &view->key.source);
 }
 
-/* Repeats a map update that failed with EBUSY. This happens while a reader locks the bucket
+/* Inserts the entry in `replies`, or updates the one in `flows`. Returns the result of
+ * bpf_map_update_elem(). Repeats it after EBUSY, while a reader locks the bucket
  * (htab_lock_bucket()); cilium #35010.
  */
-#define RETRY(write)                                                                               \
-	({                                                                                         \
-		int failed = 0;                                                                    \
-		_Pragma("nounroll") for (int attempt = 0; attempt < BUSY_ATTEMPTS;                 \
-					 again(attempt, 1))                                        \
-		{                                                                                  \
-			failed = (write);                                                          \
-			if (failed != EBUSY_NEGATIVE)                                              \
-				break;                                                             \
-			count(COUNTER_FLOWS_BUSY);                                                 \
-		}                                                                                  \
-		failed;                                                                            \
-	})
+static __always_inline int entry_write(struct flow_view *view, bool is_reply)
+{
+	int failed = 0;
+
+#pragma nounroll
+	for (int attempt = 0; attempt < BUSY_ATTEMPTS; again(attempt, 1)) {
+		failed = is_reply ? replies.insert(&view->reply_key, &view->reply)
+				  : flows.update(&view->key, &view->flow);
+		if (failed != EBUSY_NEGATIVE)
+			break;
+		count(COUNTER_FLOWS_BUSY);
+	}
+	return failed;
+}
 
 /* Inserts `view->reply` with the key `view->reply_key`. Returns EEXIST_NEGATIVE if another flow has
  * taken the port in the meantime, or if port_is_in_use() or stack_sees_twin(). Otherwise returns
@@ -155,7 +133,7 @@ static __always_inline int take_port(struct __sk_buff *skb, enum port_state stat
 		return EEXIST_NEGATIVE;
 	if (state == PORT_REUSABLE && !remove_previous_owner(view, work))
 		return EEXIST_NEGATIVE;
-	return RETRY(add_reply(&view->reply_key, &view->reply));
+	return entry_write(view, true);
 }
 
 /* Whether all ports towards the endpoint were in use within the last second. Another search would
@@ -238,7 +216,7 @@ static __always_inline bool flow_write(struct flow_view *view)
 	flow->reply_port = view->reply_key.destination_port;
 	if (flow->reply_port != client->source_port)
 		count(COUNTER_PORT_CHANGED);
-	if (RETRY(put_flow(&view->key, flow))) {
+	if (entry_write(view, false)) {
 		replies.delete(&view->reply_key);
 		happened(&view->happening, EVENT_DROPPED, COUNTER_FLOWS_FULL);
 		return false;

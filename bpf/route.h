@@ -21,7 +21,7 @@
  */
 #define MARK_NONE     0
 #define MARK_DONE     3 /* completely translated */
-#define MARK_STRIPPED 4 /* received from a tunnel for the second time (strip_outer_headers()) */
+#define MARK_STRIPPED 4 /* received from a tunnel for the second time (ingress.h) */
 #define MARK_RECEIVED 5 /* translated after it was received from another node (dsr.h) */
 
 #ifdef MARK_IN_CB
@@ -140,15 +140,7 @@ static __always_inline u32 route_by(void *context, u32 ifindex, u32 length,
 	return 0;
 }
 
-/* As route_by() for a tc program. */
-static __always_inline u32 route_of_length(struct __sk_buff *skb, const struct packet *packet,
-					   const struct address *from, const struct address *to,
-					   u32 length, struct next_hop *next_hop)
-{
-	return route_by(skb, skb->ifindex, length, packet, from, to, next_hop);
-}
-
-/* As route_of_length() for the packet itself. The length is not passed for GSO packets, because
+/* As route_by() for the packet of a tc program. The length is not passed for GSO packets, because
  * they are segmented later. It is not passed for host-originated packets either, because no router
  * would send an ICMP error about them.
  */
@@ -158,7 +150,7 @@ static __always_inline u32 route(struct __sk_buff *skb, const struct packet *pac
 {
 	u32 length = skb->gso_segs || !skb->ingress_ifindex ? 0 : packet->length;
 
-	return route_of_length(skb, packet, from, to, length, next_hop);
+	return route_by(skb, skb->ifindex, length, packet, from, to, next_hop);
 }
 
 /* Sends the packet to the next hop. Without `next_hop` the kernel would select a next hop again.
@@ -200,6 +192,22 @@ static __always_inline int redirect_into_pod(struct __sk_buff *skb, u32 ifindex,
 	return DROP;
 }
 
+/* Replaces or adds the Ethernet header. Its destination is that of the reinjection veth pair
+ * (`reinjected`), or zero. Its source is zero.
+ */
+static __always_inline bool write_ethernet(struct __sk_buff *skb, const struct packet *packet,
+					   bool reinjected)
+{
+	u8 ethernet[ETHERNET_HEADER] ALIGNED = {};
+
+	if (reinjected)
+		__builtin_memcpy(ethernet, REINJECTION_ETHERNET, 6);
+	*(__be16 *)(ethernet + 12) =
+	    packet->version == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	return !(packet->l3 == 0 && bpf_skb_change_head(skb, ETHERNET_HEADER, 0)) &&
+	       !bpf_skb_store_bytes(skb, 0, ethernet, ETHERNET_HEADER, 0);
+}
+
 /* Delivers the packet to this node's stack, as if a device had received it. IPv4 uses the
  * reinjection veth pair, which has no reverse path filter and accepts local source addresses
  * (martians). IPv6 uses loopback: it has no such checks, except that ::1 may only arrive on
@@ -208,21 +216,13 @@ static __always_inline int redirect_into_pod(struct __sk_buff *skb, u32 ifindex,
 static __always_inline int deliver(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct node *settings = node_get();
-	u8 ethernet[ETHERNET_HEADER] ALIGNED = {};
-	u32 device = LOOPBACK_IFINDEX;
+	bool v4 = packet->version == 4;
+	u32 device;
 
 	if (!settings)
 		return DROP;
-	if (packet->version == 4) {
-		device = settings->reinjection_device;
-#pragma unroll
-		for (int i = 0; i < 6; i++)
-			ethernet[i] = REINJECTION_ETHERNET[i];
-	}
-	*(__be16 *)(ethernet + 12) =
-	    packet->version == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
-	if (!device || (packet->l3 == 0 && bpf_skb_change_head(skb, ETHERNET_HEADER, 0)) ||
-	    bpf_skb_store_bytes(skb, 0, ethernet, ETHERNET_HEADER, 0)) {
+	device = v4 ? settings->reinjection_device : LOOPBACK_IFINDEX;
+	if (!device || !write_ethernet(skb, packet, v4)) {
 		count(COUNTER_NO_ROUTE);
 		return DROP;
 	}

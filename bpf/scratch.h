@@ -38,11 +38,11 @@ struct flow_view {
 	struct happening happening;
 } WORDS;
 
-/* The packet after its translation. */
+/* The packet after its translation, and where it is sent. */
 struct target {
 	struct flow_key tuple;
 	struct next_hop next_hop; /* of `device` */
-	u32 device;		  /* the packet bypasses the stack, or 0 */
+	u32 device;		  /* where the packet is sent past the stack; 0: nowhere */
 	bool to_node;		  /* ingress: the packet is a reply to the node itself */
 	u8 outgoing;		  /* enum outgoing */
 } WORDS;
@@ -93,7 +93,6 @@ static __always_inline struct scratch *scratch_get(void)
 	return scratches.lookup(zero);
 }
 
-/* Sets the frontend that a client reaches with `tuple`. */
 static __always_inline void frontend_of_tuple(struct service_key *frontend,
 					      const struct flow_key *tuple)
 {
@@ -112,7 +111,6 @@ static __always_inline void report_reset(struct happening *happening, u32 servic
 	happening->service_id = service_id;
 }
 
-/* Clears what happened to the previous packet of this CPU. */
 static __always_inline void happening_reset(struct happening *happening)
 {
 	happening->kind = 0;

@@ -183,6 +183,12 @@ static __always_inline u32 client_hash(const struct address *client, __be16 port
 	return hash ^ hash >> 16;
 }
 
+/* Returns the flag of the endpoints that clients with this traffic policy can use. */
+static __always_inline u16 usable_flag(const struct service *service, enum service_flag local)
+{
+	return service->flags & local ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
+}
+
 /* Returns the number of the next turn of the list `range`. CPUs that select at the same time may
  * get the same number: kernels before 5.12 have no atomic operation that returns the previous
  * value.
@@ -322,7 +328,6 @@ static __always_inline u32 hash_for_algorithm(const struct service *service,
 	return *hashed ? client_hash(client, by_port ? port : 0) : 0;
 }
 
-/* Selects a slot of `range` by the algorithm of the Service. */
 static __always_inline u32 slot_by_algorithm(const struct service *service,
 					     const struct slot_range *range, bool hashed, u32 hash)
 {

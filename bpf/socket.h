@@ -14,7 +14,6 @@ enum verdict {
 	REFUSED,    /* the system call fails with ECONNREFUSED */
 };
 
-/* Returns the entry of a connected socket, or NULL. */
 static __always_inline struct socket_peer *peer_find(u64 cookie)
 {
 #pragma unroll
@@ -72,7 +71,6 @@ static __always_inline void peer_free(struct socket_peer *entry)
 	entry->cookie = 0;
 }
 
-/* Frees the entry of a socket that is closed or no longer connected to a frontend. */
 static __always_inline void peer_remove(u64 cookie)
 {
 	struct socket_peer *entry = peer_find(cookie);
@@ -193,11 +191,6 @@ static __always_inline void socket_event(const struct happening *what, u64 netns
 	events.ringbuf_submit(event, NO_WAKEUP);
 }
 
-static __always_inline u16 usable_flags(const struct service *service)
-{
-	return service->flags & SERVICE_INTERNAL_LOCAL ? ENDPOINT_LOCAL : ENDPOINT_CLUSTER;
-}
-
 /* Sets what identifies the client of a socket to session affinity and hashes: the address that
  * connect() will select if the pod has only one, so that the packet path selects the same endpoint.
  * Otherwise, and for the node, it is the network namespace. The address that a socket is bound to
@@ -230,8 +223,8 @@ static __always_inline struct endpoint *socket_choose(const struct service *serv
 
 	if (service->affinity_timeout || service->algorithm == ALGORITHM_SOURCE_HASH)
 		client_set(&client, netns_cookie, destination);
-	return endpoint_choose(service, &service->internal, usable_flags(service), &client, 0, id,
-			       uses);
+	return endpoint_choose(service, &service->internal,
+			       usable_flag(service, SERVICE_INTERNAL_LOCAL), &client, 0, id, uses);
 }
 
 /* Whether the packet path decides on this client. The socket path does not know the client's
@@ -461,7 +454,8 @@ static __always_inline enum verdict socket_send(const struct service_key *destin
 	known = socket_flows.lookup(&forward_key);
 	if (known) {
 		flow.endpoint = known->endpoint;
-		endpoint = endpoint_of(&service, flow.endpoint, usable_flags(&service));
+		endpoint = endpoint_of(&service, flow.endpoint,
+				       usable_flag(&service, SERVICE_INTERNAL_LOCAL));
 	}
 	if (!endpoint) {
 		endpoint = socket_choose(&service, destination, netns_cookie, &flow.endpoint,

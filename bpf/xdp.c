@@ -20,17 +20,17 @@
  */
 #define FORWARDED (FLOW_REDIRECT | FLOW_MASQUERADE)
 
-/* Whether the tc programs have seen a packet of this side of the flow in this second. They get one
- * packet in each second, refresh the entry, and have the kernel verify the neighbor.
+/* Whether the tc programs have seen a packet of this side of the flow in this second, and would
+ * record the packet without the entry of the other side. They get one packet in each second,
+ * refresh the entry, and have the kernel verify the neighbor.
  */
-static __always_inline bool may_forward(u16 flags, bool half_open, u32 last_seen, u32 now)
+static __always_inline bool may_forward(const struct side *sender, const struct packet *packet,
+					u32 now)
 {
-	return !half_open && (flags & (FORWARDED | FLOW_DSR)) == FORWARDED && last_seen == now;
+	return !sender->half_open && (sender->flags & (FORWARDED | FLOW_DSR)) == FORWARDED &&
+	       sender->last_seen == now &&
+	       (!is_segment(packet) || follows(packet, sender->sequence_end, sender->acknowledged));
 }
-
-/* Whether the tc programs would record the packet without the entry of the other side. */
-#define is_next(entry, packet)                                                                     \
-	(!is_segment(packet) || follows(packet, (entry)->sequence_end, (entry)->acknowledged))
 
 static __always_inline bool is_addressed_to(const void *data, const void *end,
 					    const struct xdp_device *device)
@@ -41,11 +41,13 @@ static __always_inline bool is_addressed_to(const void *data, const void *end,
 	       frame[2] == own[2];
 }
 
-/* Forwards the packet with the tuple of `target`. `from`: the source address for the route. Returns
+/* Forwards the packet with the tuple of `target`, and records it: with the sequence numbers the tc
+ * programs recognize the end of a connection. `from`: the source address for the route. Returns
  * XDP_PASS if it cannot; the packet is unchanged then.
  */
 static __always_inline int forward(struct xdp_md *context, const struct packet *packet,
-				   const struct address *from, struct target *target)
+				   const struct address *from, struct target *target,
+				   struct side *sender, u32 service_id, bool to_endpoint)
 {
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
 	u32 ifindex = context->ingress_ifindex, device;
@@ -68,58 +70,42 @@ static __always_inline int forward(struct xdp_md *context, const struct packet *
 	if (!frame_write(data, end, packet, &target->tuple, next_hop->ethernet))
 		return XDP_PASS;
 	count(COUNTER_XDP_FORWARDED);
+	if (is_segment(packet))
+		record_next(sender, packet);
+	count_traffic(service_id, packet->length, to_endpoint, false);
 	return back ? XDP_TX : bpf_redirect(device, 0);
 }
 
-/* Forwards a client's packet to the endpoint. As in the tc programs, the sequence numbers are
- * recorded: with them, these recognize the end of a connection.
- */
 static __always_inline int forward_request(struct xdp_md *context, struct packet *packet,
 					   struct flow *entry, struct scratch *scratch)
 {
 	struct flow_view *view = &scratch->view;
 	struct target *target = &scratch->target;
 	const struct flow *flow = &view->flow;
-	int action;
 
 	view->flow = *entry;
-	if (!may_forward(flow->flags, flow->half_open, flow->last_seen, view->now) ||
-	    address_is_unspecified(&flow->masquerade))
-		return XDP_PASS;
 	/* A flow that was seen in this second is not over, so `view->reply_key` is not used. */
-	if (!continues_established(flow, packet, view, &scratch->work) || !is_next(entry, packet))
+	if (!may_forward(SIDE(flow), packet, view->now) ||
+	    address_is_unspecified(&flow->masquerade) ||
+	    !continues_established(flow, packet, view, &scratch->work))
 		return XDP_PASS;
 	tuple_to_endpoint(&target->tuple, &flow->masquerade, flow);
-	action = forward(context, packet, &packet->tuple.source, target);
-	if (action == XDP_PASS)
-		return XDP_PASS;
-	if (is_segment(packet))
-		record_next(entry, packet);
-	count_traffic(flow->service_id, packet->length, true, false);
-	return action;
+	return forward(context, packet, &packet->tuple.source, target, SIDE(entry),
+		       flow->service_id, true);
 }
 
-/* Forwards an endpoint's packet to the client. */
 static __always_inline int forward_reply(struct xdp_md *context, struct packet *packet,
-					 struct reply *entry, struct scratch *scratch)
+					 struct reply *entry, struct flow_view *view,
+					 struct target *target)
 {
-	struct flow_view *view = &scratch->view;
-	struct target *target = &scratch->target;
 	const struct reply *reply = &view->reply;
-	int action;
 
 	view->reply = *entry;
-	if (!may_forward(reply->flags, reply->half_open, reply->last_seen, view->now) ||
-	    !is_next(entry, packet))
+	if (!may_forward(SIDE(reply), packet, view->now))
 		return XDP_PASS;
 	tuple_of_reply(&target->tuple, reply);
-	action = forward(context, packet, &target->tuple.source, target);
-	if (action == XDP_PASS)
-		return XDP_PASS;
-	if (is_segment(packet))
-		record_next(entry, packet);
-	count_traffic(reply->service_id, packet->length, false, false);
-	return action;
+	return forward(context, packet, &target->tuple.source, target, SIDE(entry),
+		       reply->service_id, false);
 }
 
 /* As look_up_incoming(). The tc programs copy entries of the previous maps, so a packet that may
@@ -150,7 +136,7 @@ int xdp_forward(struct xdp_md *context)
 		if (!reply && previous_replies_map())
 			return XDP_PASS;
 		if (reply && is_masquerade(reply, &tuple->destination))
-			return forward_reply(context, packet, reply, scratch);
+			return forward_reply(context, packet, reply, view, &scratch->target);
 	}
 	if (!port_has_use(tuple->protocol, tuple->destination_port, PORT_OF_FRONTEND))
 		return XDP_PASS;
