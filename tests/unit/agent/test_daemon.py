@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import queue
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,10 +13,12 @@ from types import MappingProxyType
 import pytest
 
 from ebpfproxy.agent import daemon, mode_switch
+from ebpfproxy.agent.active_mode import ActiveMode
 from ebpfproxy.agent.announcer import Announcer
 from ebpfproxy.agent.ending import Ending
 from ebpfproxy.agent.front import Front
 from ebpfproxy.agent.inbox import Inbox, Reload, Stop
+from ebpfproxy.agent.reconciler import SyncResult
 from ebpfproxy.agent.sources import Run, Sources, tracker_for
 from ebpfproxy.api.event import Synced
 from ebpfproxy.backends.selection import Choice, Lack, choose
@@ -24,6 +27,8 @@ from ebpfproxy.errors import KernelError
 from tests.support.fake_backend import FakeBackend
 from tests.support.modes import FakeMode
 
+QUIET = 0.3
+"""Seconds in which nothing happens: less than until the first check."""
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
@@ -136,3 +141,21 @@ def test_after_a_switch_the_port_of_the_new_mode_is_announced(
     node.reread = dataclasses.replace(node.config, proxy_mode="other")
     assert not node.run().restarts
     assert announced == [0, 6081, 6082]
+
+
+def test_after_the_first_sync_the_agent_waits_for_changes(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs = []
+    sync = ActiveMode.sync
+
+    def counted(mode: ActiveMode, verify: bool, retries: int = sys.maxsize) -> SyncResult:
+        syncs.append(verify)
+        if len(syncs) == 1:
+            threading.Timer(QUIET, node.inbox.put, [Stop("SIGTERM")]).start()
+        return sync(mode, verify, retries)
+
+    monkeypatch.setattr(ActiveMode, "sync", counted)
+    node.one.owns_namespace = False
+    node.run()
+    assert syncs == [True]

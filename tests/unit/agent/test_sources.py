@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpfproxy.agent.inbox import Died, Inbox, Received
+from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
 from ebpfproxy.agent.sources import Sources
 from ebpfproxy.api.event import ADDRESSES, DEVICES, LISTENING, Synced
 from ebpfproxy.config import Config
@@ -87,3 +87,18 @@ def test_an_error_that_ends_a_source_is_reported(inbox: Inbox, started: Start) -
 
     started(run)
     assert death(inbox) == Died("further", failure)
+
+
+def test_a_change_of_the_configuration_file_is_reported(tmp_path: Path, inbox: Inbox) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("mode: nftables")
+    config = Config(hostname_override="here", manifests=tmp_path, config=file)
+    sources = Sources(config, inbox, Metrics(), file.read_bytes())
+    sources.start()
+    try:
+        file.write_text("mode: ebpf")
+        while not isinstance(item := inbox.get(timeout=SOON), Reload):
+            assert not isinstance(item, Died), item
+        assert str(file) in item.reason
+    finally:
+        sources.stop()

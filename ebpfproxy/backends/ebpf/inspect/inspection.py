@@ -281,6 +281,12 @@ def _frontend_text(each: FrontendEntry) -> str:
 
 
 def _endpoint_text(each: PlannedEndpoint, weight: int) -> str:
+    """
+    >>> from ebpfproxy.model.address import parse_address
+    >>> here = PlannedEndpoint(parse_address("10.0.0.1"), 80, cluster=True, local=True, on_node=True)
+    >>> _endpoint_text(here, 1), _endpoint_text(here._replace(local=False, on_node=None), 2)
+    ('10.0.0.1:80 (cluster, local, this node)', '10.0.0.1:80 (cluster, unknown node, weight 2)')
+    """
     scopes = [name for name, is_in in (("cluster", each.cluster), ("local", each.local)) if is_in]
     place = {True: "this node", False: "another node", None: "unknown node"}[each.on_node]
     heavy = [f"weight {weight}"] if weight > 1 else []
