@@ -126,6 +126,9 @@ class _Section:
 def block_for(tool_backend: ToolBackend) -> int | None:
     """Return the `block` for `compose`: no limit for iptables-legacy, which copies the complete table at each
     COMMIT.
+
+    >>> block_for(ToolBackend.LEGACY), block_for(ToolBackend.NFT)
+    (None, 300)
     """
     return None if tool_backend is ToolBackend.LEGACY else BLOCK
 
