@@ -1,13 +1,19 @@
 """Foreign changes to the agent's chains and rules are detected and repaired; foreign rules are kept."""
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from ebpfproxy.backends.delta import diff
+from ebpfproxy.backends.iptables.backend import IptablesBackend
 from ebpfproxy.backends.iptables.chains import service_chains
 from ebpfproxy.backends.iptables.entries import NAT, Chain, Entry, Key, Rule, RulePosition
+from ebpfproxy.backends.iptables.rules import IptablesSettings
+from ebpfproxy.errors import NotFound
+from ebpfproxy.linux.netns import netns
+from ebpfproxy.linux.xtables import legacy
 from ebpfproxy.linux.xtables.iptables import ToolBackend
 from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.service import ServicePortName
@@ -229,3 +235,35 @@ def test_unchanged_rules_are_not_rewritten(testbed: Testbed) -> None:
     more = testbed.wanted(testbed.plans(service("more", ips=("10.96.0.99",)), endpoints("more", "10.1.0.9")))
     assert not testbed.bring(wanted | more)
     assert testbed.iptables(f"-t nat -v -S {SVC}").count(" -c 7 700 ") == 3
+
+
+def test_rules_are_counted_without_reading_them(testbed: Testbed) -> None:
+    """The counts of changes add up to those of a read."""
+    web = service("web", ips=("10.96.0.10",))
+    testbed.bring(testbed.wanted())
+    before = testbed.wanted()
+    rules = [[each.rules for each in testbed.plane.counts()]]
+    for number in (3, 1, 2, 0):
+        slices = [endpoints("web", *(f"10.1.0.{each}" for each in range(1, number + 1)))]
+        wanted = testbed.wanted(testbed.plans(web, *slices) if number else ())
+        assert not testbed.plane.apply(diff(before, wanted))
+        before = wanted
+        rules.append([each.rules for each in testbed.plane.counts()])
+    assert testbed.plane.read() == wanted
+    assert [each.rules for each in testbed.plane.counts()] == rules[-1] == rules[0]
+
+
+def test_a_reader_opens_the_tables_that_the_agent_has_written(testbed: Testbed) -> None:
+    testbed.bring(testbed.wanted())
+    reader = IptablesBackend(IptablesSettings(), testbed.tool_backend)
+    with contextlib.closing(reader):
+        reader.open_to_read()
+        assert reader.read() == testbed.wanted()
+
+
+@pytest.mark.parametrize("tool_backend", [ToolBackend.LEGACY])
+def test_a_reader_creates_no_tables(tool_backend: ToolBackend) -> None:
+    with netns.throw_away(), contextlib.closing(IptablesBackend(IptablesSettings(), tool_backend)) as reader:
+        with pytest.raises(NotFound, match="no tables"):
+            reader.open_to_read()
+        assert not legacy.tables(Family.IPV4)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ebpfproxy.backends.userspace.entries import Listen, UserspaceSettings
+from ebpfproxy.backends.userspace.inspection import connections
 from ebpfproxy.backends.userspace.messages import Event
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import PlannedBalancing
@@ -181,6 +182,21 @@ def test_source_hash_and_least_connections_select_endpoints(place: Place) -> Non
     first = [place.answer(each) for each in sources]
     assert [place.answer(each) for each in sources] == first
     assert len(set(first)) == 3
+
+
+@pytest.mark.parametrize("settings", [UserspaceSettings(relays=1)])
+def test_least_connections_counts_no_connections_that_have_ended(place: Place) -> None:
+    """One connection stays open, and all others go to the other endpoint."""
+    busy, idle = place.echo("127.0.0.2"), place.named("127.0.0.3")
+    balancing = PlannedBalancing(Algorithm.LEAST_CONNECTIONS)
+    place.serve(plan(busy, balancing=balancing))
+    held = place.connect()
+    held.sendall(b"?")
+    assert held.recv(100) == b"?"
+    place.serve(plan(busy, idle, balancing=balancing))
+    for _ in range(10):
+        eventually(lambda: len(connections(9)) == 1, "the previous connection has ended")
+        assert place.answer() == "127.0.0.3"
 
 
 @pytest.mark.parametrize("settings", [UserspaceSettings(relays=1)])
