@@ -28,6 +28,7 @@ from ebpfproxy.backends.ebpf.inspect.view import (
 )
 from ebpfproxy.backends.ebpf.maps import Maps, slots_in
 from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf.services.arrays import occupied
 from ebpfproxy.backends.ebpf.services.source_ranges import SERVICE_ID_BITS
 from ebpfproxy.errors import NotFound
 from ebpfproxy.linux.bpf.bpf import Map
@@ -156,12 +157,11 @@ class View:
         """Sorted by service name, then address and port."""
         rows = []
         in_slots, scopes = self._slot_uses()
-        size = abi.ENDPOINT.size
-        room = self._maps["endpoints"].shape.max_entries * size
         tunnels = self._tunnels()
-        for id_, (_, _, flags, _) in enumerate(abi.ENDPOINT.iter_unpack(self._endpoints[:room])):
-            if flags & abi.ENDPOINT_LISTED:
-                rows.append((id_, self._endpoint(id_)))
+        for first, block in occupied(self._endpoints, self._room("endpoints")):
+            for id_, (_, _, flags, _) in enumerate(abi.ENDPOINT.iter_unpack(block), first):
+                if flags & abi.ENDPOINT_LISTED:
+                    rows.append((id_, self._endpoint(id_)))
         rows.sort(key=lambda row: (self.name(row[1].service), row[1].address, row[1].port))
         return [
             EndpointRow(

@@ -3,6 +3,7 @@
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from mmap import mmap
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.maps import Maps, slots_in
@@ -13,9 +14,17 @@ from ebpfproxy.plan.planned_endpoints import ROW
 _FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_halves`
 _SERVICE_AT = abi.ENDPOINT.offset("service_id") // 4  # in units of 32 bits
 _STRIDE = abi.ENDPOINT.size
-_SCAN = 4096
-_COUNTED = 65536
+_BLOCK = 4096  # endpoints
 _IS_LISTED = bytes(byte & abi.ENDPOINT_LISTED for byte in range(256))
+
+
+def occupied(endpoints: mmap, capacity: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the blocks of `endpoints` that are not empty, each with its first id. Most of the map is."""
+    empty = bytes(_BLOCK * _STRIDE)
+    for start in range(0, capacity, _BLOCK):
+        block = endpoints[start * _STRIDE : min(start + _BLOCK, capacity) * _STRIDE]
+        if block != empty[: len(block)]:
+            yield start, block
 
 
 class Arrays:
@@ -76,26 +85,20 @@ class Arrays:
 
     def listed(self) -> Iterator[tuple[int, bytes, int]]:
         """Id, row (`planned_endpoints`) and service id of each endpoint in force, by id."""
-        empty = bytes(_SCAN * _STRIDE)
-        for start in range(0, self.endpoint_ids.capacity, _SCAN):
-            block = self._endpoints[start * _STRIDE : (start + _SCAN) * _STRIDE]
-            if block == empty[: len(block)]:
-                continue
-            whole = memoryview(block)[: len(block) // _STRIDE * _STRIDE]
-            flags = whole.cast("H")[_FLAGS_AT :: _STRIDE // 2].tolist()
-            services = whole.cast("I")[_SERVICE_AT :: _STRIDE // 4].tolist()
+        for start, block in occupied(self._endpoints, self.endpoint_ids.capacity):
+            flags = memoryview(block).cast("H")[_FLAGS_AT :: _STRIDE // 2].tolist()
+            services = memoryview(block).cast("I")[_SERVICE_AT :: _STRIDE // 4].tolist()
             for number, (has, service) in enumerate(zip(flags, services, strict=True)):
-                if has & abi.ENDPOINT_LISTED and 0 < start + number < self.endpoint_ids.capacity:
+                if has & abi.ENDPOINT_LISTED and start + number:  # id 0 is never used
                     at = number * _STRIDE
                     yield start + number, block[at : at + ROW.size], service
 
     def listed_counts(self) -> Iterator[int]:
         """The number of endpoints in force in each part of the map: their sum is that of `listed`."""
         at = abi.ENDPOINT.offset("flags") + (sys.byteorder == "big")
-        end = self.endpoint_ids.capacity * _STRIDE
-        for start in range(_STRIDE, end, _COUNTED * _STRIDE):  # without id 0, which is never used
-            flags = self._endpoints[start : min(start + _COUNTED * _STRIDE, end)][at::_STRIDE]
-            yield flags.translate(_IS_LISTED).count(1)
+        for start, block in occupied(self._endpoints, self.endpoint_ids.capacity):
+            first = 0 if start else _STRIDE
+            yield block[first + at :: _STRIDE].translate(_IS_LISTED).count(1)
 
     def endpoint(self, id_: int) -> bytes:
         """The packed entry of an endpoint."""
