@@ -27,6 +27,7 @@ struct tunnel_key {
 	u32 label;
 };
 
+/* Whether the address belongs to a node that sends tunneled packets. */
 static __always_inline bool is_tunnel_source(const struct address *address)
 {
 	WORD_STRUCT(struct network_key, key);
@@ -36,6 +37,15 @@ static __always_inline bool is_tunnel_source(const struct address *address)
 	return tunnel_sources.lookup(key) != NULL;
 }
 
+static __always_inline const struct service *service_of_tuple(const struct flow_key *tuple,
+							      struct workspace *work)
+{
+	WORD_STRUCT(struct service_key, key);
+
+	frontend_of_tuple(&work->frontend, tuple);
+	return service_lookup(key, &work->frontend);
+}
+
 /* Whether a packet that belongs to no flow is for a Service with direct server return, so that
  * TAIL_DIAL decides. Other packets of outside clients, and all packets on a node without it, cost
  * only this check.
@@ -43,13 +53,11 @@ static __always_inline bool is_tunnel_source(const struct address *address)
 static __always_inline bool is_dialed(struct __sk_buff *skb, const struct flow_key *tuple,
 				      struct workspace *work)
 {
-	WORD_STRUCT(struct service_key, key);
 	const struct node *settings = node_get();
 	const struct service *service;
 
 	if (!settings || !settings->tunnel_device || skb->pkt_type == PACKET_OTHERHOST)
 		return false;
-	frontend_of_tuple(&work->frontend, tuple);
-	service = service_lookup(key, &work->frontend);
+	service = service_of_tuple(tuple, work);
 	return service && service->flags & SERVICE_DSR && class_of(skb) == OUTSIDE;
 }
