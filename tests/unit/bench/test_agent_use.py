@@ -1,9 +1,11 @@
 """What an agent uses: readings of a process, and entries of maps that remain."""
 
 import contextlib
+import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,7 +13,7 @@ from typing import cast
 import pytest
 
 from ebpfproxy.bench import agent_use
-from ebpfproxy.bench.agent_use import Meter
+from ebpfproxy.bench.agent_use import AgentUse, Meter
 from ebpfproxy.lab import Agent, Netns
 
 ENTRIES = 'ebpfproxy_map_entries{{map="slots"}} {}\nebpfproxy_map_entries{{map="flows"}} {}\n'
@@ -52,10 +54,17 @@ def busy_thread(name: str) -> Iterator[None]:
         thread.join()
 
 
-def test_descriptors_threads_and_the_manifests_thread_are_read() -> None:
+def readings() -> tuple[AgentUse, AgentUse]:
+    """What this process uses before and after it opens a file and starts a thread."""
     before = agent_use.read(this_process())
     with open("/dev/null"), busy_thread("manifests"):
-        now = agent_use.read(this_process())
+        return before, agent_use.read(this_process())
+
+
+def test_descriptors_threads_and_the_manifests_thread_are_read() -> None:
+    """In a process of its own: threads of other tests may end meanwhile."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        before, now = pool.submit(readings).result()
     assert (now.descriptors, now.threads) == (before.descriptors + 1, before.threads + 1)
     assert before.manifests_seconds == 0.0
     assert 0.1 <= now.manifests_seconds <= now.cpu_seconds
