@@ -171,6 +171,8 @@ class Reconciler(Generic[K, E]):
         large = self._size.large
         for name in names:
             self._plan_service(name, state, large)
+            if math.isinf(most):
+                self.render()  # at once: what a plan needs to be rendered is not kept for all of them
         needed = self.needing_pods > 0, self._needing_node > 0
         on_link = self._addresses.on_link(state.devices)
         needs_other = needed != self._needed or on_link != self._on_link

@@ -266,12 +266,12 @@ class EbpfOptions:
     ebpf_slots_max: int = option(
         "--ebpf-slots-max", flag_types.ENTRIES_OR_ZERO, "0", _EBPF,
         "Maximum number of endpoint slots. Each endpoint of each ServicePort needs one, or as many as its "
-        "weight. Each list of source-hash or maglev needs 2039 to 65521. 0: one for each 8 KiB of memory, "
+        "weight. Each list of source-hash or maglev needs 2039 to 65521. 0: one for each 16 KiB of memory, "
         "rounded down to a power of two, 524288 to 2097152.",
     )  # fmt: skip
     ebpf_endpoints_max: int = option(
         "--ebpf-endpoints-max", flag_types.ENTRIES_OR_ZERO, "0", _EBPF,
-        "Maximum number of distinct endpoints. 0: one for each 16 KiB of memory, rounded down to a power of "
+        "Maximum number of distinct endpoints. 0: one for each 32 KiB of memory, rounded down to a power of "
         "two, 262144 to 1048576.",
     )  # fmt: skip
     ebpf_affinity_max: int = option(
