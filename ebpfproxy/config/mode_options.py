@@ -271,7 +271,7 @@ class EbpfOptions:
     )  # fmt: skip
     ebpf_endpoints_max: int = option(
         "--ebpf-endpoints-max", flag_types.ENTRIES_OR_ZERO, "0", _EBPF,
-        "Maximum number of distinct endpoints. 0: one for each 32 KiB of memory, rounded down to a power of "
+        "Maximum number of distinct endpoints. 0: one for each 64 KiB of memory, rounded down to a power of "
         "two, 262144 to 1048576.",
     )  # fmt: skip
     ebpf_affinity_max: int = option(

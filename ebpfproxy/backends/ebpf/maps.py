@@ -20,7 +20,7 @@ flood occupies at most half of the ports by which one endpoint can be reached.""
 _BY_MEMORY = {
     "services": (64 << 10, 65536, 262144),
     "slots": (16 << 10, 524288, 2097152),
-    "endpoints": (32 << 10, 262144, 1048576),
+    "endpoints": (64 << 10, 262144, 1048576),
     "sockets": (256 << 10, 4096, 262144),
 }
 """Sizes that follow the node's memory: bytes of memory for each entry, the smallest and the largest size. The
