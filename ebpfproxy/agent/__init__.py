@@ -8,7 +8,8 @@
 - `sources.py`: the threads that put events into the inbox of the control thread.
 - `announcer.py`: announces direct server return with an annotation of the Node.
 - `pacing.py`: when to sync, and when to check for changes by other programs.
-- `reconciler.py`: plans, renders, compares, applies for one backend. `rejections.py`: what it retries next.
+- `reconciler.py`: plans, renders, compares, applies for one backend. `parts.py`: what it renders next.
+  `rejections.py`: what it retries next.
 - `active_mode.py`: one mode in use: its backend and its reconciler.
 - `mode_switch.py`: selects a mode, switches to another one, and falls back if a mode fails.
 - `edge.py`, `edge_view.py`, `vip_device.py`: what only an edge does: checks of nodes, announced addresses,
