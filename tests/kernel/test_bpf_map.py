@@ -328,6 +328,22 @@ def test_a_memory_mapped_array_shares_the_maps_data_and_outlives_its_descriptor(
     memory.close()
 
 
+def test_a_map_is_mapped_once_until_its_last_user_closes_the_mapping() -> None:
+    made = create_map(ARRAY, 4, 4, 1000, MMAPABLE)
+    before = Path("/proc/self/smaps").read_text().count("anon_inode:bpf-map")
+    first, second = made.mapped(), made.mapped()
+    assert Path("/proc/self/smaps").read_text().count("anon_inode:bpf-map") == before + 1
+    first.close()
+    second[:4] = u32(7)
+    assert made.lookup(u32(0)) == u32(7)
+    second.close()
+    for _ in range(2):
+        with made.mapped() as third:
+            assert third[:4] == u32(7)
+    assert Path("/proc/self/smaps").read_text().count("anon_inode:bpf-map") == before
+    made.close()
+
+
 def test_a_map_without_the_mmapable_flag_cannot_be_memory_mapped() -> None:
     array, table = create_map(ARRAY, 4, 4, 4), create_map(HASH, 4, 4, 4)
     with pytest.raises(KernelError, match="cannot map test into memory"):

@@ -14,10 +14,11 @@ import os
 import platform
 import resource
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ebpfproxy.errors import AlreadyExists, KernelError, NotFound, Rejected, TableFull, Unsupported
 
@@ -359,17 +360,48 @@ class Map(_Object):
             previous_address = ctypes.addressof(previous)
 
     def mapped(self) -> mmap.mmap:
-        """The memory of an array with BPF_F_MMAPABLE (5.5, fc9702273e2e). Values are 8-byte aligned."""
+        """The memory of an array with BPF_F_MMAPABLE (5.5, fc9702273e2e). Values are 8-byte aligned.
+
+        All callers in the process share one mapping, since the kernel counts a page in the RSS once for each
+        mapping. Each calls `close` once; the last of these calls ends it.
+        """
         return self.mapped_with(mmap.PROT_READ | mmap.PROT_WRITE)
 
     def mapped_with(self, protection: int) -> mmap.mmap:
         """Like `mapped`, with this protection (mmap.PROT_*)."""
         size = (self.shape.value_size + 7) // 8 * 8 * self.shape.max_entries
         pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
-        try:
-            return mmap.mmap(self.fd, pages, prot=protection)
-        except OSError as failure:
-            raise error(failure.errno or 0, f"cannot map {self.name} into memory") from failure
+        key = self.shape.id, protection
+        with _Mapping.lock:
+            try:
+                mapping = _Mapping.shared.get(key) or _Mapping(self.fd, pages, prot=protection)
+            except OSError as failure:
+                raise error(failure.errno or 0, f"cannot map {self.name} into memory") from failure
+            _Mapping.shared[key] = mapping
+            mapping.key = key
+            mapping.users += 1
+        return mapping
+
+
+class _Mapping(mmap.mmap):
+    """The memory of a map, shared by its users."""
+
+    lock = threading.Lock()
+    shared: ClassVar[dict[tuple[int, int], "_Mapping"]] = {}
+    key = 0, 0
+    """The id of the map, and the protection."""
+    users = 0
+
+    def __exit__(self, *_: object) -> None:
+        self.close()  # mmap's own calls its own close()
+
+    def close(self) -> None:
+        """End the mapping with its last user. Raises BufferError if that user has not released its views."""
+        with self.lock:
+            if self.users == 1:
+                super().close()
+                del self.shared[self.key]
+            self.users -= 1
 
 
 class Program(_Object):

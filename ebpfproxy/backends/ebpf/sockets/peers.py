@@ -8,6 +8,7 @@ history of events, so it works across restarts.
 """
 
 import contextlib
+import mmap
 import struct
 from pathlib import Path
 from socket import IPPROTO_UDP, ntohs
@@ -55,14 +56,9 @@ class SocketPeers:
             pinned = [Map.pinned(maps / name) for name in _MAPS]
             for each in pinned:
                 opened.callback(each.close)
-            peers, endpoints, self._services, self._names = pinned
-            self._peers = peers.mapped()
-            opened.callback(self._peers.close)
+            self._peers, endpoints, self._services, self._names = pinned
             self._endpoints = endpoints.mapped()
             opened.callback(self._endpoints.close)
-            self._cookies = memoryview(self._peers).cast("Q")[:: _PEER // 8]
-            opened.callback(self._cookies.release)
-            self._places = peers.shape.max_entries
             self._room = endpoints.shape.max_entries
             self._opened = opened.pop_all()
 
@@ -76,39 +72,31 @@ class SocketPeers:
         """
         known: dict[tuple[int, int, Address, int, Address, int], bool] = {}
         found: dict[int, StalePeer] = {}
-        for at, cookie in enumerate(self._cookies[: self._places].tolist()):
-            if cookie and (entry := self._entry(at)) and entry[0] == cookie:
-                key = entry[1:]
-                if key not in known:
-                    known[key] = self._is_stale(*key)
-                if known[key]:
-                    found[cookie] = _stale_peer(entry)
+        with self._peers.mapped() as memory:  # only now: the pages would count toward the RSS meanwhile
+            with memoryview(memory).cast("Q") as words:
+                cookies = words[: self._peers.shape.max_entries * _PEER // 8 : _PEER // 8].tolist()
+            for at, cookie in enumerate(cookies):
+                if cookie and (entry := _entry(memory, at * _PEER)) and entry[0] == cookie:
+                    key = entry[1:]
+                    if key not in known:
+                        known[key] = self._is_stale(*key)
+                    if known[key]:
+                        found[cookie] = _stale_peer(entry)
         return found
 
     def of(self, cookie: int) -> StalePeer | None:
         """The socket with this cookie; None if it is not stale at this moment."""
         for way in range(abi.SOCKET_WAYS):
-            at = (cookie + way) % self._places
-            if self._cookies[at] == cookie:
-                entry = self._entry(at)
-                return _stale_peer(entry) if entry and self._is_stale(*entry[1:]) else None
+            place = (cookie + way) % self._peers.shape.max_entries
+            entry = _entry(self._peers.lookup(_U32.pack(place)) or bytes(_PEER))
+            if entry and entry[0] == cookie:
+                return _stale_peer(entry) if self._is_stale(*entry[1:]) else None
         return None
 
     def service_name(self, id_: int) -> str:
         """The name as "namespace/name:port"; "" if the Service is gone."""
         value = self._names.lookup(_U32.pack(id_))
         return abi.SERVICE_NAME.unpack(value)[0].rstrip(b"\0").decode(errors="replace") if value else ""
-
-    def _entry(self, at: int) -> tuple[int, int, int, Address, int, Address, int] | None:
-        """Cookie, ids of service and endpoint, then address and port of the endpoint and of the frontend.
-
-        Ports are in network order. None for TCP.
-        """
-        fields = abi.SOCKET_PEER.unpack_from(self._peers, at * _PEER)
-        cookie, address, port, protocol, _, service, frontend, frontend_port, _, endpoint, _ = fields
-        if protocol != IPPROTO_UDP:
-            return None
-        return cookie, service, endpoint, address, port, frontend, frontend_port
 
     def _is_stale(
         self, service: int, endpoint: int, address: Address, port: int, frontend: Address, frontend_port: int
@@ -129,6 +117,18 @@ class SocketPeers:
                 internal = abi.SERVICE.unpack(value)[0]
                 return bool(abi.SLOT_RANGE.unpack(internal)[1])
         return False
+
+
+def _entry(packed: bytes | mmap.mmap, at: int = 0) -> tuple[int, int, int, Address, int, Address, int] | None:
+    """Cookie, ids of service and endpoint, then address and port of the endpoint and of the frontend.
+
+    Ports are in network order. None for TCP.
+    """
+    fields = abi.SOCKET_PEER.unpack_from(packed, at)
+    cookie, address, port, protocol, _, service, frontend, frontend_port, _, endpoint, _ = fields
+    if protocol != IPPROTO_UDP:
+        return None
+    return cookie, service, endpoint, address, port, frontend, frontend_port
 
 
 def _stale_peer(entry: tuple[int, int, int, Address, int, Address, int]) -> StalePeer:
