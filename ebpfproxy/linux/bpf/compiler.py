@@ -60,7 +60,11 @@ def is_compiled(sources: Sequence[Path], defines: Mapping[str, str]) -> bool:
 
 def code(sources: Sequence[Path]) -> str:
     """The text of `sources` without comments and with single blanks. Two equal texts compile alike."""
-    return " ".join(_COMMENT.sub("", expand(*sources)).split())
+    return _without_comments(expand(*sources))
+
+
+def _without_comments(text: str) -> str:
+    return " ".join(_COMMENT.sub("", text).split())
 
 
 def compile_sources(sources: Sequence[Path], defines: Mapping[str, str]) -> ObjectFile:
@@ -168,7 +172,7 @@ def _compile(request: dict[str, Any]) -> ObjectFile:
     count = bcc.lib.bpf_num_functions(module.module)
     functions = [bcc.lib.bpf_function_name(module.module, index) for index in range(count)]
     return ObjectFile(
-        object_file.digest(code(sources), request["defines"]),
+        object_file.digest(_without_comments(text), request["defines"]),
         _LICENSE,
         tuple(maps.values()),
         tuple(
