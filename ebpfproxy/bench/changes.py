@@ -33,9 +33,7 @@ class ChangingSlice:
 
     def write(self, folder: Path) -> None:
         """Write the Service and its slice, at endpoint 0, to files of their own."""
-        ports = [manifests.port(workload.PORT)]
-        service = manifests.service(f"service-{self.service}", [workload.cluster_ip(self.service)], ports)
-        for value in (service, self.at(0)):
+        for value in (*workload.services(1, first=self.service), self.at(0)):
             manifests.write(manifest_path(folder, value), value)
 
 

@@ -21,6 +21,9 @@ _FIRST_NODE_PORT = 15_000
 _SERVICE_NETWORK = ipaddress.ip_network("10.96.0.0/12")
 _SERVICES_IN_A_FILE = 1000
 
+_SERVICES_IN_A_NAMESPACE = 1000
+"""As in a large cluster: one namespace cannot use all of a map (decision 0064)."""
+
 ENDPOINTS_IN_A_SLICE = 100
 """The default of kube-controller-manager (--max-endpoints-per-slice)."""
 
@@ -86,7 +89,18 @@ def services(
             node_port=node_port(index) if node_ports else 0,
         )
         spec: dict[str, Any] = {"sessionAffinity": "ClientIP"} if has_affinity(index, affinity) else {}
-        yield manifests.service(f"service-{index}", [cluster_ip(index)], [port], **spec)
+        namespace = namespace_of(index)
+        yield manifests.service(f"service-{index}", [cluster_ip(index)], [port], namespace=namespace, **spec)
+
+
+def namespace_of(index: int) -> str:
+    """Return the namespace of the Service with this index and of its slices.
+
+    >>> namespace_of(999), namespace_of(1000)
+    ('default', 'namespace-1')
+    """
+    number = index // _SERVICES_IN_A_NAMESPACE
+    return f"namespace-{number}" if number else "default"
 
 
 def has_affinity(index: int, percent: int) -> bool:
@@ -119,7 +133,10 @@ def endpoint_slice(
         manifests.endpoint(each, node="elsewhere") if isinstance(each, str) else each for each in addresses
     ]
     name = f"service-{index}-slice" + (f"-{number}" if number else "")
-    return manifests.endpoint_slice(name, f"service-{index}", endpoints, ports, family="IPv4")
+    namespace = namespace_of(index)
+    return manifests.endpoint_slice(
+        name, f"service-{index}", endpoints, ports, namespace=namespace, family="IPv4"
+    )
 
 
 def addresses_of(index: int, endpoints: int) -> list[str]:
