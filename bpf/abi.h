@@ -525,6 +525,13 @@ struct fragment {
 	__u64 seen; /* as flow.last_seen, but in ns; ids are reused */
 };
 
+/* Value of `exhausted_ports`: the search for a free port towards an endpoint. */
+struct exhausted {
+	__u16 next;  /* the next port, minus FIRST_PORT */
+	__u16 left;  /* number of ports not searched yet; 0: no port was free */
+	__u32 since; /* the time of the last search, as flow.last_seen */
+};
+
 /* Value of `traffic`, by service id and CPU: traffic of the packet path. Bytes are those of the IP
  * packets. A GSO packet counts as one packet. Entry 0 is the sum of the Services whose id has no
  * entry.

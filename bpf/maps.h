@@ -88,10 +88,8 @@ PINNED("array", u32, struct port_uses, flow_ports, FLOW_PORT_ENTRIES, 0);
  */
 PINNED("array_of_maps$flows", u32, u32, previous_flows, 1, 0);
 PINNED("array_of_maps$replies", u32, u32, previous_replies, 1, 0);
-/* Key: the key of a reply without its port. Value: the last time at which no port was free, in
- * units of 2^30 ns.
- */
-PINNED("lru_hash", struct flow_key, u32, exhausted_ports, 1024, 0);
+/* Key: the key of a reply without its port. */
+PINNED("lru_hash", struct flow_key, struct exhausted, exhausted_ports, 1024, 0);
 /* Not pinned here: it is pinned together with its programs (compiler.py). */
 BPF_PROG_ARRAY(tail_calls, 2);
 PINNED("array", u32, struct icmp_budget, icmp_budget, 1, 0);

@@ -12,11 +12,14 @@
 /* ROUNDS * TRIES random ports are tried before all ports are searched. There are two loops because
  * the verifier follows each iteration of the inner loop, which therefore only does lookups.
  */
-#define ROUNDS		3
-#define TRIES		4
-#define FIRST_PORT	1024
-#define PORT_COUNT	(65536 - FIRST_PORT)
-#define SEARCH_PORTS	2016 /* per run of find_port(); 32 of the 33 possible tail calls cover all */
+#define ROUNDS	   3
+#define TRIES	   4
+#define FIRST_PORT 1024
+#define PORT_COUNT (65536 - FIRST_PORT)
+/* Per run of find_port(). The 32 runs that tail calls allow search a quarter of all ports: the
+ * search for one packet takes at most 1 ms, and the verifier follows each iteration.
+ */
+#define SEARCH_PORTS	504
 #define TAIL_FIND_PORT	0
 #define EEXIST_NEGATIVE (-17)
 #define EBUSY_NEGATIVE	(-16)
@@ -136,32 +139,50 @@ static __always_inline int take_port(struct __sk_buff *skb, enum port_state stat
 	return entry_write(view, true);
 }
 
-/* Whether all ports towards the endpoint were in use within the last second. Another search would
- * take milliseconds and most likely find no port.
- */
-static __always_inline bool is_exhausted(struct flow_view *view, struct workspace *work)
+static __always_inline const struct flow_key *exhausted_key(const struct flow_view *view,
+							    struct workspace *work)
 {
-	u32 *since;
-
 	work->key = view->reply_key;
 	work->key.destination_port = 0;
-	since = exhausted_ports.lookup(&work->key);
-	return since && (s32)(view->now - *since) < 1;
+	return &work->key;
 }
 
-static __always_inline void record_exhausted(struct flow_view *view, struct workspace *work)
+/* Begins a search, or continues the one of the packet before. Returns false if it ended within the
+ * last second: most likely there is still no free port.
+ */
+static __always_inline bool search_begin(struct flow_view *view, struct port_search *search,
+					 struct workspace *work)
 {
-	happened(&view->happening, EVENT_DROPPED, COUNTER_PORTS_EXHAUSTED);
-	work->key = view->reply_key;
-	work->key.destination_port = 0;
-	exhausted_ports.update(&work->key, &view->now);
+	const struct exhausted *before = exhausted_ports.lookup(exhausted_key(view, work));
+
+	if (before && before->left) {
+		search->next = before->next;
+		search->left = before->left;
+		return true;
+	}
+	if (before && (s32)(view->now - before->since) < 1)
+		return false;
+	search->next = bpf_ntohs(view->reply_key.destination_port) - FIRST_PORT;
+	search->left = PORT_COUNT;
+	return true;
+}
+
+static __always_inline void search_end(struct flow_view *view, const struct port_search *search,
+				       struct workspace *work)
+{
+	WORD_STRUCT(struct exhausted, found);
+
+	found->next = (u16)(search->next % PORT_COUNT);
+	found->left = search->left <= PORT_COUNT ? (u16)search->left : 0;
+	found->since = view->now;
+	exhausted_ports.update(exhausted_key(view, work), found);
 }
 
 /* Reserves a port for the flow of `view`, preferably the client's own port: sets the port in
  * `view->reply_key` and inserts `view->reply`. `redirect_to`: see struct port_search. Returns false
  * if no port can be reserved; the reason is counted. If all tried random ports are in use, it does
- * not return: a tail call to find_port() searches all ports and redirects the packet, so that this
- * program processes it again.
+ * not return: a tail call to find_port() searches further ports and redirects the packet, so that
+ * this program processes it again. Four packets search all ports.
  */
 static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, struct flow_view *view,
 				    struct port_search *search, struct workspace *work)
@@ -195,13 +216,11 @@ static __always_inline bool reserve(struct __sk_buff *skb, u64 redirect_to, stru
 		happened(&view->happening, EVENT_DROPPED, COUNTER_FLOWS_FULL);
 		return false;
 	}
-	if (!is_exhausted(view, work)) {
-		search->next = bpf_ntohs(view->reply_key.destination_port) - FIRST_PORT;
-		search->left = PORT_COUNT;
+	if (search_begin(view, search, work)) {
 		search->redirect_to = redirect_to;
 		tail_calls.call(skb, TAIL_FIND_PORT);
 	}
-	record_exhausted(view, work);
+	happened(&view->happening, EVENT_DROPPED, COUNTER_PORTS_EXHAUSTED);
 	return false;
 }
 
@@ -327,9 +346,11 @@ static __always_inline int continue_search(struct __sk_buff *skb, struct flow_vi
 
 		if (state != PORT_TAKEN)
 			failed = take_port(skb, state, view, work);
-		if (!failed)
+		if (!failed) {
+			exhausted_ports.delete(exhausted_key(view, work));
 			return flow_write(view) ? bpf_redirect(skb->ifindex, search->redirect_to)
 						: DROP;
+		}
 		if (failed != EEXIST_NEGATIVE) {
 			happened(&view->happening, EVENT_DROPPED, COUNTER_FLOWS_FULL);
 			return DROP;
@@ -337,6 +358,7 @@ static __always_inline int continue_search(struct __sk_buff *skb, struct flow_vi
 	}
 	if (search->left && search->left <= PORT_COUNT)
 		tail_calls.call(skb, TAIL_FIND_PORT);
-	record_exhausted(view, work);
+	happened(&view->happening, EVENT_DROPPED, COUNTER_PORTS_EXHAUSTED);
+	search_end(view, search, work);
 	return DROP;
 }

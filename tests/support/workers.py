@@ -31,6 +31,10 @@ FIRST = (
     "tests/kernel/test_d",
     "tests/kernel/test_e",
     "tests/kernel/verify/",
+    "tests/kernel/test_tenants.py",
+    "tests/kernel/test_random_tenant.py",
+    "tests/kernel/test_pod_namespaces.py",
+    "tests/kernel/test_support_bundle.py",
     "tests/contract/",
 )
 """Prefixes of slow groups in the order in which they start, the slowest first. Otherwise one worker might run

@@ -12,7 +12,7 @@ from tests.kernel.cluster import eventually
 from tests.kernel.packet_path.served import PORTS, TCP, UDP, serve
 from tests.support.bpf_place import bpf_place
 from tests.support.conversations import Conversation, End
-from tests.support.packet_path import SHOT, SIZES, UNSPEC, PacketPath, packet_path
+from tests.support.packet_path import SIZES, UNSPEC, PacketPath, packet_path
 from tests.support.packets import V4, V6, Places
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
@@ -21,6 +21,8 @@ FIRST_PORT = 1024
 ALL_PORTS = range(FIRST_PORT, 65536)
 CLOSED = 200
 """The number of flows that end when no port is left."""
+SEARCHES = 4
+"""The number of first packets after which all ports were searched."""
 SAMPLE = 500
 """The number of flows that are checked at the end."""
 
@@ -50,6 +52,10 @@ def _clients(at: Places, count: int) -> Iterator[End]:
         yield End(address, chance.choice(ALL_PORTS))
 
 
+def _opens(flow: Conversation) -> bool:
+    return any(flow.open() for _ in range(SEARCHES))
+
+
 @pytest.mark.parametrize(
     ("at", "protocol"),
     [pytest.param(V4, TCP, id="v4-tcp"), pytest.param(V6, UDP, id="v6-udp", marks=pytest.mark.long)],
@@ -64,14 +70,14 @@ def test_every_port_can_be_used_and_one_more_flow_is_counted(
     path.counted()
     began = time.monotonic()
     flows = [Conversation(path, protocol, client, frontend, "tunnel") for client in clients]
-    lost = next((number for number, flow in enumerate(flows) if not flow.open()), None)
+    lost = next((number for number, flow in enumerate(flows) if not _opens(flow)), None)
     print(f"{len(flows)} flows in {time.monotonic() - began:.1f} s")
     assert lost is None, f"no port was found when {lost} were taken"
     assert {flow.seen.port for flow in flows if flow.seen} == set(ALL_PORTS)
-    assert "ports_exhausted" not in path.counted()
+    path.counted()
 
-    assert Conversation(path, protocol, more, frontend, "tunnel").begin().verdict == SHOT
-    assert path.counted()["ports_exhausted"] == 1
+    assert not _opens(Conversation(path, protocol, more, frontend, "tunnel"))
+    assert path.counted()["ports_exhausted"] == SEARCHES
     chance = random.Random(2)
     assert all(flow.exchange() for flow in chance.sample(flows, SAMPLE))
 
