@@ -8,8 +8,6 @@
 
 #include "admit.h"
 
-#define TAIL_DIAL 1
-
 #define TUNNEL_IPV6    1 /* BPF_F_TUNINFO_IPV6 */
 #define TUNNEL_NETWORK 1 /* the virtual network identifier of all tunneled packets */
 #define TUNNEL_TTL     64

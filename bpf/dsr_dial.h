@@ -179,7 +179,6 @@ static __always_inline int dial(struct __sk_buff *skb, struct scratch *scratch)
 	bool is_error = packet->icmp_type;
 	bool first = !is_error && is_first(packet);
 	struct service service;
-	int action;
 	u32 mtu;
 
 	if (is_error && !address_equal(&packet->tuple.destination, &tuple->destination))
@@ -191,10 +190,7 @@ static __always_inline int dial(struct __sk_buff *skb, struct scratch *scratch)
 		return mtu ? tunnel_too_big(skb, packet, mtu, work->bytes)
 			   : tunnel_send(skb, packet, &scratch->tunneled, &scratch->option);
 	}
-	action = first ? open_incoming(skb, packet, scratch) : PASS_ON;
-	if (action == OPENED)
-		action = to_endpoint(skb, packet, &scratch->view.flow, &scratch->target);
-	return action == TRANSLATE
-		   ? translate_incoming(skb, packet, &scratch->target, &scratch->view.reply)
-		   : action;
+	if (first)
+		tail_calls.call(skb, TAIL_OPEN_IN);
+	return PASS_ON;
 }

@@ -121,31 +121,36 @@ static __always_inline struct flow *flow_of_reply(struct flow_view *view)
 	return flow;
 }
 
-/* Sets `view->flow.masquerade` for the client of `view->reply`. A flow keeps its address. This is
- * usually the address of the output device, so that address is compared first. The first forwarded
- * packet of a flow selects it, because the output device is only known at egress. Returns NO_FLOW
- * if the flow has ended, and OPENS if it needs another port.
+/* Sets `view->flow.masquerade` for the client of `view->reply`, whose flow has such an address. It
+ * is usually that of the output device, so that one is compared first. Returns false if the flow
+ * has ended.
+ */
+static __always_inline bool masquerade_of_flow(struct __sk_buff *skb, const struct packet *packet,
+					       struct flow_view *view)
+{
+	struct device *device = device_get(skb->ifindex);
+	struct address *masquerade = &view->flow.masquerade;
+
+	if (device) {
+		*masquerade = *address_of_device(device, &packet->tuple.destination);
+		if (is_masquerade(&view->reply, masquerade))
+			return true;
+	}
+	return flow_of_reply(view) != NULL;
+}
+
+/* Selects `view->flow.masquerade` for the flow of `view->reply`, which has none yet: the first
+ * forwarded packet does it, because the output device is only known at egress. Returns NO_FLOW if
+ * the flow has ended, and OPENS if it needs another port.
  */
 static __always_inline enum admission masquerade(struct __sk_buff *skb, const struct packet *packet,
 						 struct flow_view *view, struct workspace *work)
 {
-	struct device *device;
-	struct flow *flow, *copy = &view->flow;
+	struct flow *flow = flow_of_reply(view), *copy = &view->flow;
 	struct reply *reply;
 
-	if (view->reply.masquerade_digest) {
-		device = device_get(skb->ifindex);
-		if (device) {
-			copy->masquerade = *address_of_device(device, &packet->tuple.destination);
-			if (is_masquerade(&view->reply, &copy->masquerade))
-				return KNOWN;
-		}
-	}
-	flow = flow_of_reply(view);
 	if (!flow)
 		return NO_FLOW;
-	if (view->reply.masquerade_digest)
-		return KNOWN;
 	reply = replies.lookup(&view->reply_key);
 	if (!reply)
 		return NO_FLOW;
@@ -162,8 +167,8 @@ static __always_inline enum admission masquerade(struct __sk_buff *skb, const st
 	return KNOWN;
 }
 
-static __always_inline int icmp_egress(struct __sk_buff *skb, struct packet *packet,
-				       enum outgoing outgoing, struct scratch *scratch)
+static __always_inline int error_egress(struct __sk_buff *skb, struct packet *packet,
+					enum outgoing outgoing, struct scratch *scratch)
 {
 	const struct flow_key *tuple = &scratch->view.tuple;
 	const struct reply *reply = &scratch->view.reply;
@@ -354,38 +359,18 @@ static __always_inline bool choose_masquerade_of_node(struct __sk_buff *skb,
 	return false;
 }
 
-/* Handles packets that can open a flow or that go to the endpoint of a flow. Returns the action, or
- * TRANSLATE.
+/* Prepares the translation of a packet to the endpoint of a flow. `admission`: KNOWN or OPENS.
+ * Returns the action, or TRANSLATE.
  */
 static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct packet *packet,
-					      struct scratch *scratch)
+					      enum admission admission, struct scratch *scratch)
 {
 	struct flow_view *view = &scratch->view;
 	struct target *target = &scratch->target;
 	struct workspace *work = &scratch->work;
 	struct flow *flow = &view->flow;
-	enum admission admission = KNOWN;
 	u32 device = 0;
 
-	barrier();
-	if (target->outgoing == OUT_FORWARDED) {
-		admission = masquerade(skb, packet, view, work);
-	} else if (target->outgoing != OUT_HOST_ORIGINATED && target->outgoing != OUT_DIRECT) {
-		if (!is_first(packet))
-			return PASS_ON;
-		admission = admit_first_packet(skb, packet, view, target, work);
-		if (admission == OPENS) {
-			packet->opens = true;
-			count(COUNTER_PACKET_NEW);
-			view->key = packet->tuple;
-		}
-	}
-	if (admission == REJECTED)
-		return answer_rejection(skb, packet, work->bytes) ? reinject(skb) : DROP;
-	if (admission == DROPPED)
-		return DROP;
-	if (admission == NO_FLOW)
-		return PASS_ON;
 	if (target->outgoing == OUT_HOST_ORIGINATED && flow->flags & FLOW_MASQUERADE) {
 		/* The stack selected a device for the frontend, so this one can differ. */
 		route_source(&work->key.source, &packet->tuple.source);
@@ -414,6 +399,60 @@ static __always_inline int egress_to_endpoint(struct __sk_buff *skb, struct pack
 	return TRANSLATE;
 }
 
+/* TAIL_OPEN_OUT: the packet may open a flow, or it is the first one of a flow that is masqueraded.
+ */
+static __always_inline int egress_first(struct __sk_buff *skb, struct scratch *scratch)
+{
+	struct packet *packet = &scratch->packet;
+	struct flow_view *view = &scratch->view;
+	struct target *target = &scratch->target;
+	struct workspace *work = &scratch->work;
+	enum admission admission;
+	int action;
+
+	if (target->outgoing == OUT_FORWARDED) {
+		admission = masquerade(skb, packet, view, work);
+	} else {
+		admission = admit_first_packet(skb, packet, view, target, work);
+		if (admission == OPENS) {
+			packet->opens = true;
+			count(COUNTER_PACKET_NEW);
+			view->key = packet->tuple;
+		}
+	}
+	if (admission == REJECTED)
+		action = answer_rejection(skb, packet, work->bytes) ? reinject(skb) : DROP;
+	else if (admission == DROPPED)
+		action = DROP;
+	else if (admission == NO_FLOW)
+		action = PASS_ON;
+	else
+		action = egress_to_endpoint(skb, packet, admission, scratch);
+	if (action == TRANSLATE)
+		action = translate_outgoing(skb, packet, view, target);
+	packet_event(view);
+	return action;
+}
+
+/* TAIL_ICMP_OUT: an ICMP message. */
+static __always_inline int egress_icmp(struct __sk_buff *skb, struct scratch *scratch)
+{
+	struct packet *packet = &scratch->packet;
+	struct flow_view *view = &scratch->view;
+	enum outgoing outgoing;
+
+	if (names_on_link_gateway(skb, packet))
+		return DROP;
+	if (is_answered_ping_out(skb, packet))
+		return answer_echo(skb, packet) ? reinject(skb) : DROP;
+	if ((!is_icmp_error(packet) && !is_icmp_redirect(packet)) ||
+	    !parse_quoted(skb, packet, AT_EGRESS, &scratch->quoted, &view->tuple))
+		return PASS_ON;
+	happening_reset(&view->happening);
+	outgoing = look_up_outgoing(skb, packet, true, view, &scratch->work);
+	return error_egress(skb, packet, outgoing, scratch);
+}
+
 static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 {
 	struct scratch *scratch = scratch_get();
@@ -421,8 +460,7 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	struct target *target;
 	struct packet *packet;
 	enum outgoing outgoing;
-	bool is_error = false;
-	int action = TRANSLATE;
+	int action = PASS_ON;
 
 	if (mark_get(skb) == MARK_DONE || !scratch)
 		return PASS_ON;
@@ -431,34 +469,31 @@ static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 	packet = packet_begin(&scratch->packet, l3, AT_EGRESS);
 	switch (parse(skb, packet)) {
 	case TRANSPORT:
-		if (packet->fragment != WHOLE && !fragment_ports(packet))
-			return PASS_ON;
-		view->tuple = packet->tuple;
 		break;
 	case ICMP:
-		if (names_on_link_gateway(skb, packet))
-			return DROP;
-		if (is_answered_ping_out(skb, packet))
-			return answer_echo(skb, packet) ? reinject(skb) : DROP;
-		if ((!is_icmp_error(packet) && !is_icmp_redirect(packet)) ||
-		    !parse_quoted(skb, packet, AT_EGRESS, &scratch->quoted, &view->tuple))
-			return PASS_ON;
-		is_error = true;
-		break;
+		tail_calls.call(skb, TAIL_ICMP_OUT);
+		return PASS_ON;
 	default:
 		return PASS_ON;
 	}
+	if (packet->fragment != WHOLE && !fragment_ports(packet))
+		return PASS_ON;
+	view->tuple = packet->tuple;
 	happening_reset(&view->happening);
-	outgoing = look_up_outgoing(skb, packet, is_error, &scratch->view, &scratch->work);
-	if (is_error)
-		return icmp_egress(skb, packet, outgoing, scratch);
+	outgoing = look_up_outgoing(skb, packet, false, view, &scratch->work);
 	target->outgoing = outgoing;
 	if (outgoing == OUT_REPLY) {
 		if (!view->reply.masquerade_digest) /* otherwise ingress has counted it */
 			count_traffic(view->reply.service_id, packet->length, false, false);
 		tuple_of_reply(&target->tuple, &view->reply);
-	} else {
-		action = egress_to_endpoint(skb, packet, scratch);
+		action = TRANSLATE;
+	} else if (outgoing == OUT_NO_FLOW || outgoing == OUT_COLLIDES) {
+		if (is_first(packet))
+			tail_calls.call(skb, TAIL_OPEN_OUT);
+	} else if (outgoing == OUT_FORWARDED && !view->reply.masquerade_digest) {
+		tail_calls.call(skb, TAIL_OPEN_OUT);
+	} else if (outgoing != OUT_FORWARDED || masquerade_of_flow(skb, packet, view)) {
+		action = egress_to_endpoint(skb, packet, KNOWN, scratch);
 	}
 	if (action == TRANSLATE)
 		action = translate_outgoing(skb, packet, view, target);

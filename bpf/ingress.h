@@ -197,8 +197,8 @@ static __always_inline int translate_incoming(struct __sk_buff *skb, struct pack
 	return target->to_node ? deliver_reply_to_node(skb, packet, reply->flags) : PASS_ON;
 }
 
-static __always_inline int icmp_ingress(struct __sk_buff *skb, struct packet *packet,
-					enum incoming incoming, struct scratch *scratch)
+static __always_inline int error_ingress(struct __sk_buff *skb, struct packet *packet,
+					 enum incoming incoming, struct scratch *scratch)
 {
 	const struct flow_key *tuple = &scratch->view.tuple;
 	const struct flow *flow = &scratch->view.flow;
@@ -244,10 +244,8 @@ static __always_inline bool collides_with_flow(struct __sk_buff *skb, const stru
 	       reply->device == skb->ifindex && address_equal(&reply->client, &tuple->source);
 }
 
-#define OPENED (-2) /* no action of a program */
-
 /* Opens a flow if the first packet of a client is addressed to a frontend, or collides with a flow.
- * Returns OPENED, or the action for a packet that opens none.
+ * Returns TRANSLATE, or the action for a packet that opens none.
  */
 static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *packet,
 					 struct scratch *scratch)
@@ -280,7 +278,39 @@ static __always_inline int open_incoming(struct __sk_buff *skb, struct packet *p
 	if (!flow_open(skb, packet, skb->ifindex, BPF_F_INGRESS, scratch))
 		return DROP;
 	packet->opens = true;
-	return OPENED;
+	return to_endpoint(skb, packet, flow, &scratch->target);
+}
+
+/* TAIL_OPEN_IN: the packet belongs to no flow and is the first one of its client. */
+static __always_inline int ingress_first(struct __sk_buff *skb, struct scratch *scratch)
+{
+	struct packet *packet = &scratch->packet;
+	struct flow_view *view = &scratch->view;
+	int action = open_incoming(skb, packet, scratch);
+
+	if (action == TRANSLATE)
+		action = translate_incoming(skb, packet, &scratch->target, &view->reply);
+	packet_event(view);
+	return action;
+}
+
+/* TAIL_ICMP_IN: an ICMP message. */
+static __always_inline int ingress_icmp(struct __sk_buff *skb, struct scratch *scratch)
+{
+	struct packet *packet = &scratch->packet;
+	struct flow_view *view = &scratch->view;
+	enum incoming incoming;
+
+	if (is_answered_ping(skb, packet) && is_for_this_node(skb))
+		return answer_echo(skb, packet) ? send_back(skb) : DROP;
+	if (!is_icmp_error(packet) ||
+	    !parse_quoted(skb, packet, AT_INGRESS, &scratch->quoted, &view->tuple))
+		return PASS_ON;
+	happening_reset(&view->happening);
+	incoming = look_up_incoming(skb, packet, true, view, &scratch->work);
+	if (incoming == IN_NO_FLOW && is_dialed(skb, &view->tuple, &scratch->work))
+		tail_calls.call(skb, TAIL_DIAL); /* returns if no such program is loaded */
+	return error_ingress(skb, packet, incoming, scratch);
 }
 
 static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
@@ -291,8 +321,7 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	struct packet *packet;
 	enum incoming incoming;
 	u32 mark = mark_get(skb);
-	bool is_error = false;
-	int action = OPENED;
+	int action = PASS_ON;
 
 	if (mark) /* set at another device that the packet left by before */
 		mark_word(skb) = MARK_NONE;
@@ -307,34 +336,29 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 	packet = packet_begin(&scratch->packet, l3, AT_INGRESS);
 	switch (parse(skb, packet)) {
 	case TRANSPORT:
-		if (packet->fragment != WHOLE && !fragment_ports(packet))
-			return PASS_ON;
-		view->tuple = packet->tuple;
 		break;
 	case ICMP:
-		if (is_answered_ping(skb, packet) && is_for_this_node(skb))
-			return answer_echo(skb, packet) ? send_back(skb) : DROP;
-		if (!is_icmp_error(packet) ||
-		    !parse_quoted(skb, packet, AT_INGRESS, &scratch->quoted, &view->tuple))
-			return PASS_ON;
-		is_error = true;
-		break;
+		tail_calls.call(skb, TAIL_ICMP_IN);
+		return PASS_ON;
 	default:
 		return PASS_ON;
 	}
+	if (packet->fragment != WHOLE && !fragment_ports(packet))
+		return PASS_ON;
+	view->tuple = packet->tuple;
 	happening_reset(&view->happening);
-	incoming = look_up_incoming(skb, packet, is_error, &scratch->view, &scratch->work);
-	if (incoming == IN_NO_FLOW && is_dialed(skb, &scratch->view.tuple, &scratch->work))
-		tail_calls.call(skb, TAIL_DIAL); /* returns if no such program is loaded */
-	if (is_error)
-		return icmp_ingress(skb, packet, incoming, scratch);
-	if (incoming == IN_FROM_ENDPOINT || incoming == IN_FROM_POD)
+	incoming = look_up_incoming(skb, packet, false, view, &scratch->work);
+	if (incoming == IN_NO_FLOW) {
+		if (is_dialed(skb, &view->tuple, &scratch->work))
+			tail_calls.call(skb, TAIL_DIAL); /* returns if it is not loaded */
+		if (is_first(packet))
+			tail_calls.call(skb, TAIL_OPEN_IN);
+	} else if (incoming == IN_FROM_CLIENT) {
+		action = to_endpoint(skb, packet, &view->flow, target);
+	} else {
 		action =
 		    translate_reply(skb, packet, incoming == IN_FROM_POD, &view->reply, target);
-	else if (incoming != IN_FROM_CLIENT)
-		action = is_first(packet) ? open_incoming(skb, packet, scratch) : PASS_ON;
-	if (action == OPENED)
-		action = to_endpoint(skb, packet, &view->flow, target);
+	}
 	if (action == TRANSLATE)
 		action = translate_incoming(skb, packet, target, &view->reply);
 	packet_event(view);

@@ -90,8 +90,18 @@ PINNED("array_of_maps$flows", u32, u32, previous_flows, 1, 0);
 PINNED("array_of_maps$replies", u32, u32, previous_replies, 1, 0);
 /* Key: the key of a reply without its port. */
 PINNED("lru_hash", struct flow_key, struct exhausted, exhausted_ports, 1024, 0);
+/* Programs for what most packets do not need (tc.c), in the order of hooks.py. */
+enum tail_call {
+	TAIL_FIND_PORT,
+	TAIL_OPEN_IN,
+	TAIL_OPEN_OUT,
+	TAIL_ICMP_IN,
+	TAIL_ICMP_OUT,
+	TAIL_DIAL,
+	TAIL_CALLS,
+};
 /* Not pinned here: it is pinned together with its programs (compiler.py). */
-BPF_PROG_ARRAY(tail_calls, 2);
+BPF_PROG_ARRAY(tail_calls, TAIL_CALLS);
 PINNED("array", u32, struct icmp_budget, icmp_budget, 1, 0);
 /* Connections to Services that netfilter masqueraded before mode ebpf started. Key: the tuple of
  * the endpoint's packets. Value: the conntrack zone of that direction.

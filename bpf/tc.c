@@ -40,19 +40,61 @@ int from_any_l3(struct __sk_buff *skb)
 	return ingress_without_ethernet(skb);
 }
 
+/* The last step at egress. A device without an Ethernet header has no neighbors. */
+static __always_inline int find_neighbor(struct __sk_buff *skb, u32 l3, int action)
+{
+	return action == PASS_ON && l3 == ETHERNET_HEADER && is_to_on_link_gateway(skb)
+		   ? find_on_link(skb)
+		   : action;
+}
+
 int to_any(struct __sk_buff *skb)
 {
-	int action;
-
 	device_count(skb, EGRESS_SLOT);
-	action = egress(skb, ETHERNET_HEADER);
-	return action == PASS_ON && is_to_on_link_gateway(skb) ? find_on_link(skb) : action;
+	return find_neighbor(skb, ETHERNET_HEADER, egress(skb, ETHERNET_HEADER));
 }
 
 int to_any_l3(struct __sk_buff *skb)
 {
 	device_count(skb, EGRESS_SLOT);
 	return egress(skb, 0);
+}
+
+/*
+ * Programs that are reached by tail calls. Without them, the programs above are small: what each
+ * packet needs is near to each other, and the verifier does not follow each combination.
+ */
+
+int open_in(struct __sk_buff *skb)
+{
+	struct scratch *scratch = scratch_get();
+
+	return scratch ? ingress_first(skb, scratch) : PASS_ON;
+}
+
+int open_out(struct __sk_buff *skb)
+{
+	struct scratch *scratch = scratch_get();
+
+	if (!scratch)
+		return PASS_ON;
+	return find_neighbor(skb, scratch->packet.l3, egress_first(skb, scratch));
+}
+
+int icmp_in(struct __sk_buff *skb)
+{
+	struct scratch *scratch = scratch_get();
+
+	return scratch ? ingress_icmp(skb, scratch) : PASS_ON;
+}
+
+int icmp_out(struct __sk_buff *skb)
+{
+	struct scratch *scratch = scratch_get();
+
+	if (!scratch)
+		return PASS_ON;
+	return find_neighbor(skb, scratch->packet.l3, egress_icmp(skb, scratch));
 }
 
 /* See continue_search(). */

@@ -51,8 +51,8 @@ ON_DEMAND = ("from_any_l3", "to_any_l3", "from_tunnel", XDP_PROGRAM)
 """Programs that are loaded when a device first needs them. Most nodes have no device without a link layer, no
 tunnel device and no --ebpf-xdp, and the verifier takes as long for these programs as for the others."""
 
-TAIL_CALLS = ("find_port", "dial_tunnel")
-"""The programs of the map `tail_calls` of bpf/maps.h, in its order."""
+TAIL_CALLS = ("find_port", "open_in", "open_out", "icmp_in", "icmp_out", "dial_tunnel")
+"""The programs of the map `tail_calls`, in the order of `enum tail_call` of bpf/maps.h."""
 
 TUNNEL_TAIL_CALLS = ("dial_tunnel",)
 """Those of TAIL_CALLS that only direct server return needs. They are the last ones."""
