@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[2] / "ebpfproxy"
-_BODY = "action = egress(skb, ETHERNET_HEADER);"
+_BODY = "return find_neighbor(skb, ETHERNET_HEADER, egress(skb, ETHERNET_HEADER));"
 REJECTED = "to_any"
 """The program that the verifier rejects in `with_rejected_program`."""
 REASON = "invalid mem access"

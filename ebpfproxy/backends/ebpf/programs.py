@@ -25,8 +25,7 @@ from ebpfproxy.backends.ebpf.pins import Pins
 from ebpfproxy.errors import KernelError, NotFound, Rejected, Unsupported
 from ebpfproxy.linux.bpf import bpf, cgroup, compiler
 from ebpfproxy.linux.bpf.bpf import Link, Program
-from ebpfproxy.linux.bpf.loader import TAIL_CALLS as TAIL_CALLS_MAP
-from ebpfproxy.linux.bpf.loader import ProgramSpec, load_and_pin, load_further
+from ebpfproxy.linux.bpf.loader import SHARED_MAPS, ProgramSpec, load_and_pin, load_further
 from ebpfproxy.linux.bpf.object_file import ObjectFile
 from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.log import Logger
@@ -159,7 +158,7 @@ class PinnedPrograms:
 
         The map of tail calls is one of them: the kernel empties it when its last pin is removed.
         """
-        names = (*sorted(self._names), TAIL_CALLS_MAP)
+        names = (*sorted(self._names), *SHARED_MAPS)
         return [name for name in names if not (self.directory / name).exists()] + missing(self.maps)
 
     def hook_states(self) -> dict[str, str]:

@@ -5,6 +5,8 @@ These pins remain:
     <programs>/NAME        every program; all of them appear in one step
     <programs>/tail_calls  the map with the programs of tail calls. It is pinned, since the kernel empties
                            a map to which only programs refer (prog_array_map_clear())
+    <programs>/scratches   the working memory of programs, which they pass on by tail calls. It is pinned for
+                           programs that are loaded later
 """
 
 import concurrent.futures
@@ -24,6 +26,8 @@ from ebpfproxy.linux.bpf.bpf import Map, Program
 from ebpfproxy.linux.bpf.object_file import MapDeclaration, ObjectFile, Relocation, relocated
 
 TAIL_CALLS = "tail_calls"
+SHARED_MAPS = TAIL_CALLS, "scratches"
+"""Maps that the programs of one folder share with each other only. They are pinned beside the programs."""
 _U32 = struct.Struct("=I")
 _LOG_STEPS, _LOG_STATISTICS = 1, 4  # BPF_LOG_LEVEL1, BPF_LOG_STATS (5.2, 06ee7115b0d1)
 _LOG_LINES, _LOG_WIDTH = 5, 200  # of the reason; characters of a line
@@ -54,7 +58,8 @@ def load_and_pin(
     - `numbers`: see `Relocation`.
     - `map_pins`: maps that are pinned or linked below it are used, without a check of their shape. All others
       exist as long as programs use them. It may be inside NAME_partial, which becomes `program_pins` (NAME).
-    - `tail_calls`: which of `programs` are put into the map `tail_calls`, in this order.
+    - `tail_calls`: which of `programs` are put into the map `tail_calls`, in this order. Only with these are
+      SHARED_MAPS pinned.
 
     Raises ProgramRejected if the kernel does not load a program, KernelError if it does not make a map.
     """
@@ -66,7 +71,8 @@ def load_and_pin(
             called = maps[TAIL_CALLS]
             for index, name in enumerate(tail_calls):
                 called.update(_U32.pack(index), _U32.pack(found[name].fd))
-            called.pin(partial / TAIL_CALLS)
+            for name in SHARED_MAPS:
+                maps[name].pin(partial / name)
     partial.rename(program_pins)
 
 
@@ -81,7 +87,7 @@ def load_further(
 
     Raises as `load_and_pin`.
     """
-    with loaded(file, (program,), numbers, map_pins, program_pins / TAIL_CALLS) as (found, _):
+    with loaded(file, (program,), numbers, map_pins, program_pins) as (found, _):
         found[program.name].pin(program_pins / program.name)
 
 
@@ -100,11 +106,11 @@ def loaded(
     programs: Sequence[ProgramSpec],
     numbers: Mapping[int, int],
     map_pins: Path | None = None,
-    tail_calls: Path | None = None,
+    shared: Path | None = None,
 ) -> Iterator[tuple[dict[str, Program], dict[str, Map]]]:
     """The programs and maps by name, which are closed after the block. Raises as `load_and_pin`.
 
-    `tail_calls`: the pin of that map, None to make a new one.
+    `shared`: where SHARED_MAPS are pinned, None to make new ones.
 
     Several programs are loaded at a time: the verifier has no common lock for privileged programs
     (bpf_check(), 45a73c17bfb9, 5.2).
@@ -112,8 +118,8 @@ def loaded(
     with contextlib.ExitStack() as stack:
         maps: dict[str, Map] = {}
         for declared in sorted(file.maps, key=lambda each: bool(each.inner)):
-            if tail_calls and declared.name == TAIL_CALLS:
-                maps[declared.name] = Map.pinned(tail_calls)
+            if shared and declared.name in SHARED_MAPS:
+                maps[declared.name] = Map.pinned(shared / declared.name)
             else:
                 maps[declared.name] = _opened(declared, map_pins, maps)
             stack.callback(maps[declared.name].close)
