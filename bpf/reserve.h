@@ -16,8 +16,8 @@
 #define TRIES	   4
 #define FIRST_PORT 1024
 #define PORT_COUNT (65536 - FIRST_PORT)
-/* Per run of find_port(). The 31 runs that tail calls allow search a quarter of all ports: the
- * search for one packet takes at most 1 ms, and the verifier follows each iteration.
+/* Per run of find_port(). The 31 runs that tail calls allow search a quarter of all ports, so that
+ * one packet does not hold the CPU for long. The verifier follows each iteration.
  */
 #define SEARCH_PORTS	528
 #define EEXIST_NEGATIVE (-17)

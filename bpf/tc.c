@@ -61,8 +61,8 @@ int to_any_l3(struct __sk_buff *skb)
 }
 
 /*
- * Programs that are reached by tail calls. Without them, the programs above are small: what each
- * packet needs is near to each other, and the verifier does not follow each combination.
+ * Programs that are reached by tail calls, with the packet in the scratch. So the programs above
+ * are short, and the verifier does not follow the parts in combination.
  */
 
 int open_in(struct __sk_buff *skb)
