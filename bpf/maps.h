@@ -74,9 +74,11 @@ PINNED("hash", u32, struct xdp_device, xdp_devices, 4096, BPF_F_NO_PREALLOC);
  */
 PINNED("lru_hash", u32, u64, bypassing, 4096, 0);
 
-/* Room for FLOWS_MAX established and HALF_OPEN_ROWS * HALF_OPEN_ROW half-open flows. */
-PINNED("hash", struct flow_key, struct flow, flows, FLOW_ENTRIES_MAX, BPF_F_NO_PREALLOC);
-PINNED("hash", struct flow_key, struct reply, replies, FLOW_ENTRIES_MAX, BPF_F_NO_PREALLOC);
+/* Room for FLOWS_MAX established and HALF_OPEN_ROWS * HALF_OPEN_ROW half-open flows. Preallocated:
+ * an allocation takes time and can fail (docs/decisions/0092).
+ */
+PINNED("hash", struct flow_key, struct flow, flows, FLOW_ENTRIES_MAX, 0);
+PINNED("hash", struct flow_key, struct reply, replies, FLOW_ENTRIES_MAX, 0);
 PINNED("array", u32, struct half_open_row, half_open_flows, HALF_OPEN_ROWS, 0);
 /* The numbers of established flows, by enum flow_kind. The programs change them, and flows/sweep.py
  * sets them.

@@ -250,9 +250,10 @@ class EbpfOptions:
         "accepted. May be repeated. Empty: from no others.",
     )  # fmt: skip
     ebpf_flows_max: int = option(
-        "--ebpf-flows-max", flag_types.ENTRIES, "262144", _EBPF,
+        "--ebpf-flows-max", flag_types.ENTRIES_OR_ZERO, "0", _EBPF,
         "Maximum number of established flows that are translated packet by packet. In addition, an eighth "
-        "as many flows, at least 4096, can be half-open.",
+        "as many flows, at least 4096, can be half-open. 0: one for each 32 KiB of memory, rounded down to a "
+        "power of two, 65536 to 262144.",
     )  # fmt: skip
     ebpf_source_ranges_max: int = option(
         "--ebpf-source-ranges-max", flag_types.ENTRIES, "1048576", _EBPF,

@@ -22,6 +22,7 @@ _BY_MEMORY = {
     "slots": (16 << 10, 524288, 2097152),
     "endpoints": (64 << 10, 262144, 1048576),
     "sockets": (256 << 10, 4096, 262144),
+    "flows": (32 << 10, 65536, 262144),
 }
 """Sizes that follow the node's memory: bytes of memory for each entry, the smallest and the largest size. The
 smallest sizes are enough for 10,000 dual-stack Services of 10 endpoints."""
@@ -33,9 +34,8 @@ _ROW: int = abi.CONSTANTS["HALF_OPEN_ROW"]
 class MapSizes:
     """The capacities of the maps, in entries. The fields before `half_open` have an option --ebpf-NAME-max.
 
-    - `services`, `slots`, `endpoints`, `sockets`: 0: by the memory of the node (`_BY_MEMORY`), rounded down
-      to a power of two. The maps of sockets are never full: they evict entries.
-    - `flows`: established flows.
+    - `services`, `slots`, `endpoints`, `sockets`, `flows` (established ones): 0: by the memory of the node
+      (`_BY_MEMORY`), rounded down to a power of two. The maps of sockets are never full: they evict entries.
     - `traffic`: the highest service id whose traffic is counted separately.
     - `half_open`: half-open flows, which have their own room. 0: an eighth of `flows`, at least 4096.
     - `tunneled_flows`: flows that are sent to other nodes by direct server return. If there are more, the
@@ -48,7 +48,7 @@ class MapSizes:
     endpoints: int = 0
     affinity: int = 65536
     sockets: int = 0
-    flows: int = 262144
+    flows: int = 0
     source_ranges: int = 1048576
     traffic: int = 0
     half_open: int = 0

@@ -19,7 +19,7 @@ from tests.kernel.packet_path.conversation import NEXT, answer, established, req
 from tests.kernel.packet_path.every_service import serve_every_kind, targets_of
 from tests.kernel.packet_path.served import TARGETS, TCP, UDP, families, serve
 from tests.support import headers, random_packets, xdp_path
-from tests.support.bpf_place import HASH, NO_PREALLOC, bpf_place, create_map
+from tests.support.bpf_place import HASH, bpf_place, create_map
 from tests.support.packet_path import REDIRECT, Outcome, PacketPath, packet_path
 from tests.support.packets import THERE, V4, V6, Places, become, ping
 from tests.support.random_packets import RandomPackets
@@ -328,7 +328,7 @@ def test_packets_are_passed_if_the_output_device_cannot_send_them(path: PacketPa
 def test_replies_are_passed_while_a_previous_map_may_have_their_flow(path: PacketPath, at: Places) -> None:
     """Only tc copies entries of the previous map."""
     flow = _flow(path, at)
-    previous = create_map(HASH, abi.FLOW_KEY.size, abi.REPLY.size, 4096, NO_PREALLOC)
+    previous = create_map(HASH, abi.FLOW_KEY.size, abi.REPLY.size, 4096)
     path.maps["previous_replies"].update(bytes(4), _U32.pack(previous.fd))
     try:
         assert by_xdp(path, flow.reply(), "tunnel").verdict == REDIRECTED

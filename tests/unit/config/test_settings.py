@@ -45,7 +45,7 @@ def test_the_defaults_of_options_that_only_ebpfproxy_has() -> None:
     assert (config.bpffs_root, config.proc_root) == (Path("/sys/fs/bpf/ebpfproxy"), Path("/proc"))
     assert (config.ebpf_services_max, config.ebpf_slots_max, config.ebpf_endpoints_max) == (0, 0, 0)
     assert (config.ebpf_affinity_max, config.ebpf_sockets_max) == (65536, 0)
-    assert (config.ebpf_flows_max, config.ebpf_source_ranges_max) == (262144, 1048576)
+    assert (config.ebpf_flows_max, config.ebpf_source_ranges_max) == (0, 1048576)
     assert (config.socket_lb, config.tc_devices, config.ebpf_redirect) == (SocketLb.ON, (), False)
 
 

@@ -11,11 +11,11 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
-        (0, (65536, 524288, 262144, 4096)),
-        (GIB // 2, (65536, 524288, 262144, 4096)),
-        (4 * GIB, (65536, 524288, 262144, 16384)),
-        (24 * GIB, (262144, 1048576, 262144, 65536)),
-        (1024 * GIB, (262144, 2097152, 1048576, 262144)),
+        (0, (65536, 524288, 262144, 4096, 65536)),
+        (GIB // 2, (65536, 524288, 262144, 4096, 65536)),
+        (4 * GIB, (65536, 524288, 262144, 16384, 131072)),
+        (24 * GIB, (262144, 1048576, 262144, 65536, 262144)),
+        (1024 * GIB, (262144, 2097152, 1048576, 262144, 262144)),
     ],
 )
 def test_sizes_without_an_option_follow_the_memory(
@@ -23,7 +23,7 @@ def test_sizes_without_an_option_follow_the_memory(
 ) -> None:
     monkeypatch.setattr(maps, "_memory", lambda: memory)
     sizes = MapSizes()
-    assert (sizes.services, sizes.slots, sizes.endpoints, sizes.sockets) == expected
+    assert (sizes.services, sizes.slots, sizes.endpoints, sizes.sockets, sizes.flows) == expected
 
 
 def test_an_option_sets_a_size_whatever_the_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
