@@ -156,7 +156,8 @@ class PinnedPrograms:
     def missing_pins(self) -> list[str]:
         """The names of programs and maps that are not pinned.
 
-        The map of tail calls is one of them: the kernel empties it when its last pin is removed.
+        SHARED_MAPS are among them: the kernel empties the map of tail calls when its last pin is removed, and
+        programs that are loaded later need the scratch of the others.
         """
         names = (*sorted(self._names), *SHARED_MAPS)
         return [name for name in names if not (self.directory / name).exists()] + missing(self.maps)

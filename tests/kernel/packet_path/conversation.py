@@ -15,6 +15,9 @@ from tests.support.packets import Places, ip, transport
 NEXT = 5
 """The sequence number after a SYN and its data, which both sides expect next."""
 
+SEARCHES = 4
+"""The number of first packets after which all ports were searched."""
+
 ERRORS: dict[str, tuple[Callable[[], Packet], Callable[[], Packet]]] = {
     "too big": (lambda: ICMP(type=3, code=4, nexthopmtu=1400), lambda: ICMPv6PacketTooBig(mtu=1400)),
     "port unreachable": (lambda: ICMP(type=3, code=3), lambda: ICMPv6DestUnreach(code=4)),

@@ -9,6 +9,7 @@ import pytest
 
 from ebpfproxy.model.address import Address, Protocol, parse_address
 from tests.kernel.cluster import eventually
+from tests.kernel.packet_path.conversation import SEARCHES
 from tests.kernel.packet_path.served import PORTS, TCP, UDP, serve
 from tests.support.bpf_place import bpf_place
 from tests.support.conversations import Conversation, End
@@ -21,8 +22,6 @@ FIRST_PORT = 1024
 ALL_PORTS = range(FIRST_PORT, 65536)
 CLOSED = 200
 """The number of flows that end when no port is left."""
-SEARCHES = 4
-"""The number of first packets after which all ports were searched."""
 SAMPLE = 500
 """The number of flows that are checked at the end."""
 

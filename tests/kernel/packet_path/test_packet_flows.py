@@ -11,7 +11,7 @@ from scapy.packet import Packet
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.model.address import Address, Protocol, format_address, parse_address
 from tests.kernel.packet_path import served
-from tests.kernel.packet_path.conversation import NEXT, answer, established, is_left_alone, request
+from tests.kernel.packet_path.conversation import NEXT, SEARCHES, answer, established, is_left_alone, request
 from tests.kernel.packet_path.served import CLIENT_PORT, PORTS, TARGETS, UDP, families, protocols, serve
 from tests.support import headers, xdp_path
 from tests.support.packet_path import REDIRECT, SHOT, SIZES, UNSPEC, Entry, Outcome, PacketPath
@@ -137,7 +137,7 @@ def test_the_last_free_port_is_found(path: PacketPath, at: Places, protocol: Pro
 
 def searched(path: PacketPath, packet: Packet) -> Outcome:
     """Send the packet until a port is found for its flow, or all ports were searched."""
-    for _ in range(4):
+    for _ in range(SEARCHES):
         got = path.ingress(packet)
         if got.verdict != SHOT:
             break
