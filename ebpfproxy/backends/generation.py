@@ -19,7 +19,7 @@ class Generation(Generic[T]):
 
     def __init__(self, look: Callable[[], T]) -> None:
         self._look = look
-        self._known: T | None = None  # None: `look` was not called yet
+        self._known: T | None = None  # the value after the last read or own change
         self._missed = False
         self._count = 0
 
@@ -28,18 +28,28 @@ class Generation(Generic[T]):
         self._known, self._missed = self._look(), False
 
     @contextlib.contextmanager
-    def own_change(self, about: Callable[[T], Hashable] = lambda value: value) -> Iterator[None]:
-        """Attribute the changes within the context to the agent. `about` removes from a value the parts that
-        do not show changes by other programs, for example parts that follow the agent's own changes.
+    def own_change(
+        self,
+        about: Callable[[T], Hashable] = lambda value: value,
+        is_own: Callable[[T, T], bool] = lambda before, after: True,
+    ) -> Iterator[None]:
+        """Attribute the changes within the context to the agent.
+
+        `about` removes from a value the parts that do not show changes by other programs, for example parts
+        that follow the agent's own changes. `is_own`: whether the values before and after differ only by the
+        agent's change. By default this is unknown, and a simultaneous change by another program is missed.
         """
-        if self._known is not None and about(self._look()) != about(self._known):
+        before = self._look()
+        if self._known is not None and about(before) != about(self._known):
             self._missed = True
         yield
         self._known = self._look()
+        if not is_own(before, self._known):
+            self._missed = True
 
     def value(self) -> Hashable:
-        """Return a value that differs after any change. After `own_change` detected a change by another
-        program, it differs at every call until `reading`.
-        """
+        """Return a value that differs at every call after a change by another program, until `reading`."""
+        if self._known is not None and self._look() != self._known:
+            self._missed = True
         self._count += self._missed
-        return self._count, self._look()
+        return self._count

@@ -1,6 +1,6 @@
 """Changes of hooks and devices by other programs are detected although the agent changed them in between."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import pytest
 
@@ -8,6 +8,7 @@ from ebpfproxy.backends.delta import Delta, diff
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings
 from ebpfproxy.backends.ebpf.entries import Entry, Key
 from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
+from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf import cgroup
 from ebpfproxy.model.address import parse_network
 from ebpfproxy.plan.service_plan import NodePlan
@@ -71,5 +72,36 @@ def test_a_foreign_change_of_a_device_is_detected_unless_the_agent_changes_the_d
             assert not plane.apply(diff(both, plane.render((), watched((two, "two")))))
             before = plane.generation()
             assert (plane.generation() != before) is detected
+        finally:
+            plane.close()
+
+
+def test_a_foreign_change_during_the_agents_own_change_is_detected(
+    place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent once took it for its own: no other comparison finds it before the sync period ends."""
+    with namespace("generation") as made, made.entered():
+        devices = RealDevices()
+        one, two = devices.add("one"), devices.add("two")
+        plane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs))
+        plane.open()
+        try:
+            first = plane.render((), watched((one, "one")))
+            assert not plane.apply(diff(plane.read(), first))
+            both = plane.render((), watched((one, "one"), (two, "two")))
+            attach = plane._programs.attach  # the last step of a change
+
+            def disturbed(hooks: Collection[str]) -> Mapping[str, KernelError]:
+                devices.strip("one")
+                return attach(hooks)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(plane._programs, "attach", disturbed)
+                assert not plane.apply(diff(first, both))
+            before = plane.generation()
+            assert plane.generation() != before
+            assert not plane.apply(diff(plane.read(), both))
+            before = plane.generation()
+            assert plane.generation() == before
         finally:
             plane.close()

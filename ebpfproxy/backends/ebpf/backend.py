@@ -5,7 +5,7 @@ import functools
 import math
 import struct
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -78,6 +78,9 @@ _LONGEST = 0.03  # seconds after which a change postpones further ServicePorts
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
 
+_ATTACHED = HookKey, DeviceKey, Target
+
+
 class _Attachments(NamedTuple):
     pinned: bool
     hooks: frozenset[tuple[str, str]] = frozenset()
@@ -88,6 +91,25 @@ class _Attachments(NamedTuple):
 def _without(devices: frozenset[int], of: _Attachments) -> _Attachments:
     """`devices`: the ifindexes to leave out."""
     return of._replace(devices=frozenset(each for each in of.devices if each[0].ifindex not in devices))
+
+
+def _differ_by(
+    delta: Delta[Key, Entry], rejected: Set[Key], before: _Attachments, after: _Attachments
+) -> bool:
+    """Whether the delta is the only difference. A device of the delta may be gone."""
+    expected = {key: entry for key, entry in _entries(before).items() if key not in delta.drops}
+    expected.update((key, entry) for key, entry in delta.puts.items() if isinstance(key, _ATTACHED))
+    found = _entries(after)
+    gone = {key for key in delta.puts.keys() - found.keys() if isinstance(key, DeviceKey)}
+    differing = {key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)}
+    return differing <= gone | rejected
+
+
+def _entries(of: _Attachments) -> dict[Key, Entry]:
+    found: dict[Key, Entry] = {HookKey(name): state for name, state in of.hooks}
+    found.update(of.devices)
+    found.update(of.routes)
+    return found
 
 
 class EbpfBackend(Backend[Key, Entry]):
@@ -304,8 +326,13 @@ class EbpfBackend(Backend[Key, Entry]):
         devices = frozenset(key.ifindex for key in changed if isinstance(key, DeviceKey))
         # A pod's device is gone before its removal is reported.
         others = functools.partial(_without, devices)
-        with contextlib.nullcontext() if services_only else self._attached.own_change(others):
-            rejected = self._apply(delta)
+        rejected: dict[Key, KernelError] = {}
+
+        def is_own(before: _Attachments, after: _Attachments) -> bool:
+            return before.pinned == after.pinned and _differ_by(delta, rejected.keys(), before, after)
+
+        with contextlib.nullcontext() if services_only else self._attached.own_change(others, is_own):
+            rejected.update(self._apply(delta))
         self._services_applied = services_only and self._generation is not None
         return rejected
 

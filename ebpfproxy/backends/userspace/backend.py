@@ -107,7 +107,8 @@ class UserspaceBackend(Backend[Key, Entry]):
             assert isinstance(key, Listen)
             states[key.frontend] = State.REJECTED
             dropped.append(key)
-        with self._generation.own_change():
+        changed = {key.address for key in local}
+        with self._generation.own_change(is_own=lambda before, after: before ^ after <= changed):
             rejected: dict[Key, KernelError] = {**addresses.change((), local & delta.drops)}
             self._redirects.change(states)
             if of_relays or dropped:

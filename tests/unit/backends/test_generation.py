@@ -61,3 +61,27 @@ def test_parts_that_own_changes_follow_are_ignored() -> None:
     with generation.own_change(lambda names: names - {"one"}):
         pass
     assert generation.value() != generation.value()
+
+
+def test_a_change_by_another_program_during_an_own_one_is_reported_if_own_changes_are_known() -> None:
+    present = {"one"}
+    generation = Generation(lambda: frozenset(present))
+    generation.reading()
+    with generation.own_change(is_own=lambda before, after: after == before | {"own"}):
+        present.add("own")
+    assert generation.value() == generation.value()
+    with generation.own_change(is_own=lambda before, after: after == before | {"further"}):
+        present.add("further")
+        present.discard("one")
+    assert generation.value() != generation.value()
+
+
+def test_a_change_by_another_program_just_after_an_own_one_is_reported() -> None:
+    """A proxier asks for the value after its own change, and compares later ones with it."""
+    kernel = Kernel()
+    kernel.generation.reading()
+    with kernel.generation.own_change():
+        kernel.changes += 1
+    kernel.changes += 1
+    after = kernel.generation.value()
+    assert kernel.generation.value() != after
