@@ -68,8 +68,8 @@ class Node:
 
     def remove_pod(self, pod: Pod) -> None:
         """Remove a pod: its processes, devices and addresses."""
-        remove_cgroup(pod.cgroup.parent)
         pod.reap()
+        remove_cgroup(pod.cgroup.parent)
         netns.delete(pod.namespace)
         with contextlib.suppress(KernelError):  # deleted with the namespace, unless a socket keeps that
             devices.ip(self.host, f"link del {pod.device}")

@@ -95,9 +95,9 @@ class Testbed:
 
     def remove(self) -> None:
         """Remove all parts of the lab. They need not exist."""
-        remove_lab(self.identity)
         for pod in self._created:
-            pod.reap()
+            pod.reap()  # first: a new child may not have entered its cgroup yet
+        remove_lab(self.identity)
 
     def _register(self, pod: Pod) -> Pod:
         self._created.append(pod)
