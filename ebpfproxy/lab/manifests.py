@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 Object = dict[str, Any]
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # without libyaml, PyYAML has no CSafeDumper
 
 
 def port(
@@ -137,7 +138,7 @@ def write(path: Path, *objects: Object) -> None:
         (only,) = objects
         text = json.dumps(only, separators=(",", ":"))
     else:
-        text = yaml.safe_dump_all(objects, sort_keys=False)
+        text = yaml.dump_all(objects, Dumper=_DUMPER, sort_keys=False)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
     temporary.replace(path)
