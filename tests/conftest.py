@@ -1,6 +1,7 @@
 """Options of the test run, and skipping of test levels that this machine cannot run."""
 
 import functools
+import gc
 import importlib.util
 import itertools
 import os
@@ -13,8 +14,9 @@ import pytest
 
 from ebpfproxy.backends.ebpf.programs import available_hooks
 from ebpfproxy.errors import KernelError
+from ebpfproxy.lab.agent import Agent
 from ebpfproxy.linux import mounts
-from tests.support import examples, fork_cost, missing, summary
+from tests.support import examples, missing, preloaded, summary
 from tests.support.left_out import counts, leave_out
 from tests.support.sample import Case, sample, without
 from tests.vm import machine
@@ -199,6 +201,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, (few, many) in _AMOUNTS.items():
         if config.getoption(name) is None:
             setattr(config.option, name, few if config.getoption("sample") else many)
+    Agent.popen = staticmethod(preloaded.popen)
 
 
 @pytest.hookimpl(trylast=True)
@@ -223,7 +226,9 @@ def _parameters(item: pytest.Function) -> dict[str, Any]:
 
 
 def pytest_collection_finish() -> None:
-    fork_cost.reduce()
+    """Exempt what exists now from garbage collection, which would write to it in each forked child."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

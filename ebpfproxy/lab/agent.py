@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 from ebpfproxy.agent.sync_log import SYNCED
 from ebpfproxy.errors import EbpfProxyError
-from ebpfproxy.lab.netns import Netns
+from ebpfproxy.lab.netns import Netns, Process
 from ebpfproxy.linux.child import python
 
 _WORD = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|\S+)')
@@ -45,23 +45,33 @@ class AgentFailed(EbpfProxyError):
         self.add_note("\n".join(line.text for line in lines))
 
 
+class Popen(Protocol):
+    """Starts a command in a namespace, with its standard error as a pipe."""
+
+    def __call__(self, namespace: Netns, command: Sequence[str]) -> Process: ...
+
+
+def _popen(namespace: Netns, command: Sequence[str]) -> Process:
+    return namespace.popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
 class Agent:
     """The process of `ebpfproxy run` on a node. `started` is its start, in seconds of time.monotonic().
 
     `program` is the command that runs the agent; the default is this installation.
     """
 
+    popen: ClassVar[Popen] = staticmethod(_popen)
+    """Starts the command. Tests replace it."""
+
     def __init__(self, namespace: Netns, flags: Sequence[str], program: Sequence[str] = PROGRAM) -> None:
         self.lines: list[LogLine] = []
         self._changed = threading.Condition()
         self._open = True
         self.started = time.monotonic()
-        self.process: subprocess.Popen[bytes] = namespace.popen(
-            [*program, *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
+        self.process = self.popen(namespace, [*program, *flags])
         # Only the main thread receives signals, so that it can block them while it cleans up.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         threading.Thread(target=self._read, name="agent-log", daemon=True).start()

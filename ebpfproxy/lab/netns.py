@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import IO, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ebpfproxy.linux.netns import netns
 
@@ -65,6 +65,21 @@ class Call(Generic[T]):
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+class Process(Protocol):
+    """A child process, such as subprocess.Popen."""
+
+    pid: int
+    stderr: IO[Any] | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 class Netns:
     """A network namespace and a cgroup. `name` is the short name, without the lab's prefix."""
 
@@ -72,7 +87,7 @@ class Netns:
         self.name = name
         self.namespace = namespace
         self.cgroup = cgroup
-        self._children: list[Call[Any] | subprocess.Popen[Any]] = []
+        self._children: list[Call[Any] | Process] = []
 
     @property
     def netns(self) -> Path:
@@ -87,8 +102,12 @@ class Netns:
         """
         with netns.entered(self.netns):
             child = subprocess.Popen(self._in_cgroup(arguments), process_group=0, **options)
-        self._children.append(child)
+        self.adopt(child)
         return child
+
+    def adopt(self, child: Process) -> None:
+        """Kill this child, too, when the lab ends."""
+        self._children.append(child)
 
     def run(
         self, arguments: Sequence[str | Path], *, timeout: float = 60.0, check: bool = True, stdin: str = ""
@@ -157,7 +176,7 @@ class Netns:
         """Kill and reap all children."""
         for child in self._children:
             child.kill()
-            if isinstance(child, subprocess.Popen):
+            if not isinstance(child, Call):
                 child.wait()
         self._children.clear()
 

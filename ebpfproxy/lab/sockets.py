@@ -134,14 +134,19 @@ def serve_http(listener: socket.socket, body: str) -> None:
 
 
 def dial(
-    protocol: Protocol, address: str, port: int, timeout: float = ANSWERED, source: tuple[str, int] = ("", 0)
+    protocol: Protocol,
+    address: str,
+    port: int,
+    timeout: float = ANSWERED,
+    source: tuple[str, int] = ("", 0),
+    create: Callable[[int, int, int], socket.socket] = socket.socket,
 ) -> socket.socket:
     """Return a connected socket. Raises OSError, including TimeoutError.
 
     `source` is the local address and port to bind; "" and 0 mean any.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    client = socket.socket(family, _TYPES[protocol], protocol)
+    client = create(family, _TYPES[protocol], protocol)
     try:
         client.settimeout(timeout)
         if source != ("", 0):
@@ -155,10 +160,15 @@ def dial(
 
 
 def ask(
-    protocol: Protocol, address: str, port: int, timeout: float = ANSWERED, source: tuple[str, int] = ("", 0)
+    protocol: Protocol,
+    address: str,
+    port: int,
+    timeout: float = ANSWERED,
+    source: tuple[str, int] = ("", 0),
+    create: Callable[[int, int, int], socket.socket] = socket.socket,
 ) -> str:
     """Connect, send "?" and return the answer. Raises OSError; ConnectionResetError without an answer."""
-    with dial(protocol, address, port, timeout, source) as client:
+    with dial(protocol, address, port, timeout, source, create) as client:
         client.sendall(b"?")
         answer = client.recv(1 << 16)
     if not answer:

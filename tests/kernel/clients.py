@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ebpfproxy.lab import Netns, Pod, sockets
 from ebpfproxy.model.address import Protocol
+from tests.support.foreign_sockets import Create, creating_in
 
 REFUSED, SILENT, DENIED = "refused", "silent", "denied"
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
@@ -31,16 +32,7 @@ connections."""
 def socket_in(netns: Netns, protocol: Protocol, family: int = socket.AF_INET) -> socket.socket:
     """A socket of a netns for use by the caller. The kernel keeps its cgroup and network namespace, whichever
     process holds the descriptor."""
-    receiver, sender = socket.socketpair()
-
-    def create() -> None:
-        with socket.socket(family, KINDS[protocol], protocol) as created:
-            socket.send_fds(sender, [b"!"], [created.fileno()])
-
-    with receiver, sender:
-        netns.call(create)
-        _, (fd,), _, _ = socket.recv_fds(receiver, 1, 1)
-    received = socket.socket(fileno=fd)
+    received = creating_in(netns)(family, KINDS[protocol], protocol)
     received.settimeout(3.0)
     return received
 
@@ -90,14 +82,13 @@ def outcome(
 
     `timeout` in seconds: tests that expect silence pass a smaller one, to save time.
     """
-    return netns.call(lambda: _outcome(protocol, address, port, timeout))
+    return outcome_of(Dial(protocol, address, port, timeout), creating_in(netns))
 
 
-def _outcome(
-    protocol: Protocol, address: str, port: int, timeout: float, source: tuple[str, int] = ("", 0)
-) -> str:
+def outcome_of(dial: "Dial", create: Create = socket.socket) -> str:
+    """As `outcome`, with a socket of this process or one that `create` returns."""
     try:
-        return sockets.ask(protocol, address, port, timeout, source)
+        return sockets.ask(*dial, create)
     except ConnectionRefusedError:
         return REFUSED
     except PermissionError:
@@ -106,9 +97,8 @@ def _outcome(
         if isinstance(error, TimeoutError):
             return SILENT
         if error.errno in _NO_ROUTE:
-            # Shown if the test fails, to distinguish a missing route from a lost packet. Not logged, because
-            # pytest keeps the log in memory and this is another process.
-            sys.stderr.write(f"{protocol.name} {address} {port}: {error}\n")
+            # Shown if the test fails, to distinguish a missing route from a lost packet.
+            sys.stderr.write(f"{dial.protocol.name} {dial.address} {dial.port}: {error}\n")
             return SILENT
         raise
 
@@ -119,11 +109,7 @@ def rejection(netns: Netns, protocol: Protocol, address: str, port: int) -> tupl
     A SYN that was dropped is sent again after one second. So its number shows without a clock whether a
     client was rejected at once. Raises TimeoutError if the client is not rejected.
     """
-    return netns.call(lambda: _rejection(protocol, address, port))
-
-
-def _rejection(protocol: Protocol, address: str, port: int) -> tuple[str, int]:
-    with socket.socket(family_of(address), KINDS[protocol]) as client:
+    with creating_in(netns)(family_of(address), KINDS[protocol], 0) as client:
         client.settimeout(sockets.ANSWERED)
         try:
             client.connect((address, port))
@@ -151,19 +137,12 @@ class Dial(NamedTuple):
     source: tuple[str, int] = ("", 0)
 
 
-def outcome_here(dial: Dial) -> str:
-    """As `outcome`, in the calling process."""
-    return _outcome(*dial)
-
-
 def outcomes(netns: Netns, dials: Sequence[Dial]) -> list[str]:
     """The outcome of each, all at the same time, so that they share the waiting time."""
 
-    def all_of_them() -> list[str]:
-        with concurrent.futures.ThreadPoolExecutor(max(1, len(dials))) as threads:
-            return list(threads.map(lambda dial: _outcome(*dial), dials))
-
-    return netns.call(all_of_them)
+    create = creating_in(netns)
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(dials))) as threads:
+        return list(threads.map(lambda dial: outcome_of(dial, create), dials))
 
 
 def ping(netns: Netns, address: str, payload: bytes = b"ebpfproxy", timeout: float = 1.0) -> str:
@@ -171,18 +150,15 @@ def ping(netns: Netns, address: str, payload: bytes = b"ebpfproxy", timeout: flo
     family, kind = family_of(address), 128 if ":" in address else 8
     protocol = socket.IPPROTO_ICMPV6 if ":" in address else socket.IPPROTO_ICMP
 
-    def exchange() -> str:
-        with socket.socket(family, socket.SOCK_DGRAM, protocol) as client:
-            client.settimeout(timeout)
-            client.sendto(struct.pack("!BBHHH", kind, 0, 0, 0, 1) + payload, (address, 0))
-            try:
-                answer, peer = client.recvfrom(1 << 16)
-            except TimeoutError:
-                return SILENT
-            assert answer[8:] == payload
-            return str(peer[0])
-
-    return netns.call(exchange)
+    with creating_in(netns)(family, socket.SOCK_DGRAM, protocol) as client:
+        client.settimeout(timeout)
+        client.sendto(struct.pack("!BBHHH", kind, 0, 0, 0, 1) + payload, (address, 0))
+        try:
+            answer, peer = client.recvfrom(1 << 16)
+        except TimeoutError:
+            return SILENT
+        assert answer[8:] == payload
+        return str(peer[0])
 
 
 def answers(
@@ -191,11 +167,9 @@ def answers(
     """The number of replies of each server to `count` new connections or flows of one process. Raises
     OSError."""
     sources = list(itertools.islice(new_ports, count)) if protocol is UDP else [0] * count
-    return netns.call(
-        lambda: collections.Counter(
-            sockets.ask(protocol, address, port, source=("", source)) for source in sources
-        ),
-        timeout=90,
+    create = creating_in(netns)
+    return collections.Counter(
+        sockets.ask(protocol, address, port, source=("", source), create=create) for source in sources
     )
 
 
@@ -210,14 +184,14 @@ def connected_from(
     return made
 
 
-def first_to_answer(address: str, port: int, patience: float) -> str:
-    """Connect until a server answers, in the calling process. Raises TimeoutError.
+def first_to_answer(address: str, port: int, patience: float, create: Create = socket.socket) -> str:
+    """Connect until a server answers. Raises TimeoutError.
 
     On a busy machine an answer may take longer than the first attempts wait.
     """
     deadline, wait = time.monotonic() + patience, 0.05
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            return sockets.ask(TCP, address, port, wait)
+            return sockets.ask(TCP, address, port, wait, create=create)
         wait = min(wait * 1.2, 2.0)
     raise TimeoutError(f"{address} port {port} did not answer within {patience} s")

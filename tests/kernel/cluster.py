@@ -9,7 +9,6 @@ import functools
 import itertools
 import shutil
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +18,12 @@ from typing import Any, NamedTuple, Self
 from ebpfproxy.lab import Agent, Lab, Pod, manifests
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.linux import sysctl
+from ebpfproxy.linux.child import python
+from ebpfproxy.linux.netns import netns
 from ebpfproxy.model.address import Protocol
 from tests.kernel import clients
+from tests.support import preloaded
+from tests.support.foreign_sockets import creating_in
 
 TCP_TARGET, UDP_TARGET = 8080, 5353
 ZONE = "zone-a"
@@ -228,13 +231,17 @@ class Cluster:
         """Run an ebpfproxy command on the node with the lab's roots; `before`: see `Node.agent`."""
         roots = [f"--bpffs-root={self.lab.bpffs}", f"--cgroup-root={self.lab.cgroup}"]
         name, *rest = arguments
-        command = [*before, sys.executable, "-m", "ebpfproxy", name, *roots, *rest]
+        command = [name, *roots, *rest]
+        if not before:
+            return preloaded.run(self.node, command, check=check, timeout=START_PATIENCE)
+        command = [*before, *python("-m", "ebpfproxy"), *command]
         return self.node.run(command, check=check, timeout=START_PATIENCE)
 
     def http_get(self, path: str) -> str:
         """The body that the agent's metrics server returns for a path."""
         url = f"http://127.0.0.1:10249/{path}"
-        return self.node.call(lambda: str(urllib.request.urlopen(url, timeout=60).read().decode()))
+        with netns.entered(self.node.netns), urllib.request.urlopen(url, timeout=60) as response:
+            return str(response.read().decode())
 
     def metric(self, name: str) -> float:
         """The sum of a metric over all labels; 0 if it does not exist."""
@@ -283,7 +290,7 @@ class Cluster:
 
     def await_beacon(self, address: str, port: int) -> None:
         try:
-            self.node.call(lambda: clients.first_to_answer(address, port, PATIENCE), PATIENCE + 10)
+            clients.first_to_answer(address, port, PATIENCE, creating_in(self.node))
         except TimeoutError as failure:
             failure.add_note("\n".join(line.text for line in self.agent.lines[-50:]))
             raise

@@ -16,9 +16,10 @@ from ebpfproxy.backends.ebpf.features import SET_RETVAL, present
 from ebpfproxy.lab import Netns, Pod, sockets
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.model.address import Protocol
-from tests.kernel.clients import DENIED, REFUSED, SILENT, TCP, UDP, Dial, new_ports, outcome_here
+from tests.kernel.clients import DENIED, REFUSED, SILENT, TCP, UDP, Dial, new_ports, outcome_of
 from tests.kernel.cluster import Cluster, Exposed
 from tests.kernel.differences import DIFFERENCES, Differences
+from tests.support.foreign_sockets import Create, creating_in
 
 SILENCE = 0.3
 """Seconds to wait if no answer is expected."""
@@ -186,14 +187,14 @@ def _outcomes(rows: Iterable[Row]) -> dict[Row, str | frozenset[str]]:
         clients.setdefault(row.client, []).append(row)
     found: dict[Row, str | frozenset[str]] = {}
     for client, own in clients.items():
-        dials = [_dials(row) for row in own]
+        create = creating_in(client)
 
-        def all_of_them(dials: list[list[Dial]] = dials) -> list[list[str]]:
-            with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
-                return list(threads.map(lambda of_row: [outcome_here(each) for each in of_row], dials))
+        def answers(row: Row, create: Create = create) -> list[str]:
+            return [outcome_of(each, create) for each in _dials(row)]
 
-        for row, answers in zip(own, client.call(all_of_them, timeout=90), strict=True):
-            found[row] = _as_expected(row, answers)
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+            for row, of_row in zip(own, threads.map(answers, own), strict=True):
+                found[row] = _as_expected(row, of_row)
     return found
 
 

@@ -156,8 +156,9 @@ def test_a_removed_and_recreated_cgroup_gets_its_links_again(restartable: Cluste
         (top / "pod").mkdir(parents=True)
         return Netns("in-slice", restartable.p.namespace, top / "pod")
 
-    def remove() -> None:
-        (top / "pod").rmdir()
+    def remove(pod: Netns) -> None:
+        pod.reap()
+        pod.cgroup.rmdir()
         top.rmdir()
 
     pod = create()
@@ -166,11 +167,11 @@ def test_a_removed_and_recreated_cgroup_gets_its_links_again(restartable: Cluste
     manifests.write(restartable.folder / "web.yaml", *web.objects())
     restartable.start(OFTEN, f"--cgroup-root={top}")
     eventually(lambda: outcome(pod, TCP, web.v4, 80, 0.1) == "a", "served")
-    remove()
+    remove(pod)
     restartable.agent.await_line(lambda line: NOT_SERVED in line.text, timeout=10)
     pod = create()
     eventually(lambda: outcome(pod, TCP, web.v4, 80, 0.1) == "a", "served in the new cgroup")
-    remove()
+    remove(pod)
 
 
 # Maps that are full

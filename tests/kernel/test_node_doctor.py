@@ -7,6 +7,7 @@ import pytest
 from ebpfproxy.backends.firewall_checks import BEFORE_NAT, FORWARD
 from ebpfproxy.diagnose.doctor.links import Page
 from ebpfproxy.diagnose.doctor.other_proxies import LEFT_OVER, PROXY
+from tests.kernel.cluster import Cluster
 from tests.kernel.uplinks import LOOSE, STRICT, Uplinks
 
 pytestmark = [pytest.mark.kernel, pytest.mark.ways("nftables")]
@@ -52,8 +53,10 @@ def test_a_strict_reverse_path_filter_accepts_equal_cost_routes(uplinks: Uplinks
     assert re.findall(r"(\w+) +requests by eth\d", report) == ["present"]
 
 
-def test_a_running_agent_is_not_another_proxy(uplinks: Uplinks) -> None:
-    report = uplinks.ebpfproxy("doctor", check=False).stdout
+def test_a_running_agent_is_not_another_proxy(restartable: Cluster) -> None:
+    restartable.mode = "nftables"
+    restartable.launch(before=("env",)).await_sync()  # doctor reads the command line of a process
+    report = restartable.ebpfproxy("doctor", check=False).stdout
     assert re.fullmatch(r"present an ebpfproxy agent runs: process \d+", state(report, PROXY))
     assert LEFT_OVER not in report
     assert "free port" not in report

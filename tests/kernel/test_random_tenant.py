@@ -13,7 +13,7 @@ import pytest
 from ebpfproxy.lab import manifests
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.linux.netns import netns
-from tests.kernel.clients import TCP, Dial, outcome_here
+from tests.kernel.clients import TCP, Dial, outcome_of
 from tests.kernel.cluster import PATIENCE, TCP_TARGET, Cluster
 from tests.support.apiserver import ApiServer
 from tests.support.tenant import NAMESPACE, Tenant
@@ -61,7 +61,7 @@ class Quiet:
     def answers(self, number: int) -> set[str]:
         """The pods that answer at both addresses."""
         with netns.entered(self.cluster.node.netns):
-            found = [outcome_here(Dial(TCP, address, 80)) for address in self.addresses(number)]
+            found = [outcome_of(Dial(TCP, address, 80)) for address in self.addresses(number)]
         return {each.partition(" ")[0] for each in found}
 
     def dropped(self) -> int:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from ebpfproxy.lab import Netns, Pod
-from tests.kernel.clients import TCP, UDP, Dial, answers, new_ports, outcome_here
+from tests.kernel.clients import TCP, UDP, Dial, answers, new_ports, outcome_of
 from tests.kernel.cluster import Cluster, Exposed, eventually
 from tests.kernel.scenarios import PORTS, Row, Scenarios, Stage, Steps
 from tests.kernel.test_pod_namespaces import await_socket_path
+from tests.support.foreign_sockets import creating_in
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(1800)]
 
@@ -46,7 +47,7 @@ def chosen(client: Netns, webs: Sequence[Exposed]) -> list[str]:
 
 
 def one_by_one(client: Netns, dials: Sequence[Dial]) -> list[str]:
-    return client.call(lambda: [outcome_here(dial) for dial in dials])
+    return [outcome_of(dial, creating_in(client)) for dial in dials]
 
 
 def only(client: Netns, web: Exposed, count: int = 10) -> str:

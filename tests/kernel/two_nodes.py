@@ -25,6 +25,7 @@ from tests.kernel.cluster import (
 )
 from tests.kernel.differences import DIFFERENCES
 from tests.support import datagrams
+from tests.support.foreign_sockets import creating_in
 from tests.support.offloads import set_offloads
 
 FRONTENDS = ("ClusterIP", "NodePort", "ExternalIP", "LoadBalancer")
@@ -173,7 +174,7 @@ class TwoNodes(Cluster):
     def await_beacon(self, address: str, port: int) -> None:
         super().await_beacon(address, port)
         if self._second_agent and self._second_ready:
-            self.second.host.call(lambda: clients.first_to_answer(address, port, PATIENCE))
+            clients.first_to_answer(address, port, PATIENCE, creating_in(self.second.host))
 
     def _start_second(self, *flags: str) -> Agent:
         """Start the second node's agent. Only later starts are awaited: the first one takes long."""
@@ -277,8 +278,7 @@ class TwoNodes(Cluster):
 
     def await_packets_of(self, pod: Pod, web: Exposed) -> None:
         """Wait until a Service answers a pod whose sockets bypass the node's hooks."""
-        answer = clients.first_to_answer
-        pod.call(lambda: answer(web.v4, 80, PATIENCE))
+        clients.first_to_answer(web.v4, 80, PATIENCE, creating_in(pod))
 
 
 def _bad_checksums() -> int:
@@ -301,22 +301,14 @@ def name_and_client(answer: str) -> tuple[str, str]:
 
 def streamed(netns: Netns, address: str, port: int, payload: bytes, timeout: float = 10.0) -> bytes:
     """The part of the payload that a server sends back over TCP."""
-
-    def talk() -> bytes:
-        with sockets.dial(TCP, address, port, timeout) as client:
-            return sockets.exchange(client, payload)
-
-    return netns.call(talk)
+    with sockets.dial(TCP, address, port, timeout, create=creating_in(netns)) as client:
+        return sockets.exchange(client, payload)
 
 
 def echoed(netns: Netns, address: str, port: int, payload: bytes) -> bytes:
     """The data that a server sends back for one datagram."""
-
-    def talk() -> bytes:
-        with sockets.dial(Protocol.UDP, address, port, 0.3) as client:
-            return datagrams.exchange_datagram(client, payload)
-
-    return netns.call(talk)
+    with sockets.dial(Protocol.UDP, address, port, 0.3, create=creating_in(netns)) as client:
+        return datagrams.exchange_datagram(client, payload)
 
 
 def route_mtu(netns: Netns, address: str) -> int:

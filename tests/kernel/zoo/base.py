@@ -25,6 +25,7 @@ from tests.kernel.clients import SILENT, Dial
 from tests.kernel.cluster import SERVICE_NETWORKS, START_PATIENCE, TCP_TARGET, UDP_TARGET
 from tests.kernel.zoo.flows import CLIENT, DEFAULTS, ENDPOINTS, FAMILIES, HOST, NODE, SERVICES, Flow
 from tests.kernel.zoo.virtual_machine import connect_taps
+from tests.support.foreign_sockets import creating_in
 
 PORTS = {name: 101 + number for number, name in enumerate(SERVICES)}
 HOST_PORTS = dict.fromkeys(("self", "second"), 9090)
@@ -348,18 +349,16 @@ class Zoo:
 
 def outcomes(netns: Netns, dials: Sequence[Dial]) -> list[str]:
     """As `clients.outcomes`, with RESET."""
+    create = creating_in(netns)
 
     def outcome(dial: Dial) -> str:
         try:
-            return clients.outcome_here(dial)
+            return clients.outcome_of(dial, create)
         except ConnectionResetError:
             return RESET
 
-    def all_of_them() -> list[str]:
-        with concurrent.futures.ThreadPoolExecutor(len(dials)) as threads:
-            return list(threads.map(outcome, dials))
-
-    return netns.call(all_of_them)
+    with concurrent.futures.ThreadPoolExecutor(len(dials)) as threads:
+        return list(threads.map(outcome, dials))
 
 
 def usual_balancer(number: int) -> Pair:
