@@ -17,6 +17,7 @@ Create = Callable[[int, int, int], socket.socket]
 """Creates a socket, as socket.socket does: family, type, protocol."""
 
 _REQUEST = struct.Struct("=iii")
+_PATIENCE = 60.0  # seconds for a socket
 _ERROR = struct.Struct("=i")  # errno, 0 with a descriptor
 
 
@@ -27,6 +28,7 @@ class _Maker:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             preloaded.start(netns, [__file__], theirs.fileno())
+        self._channel.settimeout(_PATIENCE)
         self._lock = threading.Lock()
 
     def create(self, family: int, kind: int, protocol: int) -> socket.socket:

@@ -34,6 +34,7 @@ from ebpfproxy.linux.netns import netns
 _ordinary = Agent.popen
 _MOST = 1 << 20  # bytes of a request
 _STATUS = struct.Struct("=i")
+_PATIENCE = 60.0  # seconds for an answer of the server
 _EXCLUDED = (
     "ebpfproxy.bench",
     "ebpfproxy.lab",
@@ -95,6 +96,7 @@ class Server:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
             )
+        self._socket.settimeout(_PATIENCE)
         self._lock = threading.Lock()
 
     def start(self, node: Netns, command: Sequence[str], out: int, error: int) -> Forked:
@@ -116,7 +118,8 @@ class Server:
         return Forked(_STATUS.unpack(raw)[0], pidfd, ended)
 
     def close(self) -> None:
-        self._socket.close()
+        """Children of this process may still hold the socket."""
+        self._process.kill()
         self._process.wait()
 
 
@@ -187,8 +190,10 @@ def _serve(control: socket.socket) -> list[str]:
     while True:
         for ready, _ in poll.poll():
             if ready != control.fileno():
-                poll.unregister(ready)
-                _report(ready, ends.pop(ready))
+                if _has_reported(ready, ends[ready]):
+                    poll.unregister(ready)
+                    os.close(ready)
+                    os.close(ends.pop(ready))
                 continue
             raw, descriptors, _, _ = socket.recv_fds(control, _MOST, 3)
             if not raw:
@@ -205,13 +210,14 @@ def _serve(control: socket.socket) -> list[str]:
                 os.close(each)
 
 
-def _report(pidfd: int, end: int) -> None:
-    result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-    assert result
+def _has_reported(pidfd: int, end: int) -> bool:
+    """Write the exit status. False if the process runs: execve(2) by a thread can make its pidfd readable."""
+    result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    if not result:
+        return False
     status = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
     os.write(end, _STATUS.pack(status))
-    os.close(end)
-    os.close(pidfd)
+    return True
 
 
 def _become(request: dict[str, Any], out: int, error: int) -> list[str]:
