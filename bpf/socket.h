@@ -352,25 +352,10 @@ static __always_inline void udp_connect_unserved(u64 cookie, const struct servic
 		peer_free(entry);
 }
 
-/* Handles connect() to a Service without an endpoint for this client. TCP: connect() fails if the
- * Service rejects. UDP: the socket connects to the frontend and waits. The packet path rejects or
- * drops its packets. The control plane reconnects the socket when the Service has an endpoint.
- */
-static __always_inline enum verdict connect_without_endpoint(const struct service_key *frontend,
-							     const struct service *service,
-							     u64 cookie, enum verdict verdict)
-{
-	if (frontend->protocol != IPPROTO_UDP) {
-		peer_remove(cookie);
-		return verdict;
-	}
-	keep_previous_endpoint(cookie, frontend);
-	peer_write(cookie, frontend, frontend, service->id, NO_ENDPOINT, false);
-	return PASS;
-}
-
 /* Selects the endpoint for a connected socket. If it returns TRANSLATED, `to` is the endpoint's
- * address.
+ * address. Without an endpoint for this client, connect() fails for TCP if the Service rejects. A
+ * UDP socket connects to the frontend and waits: the packet path rejects or drops its packets, and
+ * the control plane reconnects the socket when the Service has an endpoint.
  */
 static __always_inline enum verdict socket_connect(const struct service_key *destination,
 						   struct service_key *to, u64 netns_cookie,
@@ -378,13 +363,14 @@ static __always_inline enum verdict socket_connect(const struct service_key *des
 						   struct happening *what)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
+	bool is_udp = destination->protocol == IPPROTO_UDP, reconnects;
+	struct endpoint *endpoint = NULL;
 	struct service service;
-	struct endpoint *endpoint;
 	enum verdict verdict;
-	u32 id = 0;
+	u32 id = NO_ENDPOINT;
 
 	if (owner == OWNER_UNSERVED || !service_find(destination, owner == OWNER_NODE, &service)) {
-		if (destination->protocol == IPPROTO_UDP) /* TCP sockets connect only once */
+		if (is_udp) /* TCP sockets connect only once */
 			udp_connect_unserved(cookie, destination);
 		return PASS;
 	}
@@ -394,28 +380,36 @@ static __always_inline enum verdict socket_connect(const struct service_key *des
 		return PASS;
 	}
 	what->service_id = service.id;
-	verdict = socket_admit(&service, what);
-	if (verdict != TRANSLATED)
-		return connect_without_endpoint(destination, &service, cookie, verdict);
-	endpoint = socket_choose(&service, destination, netns_cookie, &id, &what->flags);
-	if (!endpoint) {
-		happened(what, EVENT_REJECTED,
-			 COUNTER_INCONSISTENT); /* maps contradict each other */
-		return connect_without_endpoint(destination, &service, cookie, REFUSED);
-	}
-	if (owner == OWNER_NODE && !replies_reach(sk, destination, endpoint)) {
-		peer_remove(cookie);
-		return PASS;
-	}
 	*to = *destination;
-	to->address = endpoint->address;
-	to->port = endpoint->port;
-	happened(what, EVENT_NEW, COUNTER_CONNECT);
-	if (destination->protocol == IPPROTO_UDP && keep_previous_endpoint(cookie, destination))
+	verdict = socket_admit(&service, what);
+	if (verdict == TRANSLATED) {
+		endpoint = socket_choose(&service, destination, netns_cookie, &id, &what->flags);
+		if (!endpoint) { /* maps contradict each other */
+			happened(what, EVENT_REJECTED, COUNTER_INCONSISTENT);
+			verdict = REFUSED;
+			id = NO_ENDPOINT;
+		}
+	}
+	if (endpoint) {
+		if (owner == OWNER_NODE && !replies_reach(sk, destination, endpoint)) {
+			peer_remove(cookie);
+			return PASS;
+		}
+		to->address = endpoint->address;
+		to->port = endpoint->port;
+		happened(what, EVENT_NEW, COUNTER_CONNECT);
+	} else if (!is_udp) {
+		peer_remove(cookie);
+		return verdict;
+	} else {
+		verdict = PASS;
+	}
+	reconnects = is_udp && keep_previous_endpoint(cookie, destination);
+	if (reconnects && endpoint)
 		what->kind = EVENT_RECONNECTED;
 	peer_write(cookie, destination, to, service.id, id,
-		   service.algorithm == ALGORITHM_LEAST_CONNECTIONS);
-	return TRANSLATED;
+		   endpoint && service.algorithm == ALGORITHM_LEAST_CONNECTIONS);
+	return verdict;
 }
 
 /* Selects the endpoint for a datagram. The socket keeps its endpoint for this frontend while that
