@@ -23,6 +23,8 @@ ASSURED = 2.5
 nf_conntrack_udp_packet()). Before that it may be evicted, and it ends after 30 s without a packet."""
 THIRD_SYN = 4.0
 """Seconds in which a client sends three SYNs. On a busy machine, a full queue may drop one of them."""
+CLIENTS_APART = 0.02
+"""Seconds between new clients. Thousands of them would fill the table of flows, which is small here."""
 ATTEMPTS = 5
 """Attempts of a UDP client: the endpoints' sockets drop datagrams during a flood."""
 
@@ -88,6 +90,7 @@ def _answer(sock: socket.socket) -> str:
 
 def _new_client(target: Target, address: str, port: int) -> str:
     """The endpoint that answers a new TCP client; SILENT if none answers until its third SYN."""
+    time.sleep(CLIENTS_APART)
     return outcome(target.lab.outside, TCP, address, port, THIRD_SYN).partition(" ")[0]
 
 
