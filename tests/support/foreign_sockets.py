@@ -23,7 +23,7 @@ _ERROR = struct.Struct("=i")  # errno, 0 with a descriptor
 
 class _Maker:
     def __init__(self, netns: Netns) -> None:
-        from tests.support import preloaded
+        from tests.support import preloaded  # not in the process that creates the sockets
 
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
