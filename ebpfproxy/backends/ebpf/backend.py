@@ -77,8 +77,8 @@ _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 _LONGEST = 0.03  # seconds after which a change postpones further ServicePorts
 _PATIENCE = 5.0  # seconds to wait for an agent that is ending, for example when a DaemonSet is updated
 
-
 _ATTACHED = HookKey, DeviceKey, Target
+"""The keys of what `_Attachments` has."""
 
 
 class _Attachments(NamedTuple):
