@@ -363,7 +363,7 @@ static __always_inline enum verdict socket_connect(const struct service_key *des
 						   struct happening *what)
 {
 	enum socket_owner owner = socket_owner(netns_cookie);
-	bool is_udp = destination->protocol == IPPROTO_UDP, reconnects;
+	bool is_udp = destination->protocol == IPPROTO_UDP;
 	struct endpoint *endpoint = NULL;
 	struct service service;
 	enum verdict verdict;
@@ -404,8 +404,7 @@ static __always_inline enum verdict socket_connect(const struct service_key *des
 	} else {
 		verdict = PASS;
 	}
-	reconnects = is_udp && keep_previous_endpoint(cookie, destination);
-	if (reconnects && endpoint)
+	if (is_udp && keep_previous_endpoint(cookie, destination) && endpoint)
 		what->kind = EVENT_RECONNECTED;
 	peer_write(cookie, destination, to, service.id, id,
 		   endpoint && service.algorithm == ALGORITHM_LEAST_CONNECTIONS);

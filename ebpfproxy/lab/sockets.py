@@ -12,6 +12,9 @@ from ebpfproxy.model.address import Protocol
 Reply = Callable[[str, int], str]
 """Returns the answer for a client's address and port, as its server sees them."""
 
+Create = Callable[[int, int, int], socket.socket]
+"""Creates a socket of a family, type and protocol, as socket.socket does."""
+
 _TYPES = {
     Protocol.TCP: socket.SOCK_STREAM,
     Protocol.UDP: socket.SOCK_DGRAM,
@@ -139,7 +142,7 @@ def dial(
     port: int,
     timeout: float = ANSWERED,
     source: tuple[str, int] = ("", 0),
-    create: Callable[[int, int, int], socket.socket] = socket.socket,
+    create: Create = socket.socket,
 ) -> socket.socket:
     """Return a connected socket. Raises OSError, including TimeoutError.
 
@@ -165,7 +168,7 @@ def ask(
     port: int,
     timeout: float = ANSWERED,
     source: tuple[str, int] = ("", 0),
-    create: Callable[[int, int, int], socket.socket] = socket.socket,
+    create: Create = socket.socket,
 ) -> str:
     """Connect, send "?" and return the answer. Raises OSError; ConnectionResetError without an answer."""
     with dial(protocol, address, port, timeout, source, create) as client:

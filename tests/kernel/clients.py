@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ebpfproxy.lab import Netns, Pod, sockets
 from ebpfproxy.model.address import Protocol
-from tests.support.foreign_sockets import Create, creating_in
+from tests.support.foreign_sockets import creating_in
 
 REFUSED, SILENT, DENIED = "refused", "silent", "denied"
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
@@ -85,7 +85,7 @@ def outcome(
     return outcome_of(Dial(protocol, address, port, timeout), creating_in(netns))
 
 
-def outcome_of(dial: "Dial", create: Create = socket.socket) -> str:
+def outcome_of(dial: "Dial", create: sockets.Create = socket.socket) -> str:
     """As `outcome`, with a socket of this process or one that `create` returns."""
     try:
         return sockets.ask(*dial, create)
@@ -139,7 +139,6 @@ class Dial(NamedTuple):
 
 def outcomes(netns: Netns, dials: Sequence[Dial]) -> list[str]:
     """The outcome of each, all at the same time, so that they share the waiting time."""
-
     create = creating_in(netns)
     with concurrent.futures.ThreadPoolExecutor(max(1, len(dials))) as threads:
         return list(threads.map(lambda dial: outcome_of(dial, create), dials))
@@ -184,7 +183,7 @@ def connected_from(
     return made
 
 
-def first_to_answer(address: str, port: int, patience: float, create: Create = socket.socket) -> str:
+def first_to_answer(address: str, port: int, patience: float, create: sockets.Create = socket.socket) -> str:
     """Connect until a server answers. Raises TimeoutError.
 
     On a busy machine an answer may take longer than the first attempts wait.

@@ -19,7 +19,7 @@ from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import DENIED, REFUSED, SILENT, TCP, UDP, Dial, new_ports, outcome_of
 from tests.kernel.cluster import Cluster, Exposed
 from tests.kernel.differences import DIFFERENCES, Differences
-from tests.support.foreign_sockets import Create, creating_in
+from tests.support.foreign_sockets import creating_in
 
 SILENCE = 0.3
 """Seconds to wait if no answer is expected."""
@@ -189,7 +189,7 @@ def _outcomes(rows: Iterable[Row]) -> dict[Row, str | frozenset[str]]:
     for client, own in clients.items():
         create = creating_in(client)
 
-        def answers(row: Row, create: Create = create) -> list[str]:
+        def answers(row: Row, create: sockets.Create = create) -> list[str]:
             return [outcome_of(each, create) for each in _dials(row)]
 
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:

@@ -1,5 +1,6 @@
 """Changes of hooks and devices by other programs are detected although the agent changed them in between."""
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 
 import pytest
@@ -27,6 +28,22 @@ def place() -> Iterator[BpfPlace]:
         yield made
 
 
+@contextlib.contextmanager
+def opened(place: BpfPlace, *, devices: bool = True) -> Iterator[EbpfBackend]:
+    plane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, devices=devices))
+    plane.open()
+    try:
+        yield plane
+    finally:
+        plane.close()
+
+
+@pytest.fixture
+def devices() -> Iterator[RealDevices]:
+    with namespace("generation") as made, made.entered():
+        yield RealDevices()
+
+
 def attached(place: BpfPlace) -> list[int]:
     """A link without a pin ends in a work queue of the kernel (bpf_link_put())."""
     return [each for hook in SOCKET_HOOKS for each in cgroup.programs(place.cgroup, hook.attach_type)]
@@ -34,9 +51,7 @@ def attached(place: BpfPlace) -> list[int]:
 
 def test_a_foreign_change_just_before_the_agents_own_change_is_detected(place: BpfPlace) -> None:
     """A proxier records the generation after its sync. It must not be the generation of unread hooks."""
-    plane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs, devices=False))
-    plane.open()
-    try:
+    with opened(place, devices=False) as plane:
         wanted: dict[Key, Entry] = plane.render((), NodePlan())
         assert not plane.apply(diff(plane.read(), wanted))
         before = plane.generation()
@@ -51,57 +66,43 @@ def test_a_foreign_change_just_before_the_agents_own_change_is_detected(place: B
         assert not plane.apply(diff(plane.read(), wanted | network))
         before = plane.generation()
         assert plane.generation() == before
-    finally:
-        plane.close()
 
 
 @pytest.mark.parametrize(("stripped", "detected"), [("one", False), ("two", True)])
 def test_a_foreign_change_of_a_device_is_detected_unless_the_agent_changes_the_device_itself(
-    place: BpfPlace, stripped: str, detected: bool
+    place: BpfPlace, devices: RealDevices, stripped: str, detected: bool
 ) -> None:
     """Another program removes the agent's programs from a device, just before the agent leaves device one."""
-    with namespace("generation") as made, made.entered():
-        devices = RealDevices()
-        one, two = devices.add("one"), devices.add("two")
-        plane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs))
-        plane.open()
-        try:
-            both: dict[Key, Entry] = plane.render((), watched((one, "one"), (two, "two")))
-            assert not plane.apply(diff(plane.read(), both))
-            devices.strip(stripped)
-            assert not plane.apply(diff(both, plane.render((), watched((two, "two")))))
-            before = plane.generation()
-            assert (plane.generation() != before) is detected
-        finally:
-            plane.close()
+    one, two = devices.add("one"), devices.add("two")
+    with opened(place) as plane:
+        both: dict[Key, Entry] = plane.render((), watched((one, "one"), (two, "two")))
+        assert not plane.apply(diff(plane.read(), both))
+        devices.strip(stripped)
+        assert not plane.apply(diff(both, plane.render((), watched((two, "two")))))
+        before = plane.generation()
+        assert (plane.generation() != before) is detected
 
 
 def test_a_foreign_change_during_the_agents_own_change_is_detected(
-    place: BpfPlace, monkeypatch: pytest.MonkeyPatch
+    place: BpfPlace, devices: RealDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent once took it for its own: no other comparison finds it before the sync period ends."""
-    with namespace("generation") as made, made.entered():
-        devices = RealDevices()
-        one, two = devices.add("one"), devices.add("two")
-        plane = EbpfBackend(EbpfSettings(place.cgroup, place.bpffs))
-        plane.open()
-        try:
-            first = plane.render((), watched((one, "one")))
-            assert not plane.apply(diff(plane.read(), first))
-            both = plane.render((), watched((one, "one"), (two, "two")))
-            attach = plane._programs.attach  # the last step of a change
+    one, two = devices.add("one"), devices.add("two")
+    with opened(place) as plane:
+        first = plane.render((), watched((one, "one")))
+        assert not plane.apply(diff(plane.read(), first))
+        both = plane.render((), watched((one, "one"), (two, "two")))
+        attach = plane._programs.attach  # the last step of a change
 
-            def disturbed(hooks: Collection[str]) -> Mapping[str, KernelError]:
-                devices.strip("one")
-                return attach(hooks)
+        def disturbed(hooks: Collection[str]) -> Mapping[str, KernelError]:
+            devices.strip("one")
+            return attach(hooks)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(plane._programs, "attach", disturbed)
-                assert not plane.apply(diff(first, both))
-            before = plane.generation()
-            assert plane.generation() != before
-            assert not plane.apply(diff(plane.read(), both))
-            before = plane.generation()
-            assert plane.generation() == before
-        finally:
-            plane.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(plane._programs, "attach", disturbed)
+            assert not plane.apply(diff(first, both))
+        before = plane.generation()
+        assert plane.generation() != before
+        assert not plane.apply(diff(plane.read(), both))
+        before = plane.generation()
+        assert plane.generation() == before

@@ -1,7 +1,7 @@
 """Sockets of another network namespace and cgroup, for use by this process.
 
 A socket keeps both, whichever process holds its descriptor. So one process in each of them creates the
-sockets of all clients there. A fork of a test worker for each client takes 4 to 8 ms of CPU time.
+sockets of all clients there. A fork of a test worker for each client takes 7 ms of CPU time or more.
 """
 
 import os
@@ -9,12 +9,9 @@ import socket
 import struct
 import threading
 import weakref
-from collections.abc import Callable
 
 from ebpfproxy.lab.netns import Netns
-
-Create = Callable[[int, int, int], socket.socket]
-"""Creates a socket, as socket.socket does: family, type, protocol."""
+from ebpfproxy.lab.sockets import Create
 
 _REQUEST = struct.Struct("=iii")
 _PATIENCE = 60.0  # seconds for a socket
