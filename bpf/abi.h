@@ -489,17 +489,19 @@ struct half_open_row {
 };
 
 /* Value of `flow_ports`, for 64 consecutive ports. Each protocol has a line of FLOW_PORT_LINE
- * entries (enum port_line). A byte records how flows have used the port since the map was created.
+ * entries (enum port_line). A byte is 1 if a flow has used the port in this way (enum port_use)
+ * since the map was created. Two CPUs may write at the same time, so no byte has two meanings.
  */
 #define FLOW_PORT_LINE	  1024
 #define FLOW_PORT_ENTRIES 3072
 struct port_uses {
-	__u8 use[64]; /* enum port_use */
+	__u8 is_used[128];
 };
 
+/* Where the bytes of one use begin in struct port_uses. */
 enum port_use {
-	PORT_OF_FRONTEND = 1,
-	PORT_OF_ENDPOINT = 2,
+	PORT_OF_FRONTEND = 0,
+	PORT_OF_ENDPOINT = 64,
 };
 
 /* Key of `fragments`: the fragments of one datagram, on one side of the stack. `protocol` is

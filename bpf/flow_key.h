@@ -6,35 +6,31 @@
 
 #include "scratch.h"
 
-/* Returns how flows have used a port (bits of enum port_use). */
-static __always_inline u8 *port_uses_of(u8 protocol, __be16 port)
+static __always_inline u8 *port_is_used(u8 protocol, __be16 port, enum port_use use)
 {
 	u32 number = bpf_ntohs(port);
 	WORD_KEY(entry, port_line(protocol) * FLOW_PORT_LINE + number / 64);
 	struct port_uses *uses = flow_ports.lookup(entry);
 
-	return uses ? &uses->use[number % 64] : NULL;
+	return uses ? &uses->is_used[use + number % 64] : NULL;
 }
 
 /* Whether a flow has used the port in this way. Most packets belong to no flow; this check saves
  * their lookups in hash maps.
  */
-static __always_inline bool port_has_use(u8 protocol, __be16 port, u8 use)
+static __always_inline bool port_has_use(u8 protocol, __be16 port, enum port_use use)
 {
-	u8 *uses = port_uses_of(protocol, port);
+	u8 *used = port_is_used(protocol, port, use);
 
-	return uses && *uses & use;
+	return used && *used;
 }
 
-static __always_inline void port_set_use(u8 protocol, __be16 port, u8 use)
+static __always_inline void port_set_use(u8 protocol, __be16 port, enum port_use use)
 {
-	u8 *uses = port_uses_of(protocol, port);
+	u8 *used = port_is_used(protocol, port, use);
 
-	/* If two CPUs write at the same time, one bit may be lost. Bits are never cleared, so the
-	 * next flow sets it again.
-	 */
-	if (uses && !(*uses & use))
-		*uses |= use;
+	if (used && !*used)
+		*used = 1;
 }
 
 static __always_inline void tuple_set(struct flow_key *key, const struct address *source,

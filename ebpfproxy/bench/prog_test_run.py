@@ -132,10 +132,10 @@ def _write_flow(maps: Maps, flow: Flow) -> None:
     maps["flows"].update(*flow.entry())
     maps["replies"].update(*flow.reply_entry())
     for port, use in ((flow.frontend_port, "PORT_OF_FRONTEND"), (flow.endpoint_port, "PORT_OF_ENDPOINT")):
-        line, at = divmod(ntohs(port), abi.PORT_USES.size)
+        line, at = divmod(ntohs(port), 64)
         key = _U32.pack(abi.CONSTANTS["PORTS_TCP"] * abi.CONSTANTS["FLOW_PORT_LINE"] + line)
         uses = bytearray(maps["flow_ports"].lookup(key) or bytes(abi.PORT_USES.size))
-        uses[at] |= abi.CONSTANTS[use]
+        uses[abi.CONSTANTS[use] + at] = 1
         maps["flow_ports"].update(key, bytes(uses))
 
 
