@@ -60,13 +60,15 @@ def started(
     monkeypatch.setattr(flow_collector, "_POLL", 0.01)
     monkeypatch.setattr(flow_collector, "_SHORTEST", 0.01)
     monkeypatch.setattr(flow_collector, "_LONGEST", 0.01)
+    monkeypatch.setattr(flow_collector, "_CROWDED_SHORTEST", 0.01)
     running = []
 
     def start(
         pods_bypass: Callable[[frozenset[int]], object] = lambda seen: None,
         note: Callable[[bool], object] = lambda present: None,
+        tcp_fin: int = 1,
     ) -> FlowCollector:
-        running.append(FlowCollector(folder, FlowTimeouts(tcp_fin=1), pods_bypass, note))
+        running.append(FlowCollector(folder, FlowTimeouts(tcp_fin=tcp_fin), pods_bypass, note))
         return running[-1]
 
     yield start
@@ -102,6 +104,22 @@ def test_only_expired_flows_are_removed(maps: Maps, started: Start) -> None:
         reply_entries(*alive, *half_open),
     ]
     assert maps["established_flows"].lookup(_U32.pack(0)) == _U32.pack(len(alive))
+
+
+@pytest.mark.parametrize("kind", [abi.FLOWS_OF_TCP, abi.FLOWS_OF_OTHERS])
+def test_closed_flows_are_removed_earlier_while_established_flows_are_many(
+    maps: Maps, started: Start, kind: int
+) -> None:
+    """The programs count them: the map need not be full for this test."""
+    a_while_ago = time.monotonic_ns() - 15 * NS
+    closed = [a_flow(n, flags=abi.FLOW_RESET, last_seen=a_while_ago) for n in range(100)]
+    alive = a_flow(1000, last_seen=a_while_ago)
+    write(maps, *closed, alive)
+    collector = started(tcp_fin=10_000)
+    eventually(lambda: collector.collected().entries == 101)
+    maps["established_flows"].update(_U32.pack(kind), _U32.pack(maps["flows"].shape.max_entries // 2))
+    eventually(lambda: collector.collected().expired == len(closed))
+    assert contents(maps["flows"]) == entries(alive)
 
 
 def test_an_expired_reply_entry_without_flow_is_removed(maps: Maps, started: Start) -> None:
@@ -167,10 +185,10 @@ def test_an_exception_of_a_walk_does_not_end_the_thread(
     run = sweep.FlowSweep.run
     failures = [OSError(24, "too many files"), ValueError("unexpected")]
 
-    def failing(sweep: sweep.FlowSweep, rest: Callable[[float], bool]) -> sweep.Swept:
+    def failing(sweep: sweep.FlowSweep, rest: Callable[[float], bool], *, crowded: bool) -> sweep.Swept:
         if failures:
             raise failures.pop()
-        return run(sweep, rest)
+        return run(sweep, rest, crowded=crowded)
 
     monkeypatch.setattr(sweep.FlowSweep, "run", failing)
     write(maps, a_flow(flags=abi.FLOW_RESET))

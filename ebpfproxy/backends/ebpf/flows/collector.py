@@ -36,11 +36,13 @@ _MAPS = (
 _POLL = 1.0  # seconds between reads of `bypassing`: the delay until a bypassing pod is served
 _SHORTEST, _LONGEST = 10.0, 60.0  # seconds between walks
 _CHANGED = 0.05  # if a larger part of all entries was removed, the next walk follows soon
-_CROWDED = 0.75  # if a larger part of the capacity is in use, the next walk follows soon
+_CROWDED = 1 / 3  # of all entries, in use by one kind of flows: about half of what it may use
+_CROWDED_SHORTEST = 2.0  # as _SHORTEST, if many entries were removed while one kind uses more than that
 _REST_FACTOR = 3  # it rests 3 times as long as it works, so a walk takes a quarter of a CPU
 _LONGEST_REST = 0.05  # seconds
 _PATIENCE = 5.0  # seconds that `close` waits for a step that cannot be interrupted
 _IFINDEX = struct.Struct("=I")
+_SIGNED = struct.Struct("=i")  # the programs may subtract flows that the last walk did not count
 
 
 class Collected(NamedTuple):
@@ -92,10 +94,11 @@ class FlowCollector:
         note_netfilter: Callable[[bool], object],
     ) -> None:
         self._maps = [Map.pinned(maps / name) for name in _MAPS]
-        self._flows, replies, established, self._bypassing, endpoints, connections, peers = self._maps
+        flows, replies, self._established, self._bypassing, endpoints, connections, peers = self._maps
+        self._crowd = int(_CROWDED * flows.shape.max_entries)
         self._endpoints = endpoints.mapped()
         self._connections = Connections(connections, peers, self._endpoints)
-        flow_maps = FlowMaps(self._flows, replies, established, self._endpoints)
+        flow_maps = FlowMaps(flows, replies, self._established, self._endpoints)
         self._sweep = FlowSweep(flow_maps, timeouts, connections=self._connections)
         self.netfilter_flows = NetfilterFlows(maps, note_netfilter)
         self._pods_bypass = pods_bypass
@@ -122,12 +125,13 @@ class FlowCollector:
 
     def _run(self) -> None:
         interval = _SHORTEST
-        due = time.monotonic() + interval
+        ended = time.monotonic()
         while not self._stop.wait(_POLL):
             self._poll()
-            if time.monotonic() >= due:
-                interval = self._walk(interval)
-                due = time.monotonic() + interval
+            crowded = self._is_crowded()
+            if time.monotonic() - ended >= (min(interval, _SHORTEST) if crowded else interval):
+                interval = self._walk(interval, crowded)
+                ended = time.monotonic()
 
     def _poll(self) -> None:
         """Report pods that bypass, if the set has changed."""
@@ -140,19 +144,25 @@ class FlowCollector:
         except Exception as failure:  # the thread continues: without it there would be no later attempt
             log.error(PODS_UNREAD, reason=_reason(failure))
 
-    def _walk(self, interval: float) -> float:
+    def _is_crowded(self) -> bool:
+        """Whether TCP flows, or all others, use so many entries that their room may soon be used up."""
+        try:
+            return any(_SIGNED.unpack(number)[0] > self._crowd for _, number in self._established.items())
+        except KernelError as failure:
+            log.error(COLLECT_FAILED, reason=_reason(failure))
+            return False
+
+    def _walk(self, interval: float, crowded: bool) -> float:
         """Walk over all flows. Returns the seconds until the next walk."""
         try:
-            swept = self._sweep.run(self._rest)
+            swept = self._sweep.run(self._rest, crowded=crowded)
         except Exception as failure:  # as above
             log.error(COLLECT_FAILED, reason=_reason(failure))
             return _SHORTEST
         self._collected = self._collected.plus(swept)
         self._forget()
         log.debug(COLLECTED, **swept._asdict())
-        if self._connections.is_active:
-            return _SHORTEST
-        return following(swept, self._flows.shape.max_entries, interval)
+        return following(swept, 0 if self._connections.is_active else interval, crowded)
 
     def _forget(self) -> None:
         """Remove connections of netfilter that have ended."""
@@ -168,16 +178,16 @@ class FlowCollector:
         return self._stop.wait(min(_REST_FACTOR * worked, _LONGEST_REST))
 
 
-def following(swept: Swept, room: int, interval: float) -> float:
-    """Seconds from this walk to the next one. `interval`: the seconds before this walk. `room`: the capacity.
+def following(swept: Swept, interval: float, crowded: bool) -> float:
+    """Seconds from this walk to the next one. `interval`: the seconds before this walk.
 
-    It doubles, up to a minute, while little is removed and the map is not crowded. Otherwise it is 10 s.
+    It doubles, up to a minute, while little is removed. Otherwise it is 10 s, or 2 s if it was `crowded`.
     """
     removed = swept.expired + swept.retired + swept.orphaned
     used = max(swept.entries + swept.half_open, swept.replies)
-    if removed > _CHANGED * (used + removed) or used > _CROWDED * room:
-        return _SHORTEST
-    return min(2 * interval, _LONGEST)
+    if removed > _CHANGED * (used + removed):
+        return _CROWDED_SHORTEST if crowded else _SHORTEST
+    return min(max(_SHORTEST, 2 * interval), _LONGEST)
 
 
 def _reason(failure: Exception) -> str:

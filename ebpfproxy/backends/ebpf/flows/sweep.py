@@ -17,6 +17,7 @@ the same way. One call for BATCH entries, in a map of 524 288 entries (Linux 6.1
 - 0.4 to 0.6 ms if so few are that it passes all buckets, which is the longest possible call.
 """
 
+import dataclasses
 import itertools
 import mmap
 import operator
@@ -42,6 +43,11 @@ from ebpfproxy.linux.bpf.bpf import BUSY, Map, errno_of
 
 BATCH = 128
 """Entries per call. The module's docstring has the duration."""
+
+CROWDED_FIN = 5
+"""Seconds without a packet after which a closed TCP flow is over while the room is scarce: time for several
+retransmissions of its last segments. Connection tracking then removes closed connections at once
+(gc_worker_can_early_drop() of nf_conntrack_core.c)."""
 
 _NS = 1_000_000_000
 _KEY = abi.FLOW_KEY.size
@@ -107,19 +113,23 @@ class FlowSweep:
         self._maps = maps
         self._timeouts = timeouts
         self._clock = clock
-        self._start_over()
+        self._start_over(crowded=False)
 
-    def _start_over(self) -> None:
-        self._oldest = Oldest(self._timeouts, self._clock())
+    def _start_over(self, crowded: bool) -> None:
+        timeouts = self._timeouts
+        if crowded:
+            timeouts = dataclasses.replace(timeouts, tcp_fin=min(timeouts.tcp_fin, CROWDED_FIN))
+        self._oldest = Oldest(timeouts, self._clock())
         self._half_open = self._of_tcp = self._expired = self._retired = self._orphaned = self._busy = 0
 
-    def run(self, rest: Callable[[float], bool]) -> Swept:
+    def run(self, rest: Callable[[float], bool], *, crowded: bool = False) -> Swept:
         """Walk over all entries once.
 
         It calls `rest` between batches, with the seconds that the last batch took. The walk ends early if
-        `rest` returns True. Raises KernelError if a map cannot be accessed.
+        `rest` returns True. `crowded`: the room for established flows is scarce, so closed TCP flows are over
+        after CROWDED_FIN. Raises KernelError if a map cannot be accessed.
         """
-        self._start_over()
+        self._start_over(crowded)
         if self._connections:
             self._connections.begin()
         stopped = False

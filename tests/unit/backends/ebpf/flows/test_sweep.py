@@ -206,6 +206,20 @@ def test_a_half_open_flow_is_over_when_neither_side_sends() -> None:
     assert sweep(tables).run(never) == Swept(half_open=1, replies=1)
 
 
+def test_a_walk_over_crowded_maps_removes_closed_flows_earlier_and_no_others() -> None:
+    closed = [a_flow(n, flags=CLOSED, last_seen=NOW - n * NS) for n in (2, 4, 8, 20)]
+    others = [
+        a_flow(100, flags=abi.FLOW_CLIENT_FIN, last_seen=NOW - 20 * NS),
+        a_flow(101, last_seen=NOW - 20 * NS),
+        a_flow(102, last_seen=NOW - 20 * NS, half_open=True),
+    ]
+    tables = Tables(*closed, *others)
+    assert sweep(tables).run(never).expired == 0
+    assert sweep(tables).run(never, crowded=True).expired == 2
+    assert tables.has(*closed[:2], *others)
+    assert sweep(tables, FlowTimeouts(tcp_fin=3)).run(never, crowded=True).expired == 1
+
+
 def test_the_number_of_established_flows_is_written_for_the_programs() -> None:
     half_open = [a_flow(n, last_seen=NOW, half_open=True) for n in range(200, 205)]
     over = [a_flow(n, last_seen=LONG_AGO) for n in range(300, 303)]
