@@ -2,7 +2,6 @@
 
 import collections
 import concurrent.futures
-import contextlib
 import errno
 import itertools
 import socket
@@ -186,11 +185,16 @@ def connected_from(
 def first_to_answer(address: str, port: int, patience: float, create: sockets.Create = socket.socket) -> str:
     """Connect until a server answers. Raises TimeoutError.
 
-    On a busy machine an answer may take longer than the first attempts wait.
+    On a busy machine an answer may take longer than the first attempts wait. Attempts that are refused follow
+    each other slowly: the kernel sends at most 50 ICMP errors at once (icmp_msgs_burst), and a SYN without an
+    answer is sent again only after a second.
     """
     deadline, wait = time.monotonic() + patience, 0.05
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
+        try:
             return sockets.ask(TCP, address, port, wait, create=create)
-        wait = min(wait * 1.2, 2.0)
+        except TimeoutError:
+            wait = min(wait * 1.2, 2.0)
+        except OSError:
+            time.sleep(0.005)
     raise TimeoutError(f"{address} port {port} did not answer within {patience} s")

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
+
 from ebpfproxy.lab import Agent, Lab, Pod, manifests
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.linux import sysctl
@@ -295,6 +297,14 @@ class Cluster:
             failure.add_note("\n".join(line.text for line in self.agent.lines[-50:]))
             raise
 
+    def forget_connections(self) -> None:
+        """Empty the nodes' connection tracking tables, so that earlier connections do not matter.
+
+        A new one gets another source port if netfilter has translated an earlier one to the same tuple.
+        """
+        for node in self.lab.nodes:
+            node.host.call(_flush_conntrack)
+
     @contextlib.contextmanager
     def temporary(self) -> Iterator[None]:
         """After the block, remove the files that were added in it, without waiting for the agent."""
@@ -330,3 +340,9 @@ def local_address(cluster: Cluster, address: str) -> Iterator[None]:
         yield
     finally:
         cluster.lab.ip(cluster.node, f"addr del {address} dev lo")
+
+
+def _flush_conntrack() -> None:
+    """Empty the table of the calling process's network namespace."""
+    with NFCTSocket() as netlink:
+        netlink.flush()

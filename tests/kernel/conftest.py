@@ -151,6 +151,7 @@ def two_nodes(_pair: TwoNodes, request: pytest.FixtureRequest) -> TwoNodes:
     skip_without_ipvs(request.param)
     _pair.mode, flags = WAYS[request.param]
     _pair.flags = (_sync_period(request), *flags)
+    _pair.forget_connections()
     _pair.start()
     return _pair
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
 from ebpfproxy.lab import Lab, Pod
 from ebpfproxy.model.address import Protocol
@@ -76,10 +75,6 @@ class Target(Cluster):
             return True
         return flows < int(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
 
-    def forget_connections(self) -> None:
-        """Empty the node's connection tracking table, so that entries of earlier floods do not matter."""
-        self.node.call(_flush)
-
     def counters(self) -> str:
         """What the stacks of node, client and pods counted, and the agent: for the report of a failure."""
         places = self.node, self.lab.outside, self.a, self.b, self.c
@@ -104,9 +99,3 @@ def in_modes(
         for mode in MODES
     ]
     return pytest.mark.parametrize("target", modes, indirect=True, scope="session")
-
-
-def _flush() -> None:
-    """Empty the table of the calling process's network namespace."""
-    with NFCTSocket() as netlink:
-        netlink.flush()
