@@ -124,12 +124,13 @@ class FlowCollector:
             opened.close()
 
     def _run(self) -> None:
-        interval = _SHORTEST
+        interval, crowded = _SHORTEST, False
         ended = time.monotonic()
         while not self._stop.wait(_POLL):
             self._poll()
-            crowded = self._is_crowded()
-            if time.monotonic() - ended >= (min(interval, _SHORTEST) if crowded else interval):
+            was_crowded, crowded = crowded, self._is_crowded()
+            longest = (_SHORTEST if was_crowded else _CROWDED_SHORTEST) if crowded else interval
+            if time.monotonic() - ended >= min(interval, longest):
                 interval = self._walk(interval, crowded)
                 ended = time.monotonic()
 
