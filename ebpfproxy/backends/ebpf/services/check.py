@@ -49,7 +49,8 @@ class Written:
 def check_services(maps: Maps, arrays: Arrays, written: Written) -> Iterator[bool]:
     """Yield after each step whether everything was as written. Raises KernelError."""
     yield from check_hash(maps["services"], written, written.owner, written.service)
-    yield from _check_names(maps["service_names"], written)
+    names = _Names(written)
+    yield from check_hash(maps["service_names"], written, names.keys, names.value)
     yield from _check_endpoints(arrays, written)
     version, listed = written.version, 0
     for count in arrays.listed_counts():
@@ -83,21 +84,22 @@ def check_hash(
         yield all(map_.lookup(key) == value_of(key) for key in part if key in own)
 
 
-def _check_names(names: Map, written: Written) -> Iterator[bool]:
-    """Compare the map, whose keys are the ids of the records."""
-    remaining = iter(list(written.records))
-    while part := list(islice(remaining, _LOOKED_UP)):
-        yield all(_has_name(names, key, written.records.get(key)) for key in part)
-    version, found = written.version, 0
-    for keys, _ in names.batches(_WALKED):
-        found += len(keys) // U32.size
-        yield True
-    yield written.version != version or found == len(written.records)
+class _Names:
+    """The values of `service_names` by key, which is the id of a record. They follow changes of `written`."""
 
+    def __init__(self, written: Written) -> None:
+        self._written = written
+        self._read()
 
-def _has_name(names: Map, key: ServicePortKey, record: Record | None) -> bool:
-    """Whether `service_names` has the name of a ServicePort. True if there is no record (any more)."""
-    return record is None or names.lookup(U32.pack(record.id)) == name_value(key)
+    def _read(self) -> None:
+        self._version = self._written.version
+        self.keys = {U32.pack(record.id): key for key, record in self._written.records.items()}
+
+    def value(self, id_: bytes) -> bytes | None:
+        if self._version != self._written.version:
+            self._read()
+        key = self.keys.get(id_)
+        return name_value(key) if key else None
 
 
 def _check_endpoints(arrays: Arrays, written: Written) -> Iterator[bool]:
@@ -129,10 +131,9 @@ def _parts(arrays: Arrays, record: Record) -> Iterator[tuple[int, bool]]:
     for start in range(0, len(record.ids), _ENDPOINTS):
         ids = record.ids[start : start + _ENDPOINTS]
         part = record.entry.endpoints.part(start, len(ids))
-        right = all(
-            arrays.endpoint(id_) == rows[at : at + ROW.size] + service
-            for at, id_ in zip(range(start * ROW.size, len(rows), ROW.size), ids, strict=False)
-        )
+        starts = range(start * ROW.size, len(rows), ROW.size)[: len(ids)]
+        wanted = service.join([rows[at : at + ROW.size] for at in starts]) + service
+        right = b"".join(map(arrays.endpoint, ids)) == wanted
         flags = part.flags()
         for flag, (first, _) in lists:
             members = [id_ for id_, has in zip(ids, flags, strict=True) if has & flag]
