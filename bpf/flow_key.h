@@ -6,6 +6,7 @@
 
 #include "scratch.h"
 
+/* Returns the byte that says whether a flow has used the port in this way. */
 static __always_inline u8 *port_is_used(u8 protocol, __be16 port, enum port_use use)
 {
 	u32 number = bpf_ntohs(port);
