@@ -7,7 +7,7 @@
 #include "scratch.h"
 
 /* Returns the byte that says whether a flow has used the port in this way. */
-static __always_inline u8 *port_is_used(u8 protocol, __be16 port, enum port_use use)
+static __always_inline u8 *port_use_of(u8 protocol, __be16 port, enum port_use use)
 {
 	u32 number = bpf_ntohs(port);
 	WORD_KEY(entry, port_line(protocol) * FLOW_PORT_LINE + number / 64);
@@ -21,14 +21,14 @@ static __always_inline u8 *port_is_used(u8 protocol, __be16 port, enum port_use 
  */
 static __always_inline bool port_has_use(u8 protocol, __be16 port, enum port_use use)
 {
-	u8 *used = port_is_used(protocol, port, use);
+	u8 *used = port_use_of(protocol, port, use);
 
 	return used && *used;
 }
 
 static __always_inline void port_set_use(u8 protocol, __be16 port, enum port_use use)
 {
-	u8 *used = port_is_used(protocol, port, use);
+	u8 *used = port_use_of(protocol, port, use);
 
 	if (used && !*used)
 		*used = 1;

@@ -1,15 +1,18 @@
 """Floods from clients that never answer: established connections survive, and new clients connect."""
 
 import contextlib
+import json
 import socket
 import time
 
 import pytest
 
+from ebpfproxy.bench.load import Load
+from ebpfproxy.lab import Lab
 from ebpfproxy.model.address import Protocol
 from tests.kernel.clients import SILENT, TCP, UDP, connected, converse, outcome
 from tests.kernel.cluster import elsewhere
-from tests.kernel.floods.testbed import SHORT, Target, both_families, in_modes
+from tests.kernel.floods.testbed import FLOWS_MAX, SHORT, Target, both_families, in_modes
 from tests.support.flood import Sender, Size, Sources
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
@@ -112,6 +115,26 @@ def test_a_flood_of_one_service_ends_no_flow_of_another(
         with connected(target.lab.outside, UDP, address, flooded) as sock:
             answer = _answer(sock).partition(" ")[0]
         assert not room or answer in {"a", "b", "c"}
+
+
+SHORT_CONNECTIONS, A_SECOND = 7500, 300.0
+"""More than the share of TCP in the table of flows (6,144) before the first of them are over (30 s)."""
+
+
+def test_closed_connections_leave_room_for_new_ones(load: Load) -> None:
+    """The node has an agent of its own: floods fill the table of the others."""
+    with Lab("test-room", 96) as lab, Target(lab, "ebpf") as target:
+        target.start(f"--ebpf-flows-max={FLOWS_MAX}")
+        to = load.targets("short", [(target.node.v4, target.node_port().node_port)])
+        running = load.start_churn(lab.outside, to, count=SHORT_CONNECTIONS, rate=A_SECOND)
+        report = load.end_churn(running, terminate=False, timeout=200.0)
+        assert (report["attempts"], report["failed"]) == (SHORT_CONNECTIONS, 0)
+        assert _flows_full(target) == 0
+
+
+def _flows_full(target: Target) -> int:
+    counters = json.loads(target.ebpfproxy("dump", "counters", "--output=json").stdout)["counters"]
+    return next(int(each["value"]) for each in counters if each["counter"] == "flows_full")
 
 
 # Floods with answers

@@ -36,6 +36,7 @@ _MAPS = (
 _POLL = 1.0  # seconds between reads of `bypassing`: the delay until a bypassing pod is served
 _SHORTEST, _LONGEST = 10.0, 60.0  # seconds between walks
 _CHANGED = 0.05  # if a larger part of all entries was removed, the next walk follows soon
+_FULL = 0.75  # if a larger part of the capacity is in use, the next walk does not follow later
 _CROWDED = 1 / 3  # of all entries, in use by one kind of flows: about half of what it may use
 _CROWDED_SHORTEST = 2.0  # as _SHORTEST, if many entries were removed while one kind uses more than that
 _REST_FACTOR = 3  # it rests 3 times as long as it works, so a walk takes a quarter of a CPU
@@ -95,7 +96,7 @@ class FlowCollector:
     ) -> None:
         self._maps = [Map.pinned(maps / name) for name in _MAPS]
         flows, replies, self._established, self._bypassing, endpoints, connections, peers = self._maps
-        self._crowd = int(_CROWDED * flows.shape.max_entries)
+        self._room = flows.shape.max_entries
         self._endpoints = endpoints.mapped()
         self._connections = Connections(connections, peers, self._endpoints)
         flow_maps = FlowMaps(flows, replies, self._established, self._endpoints)
@@ -147,8 +148,9 @@ class FlowCollector:
 
     def _is_crowded(self) -> bool:
         """Whether TCP flows, or all others, use so many entries that their room may soon be used up."""
+        most = _CROWDED * self._room
         try:
-            return any(_SIGNED.unpack(number)[0] > self._crowd for _, number in self._established.items())
+            return any(_SIGNED.unpack(number)[0] > most for _, number in self._established.items())
         except KernelError as failure:
             log.error(COLLECT_FAILED, reason=_reason(failure))
             return False
@@ -163,7 +165,7 @@ class FlowCollector:
         self._collected = self._collected.plus(swept)
         self._forget()
         log.debug(COLLECTED, **swept._asdict())
-        return following(swept, 0 if self._connections.is_active else interval, crowded)
+        return following(swept, self._room, 0 if self._connections.is_active else interval, crowded)
 
     def _forget(self) -> None:
         """Remove connections of netfilter that have ended."""
@@ -179,16 +181,17 @@ class FlowCollector:
         return self._stop.wait(min(_REST_FACTOR * worked, _LONGEST_REST))
 
 
-def following(swept: Swept, interval: float, crowded: bool) -> float:
-    """Seconds from this walk to the next one. `interval`: the seconds before this walk.
+def following(swept: Swept, room: int, interval: float, crowded: bool) -> float:
+    """Seconds from this walk to the next one. `interval`: the seconds before this walk. `room`: the capacity.
 
-    It doubles, up to a minute, while little is removed. Otherwise it is 10 s, or 2 s if it was `crowded`.
+    It doubles, up to a minute, while little is removed and the map is not full. Otherwise it is 10 s, or 2 s
+    if much was removed from a `crowded` map.
     """
     removed = swept.expired + swept.retired + swept.orphaned
     used = max(swept.entries + swept.half_open, swept.replies)
     if removed > _CHANGED * (used + removed):
         return _CROWDED_SHORTEST if crowded else _SHORTEST
-    return min(max(_SHORTEST, 2 * interval), _LONGEST)
+    return _SHORTEST if used > _FULL * room else min(max(_SHORTEST, 2 * interval), _LONGEST)
 
 
 def _reason(failure: Exception) -> str:

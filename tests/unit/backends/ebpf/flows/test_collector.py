@@ -16,17 +16,19 @@ from ebpfproxy.backends.ebpf.flows.sweep import Swept
         (Swept(entries=900, expired=51), 60, 10, 2),
         (Swept(entries=900, retired=51), 60, 10, 2),
         (Swept(entries=900, orphaned=51), 60, 10, 2),
+        (Swept(entries=7600, expired=10), 60, 10, 10),
+        (Swept(entries=100, replies=7600), 60, 10, 10),
     ],
     ids=[
         *("empty", "at least ten seconds", "little to do", "at most a minute"),
-        *("much over", "much retired", "many orphans"),
+        *("much over", "much retired", "many orphans", "full", "full of replies"),
     ],
 )
 def test_the_interval_grows_while_few_flows_are_removed(
     swept: Swept, interval: float, calm: float, crowded: float
 ) -> None:
-    assert following(swept, interval, crowded=False) == calm
-    assert following(swept, interval, crowded=True) == crowded
+    assert following(swept, 10_000, interval, crowded=False) == calm
+    assert following(swept, 10_000, interval, crowded=True) == crowded
 
 
 def test_removed_flows_are_summed_and_remaining_flows_are_those_of_the_last_walk() -> None:
