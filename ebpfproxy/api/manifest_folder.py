@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import watchfiles
+from inotify_simple import INotify, flags
 
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
@@ -50,10 +50,20 @@ FILE = "file"
 """The kind in an Invalid about a file that does not parse."""
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
-_DEBOUNCE_MS = 20
-_STEP_MS = 5
-"""watchfiles reports changes after a pause of `_STEP_MS`, at the latest after `_DEBOUNCE_MS`. Thus it reports
-a change of many files once. It wakes up for each step, also without changes."""
+_PAUSE_MS = 5
+_LONGEST_S = 0.02
+"""Changes are read after a pause of `_PAUSE_MS`, at the latest after `_LONGEST_S`. Thus a change of many
+files is read once."""
+_CHANGES = (
+    flags.CREATE
+    | flags.MODIFY
+    | flags.ATTRIB
+    | flags.MOVED_FROM
+    | flags.MOVED_TO
+    | flags.DELETE
+    | flags.DELETE_SELF
+    | flags.MOVE_SELF
+)
 _SETTLED_NS = 1_000_000_000
 """A file's time stamps are trusted if it changed at least this long ago. Their clock is coarse, so two
 changes in quick succession may have equal time stamps."""
@@ -208,21 +218,18 @@ class FileSource:
     def _wake_ups(self, stop: threading.Event) -> Iterator[bool]:
         """Yield True after a change reported by inotify, False after `_POLL_MS`. End if inotify fails."""
         try:
-            for reported in watchfiles.watch(
-                self._directory,
-                watch_filter=None,
-                debounce=_DEBOUNCE_MS,
-                step=_STEP_MS,
-                stop_event=stop,
-                rust_timeout=_POLL_MS,
-                yield_on_timeout=True,
-                raise_interrupt=False,
-                recursive=False,
-            ):
-                yield bool(reported)
+            with INotify() as watch:
+                watch.add_watch(self._directory, _CHANGES)
+                yield False  # a change since the last check is not reported
+                while not stop.is_set():
+                    reported = watch.read(_POLL_MS)
+                    until = time.monotonic() + _LONGEST_S
+                    while reported and time.monotonic() < until and watch.read(_PAUSE_MS):
+                        pass
+                    yield bool(reported)
         except FileNotFoundError:
             return
-        except (OSError, RuntimeError) as error:  # WatchfilesRustInternalError is a RuntimeError
+        except OSError as error:
             if not self._polling:
                 log.warning(POLLING, error=error)
             self._polling = True
