@@ -1,11 +1,14 @@
 """ServiceTable.check finds each difference that `read` finds, also while changes are applied."""
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services import check
+from ebpfproxy.backends.ebpf.services import table as table_module
 from tests.kernel.service_table.foreign_writer import DAMAGES, HARMLESS, ForeignWriter, spoil
 from tests.kernel.service_table.samples import SEVERAL, Entries, bring, exposed, key, opened
 from tests.support.clock import Clock
@@ -43,6 +46,7 @@ def test_changes_by_another_program_are_found_and_end_with_the_repair(
 ) -> None:
     with opened(roomy) as table:
         bring(table, {}, SEVERAL)
+        assert all(table.check())  # the next check is one by digest
         DAMAGES[damage](ForeignWriter(roomy))
         assert not all(table.check()) or damage in HARMLESS
         bring(table, table.read(), SEVERAL)
@@ -83,6 +87,41 @@ def test_changes_of_the_agent_between_the_steps_are_no_difference(roomy: Maps, s
                 bring(table, state, wanted)
                 clock.now += 10
                 state = wanted
+
+
+def test_unchanged_maps_are_compared_once(roomy: Maps, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def counting(*arguments: Any) -> Iterator[bool]:
+        compared.append(arguments)
+        yield from check.check_services(*arguments)
+
+    monkeypatch.setattr(table_module, "check_services", counting)
+    with opened(roomy) as table:
+        bring(table, {}, SEVERAL)
+        for _ in range(3):
+            assert all(table.check())
+        assert len(compared) == 1
+        bring(table, SEVERAL, SEVERAL | {key("another"): exposed(9)})
+        assert all(table.check())
+        assert len(compared) == 2
+        table.read()
+        assert all(table.check())
+        assert len(compared) == 3
+
+
+def test_a_change_by_another_program_during_a_check_is_found_at_the_latest_by_the_next(
+    roomy: Maps, step_size: int
+) -> None:
+    """A digest must not be that of content which was not compared."""
+    with opened(roomy) as table:
+        bring(table, {}, SEVERAL)
+        for when in range(sum(table.check())):
+            bring(table, table.read(), SEVERAL)
+            for step, _ in enumerate(table.check()):
+                if step == when:
+                    ForeignWriter(roomy).all_slots(1)
+            assert not all(table.check())
 
 
 def test_a_read_ends_the_check(roomy: Maps, step_size: int) -> None:

@@ -15,6 +15,7 @@ _FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_ha
 _SERVICE_AT = abi.ENDPOINT.offset("service_id") // 4  # in units of 32 bits
 _STRIDE = abi.ENDPOINT.size
 _BLOCK = 4096  # endpoints
+_COPIED = 1 << 20  # bytes, a fraction of a millisecond
 _IS_LISTED = bytes(byte & abi.ENDPOINT_LISTED for byte in range(256))
 
 
@@ -99,6 +100,12 @@ class Arrays:
         for start, block in occupied(self._endpoints, self.endpoint_ids.capacity):
             first = 0 if start else _STRIDE
             yield block[first + at :: _STRIDE].translate(_IS_LISTED).count(1)
+
+    def blocks(self) -> Iterator[bytes]:
+        """The content of both maps, in blocks."""
+        for memory in self._endpoints, self._slots_memory:
+            for start in range(0, len(memory), _COPIED):
+                yield memory[start : start + _COPIED]
 
     def endpoint(self, id_: int) -> bytes:
         """The packed entry of an endpoint."""

@@ -21,7 +21,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.entries import ServicePortEntry, ServicePortKey
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.services.arrays import Arrays
-from ebpfproxy.backends.ebpf.services.check import Written, check_services
+from ebpfproxy.backends.ebpf.services.check import Written, check_services, check_unless_verified
 from ebpfproxy.backends.ebpf.services.counted_endpoints import CountedEndpoints
 from ebpfproxy.backends.ebpf.services.frontend_addresses import FrontendAddresses
 from ebpfproxy.backends.ebpf.services.grace import Grace
@@ -100,9 +100,11 @@ class ServiceTable:
         `read` ends the check. Raises KernelError.
         """
         written = self._written
+        digested = itertools.chain(
+            check_services(self._maps, self._arrays, written), self._addresses.check(written)
+        )
         steps = itertools.chain(
-            check_services(self._maps, self._arrays, written),
-            self._addresses.check(written),
+            check_unless_verified(self._maps, self._arrays, written, digested),
             self._ports.check(),
             self._sources.check(written),
             self._tunnels.check(written),
