@@ -17,6 +17,7 @@
 #include "reserve.h"
 #include "route.h"
 #include "socket.h"
+#include "unrelated.h"
 
 /* The class of a packet at egress. */
 enum outgoing {
@@ -455,14 +456,17 @@ static __always_inline int egress_icmp(struct __sk_buff *skb, struct scratch *sc
 
 static __always_inline int egress(struct __sk_buff *skb, u32 l3)
 {
-	struct scratch *scratch = scratch_get();
+	struct scratch *scratch;
 	struct flow_view *view;
 	struct target *target;
 	struct packet *packet;
 	enum outgoing outgoing;
 	int action = PASS_ON;
 
-	if (mark_get(skb) == MARK_DONE || !scratch)
+	if (mark_get(skb) == MARK_DONE || is_unrelated(skb, l3, AT_EGRESS))
+		return PASS_ON;
+	scratch = scratch_get();
+	if (!scratch)
 		return PASS_ON;
 	view = &scratch->view;
 	target = &scratch->target;

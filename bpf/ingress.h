@@ -13,6 +13,7 @@
 #include "masquerade.h"
 #include "reserve.h"
 #include "route.h"
+#include "unrelated.h"
 
 /* The class of a packet at ingress. */
 enum incoming {
@@ -315,7 +316,7 @@ static __always_inline int ingress_icmp(struct __sk_buff *skb, struct scratch *s
 
 static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 {
-	struct scratch *scratch = scratch_get();
+	struct scratch *scratch;
 	struct flow_view *view;
 	struct target *target;
 	struct packet *packet;
@@ -329,7 +330,11 @@ static __always_inline int ingress(struct __sk_buff *skb, u32 l3)
 		bpf_skb_change_type(skb, PACKET_HOST); /* see receive_at() */
 		return PASS_ON;
 	}
-	if (!scratch || skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST)
+	if (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST ||
+	    is_unrelated(skb, l3, AT_INGRESS))
+		return PASS_ON;
+	scratch = scratch_get();
+	if (!scratch)
 		return PASS_ON;
 	view = &scratch->view;
 	target = &scratch->target;

@@ -4,6 +4,15 @@
  * bpf/tc.c. Such a run sees what the last one left, so each sets up first what it needs to find.
  */
 
+/* Removes the mark of the last run. Without hide(), clang may compute the address of the mark once
+ * for this write and later reads, which the verifier does not allow for fields of the packet.
+ */
+#define unmark(skb)                                                                                \
+	({                                                                                         \
+		mark_set(skb, MARK_NONE);                                                          \
+		hide(skb);                                                                         \
+	})
+
 int floor_of_all(struct __sk_buff *skb)
 {
 	return PASS_ON;
@@ -11,13 +20,13 @@ int floor_of_all(struct __sk_buff *skb)
 
 int ingress_unmarked(struct __sk_buff *skb)
 {
-	mark_set(skb, MARK_NONE);
+	unmark(skb);
 	return ingress(skb, ETHERNET_HEADER);
 }
 
 int egress_unmarked(struct __sk_buff *skb)
 {
-	mark_set(skb, MARK_NONE);
+	unmark(skb);
 	return egress(skb, ETHERNET_HEADER);
 }
 
@@ -35,7 +44,7 @@ int egress_unmarked(struct __sk_buff *skb)
 		__be32 address[] = words;                                                          \
                                                                                                    \
 		bpf_skb_store_bytes(skb, ETHERNET_HEADER + offset, address, sizeof(address), 0);   \
-		mark_set(skb, MARK_NONE);                                                          \
+		unmark(skb);                                                                       \
 	}                                                                                          \
                                                                                                    \
 	int floor_of_##name(struct __sk_buff *skb)                                                 \
@@ -75,13 +84,13 @@ static __always_inline void begin_another(struct __sk_buff *skb)
 int floor_of_new_flow(struct __sk_buff *skb)
 {
 	begin_another(skb);
-	mark_set(skb, MARK_NONE);
+	unmark(skb);
 	return PASS_ON;
 }
 
 int new_flow(struct __sk_buff *skb)
 {
 	begin_another(skb);
-	mark_set(skb, MARK_NONE);
+	unmark(skb);
 	return ingress(skb, ETHERNET_HEADER);
 }

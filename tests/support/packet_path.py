@@ -191,7 +191,11 @@ class PacketPath:
         self._counted = self._counters()
 
     def forget_flows(self) -> None:
+        """Remove all flows, and which ports they have used."""
         self._empty("flows", "replies", "fragments", "tunneled_flows")
+        ports = self.maps["flow_ports"]
+        unused = bytes(ports.shape.value_size)
+        ports.update_all([(key, unused) for key, used in ports.items() if used != unused])
         self.set_established(0)
 
     def _empty(self, *names: str) -> None:
