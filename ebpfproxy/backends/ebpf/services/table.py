@@ -129,7 +129,7 @@ class ServiceTable:
         `seconds`: after this time, further ServicePorts are postponed (NotYet) and keep their current state,
         except those that take over a frontend. If it is finite, large tables are computed in parts.
         """
-        self._written.version += 1
+        self._written.version += bool(puts or drops)
         changes, rejected = self._stage(puts, seconds)
         dropped = {key: self._records[key] for key in drops if key in self._records}
         self._commit(changes, dropped)
