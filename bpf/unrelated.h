@@ -52,8 +52,6 @@ static __always_inline bool ports_of(struct __sk_buff *skb, u32 l3, struct ports
 	const u8 *ip = (void *)(long)skb->data + l3;
 	const void *end = (void *)(long)skb->data_end;
 
-	if (skb->vlan_present)
-		return false;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		return (void *)ip + IPV4_HEADER <= end && *ip == 0x45 &&
 		       !(*(const __be16 *)(ip + IPV4_FRAGMENT) &
