@@ -179,6 +179,7 @@ class PacketPath:
         """No Services and no flows; the node and its devices as at the top of this file."""
         self.serve_nothing()
         self.forget_flows()
+        self.forget_ports()
         self._empty("exhausted_ports", "tunnel_sources")
         self._empty("netfilter_flows", "affinity", "bypassing")
         self._empty("local_networks", "devices", "xdp_devices")
@@ -191,12 +192,14 @@ class PacketPath:
         self._counted = self._counters()
 
     def forget_flows(self) -> None:
-        """Remove all flows, and which ports they have used."""
         self._empty("flows", "replies", "fragments", "tunneled_flows")
+        self.set_established(0)
+
+    def forget_ports(self) -> None:
+        """As on a node whose ports no flow has used yet."""
         ports = self.maps["flow_ports"]
         unused = bytes(ports.shape.value_size)
         ports.update_all([(key, unused) for key, used in ports.items() if used != unused])
-        self.set_established(0)
 
     def _empty(self, *names: str) -> None:
         for name in names:
