@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ebpfproxy.backends.ebpf.programs import object_file
 from tests.vm.acceleration import accelerator_of
 from tests.vm.boot import Order, Outcome, run
 from tests.vm.debian import installed
@@ -53,6 +54,7 @@ def run_python(
 ) -> Outcome:
     """`python ARGUMENTS` in this checkout on a kernel. `seconds`: as in Selection. Raises Unavailable."""
     found = installed(kernel)
+    object_file()  # the VM reads this machine's; the compiler takes minutes in software emulation
     limit = accelerator_of(found).limit(seconds)
     return run(found, Order((sys.executable, *arguments), CHECKOUT, modules, limit, cpus=cpus), scratch)
 
