@@ -9,9 +9,6 @@
 #include "packet.h"
 #include "rewrite.h"
 
-#define UDP_HEADER 8
-#define TCP_HEADER 20
-
 /* Whether a device or the stack still has to compute the checksum of the transport header
  * (CHECKSUM_PARTIAL): then the field contains the sum of the pseudo header. An XDP program cannot
  * read skb->ip_summed, and a frame that it sends loses it. By chance, one in 65535 complete

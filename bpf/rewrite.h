@@ -20,6 +20,8 @@
 #define ICMP_CHECKSUM 2
 #define IPV4_HEADER   20
 #define IPV6_HEADER   40
+#define UDP_HEADER    8
+#define TCP_HEADER    20
 #define ADDRESSES     32 /* source and destination are adjacent in struct flow_key */
 #define PORTS	      4	 /* both ports follow directly */
 

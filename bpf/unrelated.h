@@ -7,13 +7,12 @@
 #pragma once
 
 #include "flow_key.h"
+#include "rewrite.h"
 
 #define IPV4_PROTOCOL 9
 #define IPV4_FRAGMENT 6
 #define IPV6_NEXT     6
 #define TCP_FLAGS     13
-#define PORTS_LEAST   8	 /* the length of a UDP header */
-#define SEGMENT_LEAST 20 /* the length of a TCP header */
 
 struct ports {
 	__be16 source;
@@ -30,7 +29,7 @@ static __always_inline bool ports_read(const u8 *ip, const void *end, u32 size, 
 {
 	const u8 *l4 = ip + size;
 
-	if ((void *)l4 + PORTS_LEAST > end)
+	if ((void *)l4 + UDP_HEADER > end)
 		return false;
 	ports->source = ((const __be16 *)l4)[0];
 	ports->destination = ((const __be16 *)l4)[1];
@@ -38,7 +37,7 @@ static __always_inline bool ports_read(const u8 *ip, const void *end, u32 size, 
 	ports->opens = true;
 	if (protocol == IPPROTO_UDP)
 		return true;
-	if (protocol != IPPROTO_TCP || (void *)l4 + SEGMENT_LEAST > end)
+	if (protocol != IPPROTO_TCP || (void *)l4 + TCP_HEADER > end)
 		return false;
 	ports->opens = (l4[TCP_FLAGS] & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 	return true;
@@ -83,7 +82,8 @@ static __always_inline bool is_unrelated(struct __sk_buff *skb, u32 l3, u8 side)
 	settings = node_get();
 	if (!settings)
 		return false;
-	if (side == AT_INGRESS ? !ports.opens && !settings->tunnel_device : !ports.opens)
+	/* With direct server return, any packet can be for a frontend whose flows are elsewhere. */
+	if (!ports.opens && (side == AT_EGRESS || !settings->tunnel_device))
 		return true;
 	/* The node's own packets can need masquerading: see is_bound_to_frontend(). Datagrams of
 	 * stale sockets are recognized by their addresses.

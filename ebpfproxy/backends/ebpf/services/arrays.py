@@ -15,7 +15,7 @@ _FLAGS_AT = abi.ENDPOINT.offset("flags") // 2  # in units of 16 bits, as in `_ha
 _SERVICE_AT = abi.ENDPOINT.offset("service_id") // 4  # in units of 32 bits
 _STRIDE = abi.ENDPOINT.size
 _BLOCK = 4096  # endpoints
-_COPIED = 1 << 20  # bytes, a fraction of a millisecond
+_COPIED = 1 << 20  # bytes in one block
 _IS_LISTED = bytes(byte & abi.ENDPOINT_LISTED for byte in range(256))
 
 

@@ -27,7 +27,7 @@ _WALKED = 512  # entries of a map in one step
 _LOOKED_UP = 128  # entries in one step
 _ENDPOINTS = 1024  # in one step
 
-DIGESTED = ("services", "service_names", "frontend_addresses")
+_DIGESTED = ("services", "service_names", "frontend_addresses")
 """The hash tables in a digest. The order of entries is that of buckets, so it is the same while nothing
 changes."""
 
@@ -57,7 +57,7 @@ class Written:
 def check_unless_verified(
     maps: Maps, arrays: Arrays, written: Written, check: Iterator[bool]
 ) -> Iterator[bool]:
-    """Yield what `check` of `DIGESTED` and the arrays yields. Skip it if neither `written` nor they have
+    """Yield what `check` of `_DIGESTED` and the arrays yields. Skip it if neither `written` nor they have
     changed since it found no difference. Raises KernelError.
 
     The digest is taken before and after the check, so it is one of what the check has compared.
@@ -75,9 +75,9 @@ def check_unless_verified(
 
 
 def _digest(maps: Maps, arrays: Arrays) -> Generator[bool, None, int]:
-    """Yield True after each step. Return a CRC of `DIGESTED` and the arrays. Raises KernelError."""
+    """Yield True after each step. Return a CRC of `_DIGESTED` and the arrays. Raises KernelError."""
     digest = 0
-    for name in DIGESTED:
+    for name in _DIGESTED:
         for keys, values in maps[name].batches(_WALKED):
             digest = zlib.crc32(values, zlib.crc32(keys, digest))
             yield True
