@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
+from ebpfproxy.backends.userspace.entries import other_port
 from ebpfproxy.lab import Agent, Lab, Pod, manifests
 from ebpfproxy.lab.manifests import Object
 from ebpfproxy.linux import sysctl
@@ -147,6 +148,7 @@ class Cluster:
         self.beacon.serve(Protocol.TCP, TCP_TARGET)
         self.route()
         self._disable_icmp_rate_limit()
+        self._reserve_other_ports()
         self._agent: Agent | None = None
         self._started_with: tuple[str, ...] = ()
         self._rests = False
@@ -180,6 +182,13 @@ class Cluster:
         for node in self.lab.nodes:
             for name in ("net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"):
                 node.host.call(functools.partial(sysctl.ensure, name, "0"))
+
+    def _reserve_other_ports(self) -> None:
+        """No client of a node gets a port at which a relay of mode userspace listens by chance (decision
+        0068)."""
+        ports = ",".join(str(other_port(each)) for each in (53, 80, TCP_TARGET, UDP_TARGET))
+        for node in self.lab.nodes:
+            node.host.call(functools.partial(sysctl.ensure, "net/ipv4/ip_local_reserved_ports", ports))
 
     def node_of(self, pod: Pod) -> str:
         """The name of the pod's node."""

@@ -27,6 +27,7 @@ OFTEN = 40
 """Connections to find all of up to three endpoints: by chance, one is missed once in 10^6 runs."""
 PORTS = {TCP: 80, UDP: 53}
 _THREADS = 64
+_LINES = 40  # of the log of the agent, shown after a failure
 
 
 class Row(NamedTuple):
@@ -174,7 +175,7 @@ class Scenarios(Generic[StageT]):
                     for name, row in rows
                     if found[row] != row.expected
                 ]
-                assert not wrong, "\n".join(wrong)
+                assert not wrong, "\n".join([*wrong, *(line.text for line in cluster.agent.lines[-_LINES:])])
 
 
 def _without_eperm(row: Row, answer: str | frozenset[str]) -> str | frozenset[str]:

@@ -33,7 +33,7 @@ does."""
 
 _HINTS = {
     errno.EADDRINUSE: "another program listens at this port, perhaps at all addresses: restrict it to the "
-    "addresses that it needs",
+    "addresses that it needs; or a client of the node has this port: it is tried again",
     errno.EACCES: "run as root, or with CAP_NET_BIND_SERVICE",
     errno.EMFILE: "raise the limit of open files (RLIMIT_NOFILE) of the agent",
 }
