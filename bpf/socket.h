@@ -28,9 +28,9 @@ static __always_inline struct socket_peer *peer_find(u64 cookie)
 }
 
 /* Selects the entry for a socket that connects: its own entry, a free one, or one to evict. For a
- * TCP socket the entry only affects getpeername(). The agent also needs the entry of a UDP socket
- * to detect that the socket is stale, so only another UDP socket can evict it. Returns NULL if no
- * entry can be evicted.
+ * TCP socket the entry affects getpeername(), and whether the agent can reset the connection if its
+ * endpoint is removed. The agent also needs the entry of a UDP socket to detect that the socket is
+ * stale, so only another UDP socket can evict it. Returns NULL if no entry can be evicted.
  */
 static __always_inline struct socket_peer *peer_slot(u64 cookie, u8 protocol)
 {

@@ -119,6 +119,7 @@ class _Agent:
             self._pods_bypass,
             self._metrics.flows_searched,
             self._metrics.sockets_counted,
+            self._metrics.connections_reset,
             lambda: self._inbox.put(Notified()),
             self._namespaces_changed,
             repeats=True,

@@ -12,7 +12,8 @@ log = Logger(__name__)
 
 IGNORED = "Mode cannot honor the load balancing that a Service requests"
 """The Service is served with the default of the mode instead of `ignored`. Its annotations request it; or it
-is the flag --lb-algorithm, --slow-start or --ebpf-forwarding, if there is no `service`."""
+is the flag --lb-algorithm, --slow-start, --ebpf-forwarding or --removed-endpoints, if there is no `service`.
+"""
 
 
 class IgnoredBalancing:
@@ -22,14 +23,18 @@ class IgnoredBalancing:
         self._support = support_on_node(support, context)
         algorithm = default_algorithm(context.algorithm, context.direct_return and self._support.dsr)
         of_node = PlannedBalancing(algorithm, slow_start=context.slow_start, dsr=context.direct_return)
-        self._of_node = frozenset(unsupported(of_node, self._support))
+        self._of_node = frozenset(unsupported(of_node, self._support, context.reset_removed))
         self._reported: dict[NamespacedName | None, frozenset[str]] = {}
 
     def update(self, name: NamespacedName, plans: Iterable[ServicePortPlan]) -> None:
         """Take the plans of one Service; none if it was deleted."""
         if self._of_node and not self._reported.get(None):
             self._report(None, self._of_node)
-        ignored = {text for plan in plans for text in unsupported(plan.balancing, self._support)}
+        ignored = {
+            text
+            for plan in plans
+            for text in unsupported(plan.balancing, self._support, plan.serving is not None)
+        }
         self._report(name, ignored - self._of_node)
 
     def _report(self, name: NamespacedName | None, ignored: Iterable[str]) -> None:

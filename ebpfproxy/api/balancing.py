@@ -1,4 +1,4 @@
-"""Parse the annotations of a Service that select how it is load balanced."""
+"""Parse the annotations of a Service: how it is load balanced, and what happens to its connections."""
 
 import enum
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from ebpfproxy.model.balancing import (
     parse_algorithm,
     parse_weights,
 )
+from ebpfproxy.model.service import RemovedEndpoints
 
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=enum.Enum)
@@ -26,28 +27,43 @@ def balancing(annotations: fields.Annotations | None, complaints: Complaints) ->
     """Return what the annotations request. An invalid annotation counts as missing."""
     if annotations is None:
         return DEFAULT_BALANCING
-
-    def parsed(name: str, parse: Callable[[str], _T], missing: _T) -> _T:
-        text = getattr(annotations, name)
-        if not text:
-            return missing
-        try:
-            return parse(text.strip())
-        except ValueError as error:
-            annotation = f"ebpfproxy/{name.replace('_', '-')}"
-            complaints.append(f"annotation {annotation}: {shorten(str(error))}")
-            if isinstance(error, TooManyRules):
-                complaints.excess = Excess(annotation, str(error))
-            return missing
-
     found = Balancing(
-        parsed("lb_algorithm", parse_algorithm, None),
-        parsed("endpoint_weights", parse_weights, ()),
-        parsed("slow_start", parse_timeout, None),
-        parsed("ipvs_forwarding", _one_of(Forwarding), None),
-        parsed("ebpf_forwarding", _one_of(EbpfForwarding), None),
+        _parsed(annotations, "lb_algorithm", parse_algorithm, None, complaints),
+        _parsed(annotations, "endpoint_weights", parse_weights, (), complaints),
+        _parsed(annotations, "slow_start", parse_timeout, None, complaints),
+        _parsed(annotations, "ipvs_forwarding", _one_of(Forwarding), None, complaints),
+        _parsed(annotations, "ebpf_forwarding", _one_of(EbpfForwarding), None, complaints),
     )
     return found if found != DEFAULT_BALANCING else DEFAULT_BALANCING
+
+
+def removed_endpoints(
+    annotations: fields.Annotations | None, complaints: Complaints
+) -> RemovedEndpoints | None:
+    """Return what the annotation requests for connections to removed endpoints, None without a valid one."""
+    if annotations is None:
+        return None
+    return _parsed(annotations, "removed_endpoints", _one_of(RemovedEndpoints), None, complaints)
+
+
+def _parsed(
+    annotations: fields.Annotations,
+    name: str,
+    parse: Callable[[str], _T],
+    missing: _T,
+    complaints: Complaints,
+) -> _T:
+    text = getattr(annotations, name)
+    if not text:
+        return missing
+    try:
+        return parse(text.strip())
+    except ValueError as error:
+        annotation = f"ebpfproxy/{name.replace('_', '-')}"
+        complaints.append(f"annotation {annotation}: {shorten(str(error))}")
+        if isinstance(error, TooManyRules):
+            complaints.excess = Excess(annotation, str(error))
+        return missing
 
 
 def _one_of(values: type[_E]) -> Callable[[str], _E]:

@@ -38,6 +38,8 @@ class Callbacks(NamedTuple):
     - `flows_looked_at(family, ended, seconds)`: the tracked flows of a family were searched for stale ones.
       Gives how many were ended, and the duration.
     - `sockets_counted`: the results for connected UDP sockets whose endpoint was removed.
+    - `connections_reset(reset, failed)`: how many connections to removed endpoints were reset, and how many
+      could not be.
     - `changed`: another program may have changed the backend's objects in the kernel, so the agent should
       check `Backend.generation` soon.
     - `namespaces`: the network namespaces that may be those of pods, sorted by cookie. Called again when they
@@ -50,6 +52,7 @@ class Callbacks(NamedTuple):
     pods_bypass: Callable[[frozenset[int]], object] = _ignore
     flows_looked_at: Callable[[Family, int, float], object] = _ignore
     sockets_counted: Callable[[SocketCounts], object] = _ignore
+    connections_reset: Callable[[int, int], object] = _ignore
     changed: Callable[[], object] = _ignore
     namespaces: Callable[[tuple[Namespace, ...]], object] = _ignore
     repeats: bool = False

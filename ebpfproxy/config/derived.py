@@ -3,6 +3,7 @@
 from ebpfproxy.config.settings import Config
 from ebpfproxy.model.address import is_unspecified
 from ebpfproxy.model.balancing import EbpfForwarding, Forwarding
+from ebpfproxy.model.service import RemovedEndpoints
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, Protection, Role
 
 EBPF, IPVS, USERSPACE = "ebpf", "ipvs", "userspace"
@@ -39,6 +40,7 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         protection=_protection(config, mode),
         forwarding=Forwarding(config.ipvs_forwarding) if mode == IPVS else Forwarding.NAT,
         service_forwarding=config.ipvs_service_forwarding,
+        reset_removed=config.removed_endpoints == RemovedEndpoints.RESET.value,
     )
 
 

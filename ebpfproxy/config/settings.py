@@ -149,6 +149,21 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
         "Time in which a new endpoint gradually gets its share of new connections (ebpfproxy only). The "
         "annotation ebpfproxy/slow-start of a Service takes precedence. 0: at once.",
     )  # fmt: skip
+    removed_endpoints: str = option(
+        "--removed-endpoints", flag_types.one_of("keep", "reset"), "keep", Group.TRAFFIC,
+        "What happens to open TCP connections to an endpoint that has left its Service or no longer serves "
+        "(ebpfproxy only). keep: nothing. reset: they are reset after --removed-endpoints-grace, so that "
+        "clients connect again. The annotation ebpfproxy/removed-endpoints of a Service takes precedence. "
+        "Mode userspace keeps them.",
+    )  # fmt: skip
+    removed_endpoints_grace: int = option(
+        "--removed-endpoints-grace", flag_types.TIMEOUT, "30s", Group.TRAFFIC,
+        "Time from the removal of an endpoint until its connections are reset (ebpfproxy only). At least 1s.",
+    )  # fmt: skip
+    removed_endpoints_rate: int = option(
+        "--removed-endpoints-rate", flag_types.integer(1, 1000000), "100", Group.TRAFFIC,
+        "Connections to removed endpoints that this node resets per second at most (ebpfproxy only).",
+    )  # fmt: skip
     conntrack_tcp_timeout_established: int = option(
         "--conntrack-tcp-timeout-established", flag_types.TIMEOUT, "24h", Group.TRAFFIC,
         "Idle timeout of an established TCP connection. 0: 24h in modes ebpf and userspace, the kernel's "

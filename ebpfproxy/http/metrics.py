@@ -229,7 +229,13 @@ class Metrics:
             "ebpfproxy_sockets_destroy_failed_total",
             "Stale sockets, or with kernel NAT stale flows, that could not be destroyed",
         )
-
+        self._connections_reset = self._counter(
+            "ebpfproxy_connections_reset_total", "Connections to removed endpoints that were reset"
+        )
+        self._connections_not_reset = self._counter(
+            "ebpfproxy_connections_reset_failed_total",
+            "Failed attempts to reset a connection to a removed endpoint",
+        )
         self._nodes_down = self._gauge(
             "ebpfproxy_edge_nodes_down",
             "Nodes that failed health checks of this edge, so that their endpoints get no new connections",
@@ -355,6 +361,11 @@ class Metrics:
         self._stale_sockets.set(counts.left)
         self._translated_sockets.set(counts.translated)
         self.sockets_destroyed(counts.destroyed, counts.not_destroyed)
+
+    def connections_reset(self, reset: int, failed: int) -> None:
+        """Count connections to removed endpoints that were reset, or that could not be."""
+        self._connections_reset.inc(reset)
+        self._connections_not_reset.inc(failed)
 
     def external_ips(self, served: bool) -> None:
         """Set the feature gate for external IPs."""

@@ -51,6 +51,15 @@ class TrafficPolicy(enum.Enum):
     LOCAL = "Local"
 
 
+class RemovedEndpoints(enum.Enum):
+    """What happens to open TCP connections to an endpoint that has left its Service."""
+
+    KEEP = "keep"
+    RESET = "reset"
+
+    __hash__ = object.__hash__
+
+
 class ServicePort(NamedTuple):
     """One element of spec.ports. `name` is "" for an unnamed port. `node_port` is 0 without a NodePort."""
 
@@ -67,7 +76,8 @@ class Service:
     Addresses are of both families, in the API's order. Invalid addresses and load balancer addresses of
     ipMode Proxy are left out. `source_ranges` is loadBalancerSourceRanges in both families; an empty tuple
     admits every source. `affinity_timeout` is in seconds, 0 if sessionAffinity is None.
-    `health_check_node_port` is 0 if there is none. `balancing` comes from annotations of ebpfproxy.
+    `health_check_node_port` is 0 if there is none. `balancing` and `removed_endpoints` come from annotations
+    of ebpfproxy; None for the default of the node.
     """
 
     name: NamespacedName
@@ -82,3 +92,4 @@ class Service:
     affinity_timeout: int = 0
     health_check_node_port: int = 0
     balancing: Balancing = DEFAULT_BALANCING
+    removed_endpoints: RemovedEndpoints | None = None

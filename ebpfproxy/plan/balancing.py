@@ -53,7 +53,8 @@ class Support(NamedTuple):
     """What a mode honors besides its defaults.
 
     `algorithms` include the mode's default. A mode may honor weights for these only. `slow_start`: the
-    algorithms with which it honors slow start. If there are any, the mode's default is one of them.
+    algorithms with which it honors slow start. If there are any, the mode's default is one of them. `resets`:
+    it resets connections to removed endpoints.
     """
 
     algorithms: frozenset[Algorithm]
@@ -61,9 +62,10 @@ class Support(NamedTuple):
     slow_start: frozenset[Algorithm] = frozenset()
     forwarding: bool = False
     dsr: bool = False
+    resets: bool = False
 
 
-EVERYTHING = Support(frozenset(Algorithm), True, frozenset(Algorithm), True, True)
+EVERYTHING = Support(frozenset(Algorithm), True, frozenset(Algorithm), True, True, True)
 
 
 class WeightIndex:
@@ -194,8 +196,13 @@ def default_algorithm(of_node: Algorithm | None, direct_return: bool) -> Algorit
     return Algorithm.MAGLEV if direct_return and of_node not in STATELESS else of_node
 
 
-def unsupported(planned: PlannedBalancing, support: Support) -> Iterator[str]:
-    """Yield what a mode does not honor, each as the name of the annotation and its value."""
+def unsupported(planned: PlannedBalancing, support: Support, resets: bool = False) -> Iterator[str]:
+    """Yield what a mode does not honor, each as the name of the annotation and its value.
+
+    `resets`: whether connections to removed endpoints are to be reset.
+    """
+    if resets and not support.resets:
+        yield "removed-endpoints reset"
     if planned.algorithm and planned.algorithm not in support.algorithms:
         yield f"lb-algorithm {planned.algorithm.value}"
     if any(each > 1 for each in planned.weights) and not support.weights:

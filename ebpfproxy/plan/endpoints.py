@@ -179,11 +179,21 @@ def _with_last_endpoints(plan: ServicePortPlan, previous: ServicePortPlan | None
         endpoints=previous.endpoints,
         no_endpoint_action=previous.no_endpoint_action,
         balancing=with_endpoints_of(plan.balancing, previous.balancing),
+        serving=None if plan.serving is None else previous.serving,
     )
 
 
 def _has_usable_endpoint(plan: ServicePortPlan) -> bool:
     return plan.endpoints.has(CLUSTER | LOCAL)
+
+
+def serving_endpoints(endpoints: Mapping[EndpointAddress, EndpointState]) -> PlannedEndpoints:
+    """Return those that serve, sorted, in no scope. See `ServicePortPlan.serving`."""
+    return _sorted(
+        row(*target, cluster=False, local=False, on_node=None)
+        for target, state in endpoints.items()
+        if state.serving or state.ready
+    )
 
 
 def _planned(

@@ -21,7 +21,14 @@ from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
-from ebpfproxy.model.service import NamespacedName, Service, ServicePort, ServicePortName, TrafficPolicy
+from ebpfproxy.model.service import (
+    NamespacedName,
+    RemovedEndpoints,
+    Service,
+    ServicePort,
+    ServicePortName,
+    TrafficPolicy,
+)
 from ebpfproxy.plan.balancing import (
     PlannedBalancing,
     WeightIndex,
@@ -43,6 +50,7 @@ from ebpfproxy.plan.endpoints import (
     by_port,
     merge,
     plan_endpoints,
+    serving_endpoints,
 )
 from ebpfproxy.plan.health_check_node_port import needs_health_check
 from ebpfproxy.plan.host_ports import plan_host_ports
@@ -190,15 +198,18 @@ def _plan_port(
         service.health_check_node_port if needs_health_check(service) and not is_edge else 0,
         exposure.terse,
         planned.balancing,
+        planned.serving,
     )
 
 
 class _OfPort(NamedTuple):
-    """The endpoints of a ServicePort, whether any node has a usable one, and how one is selected."""
+    """The endpoints of a ServicePort, whether any node has a usable one, how one is selected, and
+    `ServicePortPlan.serving`."""
 
     endpoints: PlannedEndpoints
     has_any: bool
     balancing: PlannedBalancing
+    serving: PlannedEndpoints | None
 
 
 class _EndpointPlanner:
@@ -228,6 +239,8 @@ class _EndpointPlanner:
         self._down = down
         self._context = context
         self._trace = trace
+        of_service = service.removed_endpoints
+        self._resets = of_service is RemovedEndpoints.RESET if of_service else context.reset_removed
         self._planned: dict[tuple[object, ...], tuple[list[int], _OfPort]] = {}
 
     def plan(self, port: ServicePort, ip_family: Family, is_external: bool) -> _OfPort:
@@ -239,14 +252,16 @@ class _EndpointPlanner:
             self._trace[name, ip_family] = merge(of_port, self._location), reasons
             return self._plan(port.protocol, of_port, is_external, reasons)
         numbers = sorted({number for number, _ in of_port})
-        protocol = port.protocol if self._down else None  # otherwise it makes no difference
+        differs = self._down or self._resets
+        protocol = port.protocol if differs else None  # otherwise it makes no difference
         slices = ((numbers.index(number), id(endpoints)) for number, endpoints in of_port)
         key = (protocol, is_external, *slices)
         if key not in self._planned:
             self._planned[key] = numbers, self._plan(port.protocol, of_port, is_external)
         planned_numbers, planned = self._planned[key]
         ports = dict(zip(planned_numbers, numbers, strict=True))
-        return planned._replace(endpoints=planned.endpoints.with_ports(ports))
+        serving = planned.serving and planned.serving.with_ports(ports)
+        return planned._replace(endpoints=planned.endpoints.with_ports(ports), serving=serving)
 
     def _plan(
         self,
@@ -277,7 +292,8 @@ class _EndpointPlanner:
         balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr, limit)
         if is_external and context.dsr_port:
             balancing = with_tunnels(balancing, requested, endpoints, usable, self._tunnel)
-        return _OfPort(endpoints, has_any, balancing)
+        serving = serving_endpoints(merged) if self._resets and protocol is Protocol.TCP else None
+        return _OfPort(endpoints, has_any, balancing, serving)
 
 
 def _used_scopes(service: Service, is_external: bool) -> UsedScopes:

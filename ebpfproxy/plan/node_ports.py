@@ -16,11 +16,25 @@ from ebpfproxy.model.address import (
 from ebpfproxy.model.node import Node
 from ebpfproxy.plan.service_plan import PlanContext, Role
 
+_ADDRESS_BITS = 128
+
 LOOPBACK = (
     Network(Address(V4_PREFIX + bytes((127, 0, 0, 0))), V4_BITS + 8),
     Network(Address(bytes(15) + b"\x01"), 128),
 )
 """127.0.0.0/8 and ::1/128."""
+
+
+class NodePortAddresses:
+    """The addresses in `NodePlan.node_port_networks`, for fast lookups."""
+
+    def __init__(self, networks: frozenset[Network] = frozenset()) -> None:
+        self._addresses = frozenset(net.address for net in networks if net.length == _ADDRESS_BITS)
+        self._networks = tuple(net for net in networks if net.length != _ADDRESS_BITS)
+        self.networks = networks
+
+    def __contains__(self, address: Address) -> bool:
+        return address in self._addresses or any(contains(net, address) for net in self._networks)
 
 
 def host_ips(node: Node | None, context: PlanContext) -> tuple[Address, ...]:

@@ -114,6 +114,8 @@ class ServicePortPlan:
     - `terse`: the cluster was large (`ClusterSize.large`) at the time of planning, so text for readers, such
       as comments of rules, may be left out. A plan without other changes keeps its value.
     - `balancing`: how one of the endpoints is selected.
+    - `serving`: the endpoints whose open connections continue, if those to all others are to be reset: all
+      that serve, sorted. They include endpoints without weight. None: no connection is reset.
     - `key`: the identity of the plan. A field, so that all dictionaries of plans share one object.
     """
 
@@ -127,6 +129,7 @@ class ServicePortPlan:
     health_check_node_port: int = 0
     terse: bool = False
     balancing: PlannedBalancing = DEFAULT
+    serving: PlannedEndpoints | None = None
     key: PlanKey = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -312,6 +315,7 @@ class PlanContext:
     - `forwarding`: of IPVS, for Services without an annotation. `service_forwarding`: whether annotations
       may request another one.
     - `protection`: whose addresses Services must not take over.
+    - `reset_removed`: whether connections to removed endpoints are reset, for Services without an annotation.
     """
 
     node_name: str
@@ -339,3 +343,4 @@ class PlanContext:
     protection: Protection = Protection.NODE
     forwarding: Forwarding = Forwarding.NAT
     service_forwarding: bool = False
+    reset_removed: bool = False

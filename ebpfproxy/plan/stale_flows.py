@@ -34,19 +34,17 @@ from ebpfproxy.model.address import (
     Family,
     Network,
     Protocol,
-    contains,
     family,
     is_unspecified,
     network_family,
     unspecified,
 )
 from ebpfproxy.plan.endpoints import EndpointAddress
+from ebpfproxy.plan.node_ports import NodePortAddresses
 from ebpfproxy.plan.service_plan import Frontend, PlanKey, ServicePortPlan
 
 FrontendAddress = tuple[Address, int]
 """Address and port of a frontend. The address of a NodePort is unspecified, as in `Frontend`."""
-
-_ADDRESS_BITS = 128
 
 
 class TrackedFlow(typing.Protocol):
@@ -91,10 +89,8 @@ class StaleFlows:
         self._removed: set[FrontendAddress] = set()
         self._expected: dict[PlanKey, _UdpPlan | None] = {}
         self._expected_endpoints: dict[FrontendAddress, frozenset[EndpointAddress]] = {}
-        self._node_ports: frozenset[Network] = frozenset()
+        self._node_ports = NodePortAddresses()
         self._expected_node_ports: frozenset[Network] | None = None
-        self._local_addresses: frozenset[Address] = frozenset()
-        self._local_networks: tuple[Network, ...] = ()
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None]) -> None:
         """Take in plans whose rules are about to be written, None for a deleted one. Only UDP plans count.
@@ -173,12 +169,9 @@ class StaleFlows:
         is_known = (
             node_port in self._owners or node_port in self._removed or node_port in self._expected_endpoints
         )
-        if is_known and self._accepts_node_ports(address):
+        if is_known and address in self._node_ports:
             return (address, port), node_port
         return ((address, port),)
-
-    def _accepts_node_ports(self, address: Address) -> bool:
-        return address in self._local_addresses or any(contains(net, address) for net in self._local_networks)
 
     def _expect_endpoints(self, udp_plan: _UdpPlan | None) -> None:
         if udp_plan:
@@ -201,12 +194,10 @@ class StaleFlows:
     def _replace_node_ports(self) -> set[Family]:
         """Put the expected networks in force. Return the families in which NodePorts get more addresses."""
         networks, self._expected_node_ports = self._expected_node_ports, None
-        if networks is None or networks == self._node_ports:
+        if networks is None or networks == self._node_ports.networks:
             return set()
-        extended = {network_family(net) for net in networks - self._node_ports}
-        self._node_ports = networks
-        self._local_addresses = frozenset(net.address for net in networks if net.length == _ADDRESS_BITS)
-        self._local_networks = tuple(net for net in networks if net.length != _ADDRESS_BITS)
+        extended = {network_family(net) for net in networks - self._node_ports.networks}
+        self._node_ports = NodePortAddresses(networks)
         return {family(address) for address, _ in self._owners if is_unspecified(address)} & extended
 
 

@@ -30,6 +30,8 @@ from tests.support.offloads import set_offloads
 
 FRONTENDS = ("ClusterIP", "NodePort", "ExternalIP", "LoadBalancer")
 PORTS = {Protocol.TCP: 80, Protocol.UDP: 53}
+RESETS_SOON = "--removed-endpoints-grace=1s", "--removed-endpoints-rate=1000"
+"""For Services that request resets of connections to removed endpoints."""
 NARROW = 1400
 """MTU of a narrow path; all others have 1500."""
 
@@ -183,7 +185,7 @@ class TwoNodes(Cluster):
         return self.second.agent(self.folder, mode, *self._all_flags(flags), wait=wait)
 
     def _all_flags(self, flags: tuple[str, ...]) -> tuple[str, ...]:
-        return EACH_SYNC, "--sync-period=2s", *self.flags, *flags
+        return EACH_SYNC, "--sync-period=2s", *RESETS_SOON, *self.flags, *flags
 
     # Paths
 

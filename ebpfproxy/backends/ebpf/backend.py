@@ -51,8 +51,10 @@ from ebpfproxy.backends.ebpf.sockets import netns_cookie
 from ebpfproxy.backends.ebpf.sockets.pod_namespaces import PodNamespaces
 from ebpfproxy.backends.ebpf.sockets.stale_sockets import StaleSockets
 from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation
+from ebpfproxy.backends.ebpf.translated_connections import TranslatedConnections
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Backend, Callbacks
+from ebpfproxy.backends.removed_connections import RemovedConnections
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.locks import FolderLock
@@ -62,7 +64,7 @@ from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Network, Protocol
 from ebpfproxy.model.counters import Report, TableUse
 from ebpfproxy.model.device import DeviceSide
-from ebpfproxy.plan.service_plan import NodePlan, ServicePortPlan, SocketLb
+from ebpfproxy.plan.service_plan import NodePlan, PlanKey, ServicePortPlan, SocketLb
 
 log = Logger(__name__)
 
@@ -144,6 +146,8 @@ class EbpfBackend(Backend[Key, Entry]):
         self._attached = Generation(self._attachments)
         self._generation: Hashable = None
         self._services_applied = False  # whether the last delta contained services only
+        connections = TranslatedConnections(lambda: self._programs.maps, settings.proc_root)
+        self._removed = RemovedConnections(connections, settings.resets, self._callbacks.connections_reset)
 
     def open(self) -> None:
         """Provide maps and programs. The attachments do not change.
@@ -263,7 +267,7 @@ class EbpfBackend(Backend[Key, Entry]):
             if self._opened and not self._programs.is_pinned():
                 log.warning(PINS_REMOVED, root=self._settings.bpffs_root)
                 self._clsacts |= self._devices.clsacts()
-                self.close()
+                self._close()
             if not self._opened:
                 self.open()
             self._attached.reading()
@@ -347,6 +351,14 @@ class EbpfBackend(Backend[Key, Entry]):
                 self._table.maintain()
                 if self._settled:
                     self._xdp.sync(self._devices.written())
+
+    def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None:
+        self._removed.expect(changed, node)
+
+    def in_force(
+        self, rejected: Callable[[], Collection[PlanKey]], holds: Callable[[Collection[Key]], bool]
+    ) -> None:
+        self._removed.in_force(rejected)
 
     def free_ports(self) -> None:
         """Let sockets of the node be bound to NodePorts, until everything is read and applied again. Raises
@@ -508,6 +520,10 @@ class EbpfBackend(Backend[Key, Entry]):
     def close(self) -> None:
         """Close everything. Does nothing if it is not open, for example after a `read` that failed to open
         it."""
+        self._removed.close()
+        self._close()
+
+    def _close(self) -> None:
         opened, lock = self._opened, self._lock
         self._opened = self._lock = None
         if opened:

@@ -14,6 +14,7 @@ from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
 from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs, xdp_spec
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Callbacks, Inspection, Mode
+from ebpfproxy.backends.removed_connections import pace
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.errors import EbpfProxyError, KernelError, ProgramRejected
@@ -39,7 +40,7 @@ PROGRAMS = "the BPF programs"
 class EbpfMode(Mode):
     name = "ebpf"
     uses_kernel_nat = False
-    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START, dsr=True)
+    balancing = Support(frozenset(ALGORITHMS), weights=True, slow_start=SLOW_START, dsr=True, resets=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         packets = config.tc_devices != NO_DEVICES
@@ -133,6 +134,7 @@ def ebpf_settings(config: Config, cgroup_root: Path) -> EbpfSettings:
         devices=config.tc_devices != NO_DEVICES,
         destroy_stale_sockets=config.ebpf_stale_udp == "destroy",
         dsr_port=config.ebpf_dsr_port,
+        resets=pace(config),
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.maps import MapSizes
+from ebpfproxy.backends.removed_connections import Pace
 from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.plan.service_plan import SocketLb
 
@@ -20,6 +21,7 @@ class EbpfSettings:
       not be reconnected.
     - `dsr_port`: the UDP port of tunneled packets (direct server return), 0 to neither send nor accept any.
       `devices` must be set for another value.
+    - `resets`: when connections to removed endpoints are reset.
     - `redirect`: flows to another node's endpoint skip this node's stack if the kernel supports that.
     - `xdp`: the mode of the XDP program at uplinks, None for none. It has an effect only with `redirect`.
     """
@@ -35,6 +37,7 @@ class EbpfSettings:
     devices: bool = True
     destroy_stale_sockets: bool = False
     dsr_port: int = 0
+    resets: Pace = dataclasses.field(default_factory=Pace)
 
     @property
     def tunnels(self) -> bool:

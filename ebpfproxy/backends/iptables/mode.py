@@ -19,7 +19,7 @@ from ebpfproxy.plan.balancing import Support
 class IptablesMode(Mode):
     name = "iptables"
     uses_kernel_nat = True
-    balancing = Support(frozenset({Algorithm.RANDOM}))
+    balancing = Support(frozenset({Algorithm.RANDOM}), resets=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(config.iptables_backend, families_used(config))

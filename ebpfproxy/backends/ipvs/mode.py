@@ -17,7 +17,7 @@ from ebpfproxy.plan.balancing import Support
 class IpvsMode(Mode):
     name = "ipvs"
     uses_kernel_nat = True
-    balancing = Support(frozenset(Algorithm) - {Algorithm.RANDOM}, weights=True, forwarding=True)
+    balancing = Support(frozenset(Algorithm) - {Algorithm.RANDOM}, weights=True, forwarding=True, resets=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return prerequisites.probe(

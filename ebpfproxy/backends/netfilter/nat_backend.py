@@ -1,4 +1,5 @@
-"""What the backends that use the kernel's NAT share: sysctls, the end of stale UDP flows, and conntrack."""
+"""What the backends that use the kernel's NAT share: sysctls, conntrack, the end of stale UDP flows, and the
+reset of TCP connections to removed endpoints."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -9,6 +10,8 @@ from ebpfproxy.backends.netfilter import sysctls
 from ebpfproxy.backends.netfilter.node_support import sctp_is_unserved
 from ebpfproxy.backends.netfilter.stale_conntrack import SearchResult, StaleConntrack
 from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, answers_on_loopback
+from ebpfproxy.backends.netfilter.tracked_connections import TrackedConnections
+from ebpfproxy.backends.removed_connections import RemovedConnections, pace
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.linux.netlink import conntrack
@@ -29,6 +32,7 @@ class NatBackend(Backend[K, E]):
     _callbacks = Callbacks()
     _routes_localnet = False  # whether it was set or the attempt failed
     _stale: StaleConntrack | None = None
+    _removed: RemovedConnections[conntrack.Flow] | None = None
 
     @staticmethod
     @abstractmethod
@@ -44,6 +48,8 @@ class NatBackend(Backend[K, E]):
         """Set `context`, and what to do beside syncs. Raises ConfigError if the node has no name."""
         self._settings_of_nat = netfilter_settings(config, self.name)
         self._callbacks = callbacks
+        connections = TrackedConnections(config.proc_root)
+        self._removed = RemovedConnections(connections, pace(config), callbacks.connections_reset)
         return self.reads(config)
 
     def opened(self) -> None:
@@ -58,6 +64,8 @@ class NatBackend(Backend[K, E]):
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None:
         if self._stale:
             self._stale.expect(changed, node)
+        if self._removed:
+            self._removed.expect(changed, node)
 
     def in_force(
         self, rejected: Callable[[], Collection[PlanKey]], holds: Callable[[Collection[K]], bool]
@@ -67,6 +75,8 @@ class NatBackend(Backend[K, E]):
             sysctls.apply((sysctls.ROUTE_LOCALNET,))
         if self._stale:
             self._stale.in_force(rejected())
+        if self._removed:
+            self._removed.in_force(rejected)
 
     def _may_route_localnet(self, holds: Callable[[Collection[K]], bool]) -> bool:
         """Return whether route_localnet is wanted, is not set yet, and is safe now (CVE-2020-8558)."""
@@ -82,6 +92,8 @@ class NatBackend(Backend[K, E]):
         if self._stale:
             self._stale.close()
             self._stale = None
+        if self._removed:
+            self._removed.close()
 
     def endpoint_of(self, connection: Connection) -> Translation | None:
         """As conntrack has it: there is no other record."""

@@ -17,7 +17,7 @@ from ebpfproxy.plan.balancing import Support
 class NftablesMode(Mode):
     name = "nftables"
     uses_kernel_nat = True
-    balancing = Support(frozenset(DRAWS), weights=True)
+    balancing = Support(frozenset(DRAWS), weights=True, resets=True)
 
     def probe(self, config: Config) -> tuple[Finding, ...]:
         return probes.probe(families_used(config))

@@ -137,6 +137,7 @@ def _steps(case: Case, client: Classified, decision: Decision) -> Iterator[Step]
         yield from _selection_steps(case, decision)
         if decision.forwarding:
             yield decision.forwarding
+        yield from _removal_steps(case, decision)
         yield from _source_steps(decision.endpoints)
         peer = f"{Reason.PEER_IS_FRONTEND.meaning}: {case.destination}"
         yield Step(Reason.PEER_IS_FRONTEND, peer)
@@ -223,9 +224,16 @@ def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
     else:
         why = Reason.RANDOM_BY_WEIGHT if weights else Reason.RANDOM
         yield Step(why, why.meaning, weights)
-    ignored = ", ".join(unsupported(balancing, support))
+    ignored = ", ".join(unsupported(balancing, support, decision.served.plan.serving is not None))
     if ignored:
         yield Step(Reason.BALANCING_IGNORED, f"{Reason.BALANCING_IGNORED.meaning}: {ignored}")
+
+
+def _removal_steps(case: Case, decision: Decision) -> Iterator[Step]:
+    """Yield whether the connection is reset when its endpoint is removed."""
+    of_mode = next(mode.balancing for mode in MODES if mode.name == case.situation.mode)
+    if decision.served.plan.serving is not None and of_mode.resets:
+        yield Step(Reason.RESET_IF_REMOVED, Reason.RESET_IF_REMOVED.meaning)
 
 
 def _weight_lines(decision: Decision) -> Iterator[str]:

@@ -158,6 +158,10 @@ class Reason(AnyReason):
     RELAY_SELECTS = "algorithm: mode userspace: the relay selects them in turn (round robin)"
     SINGLE = "algorithm: there is only one usable endpoint"
 
+    RESET_IF_REMOVED = (
+        "endpoints: if one is removed, its connections are reset after --removed-endpoints-grace"
+    )
+
     DIRECT_ROUTING = (
         "forwarding: mode ipvs: packets go to the endpoint's MAC address, and it replies to the client itself"
     )

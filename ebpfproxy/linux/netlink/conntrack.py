@@ -49,7 +49,7 @@ IPS_CONFIRMED = 1 << 3
 IPS_SRC_NAT = 1 << 4
 IPS_DST_NAT = 1 << 5
 
-TCP_CONNTRACK_ESTABLISHED = 3
+TCP_CONNTRACK_ESTABLISHED, TCP_CONNTRACK_CLOSE_WAIT = 3, 5
 _BE_LIBERAL = bytes([1 << 3, 1 << 3])  # struct nf_ct_tcp_flags: IP_CT_TCP_FLAG_BE_LIBERAL, and mask
 
 _ADDRESSES = {int(socket.AF_INET): (1, 2), int(socket.AF_INET6): (3, 4)}  # CTA_IP_V4_SRC and so on
@@ -60,7 +60,7 @@ class Flow(NamedTuple):
 
     With DNAT, `reply_source` differs from `destination`. With SNAT, `reply_destination` differs from
     `source`. `status` has the bits IPS_*. Each direction has a zone, 0 unless a rule sets another. `id` is
-    the kernel's id of the entry (CTA_ID).
+    the kernel's id of the entry (CTA_ID). `tcp_state` is one of TCP_CONNTRACK_*, 0 for other protocols.
     """
 
     protocol: Protocol
@@ -77,6 +77,7 @@ class Flow(NamedTuple):
     reply_zone: int
     mark: int
     id: int
+    tcp_state: int = 0
 
     @property
     def is_dnated(self) -> bool:
@@ -331,7 +332,13 @@ def _flow(payload: bytes) -> Flow | None:
         reply_zone or common_zone,
         _number(attributes.get(CTA_MARK)),
         _number(attributes.get(CTA_ID)),
+        _tcp_state(attributes.get(CTA_PROTOINFO, b"")),
     )
+
+
+def _tcp_state(protocol_info: bytes) -> int:
+    of_tcp = dict(netlink.attributes(protocol_info, 0)).get(CTA_PROTOINFO_TCP, b"")
+    return _number(dict(netlink.attributes(of_tcp, 0)).get(CTA_TCP_STATE))
 
 
 def _direction(

@@ -52,6 +52,10 @@ class State(enum.IntEnum):
     NEW_SYN_RECV = 12
 
 
+OPEN = State.ESTABLISHED, State.SYN_SENT, State.CLOSE_WAIT
+"""The states of a TCP socket whose process still uses or opens a connection."""
+
+
 class DiagSocket(NamedTuple):
     """One socket, from struct inet_diag_msg. It has all fields that SOCK_DESTROY needs.
 

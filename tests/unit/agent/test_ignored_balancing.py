@@ -8,6 +8,7 @@ import pytest
 from ebpfproxy.agent.ignored_balancing import IgnoredBalancing
 from ebpfproxy.backends.selection import MODES
 from ebpfproxy.model.balancing import Algorithm, Balancing, parse_weights
+from ebpfproxy.model.service import RemovedEndpoints
 from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.frontends import plan_service
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
@@ -73,3 +74,12 @@ def test_a_mode_logs_what_it_does_not_have(
     planned = plan_service(of, [slice_of("web", endpoint())], None, CONTEXT)
     IgnoredBalancing(support, CONTEXT).update(name("web"), planned)
     assert logged() == [{"service": "default/web", "ignored": ignored}]
+
+
+def test_a_mode_that_resets_no_connections_is_reported(logged: Callable[[], list[dict[str, str]]]) -> None:
+    of = dataclasses.replace(service("web", port()), removed_endpoints=RemovedEndpoints.RESET)
+    planned = plan_service(of, [slice_of("web", endpoint())], None, CONTEXT)
+    IgnoredBalancing(RANDOM_ONLY._replace(resets=True), CONTEXT).update(name("web"), planned)
+    assert logged() == []
+    IgnoredBalancing(RANDOM_ONLY, CONTEXT).update(name("web"), planned)
+    assert logged() == [{"service": "default/web", "ignored": "removed-endpoints reset"}]

@@ -1,10 +1,11 @@
-"""The annotations of a Service that select its load balancing."""
+"""The annotations of a Service that select its load balancing, and what happens to its connections."""
 
 import json
 
 from ebpfproxy.api.event import ServiceChanged
 from ebpfproxy.api.parse import parse_service
 from ebpfproxy.model.balancing import DEFAULT_BALANCING, Algorithm, EbpfForwarding, Forwarding
+from ebpfproxy.model.service import RemovedEndpoints
 from tests.support.build import service_object
 
 
@@ -60,3 +61,15 @@ def test_zero_overrides_the_default_of_the_node() -> None:
     changed = parsed(slow_start="0s")
     assert changed.service
     assert changed.service.balancing.slow_start == 0
+
+
+def test_an_annotation_selects_what_happens_to_connections_to_removed_endpoints() -> None:
+    found = [parsed(removed_endpoints=text).service for text in ("reset", " keep ", "", None)]
+    expected = RemovedEndpoints.RESET, RemovedEndpoints.KEEP, None, None
+    assert tuple(each.removed_endpoints for each in found if each) == expected
+    changed = parsed(removed_endpoints="drop")
+    assert changed.service
+    assert changed.service.removed_endpoints is None
+    assert list(changed.complaints) == [
+        'annotation ebpfproxy/removed-endpoints: "drop" is not one of keep, reset'
+    ]

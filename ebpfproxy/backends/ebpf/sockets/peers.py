@@ -10,6 +10,7 @@ history of events, so it works across restarts.
 import contextlib
 import mmap
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from socket import IPPROTO_UDP, ntohs
 from typing import NamedTuple
@@ -20,6 +21,10 @@ from ebpfproxy.model.address import Address, family, loopback, unspecified
 
 AddressPort = tuple[Address, int]
 """An address and a port (host order)."""
+
+Entry = tuple[int, int, int, Address, int, Address, int]
+"""Cookie, ids of service and endpoint, then address and port of the endpoint and of the frontend. Ports are
+in network order."""
 
 _U32 = struct.Struct("=I")
 _PEER, _ENDPOINT = abi.SOCKET_PEER.size, abi.ENDPOINT.size
@@ -72,23 +77,19 @@ class SocketPeers:
         """
         known: dict[tuple[int, int, Address, int, Address, int], bool] = {}
         found: dict[int, StalePeer] = {}
-        with self._peers.mapped() as memory:  # only now: the pages would count toward the RSS meanwhile
-            with memoryview(memory).cast("Q") as words:
-                cookies = words[: self._peers.shape.max_entries * _PEER // 8 : _PEER // 8].tolist()
-            for at, cookie in enumerate(cookies):
-                if cookie and (entry := _entry(memory, at * _PEER)) and entry[0] == cookie:
-                    key = entry[1:]
-                    if key not in known:
-                        known[key] = self._is_stale(*key)
-                    if known[key]:
-                        found[cookie] = _stale_peer(entry)
+        for entry in recorded(self._peers, IPPROTO_UDP):
+            key = entry[1:]
+            if key not in known:
+                known[key] = self._is_stale(*key)
+            if known[key]:
+                found[entry[0]] = _stale_peer(entry)
         return found
 
     def of(self, cookie: int) -> StalePeer | None:
         """The socket with this cookie; None if it is not stale at this moment."""
         for way in range(abi.SOCKET_WAYS):
             place = (cookie + way) % self._peers.shape.max_entries
-            entry = _entry(self._peers.lookup(_U32.pack(place)) or bytes(_PEER))
+            entry = _entry(self._peers.lookup(_U32.pack(place)) or bytes(_PEER), 0, IPPROTO_UDP)
             if entry and entry[0] == cookie:
                 return _stale_peer(entry) if self._is_stale(*entry[1:]) else None
         return None
@@ -119,19 +120,26 @@ class SocketPeers:
         return False
 
 
-def _entry(packed: bytes | mmap.mmap, at: int = 0) -> tuple[int, int, int, Address, int, Address, int] | None:
-    """Cookie, ids of service and endpoint, then address and port of the endpoint and of the frontend.
+def recorded(peers: Map, protocol: int) -> Iterator[Entry]:
+    """The entry of each connected socket of a protocol. `peers` is the map `socket_peers`."""
+    with peers.mapped() as memory:  # only now: the pages would count toward the RSS meanwhile
+        with memoryview(memory).cast("Q") as words:
+            cookies = words[: peers.shape.max_entries * _PEER // 8 : _PEER // 8].tolist()
+        for at, cookie in enumerate(cookies):
+            if cookie and (entry := _entry(memory, at * _PEER, protocol)) and entry[0] == cookie:
+                yield entry
 
-    Ports are in network order. None for TCP.
-    """
+
+def _entry(packed: bytes | mmap.mmap, at: int, protocol: int) -> Entry | None:
+    """None for another protocol."""
     fields = abi.SOCKET_PEER.unpack_from(packed, at)
-    cookie, address, port, protocol, _, service, frontend, frontend_port, _, endpoint, _ = fields
-    if protocol != IPPROTO_UDP:
+    cookie, address, port, of, _, service, frontend, frontend_port, _, endpoint, _ = fields
+    if of != protocol:
         return None
     return cookie, service, endpoint, address, port, frontend, frontend_port
 
 
-def _stale_peer(entry: tuple[int, int, int, Address, int, Address, int]) -> StalePeer:
+def _stale_peer(entry: Entry) -> StalePeer:
     cookie, service, endpoint, address, port, frontend, frontend_port = entry
     return StalePeer(
         cookie=cookie,

@@ -20,9 +20,10 @@ from collections.abc import Collection, Generator, Mapping
 from ebpfproxy.backends.ebpf.sockets.peers import SocketPeers, StalePeer
 from ebpfproxy.errors import KernelError, NotFound, Unsupported
 from ebpfproxy.linux.netns import namespaces
-from ebpfproxy.linux.sockets import duplicates, holders, sockets
-from ebpfproxy.linux.sockets.sockets import DiagSocket
-from ebpfproxy.model.address import is_loopback
+from ebpfproxy.linux.sockets import duplicates, holders
+from ebpfproxy.linux.sockets.by_namespace import by_namespace
+from ebpfproxy.linux.sockets.sockets import DiagSocket, State
+from ebpfproxy.model.address import Protocol, is_loopback
 
 NO_HOLDER = "cannot find a process with a descriptor of the socket"
 _HINT = "run with hostPID and CAP_SYS_PTRACE; ignore this if processes were just passing the socket on"
@@ -60,14 +61,13 @@ def located_by_namespace(
     """
     sought = frozenset(each.peer for each in stale.values())
     missing = set(stale)
-    with contextlib.closing(namespaces.opened_network_namespaces(proc_root)) as descriptors:
-        for descriptor in descriptors:
-            if not missing:
-                return
-            with namespaces.in_namespace(descriptor):
-                found = [each for each in sockets.connected_udp(sought) if each.cookie in missing]
-                missing.difference_update(each.cookie for each in found)
-                yield namespaces.identity_of_descriptor(descriptor), found
+    connected = by_namespace(proc_root, Protocol.UDP, [State.ESTABLISHED], sought)
+    with contextlib.closing(connected) as spaces:
+        while missing and (space := next(spaces, None)):
+            identity, with_peer = space
+            found = [each for each in with_peer if each.cookie in missing]
+            missing.difference_update(each.cookie for each in found)
+            yield identity, found
 
 
 def _locate(

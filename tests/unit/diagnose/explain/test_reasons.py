@@ -20,7 +20,7 @@ from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.namespace import Link, Namespace
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import HostPort, Pod
-from ebpfproxy.model.service import ServiceType, TrafficPolicy
+from ebpfproxy.model.service import RemovedEndpoints, ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoint_reasons import EndpointReason
 from ebpfproxy.plan.endpoints import API_SERVER
 from ebpfproxy.plan.protected_addresses import Protected
@@ -68,6 +68,7 @@ ON_LINK = (DEVICES[0]._replace(on_link=(OnLinkRoute(254, networks(["203.0.113.0/
 DSR_WEB = dataclasses.replace(ROUTED_WEB, balancing=Balancing(ebpf_forwarding=EbpfForwarding.DSR))
 LEAST_CONNECTIONS = dataclasses.replace(WEB, balancing=Balancing(Algorithm.LEAST_CONNECTIONS))
 HEAVY = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=3")))
+RESETTING = dataclasses.replace(WEB, removed_endpoints=RemovedEndpoints.RESET)
 READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
 PEERS = {ELSEWHERE: PeerNode((parse_address("192.0.2.11"),), 6083)}
 WITH_TUNNEL = situation(DSR_WEB, READY, peers=PEERS, dsr_port=6083)
@@ -328,6 +329,8 @@ CASES: dict[AnyReason, Case] = {
     Reason.SCHEDULER: case(CONNECTS, WEB, READY, mode="ipvs"),
     Reason.RELAY_SELECTS: case(CONNECTS, WEB, READY, mode="userspace"),
     Reason.SINGLE: case(CONNECTS, WEB, REMOTE),
+    # Connections
+    Reason.RESET_IF_REMOVED: case(CONNECTS, RESETTING, READY),
     # Forwarding
     Reason.DIRECT_ROUTING: case(CONNECTS, ROUTED_WEB, READY, dials=FORWARDED, by=A_CLIENT, mode="ipvs"),
     Reason.TUNNEL: case(CONNECTS, TUNNELED_WEB, READY, dials=FORWARDED, by=A_CLIENT, mode="ipvs"),
