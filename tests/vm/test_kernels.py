@@ -51,6 +51,7 @@ PARTS = {
     "packet-path": _part("packet_path"),
     "packet-table": _part("test_packet_table.py", hours=2),
     "packet-clients": _part("test_packet_scenarios.py", "test_packet_changes.py", hours=2),
+    "removed-endpoints": _part("test_removed_endpoints.py", hours=2),
     "sctp": _part("test_sctp.py", hours=2),
     "packet-sizes": _part("test_packet_sizes.py", hours=2),
     "maps": _part(
@@ -68,6 +69,7 @@ PARTS = {
         "test_conntrack.py",
         "test_netfilter_flows.py",
         "test_stale_conntrack.py",
+        "test_tracked_connections.py",
         "test_packet_path_view.py",
         "test_view.py",
         hours=2,
