@@ -138,7 +138,7 @@ def _support_table() -> str:
     rows["slow start"] = [bool(support.slow_start) for support in of]
     rows["IPVS forwarding other than `nat`"] = [support.forwarding for support in of]
     rows["direct server return (`dsr`)"] = [support.dsr for support in of]
-    rows["reset of connections to removed endpoints"] = [support.resets for support in of]
+    rows["resets of open connections"] = [support.resets for support in of]
     head = "".join(f" {each.name} |" for each in MODES)
     text = f"| |{head}\n|---|{'---|' * len(MODES)}\n"
     for name, honored in rows.items():

@@ -30,6 +30,7 @@ from ebpfproxy.api.event import (
     NODE,
     PEER_NODE,
     ChecksChanged,
+    EndpointsFull,
     Invalid,
     NetworkNamespacesChanged,
     NodeChanged,
@@ -48,6 +49,7 @@ from ebpfproxy.log import DEBUG_VERBOSITY, Logger
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.namespace import Namespace
+from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.health_check_node_port import health_check_addresses
 from ebpfproxy.plan.service_plan import Role
 
@@ -120,6 +122,7 @@ class _Agent:
             self._metrics.flows_searched,
             self._metrics.sockets_counted,
             self._metrics.connections_reset,
+            self._endpoints_full,
             lambda: self._inbox.put(Notified()),
             self._namespaces_changed,
             repeats=True,
@@ -385,6 +388,7 @@ class _Agent:
         """Plan pending changes, with `most` only some (`Tracker.drain`). Return whether others remain."""
         drained = self._tracker.drain(most, self._modes.serving.reconciler.unrendered)
         self._state = drained.state
+        self._front.full = drained.state.full
         self._metrics.changes(drained.service_changes, drained.slice_changes)
         self._modes.serving.reconciler.plan(
             drained.state,
@@ -494,6 +498,10 @@ class _Agent:
     def _namespaces_changed(self, namespaces: tuple[Namespace, ...]) -> None:
         """Record the network namespaces, as `_pods_bypass` does with devices."""
         self._fold_or_put(NetworkNamespacesChanged(namespaces))
+
+    def _endpoints_full(self, service: ServicePortName, family: Family, targets: frozenset[bytes]) -> None:
+        """Record which endpoints get no new connections for now. Any thread may call it."""
+        self._sources.put(EndpointsFull(service, family, targets))
 
     def _fold_or_put(self, event: PodsBypass | NetworkNamespacesChanged) -> None:
         if threading.get_ident() == self._thread:

@@ -5,12 +5,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 from ebpfproxy.config import Config, Loaded
-from ebpfproxy.http import zpages
+from ebpfproxy.http import rebalancing, zpages
 from ebpfproxy.http.health_check_node_port import ServiceHealthServer
 from ebpfproxy.http.healthz import HealthPages, HealthServer, ProxierHealth
 from ebpfproxy.http.metrics import Metrics, MetricsServer
 from ebpfproxy.http.readiness import Readiness
 from ebpfproxy.http.server import Listener, Request, Response
+from ebpfproxy.model.cluster import Full
 from ebpfproxy.model.counters import Report
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.model.service import NamespacedName
@@ -40,6 +41,8 @@ class Front:
         self.service_health = ServiceHealthServer(
             lambda: self.health.at(time.monotonic()).healthy, self._not_served
         )
+        self.full: Full = {}
+        """See `ClusterState.full`."""
         self._serving: Callable[[], Shown] | None = None
         self._report_checks: Callable[[Mapping[NamespacedName, str]], object] | None = None
         self._listeners = tuple(self._make_listeners(config))
@@ -88,6 +91,8 @@ class Front:
             )
 
     def _page(self, request: Request) -> Response | None:
+        if request.path == rebalancing.PATH:
+            return Response(200, rebalancing.encode(self.full), {"Content-Type": "application/json"})
         return zpages.page(request, self._loaded)
 
     def _mode(self) -> str:

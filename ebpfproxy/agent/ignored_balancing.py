@@ -6,14 +6,14 @@ from ebpfproxy.log import Logger
 from ebpfproxy.model.service import NamespacedName
 from ebpfproxy.plan.balancing import PlannedBalancing, Support, default_algorithm, unsupported
 from ebpfproxy.plan.direct_return import support_on_node
+from ebpfproxy.plan.open_connections import requested_resets
 from ebpfproxy.plan.service_plan import PlanContext, ServicePortPlan
 
 log = Logger(__name__)
 
 IGNORED = "Mode cannot honor the load balancing that a Service requests"
 """The Service is served with the default of the mode instead of `ignored`. Its annotations request it; or it
-is the flag --lb-algorithm, --slow-start, --ebpf-forwarding or --removed-endpoints, if there is no `service`.
-"""
+is a flag such as --lb-algorithm, --slow-start, --ebpf-forwarding or --rebalance, if there is no `service`."""
 
 
 class IgnoredBalancing:
@@ -23,7 +23,7 @@ class IgnoredBalancing:
         self._support = support_on_node(support, context)
         algorithm = default_algorithm(context.algorithm, context.direct_return and self._support.dsr)
         of_node = PlannedBalancing(algorithm, slow_start=context.slow_start, dsr=context.direct_return)
-        self._of_node = frozenset(unsupported(of_node, self._support, context.reset_removed))
+        self._of_node = frozenset(unsupported(of_node, self._support, _requests(context)))
         self._reported: dict[NamespacedName | None, frozenset[str]] = {}
 
     def update(self, name: NamespacedName, plans: Iterable[ServicePortPlan]) -> None:
@@ -33,7 +33,7 @@ class IgnoredBalancing:
         ignored = {
             text
             for plan in plans
-            for text in unsupported(plan.balancing, self._support, plan.serving is not None)
+            for text in unsupported(plan.balancing, self._support, requested_resets(plan))
         }
         self._report(name, ignored - self._of_node)
 
@@ -45,3 +45,9 @@ class IgnoredBalancing:
             self._reported[name] = texts
             about = {"service": str(name)} if name else {}
             log.warning(IGNORED, **about, ignored=", ".join(sorted(texts)))
+
+
+def _requests(context: PlanContext) -> list[str]:
+    """Return what `requested_resets` returns for a Service without annotations."""
+    found = ["removed-endpoints reset"] if context.reset_removed else []
+    return found + ([f"rebalance {context.rebalance}"] if context.rebalance else [])

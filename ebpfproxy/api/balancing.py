@@ -7,7 +7,7 @@ from typing import TypeVar
 from ebpfproxy.api import fields
 from ebpfproxy.api.event import Excess
 from ebpfproxy.api.parts import Complaints, shorten
-from ebpfproxy.config.flag_types import parse_timeout
+from ebpfproxy.config.flag_types import parse_percentage, parse_timeout
 from ebpfproxy.model.balancing import (
     DEFAULT_BALANCING,
     Balancing,
@@ -44,6 +44,13 @@ def removed_endpoints(
     if annotations is None:
         return None
     return _parsed(annotations, "removed_endpoints", _one_of(RemovedEndpoints), None, complaints)
+
+
+def rebalance(annotations: fields.Annotations | None, complaints: Complaints) -> int | None:
+    """Return the percentage of the annotation, None without a valid one."""
+    if annotations is None:
+        return None
+    return _parsed(annotations, "rebalance", parse_percentage, None, complaints)
 
 
 def _parsed(

@@ -5,7 +5,7 @@ Each event carries the complete new state of its object, because objects arrive 
 
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Address, Network
+from ebpfproxy.model.address import Address, Family, Network
 from ebpfproxy.model.cluster import Listening
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
@@ -13,7 +13,7 @@ from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
-from ebpfproxy.model.service import NamespacedName, Service
+from ebpfproxy.model.service import NamespacedName, Service, ServicePortName
 from ebpfproxy.plan.reason import AnyReason
 
 SERVICE, ENDPOINT_SLICE, NODE, POD = "Service", "EndpointSlice", "Node", "Pod"
@@ -159,6 +159,14 @@ class NetworkNamespacesChanged(NamedTuple):
     namespaces: tuple[Namespace, ...]
 
 
+class EndpointsFull(NamedTuple):
+    """The endpoints of a ServicePort that get no new connections for now: see `ClusterState.full`."""
+
+    service: ServicePortName
+    family: Family
+    targets: frozenset[bytes]
+
+
 class Synced(NamedTuple):
     """All existing objects of `kind` (a constant of this file) were reported, or an optional kind cannot be
     listed now. It may be sent repeatedly."""
@@ -192,6 +200,7 @@ Event = (
     | DevicesChanged
     | PodsBypass
     | NetworkNamespacesChanged
+    | EndpointsFull
     | Synced
     | Invalid
 )

@@ -67,6 +67,7 @@ class Annotations(Api):
     ipvs_forwarding: str | None = field(name="ebpfproxy/ipvs-forwarding", default=None)
     ebpf_forwarding: str | None = field(name="ebpfproxy/ebpf-forwarding", default=None)
     removed_endpoints: str | None = field(name="ebpfproxy/removed-endpoints", default=None)
+    rebalance: str | None = field(name="ebpfproxy/rebalance", default=None)
     socket_lb: str | None = field(name=SOCKET_LB, default=None)
     dsr_port: str | None = field(name=DSR_PORT, default=None)
     config_hash: str | None = field(name="kubernetes.io/config.hash", default=None)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from ebpfproxy.api import fields, parts
-from ebpfproxy.api.balancing import balancing, removed_endpoints
+from ebpfproxy.api.balancing import balancing, rebalance, removed_endpoints
 from ebpfproxy.api.event import (
     ENDPOINT_SLICE,
     NAMESPACE,
@@ -318,6 +318,7 @@ def _service(decoded: fields.Service) -> ServiceChanged:
         ),
         balancing=balancing(decoded.metadata.annotations, complaints),
         removed_endpoints=removed_endpoints(decoded.metadata.annotations, complaints),
+        rebalance=rebalance(decoded.metadata.annotations, complaints),
     )
     uid = (decoded.metadata.uid or "") if complaints.excess else ""
     return ServiceChanged(name, service, complaints.reported(), excess=complaints.excess, uid=uid)

@@ -31,6 +31,7 @@ from ebpfproxy.api.event import (
     ApiServerReached,
     ChecksChanged,
     DevicesChanged,
+    EndpointsFull,
     Event,
     Invalid,
     ListeningChanged,
@@ -48,7 +49,7 @@ from ebpfproxy.api.event import (
 from ebpfproxy.api.shares import Shares
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Family, Network
-from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.cluster import ClusterState, Full
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
@@ -145,6 +146,8 @@ class Tracker:
         self._namespaces_without_socket: set[str] = set()
         self._down: frozenset[NodeCheck] = frozenset()
         self._rechecked: set[str] = set()  # the nodes with changes of `_down` since the last drain
+        self._full: Full = {}
+        self._filled: set[NamespacedName] = set()  # the Services with changes of `_full` since the last drain
         self._views = MappingProxyType(self._services), MappingProxyType(self._by_service)
         self._peers: dict[str, PeerNode] = {}
         self._pods_view, self._peers_view = MappingProxyType(self._pods), MappingProxyType(self._peers)
@@ -188,7 +191,7 @@ class Tracker:
     def pending(self) -> bool:
         """Whether a drain would return a change."""
         changed = self._previous_services or self._previous_slices or self._previous_pods
-        of_others = self._previous_peers or self._rechecked
+        of_others = self._previous_peers or self._rechecked or self._filled
         return bool(changed or of_others) or self._node_changed or self._host_changed
 
     @property
@@ -231,6 +234,8 @@ class Tracker:
                     self._api_servers |= {(address, port)}
             case NetworkNamespacesChanged(namespaces):
                 self._namespaces = namespaces
+            case EndpointsFull():
+                self._fold_full(event)
             case PodsBypass(ifindexes):
                 self._seen_to_bypass |= ifindexes
                 self._bypassing = self._ifindexes & self._seen_to_bypass
@@ -263,7 +268,7 @@ class Tracker:
                 self._previous_slices.pop(slice_name, None)
         drained = Drained(
             state=self._state(),
-            services=frozenset(chosen | self._services_on(self._rechecked)),
+            services=frozenset(chosen | self._services_on(self._rechecked) | self._filled),
             node_changed=node_changed,
             host_changed=host_changed,
             peers_changed=bool(self._previous_peers),
@@ -275,6 +280,7 @@ class Tracker:
         self._drained = drained.state
         self._previous_peers.clear()
         self._rechecked.clear()
+        self._filled.clear()
         self._received.clear()
         return drained
 
@@ -324,6 +330,7 @@ class Tracker:
             self._api_servers,
             self._namespaces,
             self._opted_out,
+            self._full,
         )
 
     def _addresses_of_nodes(self) -> frozenset[Address]:
@@ -431,6 +438,14 @@ class Tracker:
             self._peers[name] = peer
         if self._previous_peers.setdefault(name, old) == peer:
             del self._previous_peers[name]
+
+    def _fold_full(self, event: EndpointsFull) -> None:
+        key = event.service, event.family
+        if self._full.get(key, frozenset()) == event.targets:
+            return
+        others = {each: targets for each, targets in self._full.items() if each != key}
+        self._full = others | ({key: event.targets} if event.targets else {})
+        self._filled.add(NamespacedName(event.service.namespace, event.service.name))
 
     def _fold_slice(self, event: SliceChanged) -> None:
         self._received[ENDPOINT_SLICE] += 1

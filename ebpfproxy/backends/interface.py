@@ -14,6 +14,7 @@ from ebpfproxy.model.connection import Connection, Translation
 from ebpfproxy.model.counters import Report, SocketCounts
 from ebpfproxy.model.device import DeviceSide
 from ebpfproxy.model.namespace import Namespace
+from ebpfproxy.model.service import ServicePortName
 from ebpfproxy.plan.balancing import Support
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, PlanKey, ServicePortPlan
 
@@ -38,8 +39,8 @@ class Callbacks(NamedTuple):
     - `flows_looked_at(family, ended, seconds)`: the tracked flows of a family were searched for stale ones.
       Gives how many were ended, and the duration.
     - `sockets_counted`: the results for connected UDP sockets whose endpoint was removed.
-    - `connections_reset(reset, failed)`: how many connections to removed endpoints were reset, and how many
-      could not be.
+    - `connections_reset(reason, reset, failed)`: how many connections were reset, and how many could not be.
+    - `endpoints_full(service, family, targets)`: see `ClusterState.full`.
     - `changed`: another program may have changed the backend's objects in the kernel, so the agent should
       check `Backend.generation` soon.
     - `namespaces`: the network namespaces that may be those of pods, sorted by cookie. Called again when they
@@ -52,7 +53,8 @@ class Callbacks(NamedTuple):
     pods_bypass: Callable[[frozenset[int]], object] = _ignore
     flows_looked_at: Callable[[Family, int, float], object] = _ignore
     sockets_counted: Callable[[SocketCounts], object] = _ignore
-    connections_reset: Callable[[int, int], object] = _ignore
+    connections_reset: Callable[[str, int, int], object] = _ignore
+    endpoints_full: Callable[[ServicePortName, Family, frozenset[bytes]], object] = _ignore
     changed: Callable[[], object] = _ignore
     namespaces: Callable[[tuple[Namespace, ...]], object] = _ignore
     repeats: bool = False
@@ -66,6 +68,8 @@ class Inspection(ABC, Generic[K, E]):
     nothing of the kind.
     """
 
+    is_live: ClassVar[bool] = True
+    """It reads the kernel, not a saved dump."""
     context: PlanContext
     """The options on which plans for the mode depend. Set by `Mode.serve` and `Mode.inspect`."""
 

@@ -292,6 +292,11 @@ def duration(*, zero: bool) -> Kind:
     return Kind("DURATION", parse)
 
 
+def parse_percentage(text: str) -> int:
+    """Parse a whole number from 0 to 100. Raises ValueError."""
+    return int(PERCENTAGE.parse(text))
+
+
 def parse_lb_algorithm(text: str) -> Algorithm | None:
     """Parse the name of an algorithm; None for the empty text."""
     return parse_algorithm(text) if text else None
@@ -330,6 +335,7 @@ SOCKET_LB = dataclasses.replace(_SOCKET_LB, parse=parse_socket_lb)
 ROLE = dataclasses.replace(_ROLE, parse=parse_role)
 LB_ALGORITHM = Kind("NAME", parse_lb_algorithm, words=ALGORITHM_NAMES)
 TIMEOUT = Kind("DURATION", parse_timeout)
+PERCENTAGE = integer(0, 100)
 PORT = integer(0, 65535)
 ENTRIES = integer(1, 1 << 26)
 ENTRIES_OR_ZERO = integer(0, 1 << 26)

@@ -164,6 +164,12 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
         "--removed-endpoints-rate", flag_types.integer(1, 1000000), "100", Group.TRAFFIC,
         "Connections to removed endpoints that this node resets per second at most (ebpfproxy only).",
     )  # fmt: skip
+    rebalance: int = option(
+        "--rebalance", flag_types.PERCENTAGE, "0", Group.TRAFFIC,
+        "Percentage of this node's open TCP connections to a Service that may be reset per minute after "
+        "endpoints were added, so that these get their share (ebpfproxy only). 0: none. The annotation "
+        "ebpfproxy/rebalance of a Service takes precedence. Mode userspace resets none.",
+    )  # fmt: skip
     conntrack_tcp_timeout_established: int = option(
         "--conntrack-tcp-timeout-established", flag_types.TIMEOUT, "24h", Group.TRAFFIC,
         "Idle timeout of an established TCP connection. 0: 24h in modes ebpf and userspace, the kernel's "

@@ -55,6 +55,8 @@ class DumpedMode:
 class DumpInspection(Inspection[Key, Entry]):
     """The content of a dump."""
 
+    is_live = False
+
     def __init__(self, view: SavedView, config: Config) -> None:
         name = config.hostname_override or view.header.node
         self.context = plan_context(dataclasses.replace(config, hostname_override=name), EBPF)

@@ -9,11 +9,13 @@ from ebpfproxy.api.event import ENDPOINT_SLICE, SERVICE, Unserved
 from ebpfproxy.backends.behavior import BEHAVIOR, Behavior
 from ebpfproxy.backends.interface import Inspection
 from ebpfproxy.config import Config
+from ebpfproxy.diagnose import agent_pages
 from ebpfproxy.diagnose.cluster import Cluster, Complaint
+from ebpfproxy.http import rebalancing
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Family, contains, family
 from ebpfproxy.model.balancing import Forwarding
-from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.cluster import ClusterState, Full
 from ebpfproxy.model.device import LOOPBACK, Device
 from ebpfproxy.model.endpoint import EndpointState
 from ebpfproxy.model.service import NamespacedName, ServicePortName
@@ -221,10 +223,13 @@ def plan_situation(
 def situation_of_mode(
     cluster: Cluster, inspection: Inspection[Any, Any], mode: str, config: Config, routes: Routes = no_routes
 ) -> Situation:
-    """Plan with the options of a mode, and with what it recorded in the kernel: bypassing pods, and devices
-    that keep their programs."""
+    """Plan with the options of a mode, with what it recorded in the kernel, which is bypassing pods and
+    devices that keep their programs, and with the endpoints to which the running agent sends nothing new."""
     state = dataclasses.replace(
-        cluster.state, bypassing=inspection.bypassing(), namespaces=inspection.namespaces()
+        cluster.state,
+        bypassing=inspection.bypassing(),
+        namespaces=inspection.namespaces(),
+        full=_full(config) if inspection.is_live else {},
     )
     return plan_situation(
         cluster._replace(state=state),
@@ -235,3 +240,10 @@ def situation_of_mode(
         forwarding=Forwarding(config.ipvs_forwarding),
         served_devices=inspection.served_devices(),
     )
+
+
+def _full(config: Config) -> Full:
+    """See `ClusterState.full`. Empty if no agent answers."""
+    if config.metrics_listen is None:
+        return {}
+    return rebalancing.decode(agent_pages.read_text(config.metrics_listen, rebalancing.PATH))

@@ -230,11 +230,14 @@ class Metrics:
             "Stale sockets, or with kernel NAT stale flows, that could not be destroyed",
         )
         self._connections_reset = self._counter(
-            "ebpfproxy_connections_reset_total", "Connections to removed endpoints that were reset"
+            "ebpfproxy_connections_reset_total",
+            "Connections that were reset, by the option that requests it",
+            "reason",
         )
         self._connections_not_reset = self._counter(
             "ebpfproxy_connections_reset_failed_total",
-            "Failed attempts to reset a connection to a removed endpoint",
+            "Failed attempts to reset a connection, by the option that requests it",
+            "reason",
         )
         self._nodes_down = self._gauge(
             "ebpfproxy_edge_nodes_down",
@@ -362,10 +365,10 @@ class Metrics:
         self._translated_sockets.set(counts.translated)
         self.sockets_destroyed(counts.destroyed, counts.not_destroyed)
 
-    def connections_reset(self, reset: int, failed: int) -> None:
-        """Count connections to removed endpoints that were reset, or that could not be."""
-        self._connections_reset.inc(reset)
-        self._connections_not_reset.inc(failed)
+    def connections_reset(self, reason: str, reset: int, failed: int) -> None:
+        """Count connections that were reset, or that could not be."""
+        self._connections_reset.labels(reason).inc(reset)
+        self._connections_not_reset.labels(reason).inc(failed)
 
     def external_ips(self, served: bool) -> None:
         """Set the feature gate for external IPs."""

@@ -3,17 +3,21 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ebpfproxy.model.address import Address, Network, Protocol
+from ebpfproxy.model.address import Address, Family, Network, Protocol
 from ebpfproxy.model.device import Device
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.namespace import Namespace
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
-from ebpfproxy.model.service import NamespacedName, Service
+from ebpfproxy.model.service import NamespacedName, Service, ServicePortName
 
 Listening = Mapping[tuple[Protocol, int], frozenset[Address]]
 """See `ClusterState.listening`."""
+
+
+Full = Mapping[tuple[ServicePortName, Family], frozenset[bytes]]
+"""See `ClusterState.full`. An endpoint is its address and port, packed as in `PlannedEndpoints.targets`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class ClusterState:
     - `opted_out`: those of `pods` that the socket path must not serve, by their annotation or that of their
       Namespace.
     - `api_servers`: addresses and TCP ports at which the agent has reached the API server.
+    - `full`: by ServicePort, the endpoints that get no new connections for now, since they have their share
+      (`plan.rebalancing`).
     """
 
     services: Mapping[NamespacedName, Service]
@@ -58,6 +64,7 @@ class ClusterState:
     api_servers: frozenset[tuple[Address, int]] = frozenset()
     namespaces: tuple[Namespace, ...] = ()
     opted_out: frozenset[Pod] = frozenset()
+    full: Full = dataclasses.field(default_factory=dict)
 
     def slices_of(self, service: NamespacedName) -> tuple[EndpointSlice, ...]:
         """Return the EndpointSlices of `service`; empty if it has none."""

@@ -76,8 +76,8 @@ class Service:
     Addresses are of both families, in the API's order. Invalid addresses and load balancer addresses of
     ipMode Proxy are left out. `source_ranges` is loadBalancerSourceRanges in both families; an empty tuple
     admits every source. `affinity_timeout` is in seconds, 0 if sessionAffinity is None.
-    `health_check_node_port` is 0 if there is none. `balancing` and `removed_endpoints` come from annotations
-    of ebpfproxy; None for the default of the node.
+    `health_check_node_port` is 0 if there is none. `balancing`, `removed_endpoints` and `rebalance`
+    (a percentage, see `plan.rebalancing`) come from annotations of ebpfproxy; None for the node's default.
     """
 
     name: NamespacedName
@@ -93,3 +93,4 @@ class Service:
     health_check_node_port: int = 0
     balancing: Balancing = DEFAULT_BALANCING
     removed_endpoints: RemovedEndpoints | None = None
+    rebalance: int | None = None

@@ -4,7 +4,7 @@ A weight of 0 is a rule of this package: the endpoint gets no new connections, i
 mode honors is a property of the mode (`Support` and `unsupported`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ebpfproxy.model.address import Address, format_address
@@ -54,7 +54,7 @@ class Support(NamedTuple):
 
     `algorithms` include the mode's default. A mode may honor weights for these only. `slow_start`: the
     algorithms with which it honors slow start. If there are any, the mode's default is one of them. `resets`:
-    it resets connections to removed endpoints.
+    it resets connections to removed endpoints, and some after endpoints were added.
     """
 
     algorithms: frozenset[Algorithm]
@@ -196,13 +196,13 @@ def default_algorithm(of_node: Algorithm | None, direct_return: bool) -> Algorit
     return Algorithm.MAGLEV if direct_return and of_node not in STATELESS else of_node
 
 
-def unsupported(planned: PlannedBalancing, support: Support, resets: bool = False) -> Iterator[str]:
+def unsupported(planned: PlannedBalancing, support: Support, resets: Iterable[str] = ()) -> Iterator[str]:
     """Yield what a mode does not honor, each as the name of the annotation and its value.
 
-    `resets`: whether connections to removed endpoints are to be reset.
+    `resets`: the requests to reset connections (`open_connections.requested_resets`).
     """
-    if resets and not support.resets:
-        yield "removed-endpoints reset"
+    if not support.resets:
+        yield from resets
     if planned.algorithm and planned.algorithm not in support.algorithms:
         yield f"lb-algorithm {planned.algorithm.value}"
     if any(each > 1 for each in planned.weights) and not support.weights:

@@ -20,4 +20,5 @@ class EndpointReason(AnyReason):
     NOT_LOCAL = "endpoints: excluded: on another node, and the policy is Local"
     NODE_UNKNOWN = "endpoints: excluded: its EndpointSlice names no node"
     POD_OF_HOST_PORT = "endpoints: used: the pod that has this host port"
+    FULL = "endpoints: excluded for now: it has its share of the open connections (--rebalance)"
     NO_WEIGHT = "endpoints: excluded: the annotation endpoint-weights gives it weight 0"

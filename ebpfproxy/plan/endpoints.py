@@ -180,6 +180,7 @@ def _with_last_endpoints(plan: ServicePortPlan, previous: ServicePortPlan | None
         no_endpoint_action=previous.no_endpoint_action,
         balancing=with_endpoints_of(plan.balancing, previous.balancing),
         serving=None if plan.serving is None else previous.serving,
+        rebalancing=None,
     )
 
 

@@ -17,7 +17,7 @@ from ebpfproxy.model.address import (
     network_family,
     unspecified,
 )
-from ebpfproxy.model.cluster import ClusterState
+from ebpfproxy.model.cluster import ClusterState, Full
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
 from ebpfproxy.model.node_check import NodeCheck
@@ -57,6 +57,7 @@ from ebpfproxy.plan.host_ports import plan_host_ports
 from ebpfproxy.plan.local_traffic import has_detector, local_traffic
 from ebpfproxy.plan.node_checks import without_down
 from ebpfproxy.plan.node_ports import host_ips
+from ebpfproxy.plan.planned_endpoints import target_of
 from ebpfproxy.plan.service_plan import (
     Frontend,
     FrontendKind,
@@ -65,6 +66,7 @@ from ebpfproxy.plan.service_plan import (
     NoEndpointAction,
     PlanContext,
     PlannedEndpoints,
+    PlannedRebalancing,
     Role,
     ServicePortPlan,
 )
@@ -124,7 +126,9 @@ def plan_name(
     service = state.services.get(name)
     if service:
         slices = state.slices_of(name)
-        return plan_service(service, slices, state.node, context, large, state.peers, state.down, trace)
+        return plan_service(
+            service, slices, state.node, context, large, state.peers, state.down, trace, state.full
+        )
     pod = state.pods.get(name)
     if pod and context.host_ports:
         return plan_host_ports(pod, state.node, state.local_networks, context)
@@ -140,6 +144,7 @@ def plan_service(
     peers: Mapping[str, PeerNode] = MappingProxyType({}),
     down: Set[NodeCheck] = frozenset(),
     trace: Trace | None = None,
+    full: Full = MappingProxyType({}),
 ) -> tuple[ServicePortPlan, ...]:
     """Return one plan for each port of `service` in each family of its ClusterIPs, sorted.
 
@@ -149,7 +154,7 @@ def plan_service(
     - `slices`: those of this Service. Neither their order nor that of their endpoints matters.
     - `node`: None while the Node is unknown; it then has no zone and no addresses.
     - `large`: `ClusterSize.large`; `peers`: `ClusterState.peers`; `down`: `ClusterState.down`.
-    - `trace`: where the reasons are recorded.
+    - `trace`: where the reasons are recorded; `full`: `ClusterState.full`.
     """
     slices = tuple(slices)
     location = _location(node, context)
@@ -162,7 +167,9 @@ def plan_service(
         if exposure:
             of_family = (each for each in slices if each.family is ip_family)
             slices_by_port = by_port(of_family)
-            planner = _EndpointPlanner(service, slices_by_port, location, tunnel, index, down, context, trace)
+            planner = _EndpointPlanner(
+                service, slices_by_port, location, tunnel, index, down, context, trace, full
+            )
             plans += [_plan_port(service, port, exposure, planner, context) for port in ports]
     if len(plans) > 1:
         plans.sort(key=lambda plan: (plan.name, plan.family.value))
@@ -199,17 +206,19 @@ def _plan_port(
         exposure.terse,
         planned.balancing,
         planned.serving,
+        planned.rebalancing,
     )
 
 
 class _OfPort(NamedTuple):
-    """The endpoints of a ServicePort, whether any node has a usable one, how one is selected, and
-    `ServicePortPlan.serving`."""
+    """The endpoints of a ServicePort, whether any node has a usable one, how one is selected, and which open
+    connections may be reset."""
 
     endpoints: PlannedEndpoints
     has_any: bool
     balancing: PlannedBalancing
     serving: PlannedEndpoints | None
+    rebalancing: PlannedRebalancing | None
 
 
 class _EndpointPlanner:
@@ -229,6 +238,7 @@ class _EndpointPlanner:
         down: Set[NodeCheck],
         context: PlanContext,
         trace: Trace | None,
+        full: Full,
     ) -> None:
         """`slices`: the result of `by_port`. With a `trace`, each port is planned."""
         self._service = service
@@ -241,33 +251,41 @@ class _EndpointPlanner:
         self._trace = trace
         of_service = service.removed_endpoints
         self._resets = of_service is RemovedEndpoints.RESET if of_service else context.reset_removed
+        self._percent = _percent(service, context)
+        self._full = full
         self._planned: dict[tuple[object, ...], tuple[list[int], _OfPort]] = {}
 
     def plan(self, port: ServicePort, ip_family: Family, is_external: bool) -> _OfPort:
         """`is_external`: whether the port has any frontend other than ClusterIPs."""
         of_port = self._slices.get((port.name, port.protocol), [])
+        name = ServicePortName(*self._service.name, port.name, port.protocol)
+        full = self._full.get((name, ip_family), frozenset())
         if self._trace is not None:
             reasons: Reasons = {}
-            name = ServicePortName(*self._service.name, port.name, port.protocol)
             self._trace[name, ip_family] = merge(of_port, self._location), reasons
-            return self._plan(port.protocol, of_port, is_external, reasons)
+            return self._plan(port.protocol, of_port, is_external, full, reasons)
         numbers = sorted({number for number, _ in of_port})
-        differs = self._down or self._resets
+        differs = self._down or self._resets or self._percent
         protocol = port.protocol if differs else None  # otherwise it makes no difference
         slices = ((numbers.index(number), id(endpoints)) for number, endpoints in of_port)
-        key = (protocol, is_external, *slices)
+        key = (protocol, is_external, full, *slices)
         if key not in self._planned:
-            self._planned[key] = numbers, self._plan(port.protocol, of_port, is_external)
+            self._planned[key] = numbers, self._plan(port.protocol, of_port, is_external, full)
         planned_numbers, planned = self._planned[key]
         ports = dict(zip(planned_numbers, numbers, strict=True))
-        serving = planned.serving and planned.serving.with_ports(ports)
-        return planned._replace(endpoints=planned.endpoints.with_ports(ports), serving=serving)
+        serving, rebalancing = planned.serving, planned.rebalancing
+        return planned._replace(
+            endpoints=planned.endpoints.with_ports(ports),
+            serving=serving and serving.with_ports(ports),
+            rebalancing=rebalancing and rebalancing._replace(targets=rebalancing.targets.with_ports(ports)),
+        )
 
     def _plan(
         self,
         protocol: Protocol,
         of_port: list[PortOfSlice],
         is_external: bool,
+        full: frozenset[bytes],
         reasons: Reasons | None = None,
     ) -> _OfPort:
         service, context = self._service, self._context
@@ -281,7 +299,14 @@ class _EndpointPlanner:
         else:
             scopes = _used_scopes(service, is_external)
         endpoints, has_any = plan_endpoints(usable, scopes, self._location, reasons)
+        rebalancing = None
+        if self._percent and protocol is Protocol.TCP and not scopes.local:
+            rebalancing = PlannedRebalancing(self._percent, endpoints)
+            rest = {each: state for each, state in usable.items() if target_of(*each) not in full}
+            if full and rest:
+                endpoints, has_any = plan_endpoints(rest, scopes, self._location, reasons)
         for of_scope in reasons.values() if reasons else ():
+            of_scope |= {each: EndpointReason.FULL for each in usable if each not in of_scope}
             of_scope |= {each: EndpointReason.NO_WEIGHT for each in merged if weights.get(each) == 0}
         requested = service.balancing
         # With traffic policy Local, clients outside get endpoints of the dialed node only. An edge has none.
@@ -293,7 +318,17 @@ class _EndpointPlanner:
         if is_external and context.dsr_port:
             balancing = with_tunnels(balancing, requested, endpoints, usable, self._tunnel)
         serving = serving_endpoints(merged) if self._resets and protocol is Protocol.TCP else None
-        return _OfPort(endpoints, has_any, balancing, serving)
+        return _OfPort(endpoints, has_any, balancing, serving, rebalancing)
+
+
+def _percent(service: Service, context: PlanContext) -> int:
+    """Return how many of the connections may be reset per minute (`plan.rebalancing`), 0 for none.
+
+    A client with session affinity, and weights other than 0, would get the same endpoints again.
+    """
+    if context.role is Role.EDGE or service.affinity_timeout or service.balancing.weights:
+        return 0
+    return context.rebalance if service.rebalance is None else service.rebalance
 
 
 def _used_scopes(service: Service, is_external: bool) -> UsedScopes:

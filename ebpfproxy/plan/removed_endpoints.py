@@ -8,41 +8,14 @@ As in `stale_flows`, this is computed from the connections and the plans in forc
 events. So it is the same in all modes, and an error or a restart loses nothing. Only the time since which an
 endpoint is gone is remembered. After a start, endpoints of a previous run are gone from then on.
 
-- A connection belongs to the Service that has its frontend, or that had it last.
-- It is left alone if its endpoint serves, also if no new connection would use it.
+- A connection is left alone if its endpoint serves, also if no new connection would use it.
 - If a Service was deleted, its endpoints count as removed.
-- A connection that is not translated belongs to no Service, although its destination is a frontend.
 """
 
-import typing
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Collection
 
-from ebpfproxy.model.address import Address, Network, Protocol, family, unspecified
-from ebpfproxy.plan.node_ports import NodePortAddresses
-from ebpfproxy.plan.planned_endpoints import target_of
+from ebpfproxy.plan.connection_owners import EndpointOf
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
-from ebpfproxy.plan.stale_flows import FrontendAddress
-
-
-class TrackedConnection(typing.Protocol):
-    """An open TCP connection: where the client sends its packets, and which address and port answers."""
-
-    @property
-    def destination(self) -> Address: ...
-    @property
-    def destination_port(self) -> int: ...
-    @property
-    def reply_source(self) -> Address: ...
-    @property
-    def reply_source_port(self) -> int: ...
-
-
-class RemovedEndpoint(NamedTuple):
-    """An endpoint that does not serve the Service. `target`: as in `PlannedEndpoints.targets`."""
-
-    service: PlanKey
-    target: bytes
 
 
 class RemovedEndpoints:
@@ -53,30 +26,15 @@ class RemovedEndpoints:
     def __init__(self) -> None:
         self._serving: dict[PlanKey, frozenset[bytes]] = {}
         self._deleted: set[PlanKey] = set()
-        self._owners: dict[FrontendAddress, PlanKey] = {}
-        self._expected: dict[PlanKey, ServicePortPlan | None] = {}
-        self._node_ports = NodePortAddresses()
-        self._since: dict[RemovedEndpoint, float] = {}
+        self._since: dict[EndpointOf, float] = {}
 
-    def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None]) -> None:
-        """Take in plans that are about to be in force, None for a deleted one. Only TCP plans count."""
-        self._expected.update({key: plan for key, plan in changed.items() if key[0].protocol is Protocol.TCP})
+    def services(self) -> Collection[PlanKey]:
+        """Return those that request it, and deleted ones whose connections may still be open."""
+        return self._serving.keys()
 
-    def expect_node_ports(self, networks: frozenset[Network]) -> None:
-        """Take in `NodePlan.node_port_networks`. Initially it is empty."""
-        self._node_ports = NodePortAddresses(networks)
-
-    def in_force(self, rejected: Collection[PlanKey] = ()) -> bool:
-        """Put the expected plans in force, except those that the kernel `rejected`, which remain expected.
-
-        Return whether more connections may go to removed endpoints than before.
-        """
-        arrived = {key: plan for key, plan in self._expected.items() if key not in rejected}
-        self._expected = {key: plan for key, plan in self._expected.items() if key in rejected}
-        gained = [self._put(key, plan) for key, plan in arrived.items()]
-        return any(gained)
-
-    def _put(self, key: PlanKey, plan: ServicePortPlan | None) -> bool:
+    def put(self, key: PlanKey, plan: ServicePortPlan | None) -> bool:
+        """Put a plan in force, None for a deleted one. Return whether more connections may go to removed
+        endpoints than before."""
         previous = self._serving.get(key)
         if plan is None:
             if previous is None:
@@ -84,7 +42,6 @@ class RemovedEndpoints:
             self._deleted.add(key)
             self._serving[key] = frozenset()
             return True
-        self._own(key, plan)
         if plan.serving is None:
             self._forget(key)
             return False
@@ -95,45 +52,22 @@ class RemovedEndpoints:
             del self._since[gone]
         return previous is None or not previous <= serving
 
-    def _own(self, key: PlanKey, plan: ServicePortPlan) -> None:
-        """Give the frontends of a plan to it. Those that it no longer has stay its own: connections to them
-        continue."""
-        for each in plan.frontends:
-            frontend = each.frontend.address, each.frontend.port
-            if plan.serving is not None:
-                self._owners[frontend] = key
-            else:
-                self._owners.pop(frontend, None)
-
     def _forget(self, key: PlanKey) -> None:
-        if self._serving.pop(key, None) is None:
-            return
-        self._deleted.discard(key)
-        self._owners = {frontend: owner for frontend, owner in self._owners.items() if owner != key}
-        self._since = {each: since for each, since in self._since.items() if each.service != key}
+        if self._serving.pop(key, None) is not None:
+            self._deleted.discard(key)
+            self._since = {each: since for each, since in self._since.items() if each.service != key}
 
-    def removed(self, connection: TrackedConnection) -> RemovedEndpoint | None:
-        """Return the removed endpoint that the connection goes to, None if it goes to none."""
-        frontend = connection.destination, connection.destination_port
-        endpoint = connection.reply_source, connection.reply_source_port
-        if endpoint == frontend:
-            return None
-        owner = self._owners.get(frontend)
-        if owner is None and connection.destination in self._node_ports:
-            any_address = unspecified(family(connection.destination))
-            owner = self._owners.get((any_address, connection.destination_port))
-        if owner is None:
-            return None
-        target = target_of(*endpoint)
-        return None if target in self._serving[owner] else RemovedEndpoint(owner, target)
+    def __contains__(self, endpoint: EndpointOf) -> bool:
+        """Whether the endpoint does not serve a Service that requests a reset."""
+        serving = self._serving.get(endpoint.service)
+        return serving is not None and endpoint.target not in serving
 
-    def since(self, endpoint: RemovedEndpoint, now: float) -> float:
+    def since(self, endpoint: EndpointOf, now: float) -> float:
         """Return the time since which the endpoint is gone: `now` at the first call."""
         return self._since.setdefault(endpoint, now)
 
-    def searched(self, found: Collection[RemovedEndpoint]) -> None:
-        """Forget what no connection needs any more. `found`: the result of a complete search."""
+    def searched(self, found: Collection[EndpointOf]) -> None:
+        """Forget what no connection needs any more. `found`: the removed endpoints of all connections."""
         self._since = {each: since for each, since in self._since.items() if each in found}
-        in_use = {each.service for each in found}
-        for key in self._deleted - in_use:
+        for key in self._deleted - {each.service for each in found}:
             self._forget(key)

@@ -99,6 +99,14 @@ class LocalTraffic(NamedTuple):
     prefix: bool = False
 
 
+class PlannedRebalancing(NamedTuple):
+    """See `plan.rebalancing`. `targets`: the endpoints that may get new connections, also those that do not
+    get any for now because they have their share, sorted."""
+
+    percent: int
+    targets: PlannedEndpoints
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServicePortPlan:
     """The plan of one ServicePort in one family.
@@ -116,6 +124,7 @@ class ServicePortPlan:
     - `balancing`: how one of the endpoints is selected.
     - `serving`: the endpoints whose open connections continue, if those to all others are to be reset: all
       that serve, sorted. They include endpoints without weight. None: no connection is reset.
+    - `rebalancing`: None if it is not requested, or not possible.
     - `key`: the identity of the plan. A field, so that all dictionaries of plans share one object.
     """
 
@@ -130,6 +139,7 @@ class ServicePortPlan:
     terse: bool = False
     balancing: PlannedBalancing = DEFAULT
     serving: PlannedEndpoints | None = None
+    rebalancing: PlannedRebalancing | None = None
     key: PlanKey = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -315,6 +325,7 @@ class PlanContext:
     - `forwarding`: of IPVS, for Services without an annotation. `service_forwarding`: whether annotations
       may request another one.
     - `protection`: whose addresses Services must not take over.
+    - `rebalance`: a percentage, for Services without an annotation.
     - `reset_removed`: whether connections to removed endpoints are reset, for Services without an annotation.
     """
 
@@ -343,4 +354,5 @@ class PlanContext:
     protection: Protection = Protection.NODE
     forwarding: Forwarding = Forwarding.NAT
     service_forwarding: bool = False
+    rebalance: int = 0
     reset_removed: bool = False

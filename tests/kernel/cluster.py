@@ -254,6 +254,10 @@ class Cluster:
         with netns.entered(self.node.netns), urllib.request.urlopen(url, timeout=60) as response:
             return str(response.read().decode())
 
+    def shows(self, line: str) -> bool:
+        """Whether the metrics contain a text."""
+        return line in self.http_get("metrics")
+
     def metric(self, name: str) -> float:
         """The sum of a metric over all labels; 0 if it does not exist."""
         lines = self.http_get("metrics").splitlines()

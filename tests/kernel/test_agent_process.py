@@ -1,6 +1,7 @@
 """The agent as a process: its first moments, restarts with a changed file, and its end."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -224,10 +225,12 @@ def test_a_start_creates_an_event_of_the_node_and_requests_are_counted(
     assert event["regarding"] == {"kind": "Node", "name": name, "uid": name}
     assert re.fullmatch(r"[-0-9]{10}T[:0-9]{8}[.][0-9]{6}Z", event["eventTime"])
     assert not lines(agent, NOT_CREATED)
-    text = restartable.http_get("metrics")
     host = f'host="127.0.0.1:{server.port}"'
-    assert f'rest_client_requests_total{{code="200",{host},method="GET"}} ' in text
-    assert f'rest_client_requests_total{{code="201",{host},method="POST"}} 1.0' in text
+    for requests in (f'code="200",{host},method="GET"}} ', f'code="201",{host},method="POST"}} 1.0'):
+        # A request is counted after its response, which may be after the next line of the log.
+        line = f"rest_client_requests_total{{{requests}"
+        eventually(functools.partial(restartable.shows, line), line)
+    text = restartable.http_get("metrics")
     assert f'rest_client_request_duration_seconds_count{{{host},verb="POST"}} 1.0' in text
     assert f'rest_client_rate_limiter_duration_seconds_count{{{host},verb="POST"}} 1.0' in text
     created = re.search(r'rest_client_transport_create_calls_total{result="uncacheable"} ([0-9.]+)', text)

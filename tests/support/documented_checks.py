@@ -36,6 +36,7 @@ RUN: Sequence[tuple[str, str]] = (
     (r"(?:ipvsadm|ipset) .*|ip addr show kube-ipvs0|sysctl net\.ipv4\.vs .*", "ipvs"),
     (r"ip route show table local proto 235|ss -ltnup|ps -C ebpfproxy-relay", "userspace"),
     (r"ebpfproxy dump connections", "userspace"),
+    (r"curl localhost:10249/rebalancing", "ebpf"),
     (r"ebpfproxy (?:cleanup|compile|completion|doctor|version)\b.*", "ebpf"),
     (r"ebpfproxy dump\b(?!.*--(?:watch|diff|drift)).*", "ebpf"),
     (r"curl -s(?:i)? '?localhost:(?:10249|10256)/.*", "ebpf"),

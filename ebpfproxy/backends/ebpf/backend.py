@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from ebpfproxy.backends.connection_resets import ConnectionResets
 from ebpfproxy.backends.delta import Delta
 from ebpfproxy.backends.ebpf import abi, attachments, entries
 from ebpfproxy.backends.ebpf.devices import frontend_routes, source_addresses
@@ -54,7 +55,6 @@ from ebpfproxy.backends.ebpf.sockets.translation import StaleTranslation
 from ebpfproxy.backends.ebpf.translated_connections import TranslatedConnections
 from ebpfproxy.backends.generation import Generation
 from ebpfproxy.backends.interface import Backend, Callbacks
-from ebpfproxy.backends.removed_connections import RemovedConnections
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import mounts
 from ebpfproxy.linux.locks import FolderLock
@@ -147,7 +147,7 @@ class EbpfBackend(Backend[Key, Entry]):
         self._generation: Hashable = None
         self._services_applied = False  # whether the last delta contained services only
         connections = TranslatedConnections(lambda: self._programs.maps, settings.proc_root)
-        self._removed = RemovedConnections(connections, settings.resets, self._callbacks.connections_reset)
+        self._resets = ConnectionResets(connections, settings.resets, self._callbacks)
 
     def open(self) -> None:
         """Provide maps and programs. The attachments do not change.
@@ -353,12 +353,12 @@ class EbpfBackend(Backend[Key, Entry]):
                     self._xdp.sync(self._devices.written())
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None:
-        self._removed.expect(changed, node)
+        self._resets.expect(changed, node)
 
     def in_force(
         self, rejected: Callable[[], Collection[PlanKey]], holds: Callable[[Collection[Key]], bool]
     ) -> None:
-        self._removed.in_force(rejected)
+        self._resets.in_force(rejected)
 
     def free_ports(self) -> None:
         """Let sockets of the node be bound to NodePorts, until everything is read and applied again. Raises
@@ -520,7 +520,7 @@ class EbpfBackend(Backend[Key, Entry]):
     def close(self) -> None:
         """Close everything. Does nothing if it is not open, for example after a `read` that failed to open
         it."""
-        self._removed.close()
+        self._resets.close()
         self._close()
 
     def _close(self) -> None:

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
+from ebpfproxy.backends.connection_resets import pace
 from ebpfproxy.backends.ebpf import cleanup, features, probes
 from ebpfproxy.backends.ebpf.backend import EbpfBackend, EbpfSettings, FlowTimeouts
 from ebpfproxy.backends.ebpf.drain import Drain
@@ -14,7 +15,6 @@ from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, MapSizes
 from ebpfproxy.backends.ebpf.programs import available_hooks, object_file, specs, xdp_spec
 from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Callbacks, Inspection, Mode
-from ebpfproxy.backends.removed_connections import pace
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.errors import EbpfProxyError, KernelError, ProgramRejected

@@ -3,9 +3,9 @@
 import dataclasses
 from pathlib import Path
 
+from ebpfproxy.backends.connection_resets import Pace
 from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.maps import MapSizes
-from ebpfproxy.backends.removed_connections import Pace
 from ebpfproxy.linux.bpf.xdp import Mode
 from ebpfproxy.plan.service_plan import SocketLb
 

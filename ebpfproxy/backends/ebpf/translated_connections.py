@@ -13,11 +13,11 @@ from pathlib import Path
 from socket import IPPROTO_TCP, ntohs
 from typing import NamedTuple
 
+from ebpfproxy.backends.connection_resets import NOT_RESET, destroyed
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.flows.state import Flow, columns, flow_key, protocols, reply_key
 from ebpfproxy.backends.ebpf.flows.sweep import BATCH
 from ebpfproxy.backends.ebpf.sockets.peers import recorded
-from ebpfproxy.backends.removed_connections import NOT_RESET, destroyed
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.sockets import sockets, tcp_reset

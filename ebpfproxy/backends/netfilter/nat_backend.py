@@ -5,13 +5,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
+from ebpfproxy.backends.connection_resets import ConnectionResets, pace
 from ebpfproxy.backends.interface import Backend, Callbacks
 from ebpfproxy.backends.netfilter import sysctls
 from ebpfproxy.backends.netfilter.node_support import sctp_is_unserved
 from ebpfproxy.backends.netfilter.stale_conntrack import SearchResult, StaleConntrack
 from ebpfproxy.backends.netfilter.sysctls import NetfilterSettings, answers_on_loopback
 from ebpfproxy.backends.netfilter.tracked_connections import TrackedConnections
-from ebpfproxy.backends.removed_connections import RemovedConnections, pace
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.linux.netlink import conntrack
@@ -32,7 +32,7 @@ class NatBackend(Backend[K, E]):
     _callbacks = Callbacks()
     _routes_localnet = False  # whether it was set or the attempt failed
     _stale: StaleConntrack | None = None
-    _removed: RemovedConnections[conntrack.Flow] | None = None
+    _resets: ConnectionResets[conntrack.Flow] | None = None
 
     @staticmethod
     @abstractmethod
@@ -49,7 +49,7 @@ class NatBackend(Backend[K, E]):
         self._settings_of_nat = netfilter_settings(config, self.name)
         self._callbacks = callbacks
         connections = TrackedConnections(config.proc_root)
-        self._removed = RemovedConnections(connections, pace(config), callbacks.connections_reset)
+        self._resets = ConnectionResets(connections, pace(config), callbacks)
         return self.reads(config)
 
     def opened(self) -> None:
@@ -64,8 +64,8 @@ class NatBackend(Backend[K, E]):
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None], node: NodePlan | None) -> None:
         if self._stale:
             self._stale.expect(changed, node)
-        if self._removed:
-            self._removed.expect(changed, node)
+        if self._resets:
+            self._resets.expect(changed, node)
 
     def in_force(
         self, rejected: Callable[[], Collection[PlanKey]], holds: Callable[[Collection[K]], bool]
@@ -75,8 +75,8 @@ class NatBackend(Backend[K, E]):
             sysctls.apply((sysctls.ROUTE_LOCALNET,))
         if self._stale:
             self._stale.in_force(rejected())
-        if self._removed:
-            self._removed.in_force(rejected)
+        if self._resets:
+            self._resets.in_force(rejected)
 
     def _may_route_localnet(self, holds: Callable[[Collection[K]], bool]) -> bool:
         """Return whether route_localnet is wanted, is not set yet, and is safe now (CVE-2020-8558)."""
@@ -92,8 +92,8 @@ class NatBackend(Backend[K, E]):
         if self._stale:
             self._stale.close()
             self._stale = None
-        if self._removed:
-            self._removed.close()
+        if self._resets:
+            self._resets.close()
 
     def endpoint_of(self, connection: Connection) -> Translation | None:
         """As conntrack has it: there is no other record."""

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from ebpfproxy.backends.removed_connections import NOT_RESET, destroyed
+from ebpfproxy.backends.connection_resets import NOT_RESET, destroyed
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.linux.netlink.conntrack import Flow

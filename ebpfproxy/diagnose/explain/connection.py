@@ -27,6 +27,7 @@ from ebpfproxy.model.address import Family, Protocol, family, format_address, un
 from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.plan.balancing import unsupported
 from ebpfproxy.plan.direct_return import support_on_node
+from ebpfproxy.plan.open_connections import requested_resets
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, NoEndpointAction
 
 _MISSING_VERDICTS = {
@@ -137,7 +138,7 @@ def _steps(case: Case, client: Classified, decision: Decision) -> Iterator[Step]
         yield from _selection_steps(case, decision)
         if decision.forwarding:
             yield decision.forwarding
-        yield from _removal_steps(case, decision)
+        yield from _reset_steps(case, decision)
         yield from _source_steps(decision.endpoints)
         peer = f"{Reason.PEER_IS_FRONTEND.meaning}: {case.destination}"
         yield Step(Reason.PEER_IS_FRONTEND, peer)
@@ -224,16 +225,20 @@ def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
     else:
         why = Reason.RANDOM_BY_WEIGHT if weights else Reason.RANDOM
         yield Step(why, why.meaning, weights)
-    ignored = ", ".join(unsupported(balancing, support, decision.served.plan.serving is not None))
+    ignored = ", ".join(unsupported(balancing, support, requested_resets(decision.served.plan)))
     if ignored:
         yield Step(Reason.BALANCING_IGNORED, f"{Reason.BALANCING_IGNORED.meaning}: {ignored}")
 
 
-def _removal_steps(case: Case, decision: Decision) -> Iterator[Step]:
-    """Yield whether the connection is reset when its endpoint is removed."""
+def _reset_steps(case: Case, decision: Decision) -> Iterator[Step]:
+    """Yield when the connection may be reset."""
     of_mode = next(mode.balancing for mode in MODES if mode.name == case.situation.mode)
-    if decision.served.plan.serving is not None and of_mode.resets:
+    plan = decision.served.plan
+    if of_mode.resets and plan.serving is not None:
         yield Step(Reason.RESET_IF_REMOVED, Reason.RESET_IF_REMOVED.meaning)
+    if of_mode.resets and plan.rebalancing:
+        text = f"{Reason.RESET_IF_ADDED.meaning}: {plan.rebalancing.percent} % of them per minute"
+        yield Step(Reason.RESET_IF_ADDED, text)
 
 
 def _weight_lines(decision: Decision) -> Iterator[str]:

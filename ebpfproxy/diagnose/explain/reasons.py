@@ -162,6 +162,10 @@ class Reason(AnyReason):
         "endpoints: if one is removed, its connections are reset after --removed-endpoints-grace"
     )
 
+    RESET_IF_ADDED = (
+        "endpoints: if one is added, connections of others may be reset, so that it gets its share"
+    )
+
     DIRECT_ROUTING = (
         "forwarding: mode ipvs: packets go to the endpoint's MAC address, and it replies to the client itself"
     )

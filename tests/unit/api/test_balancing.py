@@ -73,3 +73,13 @@ def test_an_annotation_selects_what_happens_to_connections_to_removed_endpoints(
     assert list(changed.complaints) == [
         'annotation ebpfproxy/removed-endpoints: "drop" is not one of keep, reset'
     ]
+
+
+def test_an_annotation_selects_the_percentage_of_rebalancing() -> None:
+    found = [parsed(rebalance=text).service for text in ("10", " 0 ", "", None)]
+    assert tuple(each.rebalance for each in found if each) == (10, 0, None, None)
+    for text in "101", "-1", "ten", "5%":
+        changed = parsed(rebalance=text)
+        assert changed.service
+        assert changed.service.rebalance is None
+        assert [each.partition(":")[0] for each in changed.complaints] == ["annotation ebpfproxy/rebalance"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ebpfproxy.backends.connection_resets import Pace
 from ebpfproxy.backends.ebpf.backend import EbpfSettings, FlowTimeouts
 from ebpfproxy.backends.ebpf.maps import MapSizes
 from ebpfproxy.backends.ebpf.mode import ebpf_settings
@@ -32,7 +33,8 @@ def settings(**texts: Any) -> EbpfSettings:
 
 
 def test_without_flags_all_parts_have_their_defaults() -> None:
-    assert settings() == EbpfSettings(CGROUP, Path("/sys/fs/bpf/ebpfproxy"))
+    found = settings(hostname_override="")
+    assert found == EbpfSettings(CGROUP, Path("/sys/fs/bpf/ebpfproxy"), resets=Pace(node=found.resets.node))
     assert plan_context(Config.parse({"hostname_override": "here"}), "ebpf") == PlanContext("here")
 
 

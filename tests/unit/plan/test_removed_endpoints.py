@@ -9,7 +9,7 @@ from ebpfproxy.model.endpoint import Endpoint
 from ebpfproxy.model.service import RemovedEndpoints as Request
 from ebpfproxy.model.service import ServiceType
 from ebpfproxy.plan.frontends import plan_service
-from ebpfproxy.plan.removed_endpoints import RemovedEndpoints
+from ebpfproxy.plan.open_connections import OpenConnections
 from ebpfproxy.plan.service_plan import PlanContext, PlanKey, ServicePortPlan
 from tests.support import build
 from tests.support.build import CONTEXT, HERE, draining, endpoint, port, slice_of
@@ -44,37 +44,47 @@ def connection(frontend: str, answers: str = "") -> Flow:
 TO_ONE, TO_TWO = connection(f"{VIP}:80", ONE), connection(f"{VIP}:80", TWO)
 
 
+class Endpoints(OpenConnections[Flow]):
+    """With a grace period of ten seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(10.0, b"node")
+
+    def removed(self, connection: Flow, now: float = 1e9) -> bool:
+        """Whether the connection is to be reset at a time, by default when the grace period is over."""
+        self.search([connection], 0.0)
+        return self.search([connection], now).removed == [connection]
+
+
 @pytest.fixture
-def endpoints() -> RemovedEndpoints:
+def endpoints() -> Endpoints:
     """Those of a node that accepts NodePorts on `LOCAL`."""
-    made = RemovedEndpoints()
+    made = Endpoints()
     made.expect_node_ports(frozenset(LOCAL))
     return made
 
 
-def bring(endpoints: RemovedEndpoints, changed: Plans) -> bool:
+def bring(endpoints: Endpoints, changed: Plans) -> bool:
     endpoints.expect(changed)
-    return endpoints.in_force()
+    return endpoints.in_force(0.0)
 
 
-def test_a_connection_counts_once_its_endpoint_is_gone(endpoints: RemovedEndpoints) -> None:
+def test_a_connection_counts_once_its_endpoint_is_gone(endpoints: Endpoints) -> None:
     assert bring(endpoints, plan(endpoint(ONE), endpoint(TWO)))
-    assert endpoints.removed(TO_ONE) is None
+    assert not endpoints.removed(TO_ONE)
     assert bring(endpoints, plan(endpoint(TWO)))
-    removed = endpoints.removed(TO_ONE)
-    assert removed
-    assert removed.service in plan()
-    assert endpoints.removed(TO_TWO) is None
+    assert endpoints.removed(TO_ONE)
+    assert not endpoints.removed(TO_TWO)
     assert not bring(endpoints, plan(endpoint(ONE), endpoint(TWO)))
-    assert endpoints.removed(TO_ONE) is None
+    assert not endpoints.removed(TO_ONE)
 
 
-def test_an_endpoint_counts_as_long_as_it_serves(endpoints: RemovedEndpoints) -> None:
+def test_an_endpoint_counts_as_long_as_it_serves(endpoints: Endpoints) -> None:
     """Whether new connections would use it makes no difference."""
     ready = endpoint(TWO, HERE)
     for other in (draining(ONE), endpoint(ONE, ready=False), endpoint(ONE, zones=["zone-z"])):
         bring(endpoints, plan(other, ready))
-        assert endpoints.removed(TO_ONE) is None
+        assert not endpoints.removed(TO_ONE)
     for other in (
         endpoint(ONE, ready=False, serving=False),
         endpoint(ONE, serving=False, ready=False, terminating=True),
@@ -83,26 +93,26 @@ def test_an_endpoint_counts_as_long_as_it_serves(endpoints: RemovedEndpoints) ->
         assert endpoints.removed(TO_ONE)
 
 
-def test_a_weight_of_zero_removes_no_endpoint(endpoints: RemovedEndpoints) -> None:
+def test_a_weight_of_zero_removes_no_endpoint(endpoints: Endpoints) -> None:
     weights = Balancing(weights=parse_weights(f"{ONE}=0"))
     bring(endpoints, plan(endpoint(ONE), endpoint(TWO), balancing=weights))
-    assert endpoints.removed(TO_ONE) is None
+    assert not endpoints.removed(TO_ONE)
 
 
-def test_services_that_do_not_request_it_do_not_count(endpoints: RemovedEndpoints) -> None:
+def test_services_that_do_not_request_it_do_not_count(endpoints: Endpoints) -> None:
     for request in (None, Request.KEEP):
         assert not bring(endpoints, plan(endpoint(TWO), request=request))
-        assert endpoints.removed(TO_ONE) is None
+        assert not endpoints.removed(TO_ONE)
 
 
 def test_the_default_of_the_node_applies_to_services_without_an_annotation(
-    endpoints: RemovedEndpoints,
+    endpoints: Endpoints,
 ) -> None:
     context = dataclasses.replace(CONTEXT, reset_removed=True)
     bring(endpoints, plan(endpoint(TWO), request=None, context=context))
     assert endpoints.removed(TO_ONE)
     bring(endpoints, plan(endpoint(TWO), request=Request.KEEP, context=context))
-    assert endpoints.removed(TO_ONE) is None
+    assert not endpoints.removed(TO_ONE)
 
 
 def test_only_tcp_counts() -> None:
@@ -115,72 +125,65 @@ def test_only_tcp_counts() -> None:
     }
 
 
-def test_an_untranslated_connection_belongs_to_no_service(endpoints: RemovedEndpoints) -> None:
+def test_an_untranslated_connection_belongs_to_no_service(endpoints: Endpoints) -> None:
     bring(endpoints, plan(endpoint(TWO)))
-    assert endpoints.removed(connection(f"{VIP}:80")) is None
+    assert not endpoints.removed(connection(f"{VIP}:80"))
 
 
-def test_node_ports_count_at_addresses_that_accept_them(endpoints: RemovedEndpoints) -> None:
+def test_node_ports_count_at_addresses_that_accept_them(endpoints: Endpoints) -> None:
     bring(endpoints, plan(endpoint(TWO)))
     assert endpoints.removed(connection(f"{NODE}:{NODE_PORT}", ONE))
-    assert endpoints.removed(connection(f"{OTHER_NODE}:{NODE_PORT}", ONE)) is None
-    assert endpoints.removed(connection(f"{NODE}:80", ONE)) is None
+    assert not endpoints.removed(connection(f"{OTHER_NODE}:{NODE_PORT}", ONE))
+    assert not endpoints.removed(connection(f"{NODE}:80", ONE))
 
 
 def test_the_endpoints_of_a_deleted_service_are_removed_until_a_search_finds_no_connection(
-    endpoints: RemovedEndpoints,
+    endpoints: Endpoints,
 ) -> None:
     bring(endpoints, plan(endpoint(ONE)))
     assert bring(endpoints, dict.fromkeys(plan()))
-    removed = endpoints.removed(TO_ONE)
-    assert removed
-    endpoints.searched([removed])
     assert endpoints.removed(TO_ONE)
-    endpoints.searched([])
-    assert endpoints.removed(TO_ONE) is None
+    endpoints.search([], 0.0)
+    assert not endpoints.removed(TO_ONE)
 
 
-def test_a_connection_to_a_former_frontend_follows_its_service(endpoints: RemovedEndpoints) -> None:
+def test_a_connection_to_a_former_frontend_follows_its_service(endpoints: Endpoints) -> None:
     bring(endpoints, plan(endpoint(ONE)))
     bring(endpoints, plan(endpoint(ONE), ip=OTHER_VIP))
-    assert endpoints.removed(TO_ONE) is None
+    assert not endpoints.removed(TO_ONE)
     bring(endpoints, plan(endpoint(TWO), ip=OTHER_VIP))
     assert endpoints.removed(TO_ONE)
 
 
 @pytest.mark.parametrize("request_", [Request.KEEP, Request.RESET])
-def test_a_frontend_belongs_to_the_service_that_has_it(
-    endpoints: RemovedEndpoints, request_: Request
-) -> None:
+def test_a_frontend_belongs_to_the_service_that_has_it(endpoints: Endpoints, request_: Request) -> None:
     bring(endpoints, plan(endpoint(ONE)))
     bring(endpoints, dict.fromkeys(plan()) | plan(endpoint(TWO), called="other", request=request_))
-    assert endpoints.removed(TO_TWO) is None
-    assert bool(endpoints.removed(TO_ONE)) is (request_ is Request.RESET)
+    assert not endpoints.removed(TO_TWO)
+    assert endpoints.removed(TO_ONE) is (request_ is Request.RESET)
 
 
-def test_a_rejected_plan_is_not_in_force(endpoints: RemovedEndpoints) -> None:
+def test_a_rejected_plan_is_not_in_force(endpoints: Endpoints) -> None:
     bring(endpoints, plan(endpoint(ONE)))
     changed = plan(endpoint(TWO))
     endpoints.expect(changed)
-    assert not endpoints.in_force(changed.keys())
-    assert endpoints.removed(TO_ONE) is None
-    assert endpoints.in_force()
+    assert not endpoints.in_force(0.0, changed.keys())
+    assert not endpoints.removed(TO_ONE)
+    assert endpoints.in_force(0.0)
     assert endpoints.removed(TO_ONE)
 
 
-def test_the_time_of_a_removal_is_kept_until_the_endpoint_is_back(endpoints: RemovedEndpoints) -> None:
-    bring(endpoints, plan(endpoint(TWO)))
-    removed = endpoints.removed(TO_ONE)
-    assert removed
-    assert [endpoints.since(removed, now) for now in (10.0, 20.0)] == [10.0, 10.0]
-    bring(endpoints, plan(endpoint(ONE), endpoint(TWO)))
-    bring(endpoints, plan(endpoint(TWO)))
-    assert endpoints.since(removed, 30.0) == 30.0
-    endpoints.searched([])
-    assert endpoints.since(removed, 40.0) == 40.0
+def test_the_grace_period_begins_again_when_the_endpoint_was_back(endpoints: Endpoints) -> None:
+    for began in (0.0, 100.0):
+        bring(endpoints, plan(endpoint(TWO)))
+        first = endpoints.search([TO_ONE], began)
+        assert first == ([], [], began + 10)
+        assert endpoints.search([TO_ONE], began + 9.9) == first
+        assert endpoints.search([TO_ONE], began + 10).removed == [TO_ONE]
+        bring(endpoints, plan(endpoint(ONE), endpoint(TWO)))
 
 
-def test_the_api_server_keeps_its_last_endpoints(endpoints: RemovedEndpoints) -> None:
+def test_the_api_server_keeps_its_last_endpoints(endpoints: Endpoints) -> None:
     from ebpfproxy.plan.endpoints import keep_last_endpoints
 
     context = dataclasses.replace(CONTEXT, reset_removed=True)
@@ -189,4 +192,4 @@ def test_the_api_server_keeps_its_last_endpoints(endpoints: RemovedEndpoints) ->
         tuple(each for each in plan(request=None, context=context).values() if each), previous.get
     )
     bring(endpoints, {now.key: now})
-    assert endpoints.removed(TO_ONE) is None
+    assert not endpoints.removed(TO_ONE)

@@ -12,7 +12,7 @@ from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanat
 from ebpfproxy.diagnose.situation import Situation, plan_situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Address, Network, Protocol, parse_address
-from ebpfproxy.model.cluster import ClusterState, Listening
+from ebpfproxy.model.cluster import ClusterState, Full, Listening
 from ebpfproxy.model.device import ETHERNET, Device
 from ebpfproxy.model.endpoint import EndpointPort, Endpoints, EndpointSlice
 from ebpfproxy.model.namespace import Link, Namespace
@@ -63,6 +63,7 @@ def situation(
     service_cidrs: Sequence[str] = (),
     listening: Listening | None = None,
     namespaces: tuple[Namespace, ...] = NAMESPACES,
+    full: Full | None = None,
     **options: Any,
 ) -> Situation:
     """The situation of the node `here` with these Services and EndpointSlices. `options`: of PlanContext."""
@@ -87,6 +88,7 @@ def situation(
         node_addresses=frozenset(address for each in (peers or {}).values() for address in each.addresses),
         listening=listening or {},
         namespaces=namespaces,
+        full=full or {},
     )
     if mode != "ebpf":
         options.setdefault("detect_local", DetectLocal.CLUSTER_CIDR)

@@ -13,16 +13,17 @@ from ebpfproxy.diagnose.explain.reasons import BY_SUBJECT, Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.linux.netlink.routing import Route
-from ebpfproxy.model.address import Protocol, parse_address
+from ebpfproxy.model.address import Family, Protocol, parse_address
 from ebpfproxy.model.balancing import Algorithm, Balancing, EbpfForwarding, Forwarding, parse_weights
 from ebpfproxy.model.device import OnLinkRoute
 from ebpfproxy.model.endpoint import EndpointPort
 from ebpfproxy.model.namespace import Link, Namespace
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.pod import HostPort, Pod
-from ebpfproxy.model.service import RemovedEndpoints, ServiceType, TrafficPolicy
+from ebpfproxy.model.service import RemovedEndpoints, ServicePortName, ServiceType, TrafficPolicy
 from ebpfproxy.plan.endpoint_reasons import EndpointReason
 from ebpfproxy.plan.endpoints import API_SERVER
+from ebpfproxy.plan.planned_endpoints import target_of
 from ebpfproxy.plan.protected_addresses import Protected
 from ebpfproxy.plan.reason import AnyReason
 from ebpfproxy.plan.service_plan import DetectLocal, Protection, SocketLb
@@ -69,6 +70,12 @@ DSR_WEB = dataclasses.replace(ROUTED_WEB, balancing=Balancing(ebpf_forwarding=Eb
 LEAST_CONNECTIONS = dataclasses.replace(WEB, balancing=Balancing(Algorithm.LEAST_CONNECTIONS))
 HEAVY = dataclasses.replace(WEB, balancing=Balancing(weights=parse_weights(f"{REMOTE_POD}=3")))
 RESETTING = dataclasses.replace(WEB, removed_endpoints=RemovedEndpoints.RESET)
+REBALANCED = dataclasses.replace(WEB, rebalance=10)
+FULL = {
+    (ServicePortName("default", "web", "", Protocol.TCP), Family.IPV4): frozenset(
+        [target_of(parse_address(POD), 8080)]
+    )
+}
 READY = slice_of("web", endpoint(REMOTE_POD), endpoint(OTHER_POD, HERE))
 PEERS = {ELSEWHERE: PeerNode((parse_address("192.0.2.11"),), 6083)}
 WITH_TUNNEL = situation(DSR_WEB, READY, peers=PEERS, dsr_port=6083)
@@ -331,6 +338,13 @@ CASES: dict[AnyReason, Case] = {
     Reason.SINGLE: case(CONNECTS, WEB, REMOTE),
     # Connections
     Reason.RESET_IF_REMOVED: case(CONNECTS, RESETTING, READY),
+    Reason.RESET_IF_ADDED: case(CONNECTS, REBALANCED, READY),
+    EndpointReason.FULL: case(
+        CONNECTS,
+        REBALANCED,
+        slice_of("web", endpoint(POD), endpoint(REMOTE_POD)),
+        full=FULL,
+    ),
     # Forwarding
     Reason.DIRECT_ROUTING: case(CONNECTS, ROUTED_WEB, READY, dials=FORWARDED, by=A_CLIENT, mode="ipvs"),
     Reason.TUNNEL: case(CONNECTS, TUNNELED_WEB, READY, dials=FORWARDED, by=A_CLIENT, mode="ipvs"),

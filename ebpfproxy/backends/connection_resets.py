@@ -1,8 +1,8 @@
-"""Resets open TCP connections to removed endpoints, for Services that request it.
+"""Resets open TCP connections, for Services that request it: those to removed endpoints, and some of others
+after endpoints were added.
 
-`plan.removed_endpoints` decides which connections. This module decides when: after a grace period, and at a
-limited rate, so that the clients of a large Service do not all connect again at once. The mode finds its
-connections and ends them (`Resetter`).
+`plan.open_connections` decides which. This module limits the rate, so that the clients of a large Service do
+not all connect again at once. The mode finds its connections and ends them (`Resetter`).
 """
 
 import contextlib
@@ -14,23 +14,29 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ebpfproxy import threads
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.config import Config
 from ebpfproxy.errors import KernelError, NotFound
 from ebpfproxy.linux.sockets import sockets
 from ebpfproxy.linux.sockets.sockets import DiagSocket
 from ebpfproxy.log import Logger
-from ebpfproxy.plan.removed_endpoints import RemovedEndpoint, RemovedEndpoints, TrackedConnection
+from ebpfproxy.plan.connection_owners import TrackedConnection
+from ebpfproxy.plan.open_connections import OpenConnections, requested_resets
 from ebpfproxy.plan.service_plan import NodePlan, PlanKey, ServicePortPlan
 
 log = Logger(__name__)
 
-RESET = "Reset connections to removed endpoints"
-"""With --removed-endpoints=reset, or by the annotation of a Service. `failed` connections are tried again."""
-SEARCH_FAILED = "Failed to search connections to removed endpoints, retrying"
+RESET = "Reset connections"
+"""`reason` is removed-endpoints or rebalance, which a flag or an annotation of the Service requests. `failed`
+connections are tried again."""
+SEARCH_FAILED = "Failed to search the connections to reset, retrying"
 """Connections to an endpoint that is gone may stay open."""
 
-NOT_RESET = "Failed to reset a connection to a removed endpoint"
-"""One connection; `Reset connections to removed endpoints` counts them."""
+NOT_RESET = "Failed to reset a connection"
+"""One connection; `Reset connections` counts them."""
+
+REMOVED, MOVING = "removed-endpoints", "rebalance"
+"""Reasons."""
 
 _SHORTEST_GRACE = 1.0
 """In seconds. A connection that a new rule creates may be found before its plan is known to be in force."""
@@ -58,30 +64,34 @@ class Pace(NamedTuple):
 
     - `grace`: seconds from the removal of an endpoint on.
     - `rate`: connections per second at most.
+    - `node`: the name of this node, from which nodes derive different decisions.
     """
 
     grace: float = 30.0
     rate: int = 100
+    node: str = ""
 
 
 def pace(config: Config) -> Pace:
     """Return what the configuration says."""
-    return Pace(max(config.removed_endpoints_grace, _SHORTEST_GRACE), config.removed_endpoints_rate)
+    return Pace(
+        max(config.removed_endpoints_grace, _SHORTEST_GRACE), config.removed_endpoints_rate, config.node_name
+    )
 
 
-class RemovedConnections(Generic[C]):
+class ConnectionResets(Generic[C]):
     """A thread that resets connections. It starts with the first plan that requests it, and uses the network
     namespace of the thread that calls `expect`.
 
-    Call `expect` before each sync, and `in_force` after it succeeded. `counted(reset, failed)` is called in
-    the thread after each search that reset connections or failed to.
+    Call `expect` before each sync, and `in_force` after it succeeded. The thread calls
+    `Callbacks.connections_reset` and `endpoints_full`.
     """
 
-    def __init__(self, resetter: Resetter[C], when: Pace, counted: Callable[[int, int], object]) -> None:
+    def __init__(self, resetter: Resetter[C], when: Pace, callbacks: Callbacks) -> None:
         self._resetter = resetter
         self._when = when
-        self._counted = counted
-        self._endpoints = RemovedEndpoints()
+        self._callbacks = callbacks
+        self._open: OpenConnections[C] = OpenConnections(when.grace, when.node.encode())
         self._done: set[C] = set()  # connections that were reset, as long as they are found
         self._due: float | None = None
         self._retry = 0.0
@@ -95,16 +105,16 @@ class RemovedConnections(Generic[C]):
         plans = dict(changed)
         self._node = node or self._node
         if not self._thread:
-            if all(plan is None or plan.serving is None for plan in plans.values()):
+            if not any(plan and requested_resets(plan) for plan in plans.values()):
                 return
             self._closing = False
-            self._thread = threading.Thread(target=self._run, name="removed-endpoints", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="connection-resets", daemon=True)
             self._thread.start()
             node = self._node
-        self._jobs.put(lambda: self._endpoints.expect(plans))
+        self._jobs.put(lambda: self._open.expect(plans))
         if node is not None:
             networks = node.node_port_networks
-            self._jobs.put(lambda: self._endpoints.expect_node_ports(networks))
+            self._jobs.put(lambda: self._open.expect_node_ports(networks))
 
     def in_force(self, rejected: Callable[[], Collection[PlanKey]]) -> None:
         """Report that the sync succeeded: everything expected is in the kernel, except the plans that
@@ -121,8 +131,9 @@ class RemovedConnections(Generic[C]):
             self._thread = None
 
     def _put_in_force(self, rejected: frozenset[PlanKey]) -> None:
-        if self._endpoints.in_force(rejected):
-            self._due = time.monotonic()
+        now = time.monotonic()
+        if self._open.in_force(now, rejected):
+            self._due = now
 
     def _end(self) -> None:
         self._closing = True
@@ -156,44 +167,43 @@ class RemovedConnections(Generic[C]):
         self._due = time.monotonic() + self._retry
 
     def _search(self) -> None:
-        """Search connections to removed endpoints, and reset those whose grace period is over."""
+        """Search the connections to reset, and reset as many as the rate permits until the next search."""
         began = time.monotonic()
-        found: dict[C, RemovedEndpoint] = {}
-        for connection in self._resetter.connections():
-            endpoint = self._endpoints.removed(connection)
-            if endpoint:
-                found[connection] = endpoint
-        self._done &= found.keys()
-        now = time.monotonic()
-        waiting = {each: found[each] for each in found.keys() - self._done}
-        endpoints = set(waiting.values())
-        self._endpoints.searched(endpoints)
-        due = {each: self._endpoints.since(each, now) + self._when.grace for each in endpoints}
-        ripe = [each for each, endpoint in waiting.items() if due[endpoint] <= now]
-        if ripe:
-            # Then everything is searched again, since an endpoint may be back.
-            seconds = max(_AGAIN, _BUSY_FACTOR * (time.monotonic() - began))
-            self._reset(ripe[: math.ceil(self._when.rate * seconds)], seconds)
+        found = list(self._resetter.connections())
+        self._done.intersection_update(found)
+        selected = self._open.search((each for each in found if each not in self._done), began)
+        del found
+        for (service, family), targets in self._open.take_full().items():
+            self._callbacks.endpoints_full(service, family, targets)
+        seconds = max(_AGAIN, _BUSY_FACTOR * (time.monotonic() - began))
+        most = math.ceil(self._when.rate * seconds)
+        removed, moving = selected.removed[:most], selected.moving[:most]
+        if removed or moving:
+            failed = self._reset(removed, REMOVED) + self._reset(moving, MOVING)
+            if failed:
+                self._back_off()
+                return
+            again = max(began + seconds, time.monotonic())
+            self._due = again if removed else min(filter(None, (selected.due, again)))
         else:
-            self._due, self._retry = min(due.values(), default=None), 0.0
+            self._due = selected.due
+        self._retry = 0.0
 
-    def _reset(self, ripe: Sequence[C], seconds: float) -> None:
-        """Reset connections at the rate. `seconds`: the time until the next search."""
+    def _reset(self, connections: Sequence[C], reason: str) -> int:
+        """Reset connections at the rate. Return how many could not be reset."""
         began = time.monotonic()
         results = [0, 0]
-        with contextlib.closing(self._resetter.reset(ripe)) as outcomes:
+        with contextlib.closing(self._resetter.reset(connections)) as outcomes:
             for succeeded in outcomes:
                 results[succeeded] += 1
                 time.sleep(max(0.0, began + sum(results) / self._when.rate - time.monotonic()))
         failed, reset = results
         if reset or failed:
-            log.info(RESET, reset=reset, failed=failed)
-            self._counted(reset, failed)
-        if failed:
-            self._back_off()
-        else:
-            self._done.update(ripe)
-            self._due, self._retry = max(began + seconds, time.monotonic()), 0.0
+            log.info(RESET, reason=reason, reset=reset, failed=failed)
+            self._callbacks.connections_reset(reason, reset, failed)
+        if not failed:
+            self._done.update(connections)
+        return failed
 
 
 def destroyed(sock: DiagSocket) -> bool | None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 import pytest
 
-from ebpfproxy.backends.removed_connections import Pace, RemovedConnections, pace
+from ebpfproxy.backends.connection_resets import ConnectionResets, Pace, pace
+from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.config import Config
 from ebpfproxy.errors import Rejected
 from tests.support.build import endpoint
@@ -51,11 +52,11 @@ def connections(count: int, to: str = ONE) -> list[Flow]:
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[[Mode, Pace], RemovedConnections[Flow]]]:
-    made: list[RemovedConnections[Flow]] = []
+def started() -> Iterator[Callable[[Mode, Pace], ConnectionResets[Flow]]]:
+    made: list[ConnectionResets[Flow]] = []
 
-    def start(mode: Mode, when: Pace) -> RemovedConnections[Flow]:
-        made.append(RemovedConnections(mode, when, lambda _reset, _failed: None))
+    def start(mode: Mode, when: Pace) -> ConnectionResets[Flow]:
+        made.append(ConnectionResets(mode, when, Callbacks()))
         return made[-1]
 
     yield start
@@ -63,10 +64,10 @@ def started() -> Iterator[Callable[[Mode, Pace], RemovedConnections[Flow]]]:
         each.close()
 
 
-Start = Callable[[Mode, Pace], RemovedConnections[Flow]]
+Start = Callable[[Mode, Pace], ConnectionResets[Flow]]
 
 
-def bring(of: RemovedConnections[Flow], changed: Plans) -> float:
+def bring(of: ConnectionResets[Flow], changed: Plans) -> float:
     of.expect(changed)
     of.in_force(lambda: ())
     return time.monotonic()
@@ -116,10 +117,10 @@ def test_without_a_request_there_is_no_thread(started: Start) -> None:
     mode = Mode(*connections(2))
     of = started(mode, Pace(0.0, 1000))
     bring(of, plan(endpoint(TWO), request=None))
-    assert "removed-endpoints" not in {each.name for each in threading.enumerate()}
+    assert "connection-resets" not in {each.name for each in threading.enumerate()}
     bring(of, plan(endpoint(TWO)))
     eventually(lambda: not mode.open)
-    assert mode.threads == {"removed-endpoints"}
+    assert mode.threads == {"connection-resets"}
 
 
 def test_a_thread_can_be_started_again(started: Start) -> None:
@@ -135,5 +136,5 @@ def test_a_thread_can_be_started_again(started: Start) -> None:
 
 def test_the_shortest_grace_period_is_a_second() -> None:
     parsed = Config.parse({"removed_endpoints_grace": "0s", "removed_endpoints_rate": "7"})
-    assert pace(parsed) == Pace(1.0, 7)
-    assert pace(Config.parse({})) == Pace(30.0, 100)
+    assert pace(parsed) == Pace(1.0, 7, parsed.node_name)
+    assert pace(Config.parse({}))[:2] == (30.0, 100)

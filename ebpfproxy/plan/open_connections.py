@@ -1,0 +1,104 @@
+"""Which open TCP connections a node resets: those to removed endpoints, and those that rebalancing moves."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from typing import Generic, NamedTuple, TypeVar
+
+from ebpfproxy.model.address import Network, Protocol
+from ebpfproxy.plan.connection_owners import ConnectionOwners, EndpointOf, TrackedConnection
+from ebpfproxy.plan.rebalancing import STEP, Rebalancings, Target
+from ebpfproxy.plan.removed_endpoints import RemovedEndpoints
+from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
+
+C = TypeVar("C", bound=TrackedConnection)
+
+
+class Resets(NamedTuple, Generic[C]):
+    """The result of a search.
+
+    - `removed`: connections whose endpoint was removed at least the grace period ago.
+    - `moving`: connections that rebalancing moves.
+    - `due`: the time of the next search if nothing changes, None if none is necessary.
+    """
+
+    removed: list[C]
+    moving: list[C]
+    due: float | None
+
+
+class OpenConnections(Generic[C]):
+    """Takes plans in, and selects connections. Moments are in seconds of a steady clock."""
+
+    def __init__(self, grace: float, seed: bytes) -> None:
+        """`grace`: seconds from the removal of an endpoint until its connections are reset. `seed`: of this
+        node, see `rebalancing`."""
+        self._grace = grace
+        self._owners = ConnectionOwners()
+        self._removed = RemovedEndpoints()
+        self._rebalancings = Rebalancings(seed)
+        self._expected: dict[PlanKey, ServicePortPlan | None] = {}
+        self._next_step = 0.0
+
+    def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None]) -> None:
+        """Take in plans that are about to be in force, None for a deleted one. Only TCP plans count."""
+        self._expected.update({key: plan for key, plan in changed.items() if key[0].protocol is Protocol.TCP})
+
+    def expect_node_ports(self, networks: frozenset[Network]) -> None:
+        """Take in `NodePlan.node_port_networks`. Initially it is empty."""
+        self._owners.expect_node_ports(networks)
+
+    def in_force(self, now: float, rejected: Collection[PlanKey] = ()) -> bool:
+        """Put the expected plans in force, except those that the kernel `rejected`, which remain expected.
+
+        Return whether there may be more connections to reset than before.
+        """
+        arrived = {key: plan for key, plan in self._expected.items() if key not in rejected}
+        self._expected = {key: plan for key, plan in self._expected.items() if key in rejected}
+        gained = False
+        for key, plan in arrived.items():
+            if plan is not None:
+                self._owners.put(key, plan, bool(requested_resets(plan)))
+            gained |= self._removed.put(key, plan)
+            gained |= self._rebalancings.put(key, plan, now)
+        return gained
+
+    def search(self, connections: Iterable[C], now: float) -> Resets[C]:
+        """Select connections. `connections`: all that are open."""
+        removed: dict[EndpointOf, list[C]] = defaultdict(list)
+        counts: dict[PlanKey, Counter[Target]] = defaultdict(Counter)
+        others: dict[EndpointOf, list[C]] = defaultdict(list)
+        moved = self._rebalancings.services()
+        for each in connections:
+            endpoint = self._owners.endpoint(each)
+            if endpoint is None:
+                continue
+            if endpoint in self._removed:
+                removed[endpoint].append(each)
+            elif endpoint.service in moved:
+                counts[endpoint.service][endpoint.target] += 1
+                others[endpoint].append(each)
+        self._removed.searched(removed.keys())
+        due = {each: self._removed.since(each, now) + self._grace for each in removed}
+        ripe = [each for endpoint, of in removed.items() if due[endpoint] <= now for each in of]
+        moving: list[C] = []
+        if moved and now >= self._next_step:
+            self._next_step = now + STEP
+            for endpoint, number in self._rebalancings.step(counts, now).items():
+                moving += islice(others[endpoint], number)
+        self._owners.keep({*self._removed.services(), *self._rebalancings.known()})
+        later = [at for at in due.values() if at > now]
+        if self._rebalancings.services():
+            later.append(self._next_step)
+        return Resets(ripe, moving, min(later, default=None))
+
+    def take_full(self) -> dict[PlanKey, frozenset[Target]]:
+        """See `Rebalancings.take_full`."""
+        return self._rebalancings.take_full()
+
+
+def requested_resets(plan: ServicePortPlan) -> list[str]:
+    """Return the requests to reset connections of a ServicePort, each as the name of the annotation and its
+    value."""
+    found = [] if plan.serving is None else ["removed-endpoints reset"]
+    return found + ([f"rebalance {plan.rebalancing.percent}"] if plan.rebalancing else [])

@@ -1,0 +1,80 @@
+"""Long connections after endpoints were added: clients whose connection is reset connect again, until each
+endpoint has its share.
+"""
+
+import functools
+import os
+import select
+import socket
+import time
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+
+from tests.kernel.cluster import START_PATIENCE
+from tests.kernel.two_nodes import TwoNodes, name_and_client
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.ways("ebpf-on", "ebpf-off", "nftables", "iptables", "ipvs"),
+    pytest.mark.timeout(300),
+]
+
+CONNECTIONS = 40
+QUIET = 14.0
+"""Seconds without a reset after which nothing moves any more: more than two steps."""
+
+
+class Report(NamedTuple):
+    """`resets`: how many connections ended. `counts`: the connections of each endpoint at the end."""
+
+    resets: int
+    counts: dict[str, int]
+
+
+def opened(address: str) -> tuple[socket.socket, str]:
+    sock = socket.create_connection((address, 80), timeout=20)
+    sock.sendall(b"?")
+    return sock, name_and_client(sock.recv(100).decode())[0]
+
+
+def client(address: str, ready: int) -> Report:
+    """Keep CONNECTIONS open: one that ends is replaced. Ends when none has ended for QUIET seconds."""
+    held = dict(opened(address) for _ in range(CONNECTIONS))
+    os.write(ready, b"!")
+    resets, last = 0, time.monotonic()
+    while time.monotonic() < last + QUIET:
+        for sock in select.select(list(held), [], [], 0.2)[0]:
+            del held[sock]
+            sock.close()
+            resets, last = resets + 1, time.monotonic()
+            held.update([opened(address)])
+    return Report(resets, Counter(held.values()))
+
+
+@pytest.mark.parametrize("family", ["v4", "v6"])
+@pytest.mark.parametrize("percent", ["100", "0"])
+def test_added_endpoints_get_their_share_of_open_connections(
+    two_nodes: TwoNodes, family: str, percent: str
+) -> None:
+    web = two_nodes.everywhere()
+    web.annotations["ebpfproxy/rebalance"] = percent
+    web.to(two_nodes.a, two_nodes.d)
+    waiting, ready = os.pipe()
+    call = two_nodes.p.start(functools.partial(client, web.address(family), ready))
+    try:
+        assert os.read(waiting, 1)
+        web.to(two_nodes.a, two_nodes.b, two_nodes.d, two_nodes.e)
+        found = call.result(START_PATIENCE)
+    finally:
+        call.kill()
+        os.close(waiting)
+        os.close(ready)
+    if percent == "0":
+        assert found.resets == 0
+        return
+    share = CONNECTIONS / 4
+    assert found.resets <= 1.1 * 2 * share
+    assert all(abs(found.counts[each] - share) <= 1 for each in ("b", "e"))
+    assert all(abs(found.counts[each] - share) <= 2 for each in ("a", "d"))
