@@ -10,7 +10,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ebpfproxy import threads
@@ -169,10 +169,9 @@ class ConnectionResets(Generic[C]):
     def _search(self) -> None:
         """Search the connections to reset, and reset as many as the rate permits until the next search."""
         began = time.monotonic()
-        found = list(self._resetter.connections())
-        self._done.intersection_update(found)
-        selected = self._open.search((each for each in found if each not in self._done), began)
-        del found
+        done: set[C] = set()
+        selected = self._open.search(self._others(done), began)
+        self._done = done
         for (service, family), targets in self._open.take_full().items():
             self._callbacks.endpoints_full(service, family, targets)
         seconds = max(_AGAIN, _BUSY_FACTOR * (time.monotonic() - began))
@@ -188,6 +187,15 @@ class ConnectionResets(Generic[C]):
         else:
             self._due = selected.due
         self._retry = 0.0
+
+    def _others(self, done: set[C]) -> Iterator[C]:
+        """Yield the connections that were not reset yet, and add the others to `done`. There may be too many
+        to hold all of them."""
+        for each in self._resetter.connections():
+            if each in self._done:
+                done.add(each)
+            else:
+                yield each
 
     def _reset(self, connections: Sequence[C], reason: str) -> int:
         """Reset connections at the rate. Return how many could not be reset."""

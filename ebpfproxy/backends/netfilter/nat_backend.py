@@ -1,5 +1,5 @@
-"""What the backends that use the kernel's NAT share: sysctls, conntrack, the end of stale UDP flows, and the
-reset of TCP connections to removed endpoints."""
+"""What the backends that use the kernel's NAT share: sysctls, conntrack, the end of stale UDP flows, and
+resets of TCP connections."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
