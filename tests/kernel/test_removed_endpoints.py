@@ -125,7 +125,9 @@ def test_connections_to_a_terminating_endpoint_stay_until_it_does_not_serve(
         assert still_answer(others)
 
 
+@pytest.mark.ways("ebpf-on", "ebpf-off", "nftables", "iptables")
 def test_connections_of_a_deleted_service_are_reset(two_nodes: TwoNodes, family: str) -> None:
+    """In mode ipvs the kernel forgets them together with the virtual server."""
     web = resets(two_nodes).to(two_nodes.a)
     with connections(two_nodes, web, family) as opened:
         two_nodes.write(web.name)
