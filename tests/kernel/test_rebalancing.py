@@ -3,6 +3,7 @@ endpoint has its share.
 """
 
 import functools
+import json
 import os
 import select
 import socket
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.kernel.cluster import START_PATIENCE
+from ebpfproxy.plan.endpoint_reasons import EndpointReason
+from tests.kernel.cluster import START_PATIENCE, TCP_TARGET, Cluster, eventually
 from tests.kernel.two_nodes import TwoNodes, name_and_client
 
 pytestmark = [
@@ -78,3 +80,39 @@ def test_added_endpoints_get_their_share_of_open_connections(
     assert found.resets <= 1.1 * 2 * share
     assert all(abs(found.counts[each] - share) <= 1 for each in ("b", "e"))
     assert all(abs(found.counts[each] - share) <= 2 for each in ("a", "d"))
+
+
+@pytest.mark.backends("ebpf", "nftables")
+def test_commands_know_which_endpoints_get_no_new_connections(cluster: Cluster) -> None:
+    """The plan of the agent differs from that of other programs meanwhile."""
+    web = cluster.service()
+    web.annotations["ebpfproxy/rebalance"] = "1"
+    web.to(cluster.a)
+    waiting, ready = os.pipe()
+    call = cluster.p.start(functools.partial(client, web.v4, ready))
+    try:
+        assert os.read(waiting, 1)
+        web.to(cluster.a, cluster.b)
+        eventually(lambda: bool(full_endpoints(cluster)), "a full endpoint")
+        assert full_endpoints(cluster) == [f"{cluster.a.v4}:{TCP_TARGET}"]
+        flags = (
+            f"--proxy-mode={cluster.mode}",
+            f"--manifests={cluster.folder}",
+            f"--hostname-override={cluster.lab.node_name}",
+            "--detect-local-mode=InterfaceNamePrefix",
+            "--pod-interface-name-prefix=veth",
+        )
+        verified = cluster.ebpfproxy("verify", *flags, check=False)
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+        explained = cluster.ebpfproxy("explain", f"{web.v4}:80", "--kernel=true", *flags, check=False)
+        assert EndpointReason.FULL.meaning in explained.stdout, explained.stdout + explained.stderr
+        assert full_endpoints(cluster), "it still lasts"
+    finally:
+        call.kill()
+        os.close(waiting)
+        os.close(ready)
+
+
+def full_endpoints(cluster: Cluster) -> list[str]:
+    services = json.loads(cluster.http_get("rebalancing"))["services"]
+    return [endpoint for each in services for endpoint in each["fullEndpoints"]]

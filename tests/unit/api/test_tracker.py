@@ -18,6 +18,7 @@ from ebpfproxy.api.event import (
     ApiServerReached,
     ChecksChanged,
     DevicesChanged,
+    EndpointsFull,
     Event,
     Invalid,
     ListeningChanged,
@@ -38,7 +39,7 @@ from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import PeerNode
 from ebpfproxy.model.node_check import NodeCheck
 from ebpfproxy.model.pod import Pod
-from ebpfproxy.model.service import NamespacedName
+from ebpfproxy.model.service import NamespacedName, ServicePortName
 from tests.support.build import endpoint, name, networks, node, service, slice_of
 
 WEB, API = name("web"), name("api")
@@ -307,6 +308,22 @@ def test_a_failed_check_affects_the_services_with_endpoints_on_the_node() -> Non
     assert not tracker.pending
     tracker.fold(ChecksChanged(frozenset()))
     assert tracker.drain().services == {API}
+
+
+def test_endpoints_that_get_no_new_connections_change_their_service() -> None:
+    tracker = tracker_of_peers(put_service(), put_service("api"))
+    service = ServicePortName("default", "api", "", Protocol.TCP)
+    for targets in (frozenset([b"one"]), frozenset([b"one", b"two"])):
+        tracker.fold(EndpointsFull(service, Family.IPV4, targets))
+        drained = tracker.drain()
+        assert drained.services == {API}
+        assert drained.state.full == {(service, Family.IPV4): targets}
+        tracker.fold(EndpointsFull(service, Family.IPV4, targets))
+        assert not tracker.pending
+    tracker.fold(EndpointsFull(service, Family.IPV4, frozenset()))
+    assert tracker.drain().state.full == {}
+    tracker.fold(EndpointsFull(service, Family.IPV4, frozenset()))
+    assert not tracker.pending
 
 
 def test_a_new_local_address_changes_the_networks_and_not_the_node() -> None:
