@@ -319,7 +319,7 @@ class _Agent:
             case ChecksChanged(down):
                 self._metrics.nodes_down(len({each.node for each in down}))
             case ServiceChanged():
-                self._sources.report_excess(event)
+                self._sources.service_changed(event)
             case Invalid(kind):
                 self._metrics.invalid(kind)
             case _:
@@ -398,6 +398,8 @@ class _Agent:
             peers_changed=drained.peers_changed,
             most=most,
         )
+        for claim in self._modes.serving.reconciler.protected_claims.take_rejected():
+            self._sources.report_rejected(claim)
         view = self._modes.serving.reconciler.edge
         if self._edge and view:
             self._edge.planned(view, drained.state, peers_changed=drained.peers_changed)
@@ -430,6 +432,7 @@ class _Agent:
             no_local=reconciler.no_local,
             rejected=result.rejected,
             conflicts=reconciler.conflicts,
+            protected=reconciler.protected_claims.count,
         )
         self._metrics.synced(ended - began, time.time(), self._triggers, state, verified)
         self._front.readiness.synced(result.rejected)

@@ -1,6 +1,7 @@
 """Leaves out and reports the frontends of Services that belong to programs of nodes or to the API server."""
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from ebpfproxy.log import Logger
 from ebpfproxy.model.address import Address, Protocol, format_address
@@ -22,11 +23,22 @@ NOT_SERVED = "Service claims an address of a node or of the API server, not serv
 """Connections to a program of the node or to the API server would reach the Service. Logged once for each
 frontend until the reason ends. `--protected-addresses=none` serves it."""
 
+NOT_PERMITTED = "Service claims an address that its namespace may not have, not serving it"
+"""See `--external-ip-cidrs`. Logged once for each frontend until the reason ends."""
+
 SERVED_BY_PROGRAM = "A program of this node serves a ClusterIP"
 """For example NodeLocal DNSCache. Connections of this node and its pods to the ClusterIP and port reach the
 program, as with kube-proxy. Logged once for each frontend, until the program ends."""
 
 _Protections = Mapping[Frontend, Protected]
+
+
+class RejectedClaim(NamedTuple):
+    """A frontend of a Service that is not served."""
+
+    service: NamespacedName
+    frontend: Frontend
+    why: Protected
 
 
 class ProtectedClaims:
@@ -36,8 +48,23 @@ class ProtectedClaims:
         self._context = context
         self._claiming: dict[NamespacedName, tuple[ServicePortPlan, ...]] = {}  # plans with such frontends
         self._reported: dict[NamespacedName, _Protections] = {}
+        self._rejected: list[RejectedClaim] = []
         self._input: tuple[object, ...] = ()
         self._local_servers: frozenset[tuple[Address, int, Protocol]] = frozenset()
+
+    def take_rejected(self) -> list[RejectedClaim]:
+        """Return the claims that were rejected since the last call, without ClusterIPs of local servers."""
+        taken, self._rejected = self._rejected, []
+        return taken
+
+    @property
+    def count(self) -> int:
+        """The number of frontends that are not served now, without ClusterIPs of local servers."""
+        return sum(
+            why is not Protected.OF_LOCAL_SERVER
+            for found in self._reported.values()
+            for why in found.values()
+        )
 
     def outdated(self, state: ClusterState) -> list[NamespacedName]:
         """Return the Services of which other frontends are protected than at the last plan."""
@@ -96,6 +123,11 @@ class ProtectedClaims:
             }
             if why is Protected.OF_LOCAL_SERVER:
                 log.info(SERVED_BY_PROGRAM, **values)
+                continue
+            self._rejected.append(RejectedClaim(name, frontend, why))
+            if why is Protected.OUTSIDE_NETWORKS:
+                hint = "remove the address from the Service, or permit it by --external-ip-cidrs"
+                log.warning(NOT_PERMITTED, **values, hint=hint)
                 continue
             hint = "remove the address from the Service, or set --protected-addresses=none"
             log.warning(NOT_SERVED, **values, reason=why.meaning, hint=hint)

@@ -140,6 +140,11 @@ class Reconciler(Generic[K, E]):
         """The number of frontends that more than one ServicePort claims."""
         return self._claims.conflicts
 
+    @property
+    def protected_claims(self) -> ProtectedClaims:
+        """The frontends that must not be served."""
+        return self._protected_claims
+
     def plan(
         self,
         state: ClusterState,

@@ -1,4 +1,5 @@
-"""Warning Events of Services whose annotations exceed a bound, for their owners: `kubectl describe service`.
+"""Warning Events of Services for their owners: `kubectl describe service`. They are about annotations that
+exceed a bound, and about addresses that are not served.
 
 A tenant can cause many. So each agent creates at most one a second, and leaves out those that would wait
 behind many others.
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from ebpfproxy.agent import api_events
+from ebpfproxy.agent.protected_claims import RejectedClaim
 from ebpfproxy.api.event import ServiceChanged
 from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.log import Logger
@@ -21,13 +23,14 @@ NOT_CREATED = "Cannot create an Event of a Service, continuing without it"
 created."""
 
 REASON = "AnnotationIgnored"
+NOT_SERVED = "AddressNotServed"
 
 _WAITING = 100
 _PAUSE_SECONDS = 1.0
 
 
 class ServiceEvents:
-    """Creates the Events in the thread that calls `run`. `seen` is for the control thread."""
+    """Creates the Events in the thread that calls `run`. The other methods are for the control thread."""
 
     def __init__(
         self, node_name: str, session: Callable[[], api_events.Creator], pause: float = _PAUSE_SECONDS
@@ -35,22 +38,36 @@ class ServiceEvents:
         self._node_name = node_name
         self._session = session
         self._pause = pause
-        self._reported: dict[NamespacedName, set[tuple[str, str]]] = {}  # UID and annotation
+        self._reported: dict[NamespacedName, set[tuple[str, str]]] = {}  # UID and cause
+        self._uids: dict[NamespacedName, str] = {}
         self._waiting: queue.Queue[api_events.Report] = queue.Queue(_WAITING)
         self._failed = False
 
     def seen(self, changed: ServiceChanged) -> None:
         """Report an annotation beyond a bound, once for each Service."""
+        name = changed.name
         if changed.service is None:
-            self._reported.pop(changed.name, None)
-        excess, uid = changed.excess, changed.uid
-        if not excess:
+            self._reported.pop(name, None)
+            self._uids.pop(name, None)
             return
-        causes = self._reported.setdefault(changed.name, set())
-        if (uid, excess.annotation) not in causes and not self._waiting.full():
-            causes.add((uid, excess.annotation))
+        if changed.uid:
+            self._uids[name] = changed.uid
+        if excess := changed.excess:
             note = f"annotation {excess.annotation} is ignored: {excess.reason}"
-            self._waiting.put(api_events.Report(REASON, note, changed.name, "LoadBalance", uid))
+            self._report(name, excess.annotation, api_events.Report(REASON, note, name, "LoadBalance"))
+
+    def rejected(self, claim: RejectedClaim) -> None:
+        """Report an address that is not served, once for each frontend and reason."""
+        name, frontend, why = claim
+        note = f"{frontend} is not served: {why.meaning}"
+        self._report(name, note, api_events.Report(NOT_SERVED, note, name, "Serve"))
+
+    def _report(self, name: NamespacedName, cause: str, report: api_events.Report) -> None:
+        uid = self._uids.get(name, "")
+        causes = self._reported.setdefault(name, set())
+        if (uid, cause) not in causes and not self._waiting.full():
+            causes.add((uid, cause))
+            self._waiting.put(report._replace(uid=uid))
 
     def run(self, stop: threading.Event) -> None:
         """Create the Events until `stop` is set and another one was reported."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ebpfproxy.agent import api_events, listening_sockets
 from ebpfproxy.agent.inbox import Died, Inbox, Received, Reload
+from ebpfproxy.agent.protected_claims import RejectedClaim
 from ebpfproxy.agent.service_events import ServiceEvents
 from ebpfproxy.api.event import (
     ADDRESSES,
@@ -136,10 +137,15 @@ class Sources:
         """Create an Event of each Service whose healthCheckNodePort is not served. Any thread may call it."""
         self._report(api_events.health_checks(self._config.node_name, reasons))
 
-    def report_excess(self, changed: ServiceChanged) -> None:
+    def service_changed(self, changed: ServiceChanged) -> None:
         """Create an Event of a Service with an annotation beyond a bound, in the background."""
         if self._service_events:
             self._service_events.seen(changed)
+
+    def report_rejected(self, claim: RejectedClaim) -> None:
+        """Create an Event of a Service with an address that is not served, in the background."""
+        if self._service_events:
+            self._service_events.rejected(claim)
 
     def _report(self, reports: Sequence[api_events.Report]) -> None:
         if self._session and reports:

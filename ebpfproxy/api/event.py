@@ -47,7 +47,7 @@ class ServiceChanged(NamedTuple):
 
     `service` is None if the Service was deleted or if no proxy serves it; then `unserved` is the reason.
     `complaints` describe the parts of the object that were left out, one line each; the rest is served.
-    `excess` is also one of them, and `uid` the UID of the object then.
+    `excess` is also one of them. `uid`: the UID of the object if there may be an Event about it, else "".
     """
 
     name: NamespacedName

@@ -320,7 +320,8 @@ def _service(decoded: fields.Service) -> ServiceChanged:
         removed_endpoints=removed_endpoints(decoded.metadata.annotations, complaints),
         rebalance=rebalance(decoded.metadata.annotations, complaints),
     )
-    uid = (decoded.metadata.uid or "") if complaints.excess else ""
+    may_be_reported = complaints.excess or service.external_ips or service.load_balancer_ips
+    uid = (decoded.metadata.uid or "") if may_be_reported else ""
     return ServiceChanged(name, service, complaints.reported(), excess=complaints.excess, uid=uid)
 
 

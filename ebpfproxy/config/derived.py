@@ -40,6 +40,7 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         protection=_protection(config, mode),
         forwarding=Forwarding(config.ipvs_forwarding) if mode == IPVS else Forwarding.NAT,
         service_forwarding=config.ipvs_service_forwarding,
+        external_networks=config.external_ip_cidrs,
         rebalance=config.rebalance,
         reset_removed=config.removed_endpoints == RemovedEndpoints.RESET.value,
     )

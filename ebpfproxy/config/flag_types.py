@@ -176,6 +176,21 @@ def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
     return tuple(parse_network(word) for word in split_words(texts))
 
 
+def parse_namespace_networks(texts: Sequence[str]) -> tuple[tuple[str, Network], ...]:
+    """Parse networks of namespaces. "*" is every namespace. Raises ValueError.
+
+    >>> [name for name, _ in parse_namespace_networks(["*=203.0.113.0/24, team=2001:db8::/64"])]
+    ['*', 'team']
+    """
+    found = []
+    for word in split_words(texts):
+        name, equals, network = (part.strip() for part in word.partition("="))
+        if not (name and equals):
+            raise ValueError(f'"{word}" is not NAMESPACE=CIDR, such as team=203.0.113.0/24')
+        found.append((name, parse_network(network)))
+    return tuple(found)
+
+
 def parse_feature_gates(texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
     """Parse feature gates, each with its value; the last value of a gate counts.
 
@@ -324,6 +339,7 @@ NODE_PORT_ADDRESSES = Kind(
     words=("primary", *_NAMED_NETWORKS),
 )
 NETWORKS = Kind("CIDR,...", parse_networks, many=True)
+NAMESPACE_NETWORKS = Kind("NAMESPACE=CIDR,...", parse_namespace_networks, many=True)
 FEATURE_GATES = Kind("NAME=true|false,...", parse_feature_gates, many=True)
 DEVICE_PATTERNS = Kind("PATTERN,...", parse_device_patterns, many=True)
 DEVICE_NAME = Kind("NAME", parse_device_name)

@@ -137,6 +137,12 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
         "nodes: also those of other Nodes; every agent then watches all Nodes. none: no check, as in "
         "kube-proxy. An edge never serves the address of a Node.",
     )  # fmt: skip
+    external_ip_cidrs: tuple[tuple[str, Network], ...] = option(
+        "--external-ip-cidrs", flag_types.NAMESPACE_NETWORKS, "", Group.TRAFFIC,
+        "Networks of the external and load balancer IPs that Services of a namespace may have, and * for "
+        "every namespace (ebpfproxy only). Other addresses are not served, and the Service gets an Event. "
+        "May be repeated. Empty: all addresses.",
+    )  # fmt: skip
     lb_algorithm: Algorithm | None = option(
         "--lb-algorithm", flag_types.LB_ALGORITHM, "", Group.TRAFFIC,
         "How an endpoint is selected for a new connection: random, round-robin, source-hash, maglev, "

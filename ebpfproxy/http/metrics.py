@@ -46,6 +46,8 @@ class State(NamedTuple):
       node.
     - `rejected`: entries that the kernel rejected.
     - `conflicts`: frontends that more than one ServicePort claims.
+    - `protected`: external and load balancer IPs with ports that are not served, since another program has
+      them, or the namespace may not have the address.
     """
 
     services: int = 0
@@ -53,6 +55,7 @@ class State(NamedTuple):
     no_local: Mapping[Family, NoLocalEndpoints] = MappingProxyType({})
     rejected: int = 0
     conflicts: int = 0
+    protected: int = 0
 
 
 class Metrics:
@@ -170,6 +173,11 @@ class Metrics:
         self._rejected = self._gauge("ebpfproxy_rejected_entries", "Entries that the kernel rejected")
         self._rejected_in_0_1 = self._gauge(
             "ebpfproxy_refused_entries", "Previous name of ebpfproxy_rejected_entries, until 0.3"
+        )
+        self._protected = self._gauge(
+            "ebpfproxy_protected_frontends",
+            "Frontends with an external or load balancer IP that are not served: it is an address of a node "
+            "or of the API server, or one that the namespace may not have",
         )
         self._conflicts = self._gauge(
             "ebpfproxy_frontend_conflicts", "Frontends that more than one ServicePort claims"
@@ -312,6 +320,7 @@ class Metrics:
             self._no_local.labels(family.value, "internal").set(no_local.internal)
             self._no_local.labels(family.value, "external").set(no_local.external)
         self._rejected.set(state.rejected)
+        self._protected.set(state.protected)
         self._rejected_in_0_1.set(state.rejected)
         self._conflicts.set(state.conflicts)
 

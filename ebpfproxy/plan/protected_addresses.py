@@ -1,4 +1,5 @@
-"""Frontends at which a program of a node or the API server already listens.
+"""Frontends that must not be served: a program of a node or the API server already listens there, or the
+namespace may not have the address.
 
 Every user who may write a Service may put any address into externalIPs, also that of a Node or of the API
 server. kube-proxy sends their connections to the Service then: those to sshd, the kubelet or the API server
@@ -44,6 +45,9 @@ _SINGLE = 128
 class Protected(AnyReason):
     """Why a frontend is not served."""
 
+    OUTSIDE_NETWORKS = (
+        "frontend: no network that --external-ip-cidrs permits in this namespace contains the address"
+    )
     OF_API_SERVER = (
         "frontend: the address is that of the API server, and no Service gets it (--protected-addresses)"
     )
@@ -72,10 +76,18 @@ def protected(plan: ServicePortPlan, state: ClusterState, context: PlanContext) 
         for each in plan.frontends
         if each.kind is FrontendKind.CLUSTER_IP and _has_local_server(each.frontend, state)
     }
-    if is_checked(plan) and (context.protection is not Protection.NONE or context.role is Role.EDGE):
-        for each in plan.frontends:
+    if not is_checked(plan):
+        return found
+    of_users = [each for each in plan.frontends if each.kind in _BY_USERS]
+    if context.protection is not Protection.NONE or context.role is Role.EDGE:
+        for each in of_users:
             if why := _protection(each, state, context):
                 found[each.frontend] = why
+    if context.external_networks:
+        permitted = [net for name, net in context.external_networks if name in ("*", plan.name.namespace)]
+        for each in of_users:
+            if not any(contains(net, each.frontend.address) for net in permitted):
+                found[each.frontend] = Protected.OUTSIDE_NETWORKS
     return found
 
 
@@ -109,8 +121,6 @@ def _has_local_server(frontend: Frontend, state: ClusterState) -> bool:
 
 def _protection(of: FrontendPlan, state: ClusterState, context: PlanContext) -> Protected | None:
     (address, port, protocol), kind = of.frontend, of.kind
-    if kind not in _BY_USERS:
-        return None
     if context.protection is not Protection.NONE:
         if _is_of_api_server(of.frontend, state):
             return Protected.OF_API_SERVER

@@ -325,6 +325,8 @@ class PlanContext:
     - `forwarding`: of IPVS, for Services without an annotation. `service_forwarding`: whether annotations
       may request another one.
     - `protection`: whose addresses Services must not take over.
+    - `external_networks`: the networks of external and load balancer IPs, each with the namespace whose
+      Services may have them, or "*" for every namespace. Empty: all addresses.
     - `rebalance`: a percentage, for Services without an annotation.
     - `reset_removed`: whether connections to removed endpoints are reset, for Services without an annotation.
     """
@@ -354,5 +356,6 @@ class PlanContext:
     protection: Protection = Protection.NODE
     forwarding: Forwarding = Forwarding.NAT
     service_forwarding: bool = False
+    external_networks: tuple[tuple[str, Network], ...] = ()
     rebalance: int = 0
     reset_removed: bool = False

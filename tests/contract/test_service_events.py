@@ -1,4 +1,6 @@
-"""Warning Events of Services at an API server, for annotations beyond a bound."""
+"""Warning Events of Services at an API server, for annotations beyond a bound and addresses that are not
+served.
+"""
 
 import json
 import pathlib
@@ -8,12 +10,16 @@ from typing import Any
 
 import pytest
 
-from ebpfproxy.agent.service_events import NOT_CREATED, REASON, ServiceEvents
+from ebpfproxy.agent.protected_claims import RejectedClaim
+from ebpfproxy.agent.service_events import NOT_CREATED, NOT_SERVED, REASON, ServiceEvents
 from ebpfproxy.api.connection import Timing
 from ebpfproxy.api.event import Event, ServiceChanged
 from ebpfproxy.api.parse import parse_service
 from ebpfproxy.api.watch import Access, ApiSource, load_configuration
+from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.balancing import MAX_RULES
+from ebpfproxy.plan.protected_addresses import Protected
+from ebpfproxy.plan.service_plan import Frontend
 from tests.kernel.cluster import eventually
 from tests.support.apiserver import ApiServer, make_service
 
@@ -119,3 +125,26 @@ def test_a_tenant_with_many_services_fills_no_memory(access: Access) -> None:
         assert isinstance(changed, ServiceChanged)
         events.seen(changed)
     assert events._waiting.qsize() == 100
+
+
+def test_an_address_that_is_not_served_is_an_event_of_its_service(server: ApiServer, access: Access) -> None:
+    """The first of several agents creates it."""
+    made = make_service("web", namespace="shop")
+    made["metadata"] |= {"uid": "a-1"}
+    made["spec"] |= {"externalIPs": ["198.51.100.7"]}
+    changed = parse_service(json.dumps(made).encode())
+    assert isinstance(changed, ServiceChanged)
+    frontend = Frontend(parse_address("198.51.100.7"), 443, Protocol.TCP)
+    stop = threading.Event()
+    for number in (1, 2):
+        events = ServiceEvents(f"node-{number}", access.session, pause=0.01)
+        threading.Thread(target=events.run, args=(stop,), daemon=True).start()
+        events.seen(changed)
+        for _ in range(2):
+            events.rejected(RejectedClaim(changed.name, frontend, Protected.OUTSIDE_NETWORKS))
+        eventually(lambda: posts(server) == number, "an attempt of each agent")  # noqa: B023
+    (event,) = server.events
+    stop.set()
+    assert (event["type"], event["reason"], event["regarding"]["uid"]) == ("Warning", NOT_SERVED, "a-1")
+    meaning = Protected.OUTSIDE_NETWORKS.meaning
+    assert event["note"] == f"198.51.100.7:443/TCP is not served: {meaning}"

@@ -1,14 +1,17 @@
 """Services are planned again when programs start to listen, and each reason is logged once."""
 
+import dataclasses
 import logging
 
 import pytest
 
-from ebpfproxy.agent.protected_claims import NOT_SERVED
+from ebpfproxy.agent.protected_claims import NOT_PERMITTED, NOT_SERVED
 from ebpfproxy.api.event import AddressesChanged, ApiServerReached, ListeningChanged, NodeChanged
+from ebpfproxy.config.flag_types import parse_namespace_networks
 from ebpfproxy.model.address import Address, Protocol, parse_address
+from ebpfproxy.plan.protected_addresses import Protected
 from ebpfproxy.plan.service_plan import Frontend
-from tests.support.build import networks, node, service
+from tests.support.build import CONTEXT, networks, node, service
 from tests.unit.agent.agent import LOCAL, Agent
 
 NODE, REMOTE = "192.0.2.10", "203.0.113.1"
@@ -66,3 +69,22 @@ def test_a_cluster_ip_follows_a_program_at_a_device_of_the_node(agent: Agent) ->
     assert frontend not in agent.kernel.frontends
     agent.sync(LOCAL)
     assert frontend in agent.kernel.frontends
+
+
+def test_an_address_that_the_namespace_may_not_have_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    permitted = parse_namespace_networks(["*=192.0.2.0/24"])
+    agent = Agent(context=dataclasses.replace(CONTEXT, external_networks=permitted))
+    with caplog.at_level(logging.WARNING, logger="ebpfproxy"):
+        for _ in range(2):
+            agent.sync(CLAIMING, NodeChanged(node(addresses=[NODE])), LOCAL)
+    assert served(agent) == {NODE}
+    assert [each.getMessage() for each in caplog.records] == [NOT_PERMITTED]
+    claims = agent.reconciler.protected_claims
+    assert claims.count == 1
+    frontend = Frontend(parse_address(REMOTE), 80, Protocol.TCP)
+    assert claims.take_rejected() == [(CLAIMING.name, frontend, Protected.OUTSIDE_NETWORKS)]
+    assert claims.take_rejected() == []
+    agent.sync(service("web", ips=["10.96.0.1"], external=[NODE]))
+    assert claims.count == 0

@@ -65,6 +65,7 @@ OURS = {
     "ebpfproxy_source_watch_errors_total": "counter",
     "ebpfproxy_repairs_total": "counter",
     "ebpfproxy_connections_reset_total": "counter",
+    "ebpfproxy_protected_frontends": "gauge",
     "ebpfproxy_connections_reset_failed_total": "counter",
     "ebpfproxy_sockets_destroyed_total": "counter",
     "ebpfproxy_sockets_reconnected_total": "counter",

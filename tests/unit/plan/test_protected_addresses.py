@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from ebpfproxy.config.flag_types import parse_namespace_networks
 from ebpfproxy.model.address import Protocol, parse_address
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.endpoint import EndpointPort
@@ -170,3 +171,28 @@ def found(of: Service, at: ClusterState, context: PlanContext = CONTEXT) -> Prot
     written = {each.frontend for each in plan.frontends if each.kind is not FrontendKind.CLUSTER_IP}
     assert protections.keys() <= written
     return next(iter(protections.values()), None)
+
+
+@pytest.mark.parametrize(
+    ("permitted", "expected"),
+    [
+        ("", []),
+        ("*=203.0.113.0/24", []),
+        ("default=203.0.113.0/24", []),
+        ("other=203.0.113.0/24", [Protected.OUTSIDE_NETWORKS]),
+        ("*=198.51.100.0/24,default=2001:db8::/64", [Protected.OUTSIDE_NETWORKS]),
+    ],
+)
+@pytest.mark.parametrize("of", [external(VIP), balanced(VIP)])
+@pytest.mark.parametrize("protection", Protection)
+def test_a_namespace_may_have_addresses_of_its_networks_only(
+    of: Service, permitted: str, expected: list[Protected], protection: Protection
+) -> None:
+    networks_ = parse_namespace_networks([permitted])
+    context = dataclasses.replace(CONTEXT, external_networks=networks_, protection=protection)
+    of_state = dataclasses.replace(state(), services={of.name: of})
+    (plan,) = plan_name(of.name, of_state, context)
+    assert list(protected(plan, of_state, context).values()) == expected
+    kinds = [each.kind for each in without_protected(plan, of_state, context).frontends]
+    assert FrontendKind.CLUSTER_IP in kinds, "it is allocated by the API server"
+    assert len(kinds) == len(plan.frontends) - len(expected)

@@ -13,7 +13,7 @@ from ebpfproxy.diagnose.explain.reasons import BY_SUBJECT, Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.linux.netlink.routing import Route
-from ebpfproxy.model.address import Family, Protocol, parse_address
+from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
 from ebpfproxy.model.balancing import Algorithm, Balancing, EbpfForwarding, Forwarding, parse_weights
 from ebpfproxy.model.device import OnLinkRoute
 from ebpfproxy.model.endpoint import EndpointPort
@@ -248,6 +248,12 @@ CASES: dict[AnyReason, Case] = {
         dials=to("10.1.0.1"),
         by=A_POD,
         listening={(Protocol.TCP, 80): frozenset([parse_address("10.1.0.1")])},
+    ),
+    Protected.OUTSIDE_NETWORKS: case(
+        ROUTED,
+        service("zoo", external=["192.0.2.11"]),
+        dials=to("192.0.2.11"),
+        external_networks=(("*", parse_network("203.0.113.0/24")),),
     ),
     Protected.OF_OTHER_NODE: case(
         ROUTED,
