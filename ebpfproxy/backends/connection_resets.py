@@ -95,7 +95,7 @@ class ConnectionResets(Generic[C]):
         self._done: set[C] = set()  # connections that were reset, as long as they are found
         self._due: float | None = None
         self._retry = 0.0
-        self._closing = False
+        self._stop = threading.Event()
         self._node: NodePlan | None = None
         self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -107,7 +107,7 @@ class ConnectionResets(Generic[C]):
         if not self._thread:
             if not any(plan and requested_resets(plan) for plan in plans.values()):
                 return
-            self._closing = False
+            self._stop.clear()
             self._thread = threading.Thread(target=self._run, name="connection-resets", daemon=True)
             self._thread.start()
             node = self._node
@@ -124,10 +124,16 @@ class ConnectionResets(Generic[C]):
             self._jobs.put(lambda: self._put_in_force(not_in_force))
 
     def close(self) -> None:
-        """End the thread. It waits at most 5 s. The next `expect` may start another one."""
+        """End the thread. It waits at most 5 s. The next `expect` may start another one.
+
+        All endpoints get new connections again: nothing else would end their exclusion.
+        """
         if self._thread:
-            self._jobs.put(self._end)
-            threads.join(self._thread, _PATIENCE)
+            self._stop.set()
+            self._jobs.put(lambda: None)
+            if threads.join(self._thread, _PATIENCE):
+                self._open.end()
+                self._report_full()
             self._thread = None
 
     def _put_in_force(self, rejected: frozenset[PlanKey]) -> None:
@@ -135,16 +141,12 @@ class ConnectionResets(Generic[C]):
         if self._open.in_force(now, rejected):
             self._due = now
 
-    def _end(self) -> None:
-        self._closing = True
-
     def _run(self) -> None:
-        while not self._closing:
-            self._wait()
-            if self._closing or self._due is None or time.monotonic() < self._due:
-                continue
+        while not self._stop.is_set():
             try:
-                self._search()
+                self._wait()
+                if self._due is not None and time.monotonic() >= self._due and not self._stop.is_set():
+                    self._search()
             except KernelError as failure:
                 self._failed(failure.message, failure.hint)
             except Exception as failure:  # the thread must continue: nothing else finds the connections
@@ -172,8 +174,7 @@ class ConnectionResets(Generic[C]):
         done: set[C] = set()
         selected = self._open.search(self._others(done), began)
         self._done = done
-        for (service, family), targets in self._open.take_full().items():
-            self._callbacks.endpoints_full(service, family, targets)
+        self._report_full()
         seconds = max(_AGAIN, _BUSY_FACTOR * (time.monotonic() - began))
         most = math.ceil(self._when.rate * seconds)
         removed, moving = selected.removed[:most], selected.moving[:most]
@@ -187,6 +188,10 @@ class ConnectionResets(Generic[C]):
         else:
             self._due = selected.due
         self._retry = 0.0
+
+    def _report_full(self) -> None:
+        for (service, family), targets in self._open.take_full().items():
+            self._callbacks.endpoints_full(service, family, targets)
 
     def _others(self, done: set[C]) -> Iterator[C]:
         """Yield the connections that were not reset yet, and add the others to `done`. There may be too many
@@ -204,7 +209,8 @@ class ConnectionResets(Generic[C]):
         with contextlib.closing(self._resetter.reset(connections)) as outcomes:
             for succeeded in outcomes:
                 results[succeeded] += 1
-                time.sleep(max(0.0, began + sum(results) / self._when.rate - time.monotonic()))
+                if self._stop.wait(max(0.0, began + sum(results) / self._when.rate - time.monotonic())):
+                    break
         failed, reset = results
         if reset or failed:
             log.info(RESET, reason=reason, reset=reset, failed=failed)

@@ -92,6 +92,10 @@ class OpenConnections(Generic[C]):
             later.append(self._next_step)
         return Resets(ripe, moving, min(later, default=None))
 
+    def end(self) -> None:
+        """End all rebalancing. The next call of `take_full` returns it."""
+        self._rebalancings.end()
+
     def take_full(self) -> dict[PlanKey, frozenset[Target]]:
         """See `Rebalancings.take_full`."""
         return self._rebalancings.take_full()

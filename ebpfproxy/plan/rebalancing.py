@@ -149,6 +149,11 @@ class Rebalancings:
                 self._end(key)
         return moving
 
+    def end(self) -> None:
+        """End all of them."""
+        for key in list(self._running):
+            self._end(key)
+
     def _end(self, key: PlanKey) -> None:
         if self._running.pop(key, None):
             self._ended.add(key)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 import pytest
 
-from ebpfproxy.backends.connection_resets import ConnectionResets, Pace, pace
+from ebpfproxy.backends.connection_resets import SEARCH_FAILED, ConnectionResets, Pace, pace
 from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.config import Config
 from ebpfproxy.errors import Rejected
+from ebpfproxy.plan.service_plan import PlanKey
 from tests.support.build import endpoint
 from tests.unit.plan.test_removed_endpoints import ONE, TWO, Plans, connection, plan
 from tests.unit.plan.udp_flows import Flow
@@ -138,3 +139,43 @@ def test_the_shortest_grace_period_is_a_second() -> None:
     parsed = Config.parse({"removed_endpoints_grace": "0s", "removed_endpoints_rate": "7"})
     assert pace(parsed) == Pace(1.0, 7, parsed.node_name)
     assert pace(Config.parse({}))[:2] == (30.0, 100)
+
+
+def test_closing_ends_the_exclusion_of_full_endpoints(started: Start) -> None:
+    """Bug: after a switch to another mode, they got no new connections any more."""
+    mode = Mode(*connections(10))
+    full: dict[PlanKey, frozenset[bytes]] = {}
+    callbacks = Callbacks(
+        endpoints_full=lambda service, family, targets: full.update({(service, family): targets})
+    )
+    of: ConnectionResets[Flow] = ConnectionResets(mode, Pace(0.0, 1000), callbacks)
+    bring(of, plan(endpoint(ONE), request=None, rebalance=10))
+    bring(of, plan(endpoint(ONE), endpoint(TWO), request=None, rebalance=10))
+    eventually(lambda: any(full.values()))
+    of.close()
+    assert list(full.values()) == [frozenset()]
+
+
+def test_closing_does_not_wait_for_the_rate(started: Start) -> None:
+    mode = Mode(*connections(10))
+    of = started(mode, Pace(0.0, 1))
+    bring(of, plan(endpoint(TWO)))
+    eventually(lambda: bool(mode.reset_at))
+    began = time.monotonic()
+    of.close()
+    assert time.monotonic() - began < 0.9
+    assert mode.open
+
+
+def test_an_error_in_the_thread_does_not_end_it(
+    started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mode = Mode(*connections(2))
+    of = started(mode, Pace(0.0, 1000))
+    bring(of, plan(endpoint(ONE)))
+    with monkeypatch.context() as patch:
+        patch.setattr(of._open, "expect", lambda plans: 1 // 0)
+        bring(of, plan(endpoint(ONE)))
+        eventually(lambda: SEARCH_FAILED in [each.getMessage() for each in caplog.records])
+    bring(of, plan(endpoint(TWO)))
+    eventually(lambda: not mode.open)

@@ -29,10 +29,13 @@ def plan(
     request: Request | None = Request.RESET,
     context: PlanContext = CONTEXT,
     balancing: Balancing = DEFAULT_BALANCING,
+    rebalance: int | None = None,
 ) -> Plans:
     """The plan, by key, of a Service with TCP port 80 and a NodePort."""
     service = build.service(called, port(80, node_port=NODE_PORT), ips=(ip,), type_=ServiceType.NODE_PORT)
-    service = dataclasses.replace(service, removed_endpoints=request, balancing=balancing)
+    service = dataclasses.replace(
+        service, removed_endpoints=request, balancing=balancing, rebalance=rebalance
+    )
     slices = [slice_of(called, *endpoints)] if endpoints else []
     return {each.key: each for each in plan_service(service, slices, None, context)}
 
