@@ -26,6 +26,7 @@ REASON = "AnnotationIgnored"
 NOT_SERVED = "AddressNotServed"
 
 _WAITING = 100
+_MOST = 20  # Events of one Service: a tenant may change it again and again
 _PAUSE_SECONDS = 1.0
 
 
@@ -65,7 +66,7 @@ class ServiceEvents:
     def _report(self, name: NamespacedName, cause: str, report: api_events.Report) -> None:
         uid = self._uids.get(name, "")
         causes = self._reported.setdefault(name, set())
-        if (uid, cause) not in causes and not self._waiting.full():
+        if (uid, cause) not in causes and len(causes) < _MOST and not self._waiting.full():
             causes.add((uid, cause))
             self._waiting.put(report._replace(uid=uid))
 

@@ -41,8 +41,9 @@ REMOVED, MOVING = "removed-endpoints", "rebalance"
 _SHORTEST_GRACE = 1.0
 """In seconds. A connection that a new rule creates may be found before its plan is known to be in force."""
 _AGAIN = 1.0  # seconds from the beginning of resets to the next search
-_BUSY_FACTOR = 10.0  # ... or as many times as long as a search took
-_FIRST_RETRY, _LAST_RETRY = 1.0, 60.0  # seconds after a failure
+_BUSY_FACTOR = 10.0  # it rests as many times as long as a search takes
+_FIRST_RETRY, _LAST_RETRY = 1.0, 60.0  # seconds after a failed search
+_TRY_AGAIN = 60.0  # seconds until a connection is tried again that could not be reset
 _PATIENCE = 5.0  # seconds that `close` waits
 
 C = TypeVar("C", bound=TrackedConnection)
@@ -54,8 +55,8 @@ class Resetter(Protocol[C]):
     def connections(self) -> Iterable[C]:
         """Return the established TCP connections that the mode translates. They are hashable."""
 
-    def reset(self, connections: Sequence[C]) -> Generator[bool]:
-        """Reset the connections one after the other. Yield for each whether it succeeded. Those that have
+    def reset(self, connections: Sequence[C]) -> Generator[tuple[C, bool]]:
+        """Reset the connections one after the other. Yield each and whether it succeeded. Those that have
         ended meanwhile are skipped."""
 
 
@@ -92,8 +93,10 @@ class ConnectionResets(Generic[C]):
         self._when = when
         self._callbacks = callbacks
         self._open: OpenConnections[C] = OpenConnections(when.grace, when.node.encode())
-        self._done: set[C] = set()  # connections that were reset, as long as they are found
+        # By connection, as long as it is found: when it is tried again. Infinity: it was reset.
+        self._tried: dict[C, float] = {}
         self._due: float | None = None
+        self._rested = -math.inf  # no search before this time
         self._retry = 0.0
         self._stop = threading.Event()
         self._node: NodePlan | None = None
@@ -108,6 +111,7 @@ class ConnectionResets(Generic[C]):
             if not any(plan and requested_resets(plan) for plan in plans.values()):
                 return
             self._stop.clear()
+            self._tried = {}
             self._thread = threading.Thread(target=self._run, name="connection-resets", daemon=True)
             self._thread.start()
             node = self._node
@@ -131,93 +135,96 @@ class ConnectionResets(Generic[C]):
         if self._thread:
             self._stop.set()
             self._jobs.put(lambda: None)
-            if threads.join(self._thread, _PATIENCE):
-                self._open.end()
-                self._report_full()
+            threads.join(self._thread, _PATIENCE)
             self._thread = None
 
     def _put_in_force(self, rejected: frozenset[PlanKey]) -> None:
-        now = time.monotonic()
-        if self._open.in_force(now, rejected):
-            self._due = now
+        due = self._open.in_force(time.monotonic(), rejected)
+        if due is not None:
+            self._due = due if self._due is None else min(due, self._due)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 self._wait()
-                if self._due is not None and time.monotonic() >= self._due and not self._stop.is_set():
+                due = self._next_search()
+                if due is not None and time.monotonic() >= due and not self._stop.is_set():
                     self._search()
             except KernelError as failure:
                 self._failed(failure.message, failure.hint)
             except Exception as failure:  # the thread must continue: nothing else finds the connections
                 self._failed(repr(failure), "")
+        self._open.end()
+        self._report_full()
+
+    def _next_search(self) -> float | None:
+        return None if self._due is None else max(self._due, self._rested)
 
     def _wait(self) -> None:
         """Do all jobs; wait for one, or until a search is due."""
-        timeout = None if self._due is None else max(0.0, self._due - time.monotonic())
+        due = self._next_search()
+        timeout = None if due is None else max(0.0, due - time.monotonic())
         with contextlib.suppress(queue.Empty):
             self._jobs.get(timeout=timeout)()
             while True:
                 self._jobs.get_nowait()()
 
     def _failed(self, reason: str, hint: str) -> None:
-        self._back_off()
-        log.error(SEARCH_FAILED, reason=reason, hint=hint)
-
-    def _back_off(self) -> None:
         self._retry = min(2 * self._retry or _FIRST_RETRY, _LAST_RETRY)
         self._due = time.monotonic() + self._retry
+        log.error(SEARCH_FAILED, reason=reason, hint=hint)
 
     def _search(self) -> None:
         """Search the connections to reset, and reset as many as the rate permits until the next search."""
         began = time.monotonic()
-        done: set[C] = set()
-        selected = self._open.search(self._others(done), began)
-        self._done = done
+        found: dict[C, float] = {}
+        selected = self._open.search(self._others(found, began), began)
+        self._tried = found
         self._report_full()
-        seconds = max(_AGAIN, _BUSY_FACTOR * (time.monotonic() - began))
-        most = math.ceil(self._when.rate * seconds)
+        took = time.monotonic() - began
+        self._rested = began + (_BUSY_FACTOR + 1) * took
+        most = math.ceil(self._when.rate * max(_AGAIN, _BUSY_FACTOR * took))
         removed, moving = selected.removed[:most], selected.moving[:most]
-        if removed or moving:
-            failed = self._reset(removed, REMOVED) + self._reset(moving, MOVING)
-            if failed:
-                self._back_off()
-                return
-            again = max(began + seconds, time.monotonic())
-            self._due = again if removed else min(filter(None, (selected.due, again)))
-        else:
-            self._due = selected.due
-        self._retry = 0.0
+        self._reset(removed, REMOVED)
+        self._reset(moving, MOVING)
+        again = [at for at in self._tried.values() if not math.isinf(at)]
+        if removed:
+            again.append(began + _AGAIN)
+        if selected.due is not None:
+            again.append(selected.due)
+        self._due, self._retry = min(again, default=None), 0.0
 
     def _report_full(self) -> None:
         for (service, family), targets in self._open.take_full().items():
             self._callbacks.endpoints_full(service, family, targets)
 
-    def _others(self, done: set[C]) -> Iterator[C]:
-        """Yield the connections that were not reset yet, and add the others to `done`. There may be too many
-        to hold all of them."""
+    def _others(self, found: dict[C, float], now: float) -> Iterator[C]:
+        """Yield the connections to select from. Those that were reset, or are not tried again yet, are added
+        to `found` instead. There may be too many to hold all of them."""
         for each in self._resetter.connections():
-            if each in self._done:
-                done.add(each)
+            at = self._tried.get(each)
+            if at is not None and at > now:
+                found[each] = at
             else:
                 yield each
 
-    def _reset(self, connections: Sequence[C], reason: str) -> int:
-        """Reset connections at the rate. Return how many could not be reset."""
+    def _reset(self, connections: Sequence[C], reason: str) -> None:
+        """Reset connections at the rate."""
         began = time.monotonic()
         results = [0, 0]
         with contextlib.closing(self._resetter.reset(connections)) as outcomes:
-            for succeeded in outcomes:
+            for connection, succeeded in outcomes:
                 results[succeeded] += 1
+                self._tried[connection] = math.inf if succeeded else time.monotonic() + _TRY_AGAIN
                 if self._stop.wait(max(0.0, began + sum(results) / self._when.rate - time.monotonic())):
                     break
+            else:
+                for each in connections:
+                    self._tried.setdefault(each, math.inf)  # it has ended, although it is still found
         failed, reset = results
         if reset or failed:
             log.info(RESET, reason=reason, reset=reset, failed=failed)
             self._callbacks.connections_reset(reason, reset, failed)
-        if not failed:
-            self._done.update(connections)
-        return failed
 
 
 def destroyed(sock: DiagSocket) -> bool | None:

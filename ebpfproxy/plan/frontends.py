@@ -17,6 +17,7 @@ from ebpfproxy.model.address import (
     network_family,
     unspecified,
 )
+from ebpfproxy.model.balancing import Algorithm
 from ebpfproxy.model.cluster import ClusterState, Full
 from ebpfproxy.model.endpoint import EndpointSlice
 from ebpfproxy.model.node import Node, PeerNode
@@ -30,6 +31,7 @@ from ebpfproxy.model.service import (
     TrafficPolicy,
 )
 from ebpfproxy.plan.balancing import (
+    STATELESS,
     PlannedBalancing,
     WeightIndex,
     default_algorithm,
@@ -57,7 +59,7 @@ from ebpfproxy.plan.host_ports import plan_host_ports
 from ebpfproxy.plan.local_traffic import has_detector, local_traffic
 from ebpfproxy.plan.node_checks import without_down
 from ebpfproxy.plan.node_ports import host_ips
-from ebpfproxy.plan.planned_endpoints import target_of
+from ebpfproxy.plan.planned_endpoints import CLUSTER, target_of
 from ebpfproxy.plan.service_plan import (
     Frontend,
     FrontendKind,
@@ -299,20 +301,20 @@ class _EndpointPlanner:
         else:
             scopes = _used_scopes(service, is_external)
         endpoints, has_any = plan_endpoints(usable, scopes, self._location, reasons)
-        rebalancing = None
-        if self._percent and protocol is Protocol.TCP and not scopes.local:
-            rebalancing = PlannedRebalancing(self._percent, endpoints)
-            rest = {each: state for each, state in usable.items() if target_of(*each) not in full}
-            if full and rest:
-                endpoints, has_any = plan_endpoints(rest, scopes, self._location, reasons)
-        for of_scope in reasons.values() if reasons else ():
-            of_scope |= {each: EndpointReason.FULL for each in usable if each not in of_scope}
-            of_scope |= {each: EndpointReason.NO_WEIGHT for each in merged if weights.get(each) == 0}
         requested = service.balancing
         # With traffic policy Local, clients outside get endpoints of the dialed node only. An edge has none.
         may_tunnel = is_external and (is_edge or not external_policy_local(service))
         dsr = may_tunnel and requests_direct_return(requested, context)
         algorithm = default_algorithm(context.algorithm, dsr and context.dsr_port > 0)
+        rebalancing, closed = None, frozenset[bytes]()
+        if self._percent and protocol is Protocol.TCP and not scopes.local:
+            rebalancing = _rebalancing(self._percent, endpoints, requested.algorithm or algorithm, dsr)
+        if rebalancing and not full.issuperset(rebalancing.targets.targets()):
+            closed = full
+            endpoints = endpoints.without_flag(CLUSTER, closed)
+        for of_scope in reasons.values() if reasons else ():
+            of_scope |= {each: EndpointReason.FULL for each in usable if target_of(*each) in closed}
+            of_scope |= {each: EndpointReason.NO_WEIGHT for each in merged if weights.get(each) == 0}
         limit = forwarding_limit(requested.forwarding, merged, context.forwarding, context.service_forwarding)
         balancing = plan_balancing(requested, endpoints, weights, algorithm, context.slow_start, dsr, limit)
         if is_external and context.dsr_port:
@@ -329,6 +331,15 @@ def _percent(service: Service, context: PlanContext) -> int:
     if context.role is Role.EDGE or service.affinity_timeout or service.balancing.weights:
         return 0
     return context.rebalance if service.rebalance is None else service.rebalance
+
+
+def _rebalancing(
+    percent: int, endpoints: PlannedEndpoints, algorithm: Algorithm | None, dsr: bool
+) -> PlannedRebalancing | None:
+    """Return None if all nodes must select the same endpoint for a packet, or a client the same one again."""
+    if dsr or algorithm in STATELESS:
+        return None
+    return PlannedRebalancing(percent, endpoints.with_flag(CLUSTER))
 
 
 def _used_scopes(service: Service, is_external: bool) -> UsedScopes:

@@ -1,5 +1,6 @@
 """Which open TCP connections a node resets: those to removed endpoints, and those that rebalancing moves."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
@@ -12,6 +13,10 @@ from ebpfproxy.plan.removed_endpoints import RemovedEndpoints
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
 
 C = TypeVar("C", bound=TrackedConnection)
+
+_OPENING = 5.0
+"""Seconds in which a connection that began to open before the removal is established, or never will be. The
+last search is then, or after the grace period."""
 
 
 class Resets(NamedTuple, Generic[C]):
@@ -39,29 +44,35 @@ class OpenConnections(Generic[C]):
         self._rebalancings = Rebalancings(seed)
         self._expected: dict[PlanKey, ServicePortPlan | None] = {}
         self._next_step = 0.0
+        self._last_search = -math.inf  # until then, connections to removed endpoints may still be opening
 
     def expect(self, changed: Mapping[PlanKey, ServicePortPlan | None]) -> None:
         """Take in plans that are about to be in force, None for a deleted one. Only TCP plans count."""
-        self._expected.update({key: plan for key, plan in changed.items() if key[0].protocol is Protocol.TCP})
+        for key, plan in changed.items():
+            if key[0].protocol is Protocol.TCP:
+                self._expected[key] = plan
+                self._removed.expect(key, plan)
 
     def expect_node_ports(self, networks: frozenset[Network]) -> None:
         """Take in `NodePlan.node_port_networks`. Initially it is empty."""
         self._owners.expect_node_ports(networks)
 
-    def in_force(self, now: float, rejected: Collection[PlanKey] = ()) -> bool:
+    def in_force(self, now: float, rejected: Collection[PlanKey] = ()) -> float | None:
         """Put the expected plans in force, except those that the kernel `rejected`, which remain expected.
 
-        Return whether there may be more connections to reset than before.
+        Return when a search is due because of that, None if none is.
         """
         arrived = {key: plan for key, plan in self._expected.items() if key not in rejected}
         self._expected = {key: plan for key, plan in self._expected.items() if key in rejected}
-        gained = False
+        due: list[float] = []
         for key, plan in arrived.items():
-            if plan is not None:
-                self._owners.put(key, plan, bool(requested_resets(plan)))
-            gained |= self._removed.put(key, plan)
-            gained |= self._rebalancings.put(key, plan, now)
-        return gained
+            self._owners.put(key, plan, bool(plan and requested_resets(plan)))
+            if self._removed.put(key, plan, now):
+                due.append(now + self._grace)
+                self._last_search = now + max(self._grace, _OPENING)
+            if self._rebalancings.put(key, plan, now):
+                due.append(now)
+        return min(due, default=None)
 
     def search(self, connections: Iterable[C], now: float) -> Resets[C]:
         """Select connections. `connections`: all that are open."""
@@ -78,8 +89,9 @@ class OpenConnections(Generic[C]):
             elif endpoint.service in moved:
                 counts[endpoint.service][endpoint.target] += 1
                 others[endpoint].append(each)
-        self._removed.searched(removed.keys())
-        due = {each: self._removed.since(each, now) + self._grace for each in removed}
+        due = {each: self._removed.since(each) + self._grace for each in removed}
+        if now >= self._last_search:
+            self._removed.searched(removed.keys())
         ripe = [each for endpoint, of in removed.items() if due[endpoint] <= now for each in of]
         moving: list[C] = []
         if moved and now >= self._next_step:
@@ -90,6 +102,8 @@ class OpenConnections(Generic[C]):
         later = [at for at in due.values() if at > now]
         if self._rebalancings.services():
             later.append(self._next_step)
+        if self._last_search > now:
+            later.append(self._last_search)
         return Resets(ripe, moving, min(later, default=None))
 
     def end(self) -> None:

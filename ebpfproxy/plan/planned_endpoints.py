@@ -5,9 +5,10 @@ without converting them.
 """
 
 import functools
+import itertools
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from socket import htons, ntohs
 from typing import NamedTuple, overload
 
@@ -106,6 +107,23 @@ class PlannedEndpoints(Sequence[PlannedEndpoint]):
             changed = array("H", map(renamed.__getitem__, halves[_PORT_AT::_HALVES].tolist()))
         halves[_PORT_AT::_HALVES] = memoryview(changed)
         return self.packed(bytes(packed))
+
+    def with_flag(self, flag: int) -> "PlannedEndpoints":
+        """Return those that have this flag."""
+        chosen = itertools.compress(self._rows(), map(flag.__and__, self.flags()))
+        return self.packed(b"".join(chosen))
+
+    def without_flag(self, flag: int, targets: Collection[bytes]) -> "PlannedEndpoints":
+        """Return all endpoints, those with an address and port of `targets` without this flag."""
+        packed = bytearray(self.rows)
+        halves = memoryview(packed).cast("H")
+        for at, target in zip(range(_FLAGS_AT, len(halves), _HALVES), self.targets(), strict=True):
+            if target in targets:
+                halves[at] &= ~flag
+        return self.packed(bytes(packed))
+
+    def _rows(self) -> Iterator[bytes]:
+        return (self.rows[at : at + ROW.size] for at in range(0, len(self.rows), ROW.size))
 
     def has(self, flag: int) -> bool:
         """Return whether any endpoint has this flag."""

@@ -22,6 +22,7 @@ from ebpfproxy.model.address import (
     family,
     is_loopback,
     is_unspecified,
+    network_family,
     unspecified,
 )
 from ebpfproxy.model.cluster import ClusterState
@@ -86,7 +87,9 @@ def protected(plan: ServicePortPlan, state: ClusterState, context: PlanContext) 
     if context.external_networks:
         permitted = [net for name, net in context.external_networks if name in ("*", plan.name.namespace)]
         for each in of_users:
-            if not any(contains(net, each.frontend.address) for net in permitted):
+            address = each.frontend.address
+            of_family = (net for net in permitted if network_family(net) is family(address))
+            if not any(contains(net, address) for net in of_family):
                 found[each.frontend] = Protected.OUTSIDE_NETWORKS
     return found
 

@@ -17,7 +17,9 @@ python -m tests.simulation shows the result on many nodes.
 """
 
 import hashlib
+import heapq
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -36,6 +38,7 @@ STEP = 6.0
 _SLACK = 1.1
 """How many resets there are at most, relative to the connections that are missing at the beginning: clients
 select at random among several endpoints, so some must move again."""
+_ROUNDING = 1e-6
 _LONGEST = 3600.0
 """Seconds after which rebalancing ends in any case, for example because clients do not connect again."""
 
@@ -59,10 +62,11 @@ class Rebalancing:
         """`percent`: of the connections, that may be reset in a minute. `seed`: see `quotas`."""
         self._percent = percent
         self._seed = seed
-        self._added = set(added)
+        self.added = frozenset(added)
         self._ends = now + _LONGEST
         self._total = 0
         self._left: int | None = None  # how many may still be reset
+        self._credit = 0.0  # how many the percentage permits now
         self.full: frozenset[Target] = frozenset()
         """The endpoints that should get no new connections for now."""
         self.has_ended = False
@@ -81,7 +85,7 @@ class Rebalancing:
         # In an order of this node, so that not all nodes take from the same endpoint first.
         of = {each: counts.get(each, 0) for each in reversed(wanted)}
         missing = {
-            each: wanted[each] - of[each] for each in of if each in self._added and of[each] < wanted[each]
+            each: wanted[each] - of[each] for each in of if each in self.added and of[each] < wanted[each]
         }
         donors = {each: of[each] for each in of if each not in missing and of[each] > self._total // len(of)}
         if self._left is None:
@@ -91,10 +95,13 @@ class Rebalancing:
             return {}
         # Clients get any of the missing endpoints: none should exceed its quota.
         room = min(sum(missing.values()), len(missing) * min(missing.values()))
-        most = min(self._left, room, math.ceil(self._total * self._percent / 100 * STEP / 60))
+        per_step = self._total * self._percent / 100 * STEP / 60
+        self._credit = min(self._credit + per_step, per_step + 1)
+        most = min(self._left, room, math.floor(self._credit + _ROUNDING))
         known = {each: number for each, number in donors.items() if each in closed}
         moving = _from_largest(known, most, self._total // len(of))
         self._left -= sum(moving.values())
+        self._credit -= sum(moving.values())
         self.full = frozenset(each for each in of if each not in missing)
         return moving
 
@@ -135,7 +142,12 @@ class Rebalancings:
             return False
         name, family = key
         seed = self._seed + f"{name}/{name.protocol.name}/{family.value}".encode()
+        running = self._running.get(key)
+        if running:
+            added |= running.added & targets  # pods become ready one after the other
         self._running[key] = Rebalancing(percent, seed, added, now)
+        if running:
+            self._running[key].full = running.full & targets
         return True
 
     def step(self, counts: Mapping[PlanKey, Counts], now: float) -> dict[EndpointOf, int]:
@@ -180,11 +192,11 @@ def _from_largest(counts: Counts, most: int, least: int) -> dict[Target, int]:
     >>> _from_largest({b"a": 6, b"b": 4, b"c": 1}, 4, 1)
     {b'a': 3, b'b': 1}
     """
-    left, taken = dict(counts), dict.fromkeys(counts, 0)
-    for _ in range(most):
-        each = max(left, key=lambda target: left[target], default=None)
-        if each is None or left[each] <= least:
-            break
-        left[each] -= 1
-        taken[each] += 1
-    return {each: number for each, number in taken.items() if number}
+    left = [(-count, order, target) for order, (target, count) in enumerate(counts.items())]
+    heapq.heapify(left)
+    taken: Counter[Target] = Counter()
+    while left and -left[0][0] > least and taken.total() < most:
+        count, order, target = left[0]
+        heapq.heapreplace(left, (count + 1, order, target))
+        taken[target] += 1
+    return dict(taken)

@@ -4,10 +4,11 @@ Kubernetes ends no connection when an endpoint is removed: the client must notic
 hours (kubernetes issues 45300, 108523, KEP-5707). A Service can request that its connections are reset
 (`ServicePortPlan.serving`). Only its connections count here.
 
-As in `stale_flows`, this is computed from the connections and the plans in force, not from a history of
-events. So it is the same in all modes, and an error or a restart loses nothing. Only the time since which an
-endpoint is gone is remembered. After a start, endpoints of a previous run are gone from then on.
+Which endpoints count is decided by the plans in force:
 
+- An endpoint is removed if it served the Service while this agent ran, and does not any more. Endpoints that
+  another Service had under the same frontend, or that were removed before the agent started, do not count:
+  their connections may be right.
 - A connection is left alone if its endpoint serves, also if no new connection would use it.
 - If a Service was deleted, its endpoints count as removed.
 """
@@ -25,49 +26,62 @@ class RemovedEndpoints:
 
     def __init__(self) -> None:
         self._serving: dict[PlanKey, frozenset[bytes]] = {}
+        self._gone: dict[PlanKey, dict[bytes, float]] = {}  # since when endpoints do not serve any more
+        self._expected: dict[PlanKey, frozenset[bytes]] = {}
         self._deleted: set[PlanKey] = set()
-        self._since: dict[EndpointOf, float] = {}
 
     def services(self) -> Collection[PlanKey]:
         """Return those that request it, and deleted ones whose connections may still be open."""
         return self._serving.keys()
 
-    def put(self, key: PlanKey, plan: ServicePortPlan | None) -> bool:
-        """Put a plan in force, None for a deleted one. Return whether more connections may go to removed
-        endpoints than before."""
+    def expect(self, key: PlanKey, plan: ServicePortPlan | None) -> None:
+        """Take in a plan that is about to be in force. Its endpoints may get connections from now on."""
+        self._expected[key] = _serving(plan)
+
+    def put(self, key: PlanKey, plan: ServicePortPlan | None, now: float) -> bool:
+        """Put a plan in force, None for a deleted one. Return whether more endpoints are removed than
+        before."""
+        self._expected.pop(key, None)
+        if plan and plan.serving is None:
+            self._forget(key)
+            return False
         previous = self._serving.get(key)
         if plan is None:
             if previous is None:
                 return False
             self._deleted.add(key)
-            self._serving[key] = frozenset()
-            return True
-        if plan.serving is None:
-            self._forget(key)
-            return False
-        serving = frozenset(plan.serving.targets())
-        self._serving[key] = serving
-        self._deleted.discard(key)
-        for gone in [each for each in self._since if each.service == key and each.target in serving]:
-            del self._since[gone]
-        return previous is None or not previous <= serving
+        else:
+            self._deleted.discard(key)
+        serving = self._serving[key] = _serving(plan)
+        before = self._gone.get(key, {})
+        gone = before.keys() | (previous or frozenset())
+        self._gone[key] = {each: before.get(each, now) for each in gone - serving}
+        return not self._gone[key].keys() <= before.keys()
 
     def _forget(self, key: PlanKey) -> None:
         if self._serving.pop(key, None) is not None:
+            del self._gone[key]
             self._deleted.discard(key)
-            self._since = {each: since for each, since in self._since.items() if each.service != key}
 
     def __contains__(self, endpoint: EndpointOf) -> bool:
-        """Whether the endpoint does not serve a Service that requests a reset."""
-        serving = self._serving.get(endpoint.service)
-        return serving is not None and endpoint.target not in serving
+        """Whether the endpoint no longer serves a Service that requests a reset."""
+        key, target = endpoint
+        return target in self._gone.get(key, ()) and target not in self._expected.get(key, ())
 
-    def since(self, endpoint: EndpointOf, now: float) -> float:
-        """Return the time since which the endpoint is gone: `now` at the first call."""
-        return self._since.setdefault(endpoint, now)
+    def since(self, endpoint: EndpointOf) -> float:
+        """Return the time of the removal of an endpoint that is contained."""
+        return self._gone[endpoint.service][endpoint.target]
 
     def searched(self, found: Collection[EndpointOf]) -> None:
         """Forget what no connection needs any more. `found`: the removed endpoints of all connections."""
-        self._since = {each: since for each, since in self._since.items() if each in found}
-        for key in self._deleted - {each.service for each in found}:
+        needed: dict[PlanKey, set[bytes]] = {}
+        for service, target in found:
+            needed.setdefault(service, set()).add(target)
+        for key, gone in self._gone.items():
+            self._gone[key] = {each: since for each, since in gone.items() if each in needed.get(key, ())}
+        for key in self._deleted - needed.keys():
             self._forget(key)
+
+
+def _serving(plan: ServicePortPlan | None) -> frozenset[bytes]:
+    return frozenset(plan.serving.targets()) if plan and plan.serving is not None else frozenset()

@@ -61,7 +61,7 @@ def reset(testbed: Testbed, monkeypatch: pytest.MonkeyPatch, *names: str) -> lis
     monkeypatch.setattr(namespaces, "opened_network_namespaces", opened)
     with testbed.node.entered():
         connections = TrackedConnections(Path("/proc"))
-        return list(connections.reset(list(connections.connections())))
+        return [succeeded for _, succeeded in connections.reset(list(connections.connections()))]
 
 
 @pytest.mark.parametrize("where", ["client", "pods"])

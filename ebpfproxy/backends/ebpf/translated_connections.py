@@ -18,7 +18,7 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.flows.state import Flow, columns, flow_key, protocols, reply_key
 from ebpfproxy.backends.ebpf.flows.sweep import BATCH
 from ebpfproxy.backends.ebpf.sockets.peers import recorded
-from ebpfproxy.errors import KernelError
+from ebpfproxy.errors import KernelError, Rejected
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.sockets import sockets, tcp_reset
 from ebpfproxy.linux.sockets.by_namespace import by_namespace
@@ -62,27 +62,30 @@ class TranslatedConnections:
             yield from _of_sockets(peers)
             yield from _of_flows(flows)
 
-    def reset(self, connections: Sequence[TranslatedConnection]) -> Generator[bool]:
-        yield from self._destroy([each for each in connections if each.cookie])
+    def reset(
+        self, connections: Sequence[TranslatedConnection]
+    ) -> Generator[tuple[TranslatedConnection, bool]]:
+        yield from self._destroy({each.cookie: each for each in connections if each.cookie})
         with self._opened("flows") as flows, self._opened("replies") as replies:
             for each in connections:
-                if not each.cookie and (outcome := _reset_flow(flows, replies, each.key)) is not None:
-                    yield outcome
+                if not each.cookie and (outcome := _reset_flow(flows, replies, each)) is not None:
+                    yield each, outcome
 
     def _opened(self, name: str) -> contextlib.closing[Map]:
         return contextlib.closing(Map.pinned(self._maps() / name))
 
-    def _destroy(self, connections: Sequence[TranslatedConnection]) -> Generator[bool]:
-        sought = {each.cookie for each in connections}
-        peers = {(each.reply_source, each.reply_source_port) for each in connections}
+    def _destroy(
+        self, sought: dict[int, TranslatedConnection]
+    ) -> Generator[tuple[TranslatedConnection, bool]]:
+        """Destroy sockets. `sought`: by cookie."""
+        peers = {(each.reply_source, each.reply_source_port) for each in sought.values()}
         spaces = by_namespace(self._proc_root, Protocol.TCP, sockets.OPEN, peers)
         with contextlib.closing(spaces):
             while sought and (space := next(spaces, None)):
                 for sock in space[1]:
-                    if sock.cookie in sought:
-                        sought.remove(sock.cookie)
-                        if (outcome := destroyed(sock)) is not None:
-                            yield outcome
+                    connection = sought.pop(sock.cookie, None)
+                    if connection and (outcome := destroyed(sock)) is not None:
+                        yield connection, outcome
 
 
 def _of_sockets(peers: Map) -> Iterator[TranslatedConnection]:
@@ -106,26 +109,32 @@ def _of_flows(flows: Map) -> Iterator[TranslatedConnection]:
                 )
 
 
-def _reset_flow(flows: Map, replies: Map, key: bytes) -> bool | None:
+def _reset_flow(flows: Map, replies: Map, connection: TranslatedConnection) -> bool | None:
     """None if the flow has ended meanwhile."""
+    key = connection.key
     value = flows.lookup(key)
-    if not value:
+    if not value or not _goes_to(value, connection):
         return None
     in_replies = reply_key(key, value)
     reply = replies.lookup(in_replies)
     if not reply or flow_key(in_replies, reply) != key:
         return None  # the collector removes it
-    to_client, to_endpoint = _resets(key, value, reply)
-    with contextlib.suppress(KernelError):  # it may be unreachable: only the client counts
-        tcp_reset.send(to_endpoint)
     try:
-        tcp_reset.send(to_client)
+        for each in _resets(key, value, reply):
+            with contextlib.suppress(Rejected):  # no route leads there: a side may be gone
+                tcp_reset.send(each)
         flows.delete(key)
         replies.delete(in_replies)
     except KernelError as failure:
         log.debug(NOT_RESET, reason=failure.message)
         return False
     return True
+
+
+def _goes_to(value: bytes, connection: TranslatedConnection) -> bool:
+    """Whether the entry is still that of the connection, and not of a later one with the same client port."""
+    endpoint, port, *_ = _FLOW.unpack(value)
+    return (endpoint, ntohs(port)) == (connection.reply_source, connection.reply_source_port)
 
 
 def _resets(key: bytes, value: bytes, reply: bytes) -> tuple[Reset, Reset]:

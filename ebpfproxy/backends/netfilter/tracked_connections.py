@@ -38,18 +38,18 @@ class TrackedConnections:
     def connections(self) -> Iterator[Flow]:
         return (each for each in conntrack.flows(Protocol.TCP) if each.tcp_state in _OPEN)
 
-    def reset(self, connections: Sequence[Flow]) -> Generator[bool]:
+    def reset(self, connections: Sequence[Flow]) -> Generator[tuple[Flow, bool]]:
         left = dict.fromkeys(connections)
         yield from self._destroy(left)
         for each in left:
             try:
                 if conntrack.delete(each):
-                    yield True
+                    yield each, True
             except KernelError as failure:
                 log.debug(NOT_RESET, reason=failure.message)
-                yield False
+                yield each, False
 
-    def _destroy(self, left: dict[Flow, None]) -> Generator[bool]:
+    def _destroy(self, left: dict[Flow, None]) -> Generator[tuple[Flow, bool]]:
         """Destroy one socket of each connection that has any, and remove the connection from `left`."""
         by_ends = {ends: each for each in left for ends in (_of_client(each), _of_endpoint(each))}
         peers = {ends[2:] for ends in by_ends}
@@ -57,9 +57,9 @@ class TrackedConnections:
             for _, found in spaces:
                 for sock in found:
                     flow = by_ends.get(_ends(sock))
-                    if flow in left and (outcome := destroyed(sock)) is not None:
+                    if flow and flow in left and (outcome := destroyed(sock)) is not None:
                         del left[flow]
-                        yield outcome
+                        yield flow, outcome
                 if not left:
                     return
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 import pytest
 
+from ebpfproxy.backends import connection_resets
 from ebpfproxy.backends.connection_resets import SEARCH_FAILED, ConnectionResets, Pace, pace
 from ebpfproxy.backends.interface import Callbacks
 from ebpfproxy.config import Config
@@ -36,15 +37,15 @@ class Mode:
             raise Rejected("cannot list connections")
         return list(self.open)
 
-    def reset(self, connections: Sequence[Flow]) -> Generator[bool]:
+    def reset(self, connections: Sequence[Flow]) -> Generator[tuple[Flow, bool]]:
         for each in connections:
             if self.failing:
                 self.failing -= 1
-                yield False
+                yield each, False
             elif each in self.open:
                 self.open.remove(each)
                 self.reset_at.append(time.monotonic())
-                yield True
+                yield each, True
 
 
 def connections(count: int, to: str = ONE) -> list[Flow]:
@@ -93,7 +94,9 @@ def test_connections_are_reset_after_the_grace_period_and_not_before(started: St
 
 def test_the_rate_limits_resets(started: Start) -> None:
     mode = Mode(*connections(30))
-    bring(started(mode, Pace(0.0, 20)), plan(endpoint(TWO)))
+    of = started(mode, Pace(0.0, 20))
+    bring(of, plan(endpoint(ONE)))
+    bring(of, plan(endpoint(TWO)))
     eventually(lambda: not mode.open)
     assert max(mode.reset_at) - min(mode.reset_at) >= 29 / 20 - 0.1
 
@@ -101,24 +104,43 @@ def test_the_rate_limits_resets(started: Start) -> None:
 def test_an_endpoint_that_is_back_in_time_keeps_its_connections(started: Start) -> None:
     mode = Mode(*connections(2))
     of = started(mode, Pace(0.3, 1000))
+    bring(of, plan(endpoint(ONE)))
     bring(of, plan(endpoint(TWO)))
     bring(of, plan(endpoint(ONE), endpoint(TWO)))
     time.sleep(0.6)
     assert mode.open == connections(2)
 
 
-def test_failures_are_tried_again(started: Start) -> None:
+def test_failed_searches_are_tried_again(started: Start) -> None:
     mode = Mode(*connections(2))
-    mode.failing = mode.broken = 1
-    bring(started(mode, Pace(0.0, 1000)), plan(endpoint(TWO)))
+    mode.broken = 1
+    of = started(mode, Pace(0.0, 1000))
+    bring(of, plan(endpoint(ONE)))
+    bring(of, plan(endpoint(TWO)))
+    eventually(lambda: not mode.open)
+
+
+def test_a_connection_that_cannot_be_reset_does_not_delay_others(
+    started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again later."""
+    monkeypatch.setattr(connection_resets, "_TRY_AGAIN", 2.0)
+    mode = Mode(*connections(4))
+    mode.failing = 3
+    of = started(mode, Pace(0.0, 2))
+    bring(of, plan(endpoint(ONE)))
+    removed = bring(of, plan(endpoint(TWO)))
+    eventually(lambda: len(mode.open) == 3)
+    assert mode.reset_at[0] < removed + 3.5
     eventually(lambda: not mode.open)
 
 
 def test_without_a_request_there_is_no_thread(started: Start) -> None:
     mode = Mode(*connections(2))
     of = started(mode, Pace(0.0, 1000))
-    bring(of, plan(endpoint(TWO), request=None))
+    bring(of, plan(endpoint(ONE), request=None))
     assert "connection-resets" not in {each.name for each in threading.enumerate()}
+    bring(of, plan(endpoint(ONE)))
     bring(of, plan(endpoint(TWO)))
     eventually(lambda: not mode.open)
     assert mode.threads == {"connection-resets"}
@@ -159,6 +181,7 @@ def test_closing_ends_the_exclusion_of_full_endpoints(started: Start) -> None:
 def test_closing_does_not_wait_for_the_rate(started: Start) -> None:
     mode = Mode(*connections(10))
     of = started(mode, Pace(0.0, 1))
+    bring(of, plan(endpoint(ONE)))
     bring(of, plan(endpoint(TWO)))
     eventually(lambda: bool(mode.reset_at))
     began = time.monotonic()
@@ -177,5 +200,6 @@ def test_an_error_in_the_thread_does_not_end_it(
         patch.setattr(of._open, "expect", lambda plans: 1 // 0)
         bring(of, plan(endpoint(ONE)))
         eventually(lambda: SEARCH_FAILED in [each.getMessage() for each in caplog.records])
+    bring(of, plan(endpoint(ONE)))
     bring(of, plan(endpoint(TWO)))
     eventually(lambda: not mode.open)
