@@ -33,7 +33,7 @@ class End(NamedTuple):
     at: float
 
 
-def client(address: str, ready: int, wait: float) -> list[End]:
+def client(address: str, wait: float, ready: int) -> list[End]:
     """Open the connections, and note when each ends, until there is no further end for `wait` seconds."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(CONNECTIONS + 200, hard), hard))
@@ -77,18 +77,14 @@ def test_all_connections_to_removed_endpoints_are_reset_at_the_rate(
     web = cluster.service()
     web.annotations["ebpfproxy/removed-endpoints"] = request_
     web.to(*servers)
-    waiting, ready = os.pipe()
-    call = cluster.p.start(functools.partial(client, web.v4, ready, GRACE + 10.0))
+    call = cluster.p.start_until_ready(functools.partial(client, web.v4, GRACE + 10.0))
     try:
-        assert os.read(waiting, 1)
         removed = time.monotonic()
         web.to(*servers[LEAVING:])
         in_force = time.monotonic()
         ends = call.result(START_PATIENCE)
     finally:
         call.kill()
-        os.close(waiting)
-        os.close(ready)
     leaving = {each.name for each in servers[:LEAVING]}
     assert {each.endpoint for each in ends if each.at} == (leaving if request_ == "reset" else set())
     if request_ == "keep":

@@ -63,16 +63,12 @@ def test_added_endpoints_get_their_share_of_open_connections(
     web = two_nodes.everywhere()
     web.annotations["ebpfproxy/rebalance"] = percent
     web.to(two_nodes.a, two_nodes.d)
-    waiting, ready = os.pipe()
-    call = two_nodes.p.start(functools.partial(client, web.address(family), ready))
+    call = two_nodes.p.start_until_ready(functools.partial(client, web.address(family)))
     try:
-        assert os.read(waiting, 1)
         web.to(two_nodes.a, two_nodes.b, two_nodes.d, two_nodes.e)
         found = call.result(START_PATIENCE)
     finally:
         call.kill()
-        os.close(waiting)
-        os.close(ready)
     if percent == "0":
         assert found.resets == 0
         return
@@ -88,10 +84,8 @@ def test_commands_know_which_endpoints_get_no_new_connections(cluster: Cluster) 
     web = cluster.service()
     web.annotations["ebpfproxy/rebalance"] = "1"
     web.to(cluster.a)
-    waiting, ready = os.pipe()
-    call = cluster.p.start(functools.partial(client, web.v4, ready))
+    call = cluster.p.start_until_ready(functools.partial(client, web.v4))
     try:
-        assert os.read(waiting, 1)
         web.to(cluster.a, cluster.b)
         eventually(lambda: bool(full_endpoints(cluster)), "a full endpoint")
         assert full_endpoints(cluster) == [f"{cluster.a.v4}:{TCP_TARGET}"]
@@ -109,8 +103,6 @@ def test_commands_know_which_endpoints_get_no_new_connections(cluster: Cluster) 
         assert full_endpoints(cluster), "it still lasts"
     finally:
         call.kill()
-        os.close(waiting)
-        os.close(ready)
 
 
 def full_endpoints(cluster: Cluster) -> list[str]:

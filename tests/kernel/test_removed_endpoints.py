@@ -28,8 +28,8 @@ pytestmark = [
 
 CLIENTS = {"pod": "ClusterIP", "node": "ClusterIP", "outside": "NodePort"}
 """By client: the frontend to which it connects."""
-EACH = 8
-"""Connections of each client: enough that each endpoint gets some."""
+LEAST, MOST = 4, 100
+"""Connections of each client: until each endpoint has one, by chance."""
 
 
 def resets(two_nodes: TwoNodes) -> Everywhere:
@@ -46,14 +46,16 @@ class Opened(NamedTuple):
 
 @contextlib.contextmanager
 def connections(two_nodes: TwoNodes, web: Everywhere, family: str) -> Iterator[list[Opened]]:
-    """Some idle connections of each client."""
+    """Some idle connections of each client, to all endpoints."""
     with contextlib.ExitStack() as stack:
-        made = []
+        made: list[Opened] = []
         for client, frontend in CLIENTS.items():
             netns_ = two_nodes.x if client == "outside" else two_nodes.client(client)
-            for _ in range(EACH):
+            reached: list[str] = []
+            while len(reached) < LEAST or (len(set(reached)) < len(web.backends) and len(reached) < MOST):
                 sock = stack.enter_context(connected(netns_, TCP, *web.frontend(frontend, family, TCP)))
-                made.append(Opened(client, name(sock), sock))
+                reached.append(name(sock))
+                made.append(Opened(client, reached[-1], sock))
         yield made
 
 
