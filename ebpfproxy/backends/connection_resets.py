@@ -20,9 +20,9 @@ from ebpfproxy.errors import KernelError, NotFound
 from ebpfproxy.linux.sockets import sockets
 from ebpfproxy.linux.sockets.sockets import DiagSocket
 from ebpfproxy.log import Logger
-from ebpfproxy.plan.connection_owners import TrackedConnection
 from ebpfproxy.plan.open_connections import OpenConnections, requested_resets
 from ebpfproxy.plan.service_plan import NodePlan, PlanKey, ServicePortPlan
+from ebpfproxy.plan.tracked_connection import TrackedConnection
 
 log = Logger(__name__)
 

@@ -14,7 +14,8 @@ from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.devices.filters import classifier
 from ebpfproxy.backends.ebpf.entries import EGRESS, INGRESS
 from ebpfproxy.backends.ebpf.flows.state import Flow
-from ebpfproxy.model.address import Address, Family, family, parse_address
+from ebpfproxy.linux.checksum import internet_checksum
+from ebpfproxy.model.address import Address, Family, family, in_header, parse_address
 
 _INGRESS, _EGRESS = classifier(0, INGRESS), classifier(0, EGRESS)
 _BOTH_DIRECTIONS = {"ingress": "ingress_unmarked", "egress": "egress_unmarked"}
@@ -54,7 +55,7 @@ def frame(ends: Tuple, protocol: int, *, syn: bool = False) -> bytes:
         addresses = ends.source[12:] + ends.destination[12:]
         total = 20 + len(payload)
         plain = struct.pack("!BBHHHBBH", 0x45, 0, total, 1, 0, 64, protocol, 0) + addresses
-        header = plain[:10] + struct.pack("!H", _checksum(plain)) + plain[12:]
+        header = plain[:10] + struct.pack("!H", internet_checksum(plain)) + plain[12:]
         return _ETHERNET + b"\x08\x00" + header + payload
     header = struct.pack("!IHBB", 6 << 28, len(payload), protocol, 64) + ends.source + ends.destination
     return _ETHERNET + b"\x86\xdd" + header + payload
@@ -73,18 +74,8 @@ def _transport(ends: Tuple, protocol: int, flags: int) -> bytes:
     else:
         assert protocol == IPPROTO_UDP
         at, plain = 6, struct.pack("!HHHH", *ports, 8 + len(_PAYLOAD), 0) + _PAYLOAD
-    is_ipv4 = family(ends.source) is Family.IPV4
-    addresses = ends.source[12:] + ends.destination[12:] if is_ipv4 else ends.source + ends.destination
-    pseudo = addresses + struct.pack("!II", len(plain), protocol)
-    return plain[:at] + struct.pack("!H", _checksum(pseudo + plain)) + plain[at + 2 :]
-
-
-def _checksum(raw: bytes) -> int:
-    """Return the checksum of RFC 1071. The number of bytes must be even."""
-    total: int = sum(struct.unpack(f"!{len(raw) // 2}H", raw))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
+    pseudo = in_header(ends.source) + in_header(ends.destination) + struct.pack("!II", len(plain), protocol)
+    return plain[:at] + struct.pack("!H", internet_checksum(pseudo + plain)) + plain[at + 2 :]
 
 
 class Case(NamedTuple):

@@ -168,7 +168,7 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
     )  # fmt: skip
     removed_endpoints_rate: int = option(
         "--removed-endpoints-rate", flag_types.integer(1, 1000000), "100", Group.TRAFFIC,
-        "Connections to removed endpoints that this node resets per second at most (ebpfproxy only).",
+        "Connections that this node resets per second at most, also for --rebalance (ebpfproxy only).",
     )  # fmt: skip
     rebalance: int = option(
         "--rebalance", flag_types.PERCENTAGE, "0", Group.TRAFFIC,

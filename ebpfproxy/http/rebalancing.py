@@ -6,9 +6,10 @@ Only the agent knows them (`ClusterState.full`). Commands that compare the kerne
 import json
 from typing import Any
 
-from ebpfproxy.model.address import Address, Family, Protocol, format_endpoint, parse_address
+from ebpfproxy.model.address import Address, Family, Protocol, format_endpoint, parse_endpoint
 from ebpfproxy.model.cluster import Full
 from ebpfproxy.model.service import ServicePortName
+from ebpfproxy.plan.planned_endpoints import target_of
 
 PATH = "/rebalancing"
 _PORT = slice(16, 18)
@@ -42,13 +43,10 @@ def decode(text: str) -> Full:
 
 def _entry(of: dict[str, Any]) -> tuple[tuple[ServicePortName, Family], frozenset[bytes]]:
     service = ServicePortName(of["namespace"], of["name"], of["port"], Protocol[of["protocol"]])
-    return (service, Family(of["family"])), frozenset(map(_target, of["fullEndpoints"]))
+    return (service, Family(of["family"])), frozenset(
+        target_of(*parse_endpoint(each)) for each in of["fullEndpoints"]
+    )
 
 
 def _shown(target: bytes) -> str:
     return format_endpoint(Address(target[:16]), int.from_bytes(target[_PORT]))
-
-
-def _target(text: str) -> bytes:
-    address, _, port = text.rpartition(":")
-    return parse_address(address.strip("[]")) + int(port).to_bytes(2)

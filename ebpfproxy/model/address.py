@@ -168,3 +168,18 @@ def format_endpoint(address: Address, port: int) -> str:
     """Return ``10.0.0.1:80`` or ``[fd00::1]:80``."""
     text = format_address(address)
     return f"[{text}]:{port}" if ":" in text else f"{text}:{port}"
+
+
+def parse_endpoint(text: str) -> tuple[Address, int]:
+    """Parse what `format_endpoint` returns. Raises ValueError.
+
+    >>> format_endpoint(*parse_endpoint("[fd00::1]:80"))
+    '[fd00::1]:80'
+    """
+    address, _, port = text.rpartition(":")
+    return parse_address(address.strip("[]")), int(port)
+
+
+def in_header(address: Address) -> bytes:
+    """Return the 4 or 16 bytes that an IP header has."""
+    return address[len(V4_PREFIX) :] if family(address) is Family.IPV4 else address

@@ -1,29 +1,16 @@
 """Which Service an open TCP connection belongs to, for Services that request something for theirs."""
 
-import typing
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
-from ebpfproxy.model.address import Address, Network, family, unspecified
+from ebpfproxy.model.address import Network, family, unspecified
 from ebpfproxy.plan.node_ports import NodePortAddresses
 from ebpfproxy.plan.planned_endpoints import target_of
 from ebpfproxy.plan.service_plan import FrontendKind, FrontendPlan, PlanKey, ServicePortPlan
-from ebpfproxy.plan.stale_flows import FrontendAddress
+from ebpfproxy.plan.tracked_connection import FrontendAddress, TrackedConnection
 
 
-class TrackedConnection(typing.Protocol):
-    """An open TCP connection: where the client sends its packets, and which address and port answers."""
-
-    @property
-    def destination(self) -> Address: ...
-    @property
-    def destination_port(self) -> int: ...
-    @property
-    def reply_source(self) -> Address: ...
-    @property
-    def reply_source_port(self) -> int: ...
-
-
-class EndpointOf(typing.NamedTuple):
+class EndpointOf(NamedTuple):
     """An endpoint of a ServicePort. `target`: as in `PlannedEndpoints.targets`."""
 
     service: PlanKey

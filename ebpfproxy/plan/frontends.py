@@ -326,7 +326,7 @@ class _EndpointPlanner:
 def _percent(service: Service, context: PlanContext) -> int:
     """Return how many of the connections may be reset per minute (`plan.rebalancing`), 0 for none.
 
-    A client with session affinity, and weights other than 0, would get the same endpoints again.
+    With session affinity, a client would get the same endpoint again. With weights, equal shares are wrong.
     """
     if context.role is Role.EDGE or service.affinity_timeout or service.balancing.weights:
         return 0

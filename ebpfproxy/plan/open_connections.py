@@ -7,10 +7,11 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from ebpfproxy.model.address import Network, Protocol
-from ebpfproxy.plan.connection_owners import ConnectionOwners, EndpointOf, TrackedConnection
+from ebpfproxy.plan.connection_owners import ConnectionOwners, EndpointOf
 from ebpfproxy.plan.rebalancing import STEP, Rebalancings, Target
 from ebpfproxy.plan.removed_endpoints import RemovedEndpoints
 from ebpfproxy.plan.service_plan import PlanKey, ServicePortPlan
+from ebpfproxy.plan.tracked_connection import TrackedConnection
 
 C = TypeVar("C", bound=TrackedConnection)
 

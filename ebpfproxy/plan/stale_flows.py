@@ -30,7 +30,6 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from ebpfproxy.model.address import (
-    Address,
     Family,
     Network,
     Protocol,
@@ -42,24 +41,14 @@ from ebpfproxy.model.address import (
 from ebpfproxy.plan.endpoints import EndpointAddress
 from ebpfproxy.plan.node_ports import NodePortAddresses
 from ebpfproxy.plan.service_plan import Frontend, PlanKey, ServicePortPlan
-
-FrontendAddress = tuple[Address, int]
-"""Address and port of a frontend. The address of a NodePort is unspecified, as in `Frontend`."""
+from ebpfproxy.plan.tracked_connection import FrontendAddress, TrackedConnection
 
 
-class TrackedFlow(typing.Protocol):
-    """A conntrack entry: where the client sends its packets, and which address and port answers."""
+class TrackedFlow(TrackedConnection, typing.Protocol):
+    """A conntrack entry."""
 
     @property
     def protocol(self) -> int: ...
-    @property
-    def destination(self) -> Address: ...
-    @property
-    def destination_port(self) -> int: ...
-    @property
-    def reply_source(self) -> Address: ...
-    @property
-    def reply_source_port(self) -> int: ...
     @property
     def is_dnated(self) -> bool: ...
     @property

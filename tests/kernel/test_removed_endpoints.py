@@ -29,7 +29,7 @@ pytestmark = [
 CLIENTS = {"pod": "ClusterIP", "node": "ClusterIP", "outside": "NodePort"}
 """By client: the frontend to which it connects."""
 LEAST, MOST = 4, 100
-"""Connections of each client: until each endpoint has one, by chance."""
+"""Each client opens at least LEAST connections, and up to MOST until each endpoint has one."""
 
 
 def resets(two_nodes: TwoNodes) -> Everywhere:

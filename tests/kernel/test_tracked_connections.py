@@ -15,6 +15,7 @@ from ebpfproxy.linux.netlink import conntrack
 from ebpfproxy.linux.netns import namespaces
 from ebpfproxy.linux.netns.netns import path
 from ebpfproxy.model.address import Family
+from tests.kernel.cluster import eventually
 from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, TCP, Testbed, end_all_flows
 
 pytestmark = pytest.mark.kernel
@@ -104,4 +105,7 @@ def test_the_state_of_a_connection_is_read(testbed: Testbed) -> None:
         assert [each.tcp_state for each in testbed.flows(TCP)] == [conntrack.TCP_CONNTRACK_ESTABLISHED]
         server.shutdown(socket.SHUT_WR)
         assert client.recv(1) == b""
-        assert {each.tcp_state for each in testbed.flows(TCP)} <= {4, conntrack.TCP_CONNTRACK_CLOSE_WAIT}
+        eventually(
+            lambda: [each.tcp_state for each in testbed.flows(TCP)] == [conntrack.TCP_CONNTRACK_CLOSE_WAIT],
+            "the acknowledgment of the end passes",
+        )

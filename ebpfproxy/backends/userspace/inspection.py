@@ -26,7 +26,7 @@ from ebpfproxy.backends.userspace.relays import common_entries, entries_of
 from ebpfproxy.backends.userspace.rendering import render
 from ebpfproxy.errors import NotFound
 from ebpfproxy.model import connection as model
-from ebpfproxy.model.address import Family, family, format_address, format_endpoint, parse_address
+from ebpfproxy.model.address import Family, family, format_address, format_endpoint, parse_endpoint
 from ebpfproxy.model.connection import Translation
 from ebpfproxy.plan.planned_endpoints import PlannedEndpoints
 from ebpfproxy.plan.service_plan import NodePlan, PlanContext, ServicePortPlan
@@ -95,8 +95,7 @@ def _endpoint_of(connection: model.Connection) -> tuple[Translation | None, bool
     found = _ask_all(Find(connection.protocol.name, client, frontend))
     answers = [each for each in found if isinstance(each, Connections)]
     for each in (each for answer in answers for each in answer.connections):
-        host, _, port = each.endpoint.rpartition(":")
-        return Translation((parse_address(host.strip("[]")), int(port))), False
+        return Translation(parse_endpoint(each.endpoint)), False
     return None, any(answer.dialing for answer in answers)
 
 

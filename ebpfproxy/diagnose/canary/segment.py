@@ -3,7 +3,8 @@
 import struct
 from typing import NamedTuple
 
-from ebpfproxy.model.address import V4_PREFIX, Address, Family, Protocol, family
+from ebpfproxy.linux.checksum import internet_checksum
+from ebpfproxy.model.address import V4_PREFIX, Address, Family, Protocol, family, in_header
 
 SYN, RST, ACK = 2, 4, 16
 
@@ -49,8 +50,8 @@ def frame(
         layout, fields, at = _TCP, [*ports, sequence, acknowledged, 5 << 4, flags, _WINDOW, 0, 0], 7
     else:
         layout, fields, at = _UDP, [*ports, _UDP.size, 0], 3
-    pseudo = _raw(of.client) + _raw(of.server) + struct.pack(">HH", of.protocol, layout.size)
-    fields[at] = _checksum(pseudo + layout.pack(*fields)) or 0xFFFF
+    pseudo = in_header(of.client) + in_header(of.server) + struct.pack(">HH", of.protocol, layout.size)
+    fields[at] = internet_checksum(pseudo + layout.pack(*fields)) or 0xFFFF
     return (
         hardware
         + _ETHERNET_SOURCE
@@ -91,21 +92,8 @@ def answer(packet: bytes, of: Conversation) -> Answer | None:
 
 
 def _ip_header(of: Conversation, version: Family, size: int) -> bytes:
-    ends = _raw(of.client) + _raw(of.server)
+    ends = in_header(of.client) + in_header(of.server)
     if version is Family.IPV6:
         return struct.pack(">IHBB", 6 << 28, size, of.protocol, _TTL) + ends
     head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + size, 0, 0x4000, _TTL, of.protocol, 0)
-    return head[:10] + _checksum(head + ends).to_bytes(2) + ends
-
-
-def _raw(address: Address) -> bytes:
-    return address[len(V4_PREFIX) :] if family(address) is Family.IPV4 else address
-
-
-def _checksum(data: bytes) -> int:
-    """The Internet checksum (RFC 1071)."""
-    data += bytes(len(data) % 2)
-    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
+    return head[:10] + internet_checksum(head + ends).to_bytes(2) + ends

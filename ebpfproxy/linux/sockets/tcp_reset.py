@@ -9,7 +9,8 @@ import struct
 from typing import NamedTuple
 
 from ebpfproxy.errors import KernelError, Rejected, Unsupported
-from ebpfproxy.model.address import V4_PREFIX, Address, Family, family, format_endpoint
+from ebpfproxy.linux.checksum import internet_checksum
+from ebpfproxy.model.address import Address, Family, family, format_address, format_endpoint, in_header
 
 _IPV6_HDRINCL = 36
 _IP_TRANSPARENT, _IPV6_TRANSPARENT = 19, 75
@@ -49,41 +50,24 @@ def send(reset: Reset) -> None:
             else:
                 raw.setsockopt(socket.IPPROTO_IPV6, _IPV6_HDRINCL, 1)
                 raw.setsockopt(socket.IPPROTO_IPV6, _IPV6_TRANSPARENT, 1)
-            raw.bind((_text(reset.source), 0))  # so that rules for this source select the route
-            raw.sendto(packet(reset), (_text(reset.destination), 0))
+            raw.bind((format_address(reset.source), 0))  # so that rules for this source select the route
+            raw.sendto(packet(reset), (format_address(reset.destination), 0))
     except OSError as error:
         raise _error(reset, error) from error
 
 
 def packet(reset: Reset) -> bytes:
     """Return the packet with its IP header."""
-    source, destination = _packed(reset.source), _packed(reset.destination)
+    source, destination = in_header(reset.source), in_header(reset.destination)
     fields = reset.source_port, reset.destination_port, reset.sequence, reset.acknowledged
     segment = _TCP.pack(*fields, 5 << 4, _RST_ACK, 0, 0, 0)
     pseudo = source + destination + struct.pack("!II", len(segment), socket.IPPROTO_TCP)
-    segment = _TCP.pack(*fields, 5 << 4, _RST_ACK, 0, _checksum(pseudo + segment), 0)
+    segment = _TCP.pack(*fields, 5 << 4, _RST_ACK, 0, internet_checksum(pseudo + segment), 0)
     if len(source) == len(destination) == 4:
         length = _V4.size + len(segment)
         # The kernel sets the id and the checksum of the IP header (raw(7)).
         return _V4.pack(0x45, 0, length, 0, 0, _TTL, socket.IPPROTO_TCP, 0, source, destination) + segment
     return _V6.pack(6 << 28, len(segment), socket.IPPROTO_TCP, _TTL, source, destination) + segment
-
-
-def _packed(address: Address) -> bytes:
-    return address[len(V4_PREFIX) :] if family(address) is Family.IPV4 else address
-
-
-def _text(address: Address) -> str:
-    packed = _packed(address)
-    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
-
-
-def _checksum(data: bytes) -> int:
-    """The checksum of RFC 1071. `data` has an even length."""
-    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return 0xFFFF - total
 
 
 def _error(reset: Reset, error: OSError) -> KernelError:

@@ -7,7 +7,15 @@ from typing import Any
 
 from ebpfproxy.backends.ebpf import abi
 from ebpfproxy.backends.ebpf.services.source_ranges import SERVICE_ID_BITS
-from ebpfproxy.model.address import Address, Family, Protocol, parse_address, parse_network, unspecified
+from ebpfproxy.model.address import (
+    Address,
+    Family,
+    Protocol,
+    parse_address,
+    parse_endpoint,
+    parse_network,
+    unspecified,
+)
 
 Row = Mapping[str, Any]
 
@@ -65,8 +73,8 @@ def _flow(row: Row) -> bytes:
 
 def _end(text: str) -> tuple[Address, int]:
     """The address, and the port in network order, of "10.0.0.1:80" or "[fd00::1]:80"."""
-    host, _, port = text.rpartition(":")
-    return parse_address(host.strip("[]")), socket.htons(int(port))
+    address, port = parse_endpoint(text)
+    return address, socket.htons(port)
 
 
 def _network(row: Row) -> bytes:
