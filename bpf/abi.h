@@ -239,6 +239,7 @@ enum network_flag {
 	NETWORK_NODE_PORTS = 2, /* NodePorts are served at addresses of this network */
 	NETWORK_OF_NODE = 4,	/* an address of the Node object: every endpoint can reply to it */
 	NETWORK_FOREIGN = 8,	/* its addresses may be those of other machines */
+	NETWORK_SERVICE_CIDR = 16, /* connections to addresses that no Service has are rejected */
 };
 
 /* Key of `source_ranges`. `length` is the number of bits that must match in the fields after it,
@@ -321,6 +322,13 @@ struct node {
 	__u32 icmp_burst;     /* maximum burst of ICMP errors */
 	__u32 tunnel_device;  /* ifindex of the Geneve device; 0: no direct server return */
 	__u32 tunnel_mtu;     /* the largest IP packet that fits in an unfragmented tunneled one */
+	/* A network that contains all ServiceCIDRs of a family: its address, and a mask of its
+	 * first bits, for IPv6 of the first 64. Without a ServiceCIDR, no address matches.
+	 */
+	__be32 service_cidrs4;
+	__be32 service_mask4;
+	__u64 service_cidrs6; /* in network byte order */
+	__u64 service_mask6;
 };
 
 /* The only entry of `icmp_budget`. */
@@ -589,8 +597,9 @@ enum counter {
 	COUNTER_TUNNEL_NO_DEVICE = 30,
 	/* A packet that does not fit in a tunneled one: the client gets an ICMP error */
 	COUNTER_TUNNEL_TOO_BIG = 31,
-	COUNTER_XDP_FORWARDED = 32, /* packets that the XDP program forwarded */
-	COUNTERS = 33,
+	COUNTER_XDP_FORWARDED = 32,	/* packets that the XDP program forwarded */
+	COUNTER_CLUSTER_IP_UNUSED = 33, /* no Service has this ClusterIP and port: rejected */
+	COUNTERS = 34,
 };
 
 enum event_kind {

@@ -265,6 +265,24 @@ static __always_inline bool is_bound_to_frontend(struct __sk_buff *skb, struct f
 	return endpoint && !(endpoint->flags & ENDPOINT_ON_NODE);
 }
 
+/* Whether the first packet of a client leaves the node for a ClusterIP and port that no Service
+ * has. Here and not at ingress, since another proxy of this node may have translated it by now.
+ * `from_node`: this node has sent it. Otherwise this node's stack must have routed it, unlike
+ * frames that a bridge forwards, or those of a macvlan guest, which may be for a host with this
+ * address in another network. So may those to a pod.
+ */
+static __always_inline bool is_to_unused_cluster_ip(struct __sk_buff *skb,
+						    const struct flow_key *tuple, bool from_node,
+						    struct service_key *frontend)
+{
+	if (!from_node && (!skb->ingress_ifindex || skb->pkt_type != PACKET_HOST))
+		return false;
+	if (!(network_flags(&tuple->destination) & NETWORK_SERVICE_CIDR) || class_of(skb) == POD)
+		return false;
+	frontend_of_tuple(frontend, tuple);
+	return !services.lookup(frontend);
+}
+
 /* Classifies a first packet that belongs to no flow. A host-originated packet can open a flow to a
  * Service. A packet that collides with a flow, or whose source is a frontend address, opens a
  * direct flow.
@@ -298,7 +316,15 @@ admit_first_packet(struct __sk_buff *skb, struct packet *packet, struct flow_vie
 	if (admission == REJECTED && network_flags(&packet->tuple.destination) & NETWORK_LOCAL)
 		return NO_FLOW;
 	if (admission == NO_FLOW && skb->ingress_ifindex)
-		return admit_bypassing_packet(skb, packet, view, work);
+		admission = admit_bypassing_packet(skb, packet, view, work);
+	if (admission == NO_FLOW &&
+	    is_to_unused_cluster_ip(skb, &packet->tuple, from_node, &work->frontend)) {
+		view->happening.service_id = 0;
+		view->happening.flags = 0;
+		view->key = packet->tuple;
+		happened(&view->happening, EVENT_REJECTED, COUNTER_CLUSTER_IP_UNUSED);
+		return REJECTED;
+	}
 	return admission;
 }
 

@@ -126,7 +126,7 @@ static __always_inline void packet_event(const struct flow_view *view)
 	const struct flow_key *client = &view->key;
 	struct event *event;
 
-	if (!what->kind || !what->service_id)
+	if (!what->kind || (!what->service_id && what->reason != COUNTER_CLUSTER_IP_UNUSED))
 		return;
 	event = event_begin(what);
 	if (!event)

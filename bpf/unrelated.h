@@ -12,6 +12,8 @@
 #define IPV4_PROTOCOL 9
 #define IPV4_FRAGMENT 6
 #define IPV6_NEXT     6
+#define IPV4_TO	      16
+#define IPV6_TO	      24
 #define TCP_FLAGS     13
 
 struct ports {
@@ -60,6 +62,21 @@ static __always_inline bool ports_of(struct __sk_buff *skb, u32 l3, struct ports
 	       *ip >> 4 == 6 && ports_read(ip, end, IPV6_HEADER, ip[IPV6_NEXT], ports);
 }
 
+/* Whether the destination of a packet may be in a ServiceCIDR. `l3` is a constant. */
+static __always_inline bool may_be_cluster_ip(struct __sk_buff *skb, u32 l3,
+					      const struct node *settings)
+{
+	const u8 *ip = (void *)(long)skb->data + l3;
+	const void *end = (void *)(long)skb->data_end;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return (void *)ip + IPV4_HEADER <= end &&
+		       (*(const __be32 *)(ip + IPV4_TO) & settings->service_mask4) ==
+			   settings->service_cidrs4;
+	return (void *)ip + IPV6_HEADER <= end &&
+	       (*(const u64 *)(ip + IPV6_TO) & settings->service_mask6) == settings->service_cidrs6;
+}
+
 /* Whether a packet at the side `side` (enum side) certainly belongs to no flow and opens none. It
  * then passes unchanged. `l3` is a constant.
  */
@@ -90,6 +107,8 @@ static __always_inline bool is_unrelated(struct __sk_buff *skb, u32 l3, u8 side)
 	 */
 	if ((side == AT_EGRESS && !skb->ingress_ifindex) ||
 	    (protocol == IPPROTO_UDP && settings->flags & NODE_STALE_SOCKETS))
+		return false;
+	if (side == AT_EGRESS && may_be_cluster_ip(skb, l3, settings))
 		return false;
 	return !port_is_served(protocol, ports.destination, 0) &&
 	       !port_is_served(protocol, ports.destination, NODE_PORT_LINES);

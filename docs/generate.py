@@ -8,7 +8,7 @@ import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ebpfproxy.backends.behavior import BEHAVIOR, Behavior
+from ebpfproxy.backends.behavior import BEHAVIOR, Behavior, Unused
 from ebpfproxy.backends.selection import MODES
 from ebpfproxy.config.option import Group, Option, declared_by
 from ebpfproxy.config.settings import Config
@@ -157,13 +157,13 @@ _DIFFERENCES: dict[str, Callable[[Behavior], str]] = {
         "both" if of.loopback == frozenset(Family) else "127.0.0.1" if of.loopback else "neither"
     ),
     "another port of a ClusterIP": lambda of: (
-        "rejected" if of.rejects_unused_ports or of.has_addresses else "forwarded by routes"
+        "rejected" if of.has_addresses or of.unused_cluster_ips is not Unused.ROUTED else Unused.ROUTED.value
     ),
     "another port of an external or load balancer IP": lambda of: (
         "rejected" if of.has_addresses else "forwarded by routes"
     ),
     "ClusterIP that no Service has": lambda of: (
-        "dropped" if of.rejects_unused_ports else "forwarded by routes"
+        "dropped" if of.unused_cluster_ips is Unused.PORTS_REJECTED else of.unused_cluster_ips.value
     ),
     "host process to an external or load balancer IP without endpoints": lambda of: (
         "rejected" if of.rejects_external_of_node else "forwarded by routes"

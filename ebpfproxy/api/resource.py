@@ -118,8 +118,8 @@ def peer_nodes() -> Resource:
 def service_cidrs() -> Resource:
     """The networks of ClusterIPs (KEP-1880), since Kubernetes 1.33."""
     hint = (
-        "in mode nftables, packets to addresses that no Service has are not dropped; this needs Kubernetes "
-        "1.33, and list and watch for servicecidrs in the ClusterRole"
+        "connections to ClusterIPs that no Service has are not rejected (mode ebpf) or dropped (mode "
+        "nftables); this needs Kubernetes 1.33, and list and watch for servicecidrs in the ClusterRole"
     )
     path = "/apis/networking.k8s.io/v1/servicecidrs"
     return Resource(

@@ -23,6 +23,18 @@ class NodePortInstead(enum.Enum):
     IF_NOTHING_LISTENS = "if no policy excludes the endpoints of the external address"
 
 
+class Unused(enum.Enum):
+    """What happens to connections to a port of a ClusterIP that its Service does not have, and to addresses
+    of a ServiceCIDR that no Service has, unless the node has the addresses (`has_addresses`).
+    """
+
+    ROUTED = "forwarded by routes"
+    PORTS_REJECTED = "ports rejected, addresses dropped"
+    """As in kube-proxy's mode nftables (KEP-3866)."""
+    REJECTED = "rejected"
+    """Only in a ServiceCIDR that the agent knows, and that is not in a network of the node or its devices."""
+
+
 class Behavior(NamedTuple):
     """What clients of one mode see."""
 
@@ -49,9 +61,7 @@ class Behavior(NamedTuple):
     """The families in which the node reaches NodePorts at loopback addresses. route_localnet exists only for
     IPv4, and kube-proxy's nftables mode does not use it (KEP-3866)."""
 
-    rejects_unused_ports: bool
-    """Unused ports of a ClusterIP are rejected, and packets to ClusterIPs that no Service has are dropped, as
-    in kube-proxy's nftables mode (KEP-3866)."""
+    unused_cluster_ips: Unused
 
     rejects_external_of_node: bool
     """The node's own packets to an external or load balancer IP without endpoints are rejected. In mode
@@ -107,7 +117,7 @@ _NFTABLES = Behavior(
     has_addresses=False,
     masquerades_here=True,
     loopback=frozenset(),
-    rejects_unused_ports=True,
+    unused_cluster_ips=Unused.PORTS_REJECTED,
     rejects_external_of_node=True,
     rejects_node_ports_everywhere=False,
     ranges_need_endpoints=False,
@@ -126,7 +136,7 @@ BEHAVIOR = {
         by_packet=False,
         masquerades_here=False,
         loopback=frozenset(Family),
-        rejects_unused_ports=False,
+        unused_cluster_ips=Unused.REJECTED,
         node_port_instead=NodePortInstead.NEVER,
         flows_end_later=False,
         leaves_terminating=True,
@@ -135,7 +145,7 @@ BEHAVIOR = {
     "nftables": _NFTABLES,
     "iptables": _NFTABLES._replace(
         loopback=frozenset({Family.IPV4}),
-        rejects_unused_ports=False,
+        unused_cluster_ips=Unused.ROUTED,
         rejects_external_of_node=False,
         rejects_node_ports_everywhere=True,
         ranges_need_endpoints=True,
@@ -144,7 +154,7 @@ BEHAVIOR = {
     # A removed UDP real server is deleted with its flows.
     "ipvs": _NFTABLES._replace(
         has_addresses=True,
-        rejects_unused_ports=False,
+        unused_cluster_ips=Unused.ROUTED,
         node_port_instead=NodePortInstead.NEVER,
         leaves_terminating=True,
         at_output=True,
@@ -159,7 +169,7 @@ BEHAVIOR = {
         by_relay=True,
         has_addresses=True,
         loopback=frozenset(Family),
-        rejects_unused_ports=False,
+        unused_cluster_ips=Unused.ROUTED,
         ranges_need_endpoints=True,
         node_port_instead=NodePortInstead.IF_NOTHING_LISTENS,
         flows_end_later=False,

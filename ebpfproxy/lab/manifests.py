@@ -112,6 +112,15 @@ def node(
     }
 
 
+def service_cidr(name: str, cidrs: Sequence[str]) -> Object:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "ServiceCIDR",
+        "metadata": {"name": name},
+        "spec": {"cidrs": list(cidrs)},
+    }
+
+
 def pod(name: str, node: str, addresses: Sequence[str], ports: Sequence[Object]) -> Object:
     """Return a running Pod with one container; `ports` are its containerPorts."""
     status: Object = {"phase": "Running", "podIPs": [{"ip": address} for address in addresses]}

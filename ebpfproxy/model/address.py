@@ -8,6 +8,7 @@ again.
 import enum
 import re
 import socket
+from collections.abc import Iterable
 from typing import NamedTuple, NewType
 
 Address = NewType("Address", bytes)
@@ -113,6 +114,20 @@ def network(address: Address, length: int) -> Network:
     """Return the network of `length` bits (of 128) that contains `address`."""
     bits = int.from_bytes(address) >> (128 - length) << (128 - length)
     return Network(Address(bits.to_bytes(16)), length)
+
+
+def common_network(networks: Iterable[Network]) -> Network:
+    """Return the smallest network that contains all of `networks`, which are not empty.
+
+    >>> format_network(common_network(map(parse_network, ["10.96.0.0/16", "10.98.0.0/16"])))
+    '10.96.0.0/14'
+    """
+    first, *others = networks
+    length = first.length
+    for each in others:
+        differing = int.from_bytes(first.address) ^ int.from_bytes(each.address)
+        length = min(length, each.length, 128 - differing.bit_length())
+    return network(first.address, length)
 
 
 def contains(net: Network, address: Address) -> bool:

@@ -36,6 +36,8 @@ START_PATIENCE = 600.0  # in a slow VM, several agents may compile and verify pr
 _LAST = "last"
 """Name of the file that is written after each other file."""
 SERVICE_NETWORKS = ("10.96.0.0/12", "fd00:10:96::/48")
+SERVICE_CIDRS = ("10.96.0.0/15", "fd00:10:96::/112")
+"""The networks of ClusterIPs. External and load balancer IPs are in the rest of SERVICE_NETWORKS."""
 
 
 class PodEndpoint(NamedTuple):
@@ -267,11 +269,13 @@ class Cluster:
     # Services
 
     def write_node(self, **labels: str) -> None:
-        """Write this node's Node object with its addresses and zone."""
+        """Write this node's Node object with its addresses and zone, and the ServiceCIDR."""
         known = {"topology.kubernetes.io/zone": ZONE} | labels
         addresses = [self.node.v4, self.node.v6]
         manifests.write(
-            self.folder / "node.yaml", manifests.node(self.lab.node_name, addresses, labels=known)
+            self.folder / "node.yaml",
+            manifests.node(self.lab.node_name, addresses, labels=known),
+            manifests.service_cidr("kubernetes", SERVICE_CIDRS),
         )
 
     def service(self, node_port: bool = False, **spec: Any) -> Exposed:

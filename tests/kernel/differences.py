@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable
 
-from ebpfproxy.backends.behavior import BEHAVIOR, Behavior
+from ebpfproxy.backends.behavior import BEHAVIOR, Behavior, Unused
 from ebpfproxy.model.address import Family, Protocol
 from tests.kernel.clients import DENIED, REFUSED, SILENT
 from tests.kernel.cluster import eventually
@@ -22,7 +22,12 @@ class Differences(Behavior):
     @property
     def other_port(self) -> str:
         """The outcome at another port of a ClusterIP."""
-        return REFUSED if self.has_addresses or self.rejects_unused_ports else SILENT
+        return REFUSED if self.has_addresses or self.unused_cluster_ips is not Unused.ROUTED else SILENT
+
+    @property
+    def without_service(self) -> str:
+        """The outcome at an address of a ServiceCIDR that no Service has."""
+        return REFUSED if self.unused_cluster_ips is Unused.REJECTED else SILENT
 
     @property
     def own_external(self) -> str:

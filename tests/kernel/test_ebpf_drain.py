@@ -54,8 +54,8 @@ def await_end(pair: TwoNodes) -> None:
     """Drain until nothing is left, with timeouts of 0 for closed connections and UDP flows."""
     for path in pair.lab.bpffs.glob("programs-*/maps/node"):
         with contextlib.closing(Map.pinned(path)) as node:
-            *first, _, _, _, _, rate, burst, _, _ = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
-            node.update(bytes(4), abi.NODE.pack(*first, 0, 0, 0, 0, rate, burst, 0, 0))
+            *first, _, _, _, _, rate, burst, _, _, _, _, _, _ = abi.NODE.unpack(node.lookup(bytes(4)) or b"")
+            node.update(bytes(4), abi.NODE.pack(*first, 0, 0, 0, 0, rate, burst, *[0] * 6))
     eventually(lambda: not step(pair)[1], "everything is removed")
 
 

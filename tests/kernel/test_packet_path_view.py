@@ -92,7 +92,7 @@ def test_a_flow_is_one_row_for_both_entries(maps: Maps, view: View) -> None:
 
 
 def test_the_timeouts_shown_are_those_that_the_programs_use(maps: Maps, view: View) -> None:
-    maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 400, 1, 2, 3, 4, 5, 1000, 50, 0, 0))
+    maps["node"].update(_U32.pack(0), abi.NODE.pack(0, 0, 0, 400, 1, 2, 3, 4, 5, 1000, 50, *[0] * 6))
     write(maps, a_flow(1, last_seen=ago(100)), a_flow(2, IPPROTO_UDP, 0, ago(100)))
     tcp, udp = sorted(view.conntrack(), key=lambda row: row.protocol)
     assert tcp.left == pytest.approx(300, abs=5)
@@ -353,7 +353,7 @@ def test_a_saved_dump_shows_what_the_maps_show(
     path.write_text(dump(made, "all", "-o", "json").output)
     saved = SavedView(path)
     assert saved.ranges() == [("default/web:http", "203.0.113.0/24", SERVICE, "")]
-    assert ("127.0.0.0/8", True, True) in saved.networks()
+    assert ("127.0.0.0/8", True, True, False) in saved.networks()
     for section in (each for each in SECTIONS if each != "conntrack"):  # it has ages
         assert SECTIONS[section].rows(saved) == list(SECTIONS[section].rows(view))
     shown = dump(made, "nat").output

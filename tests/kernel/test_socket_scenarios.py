@@ -195,7 +195,7 @@ def a_cluster_ip_is_changed(at: Stage) -> Steps:
     web = at.service(at.cluster.a)
     yield at.cluster_ip(web, "a")
     previous, web.v4 = web.v4, "10.96.202.1"
-    yield *at.cluster_ip(web, "a"), at.row(at.cluster.p, TCP, previous, 80, SILENT)
+    yield *at.cluster_ip(web, "a"), at.row(at.cluster.p, TCP, previous, 80, at.differences.without_service)
 
 
 @scenario
@@ -203,7 +203,8 @@ def a_service_is_deleted_and_another_one_gets_its_cluster_ip(at: Stage) -> Steps
     web = at.service(at.cluster.a, node_port=True)
     yield at.cluster_ip(web, "a")
     at.remove(web)
-    silent = [at.row(at.cluster.p, TCP, each, 80, SILENT) for each in (web.v4, web.v6)]
+    gone = at.differences.without_service
+    silent = [at.row(at.cluster.p, TCP, each, 80, gone) for each in (web.v4, web.v6)]
     yield *silent, at.row(at.cluster.p, TCP, at.cluster.node.v4, web.node_port, REFUSED)
     latter = at.service(at.cluster.b)
     latter.v4, latter.v6 = web.v4, web.v6

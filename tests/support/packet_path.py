@@ -33,6 +33,7 @@ from ebpfproxy.backends.ebpf.flows.state import FlowTimeouts
 from ebpfproxy.backends.ebpf.flows.sweep import FlowMaps, FlowSweep, Swept
 from ebpfproxy.backends.ebpf.hooks import TAIL_CALLS
 from ebpfproxy.backends.ebpf.maps import COMPILED_SIZES, Maps, MapSizes
+from ebpfproxy.backends.ebpf.services.service_cidrs import bounds
 from ebpfproxy.backends.ebpf.services.table import ServiceTable
 from ebpfproxy.linux.bpf import compiler, tc
 from ebpfproxy.linux.bpf.bpf import Program
@@ -229,8 +230,18 @@ class PacketPath:
             icmp_rate,
             tunnel_device,
             tunnel_mtu,
+            *bounds(()),
         )
         self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*values))
+
+    def set_service_cidrs(self, *networks: str) -> None:
+        """After `set_node`."""
+        parsed = list(map(parse_network, networks))
+        for net in parsed:
+            key = abi.NETWORK_KEY.pack(net.length, net.address)
+            self.maps["local_networks"].update(key, _U32.pack(abi.NETWORK_SERVICE_CIDR))
+        *others, _, _, _, _ = abi.NODE.unpack(self.maps["node"].lookup(_U32.pack(0)) or b"")
+        self.maps["node"].update(_U32.pack(0), abi.NODE.pack(*others, *bounds(parsed)))
 
     def set_device(
         self,

@@ -226,7 +226,7 @@ class EbpfBackend(Backend[Key, Entry]):
 
     def _open_rest(self, opened: contextlib.ExitStack) -> None:
         cookie = netns_cookie.own(self._settings.cgroup_root)
-        self._node = NodeEntry(self._maps["node"], self._settings, cookie)
+        self._node = NodeEntry(self._maps["node"], self._settings, cookie, self._maps["local_networks"])
         self._node.write()
         pins = self._programs.maps
         proc_root, destroy = self._settings.proc_root, self._settings.destroy_stale_sockets
@@ -318,8 +318,9 @@ class EbpfBackend(Backend[Key, Entry]):
         packet is translated.
 
         Services are put and dropped together, since a put may reuse a frontend or the room of a dropped
-        service. Hooks, devices and networks are dropped last, in this order, when their replacements are in
-        force. Routes need the programs: they are put after the devices, and dropped before them.
+        service. The programs reject unused ClusterIPs only after that. Hooks, devices and networks are
+        dropped last, in this order, when their replacements are in force. Routes need the programs: they are
+        put after the devices, and dropped before them.
         """
         with self._converted():
             return self._apply_all(delta)
@@ -392,6 +393,8 @@ class EbpfBackend(Backend[Key, Entry]):
                 self._maps["pod_namespaces"].delete(_U64.pack(*key))
             elif isinstance(key, SourceKey):
                 self._maps[source_addresses.MAP].delete(source_addresses.pack(key))
+        if any(isinstance(key, Network) for key in (*delta.puts, *delta.drops)):
+            self._node.note_service_cidrs()
         self._settle(rejected, attached)
         if any(isinstance(key, DeviceKey) for key in (*delta.puts, *delta.drops)):
             self._xdp.sync(self._devices.written())

@@ -6,7 +6,8 @@ The first step ends the translation of new connections. The order ensures that i
 1. The hooks that redirect sockets, or reject the bind() of a NodePort, are detached.
 2. All bits of `service_ports` are cleared, in memory. The programs look there first (service_find() of
    bpf/service.h). From then on they find no frontend, so they neither select an endpoint nor reject packets.
-3. `frontend_addresses` (replies to pings), `services` and `affinity` are emptied.
+3. The ServiceCIDRs are deleted, since the other backend decides on unused ClusterIPs.
+4. `frontend_addresses` (replies to pings), `services` and `affinity` are emptied.
 
 Known flows continue. The programs need the maps of flows, `devices`, `node` and `local_networks` for them.
 These maps stay, as do the attachments to devices and the reinjection veth pair. A TCP connection ends once
@@ -42,6 +43,7 @@ from ebpfproxy.backends.ebpf.hooks import SOCKET_HOOKS
 from ebpfproxy.backends.ebpf.inspect.flow_view import read_timeouts
 from ebpfproxy.backends.ebpf.maps import Maps
 from ebpfproxy.backends.ebpf.pins import Pins
+from ebpfproxy.backends.ebpf.services import service_cidrs
 from ebpfproxy.errors import AbiMismatch, KernelError, NotFound
 from ebpfproxy.linux.bpf.bpf import Map
 from ebpfproxy.linux.netlink import conntrack
@@ -118,6 +120,7 @@ class Drain:
         for maps in opened:
             with contextlib.closing(maps["service_ports"].mapped()) as bits:
                 bits[:] = bytes(len(bits))
+            service_cidrs.delete(maps["local_networks"])
             emptied = {name: _empty(maps[name]) for name in ("frontend_addresses", "services", "affinity")}
             if emptied["services"]:
                 removed.append(f"{emptied['services']} frontends")

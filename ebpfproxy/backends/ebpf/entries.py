@@ -16,6 +16,7 @@ from ebpfproxy.model.address import (
     Family,
     Network,
     Protocol,
+    contains,
     format_network,
     network,
     unspecified,
@@ -318,4 +319,9 @@ def _networks(node: NodePlan) -> dict[Key, Entry]:
             flags |= abi.NETWORK_OF_NODE
         found[net] = flags
     found.update(dict.fromkeys(node.foreign_networks - found.keys(), abi.NETWORK_FOREIGN))
+    # In a network of the node or its devices, an address that no Service has may be a machine's.
+    wider = [net for net in found if isinstance(net, Network)]
+    for cidr in node.service_cidrs:
+        if not any(net.length <= cidr.length and contains(net, cidr.address) for net in wider):
+            found[cidr] = abi.NETWORK_SERVICE_CIDR
     return found

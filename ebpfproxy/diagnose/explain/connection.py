@@ -101,6 +101,8 @@ def _verdict_without_frontend(
         (node_port,) = missing.nearest
         if not node_port.plan.usable(node_port.frontend.outside.scope):
             return _without_endpoints(node_port)
+    if missing.why is Reason.UNALLOCATED_CLUSTER_IP and is_ebpf(situation):
+        return Verdict.REJECTED, Reason.REJECTED_UNALLOCATED
     if missing.why in _MISSING_VERDICTS:
         return _MISSING_VERDICTS[missing.why]
     if situation.is_local(destination.address):

@@ -1,6 +1,7 @@
 """Echo requests (ping) to a frontend address. They have no port, so they reach no endpoint."""
 
-from ebpfproxy.diagnose.explain.lookup import drops_unallocated
+from ebpfproxy.backends.behavior import Unused
+from ebpfproxy.diagnose.explain.lookup import is_unallocated
 from ebpfproxy.diagnose.explain.origin import Origin, classify
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
@@ -30,7 +31,8 @@ def _verdict(
     if situation.is_local(destination.address) or (situation.behavior.has_addresses and of_address):
         return Verdict.ANSWERED, Reason.ECHO_ANSWERED
     if not of_address:
-        if drops_unallocated(situation, destination.address):
+        drops = situation.behavior.unused_cluster_ips is Unused.PORTS_REJECTED
+        if drops and is_unallocated(situation, destination.address):
             return Verdict.DROPPED, Reason.DROPPED_UNALLOCATED
         return Verdict.ROUTED, Reason.ROUTED
     kinds = {each.frontend.kind for each in of_address}
@@ -42,7 +44,7 @@ def _verdict(
         if any(_is_answered(each, is_inside) for each in of_address):
             return Verdict.ANSWERED, Reason.ECHO_ANSWERED
         return Verdict.DROPPED, Reason.ECHO_NOT_ANSWERED
-    if situation.behavior.rejects_unused_ports and FrontendKind.CLUSTER_IP in kinds:
+    if situation.behavior.unused_cluster_ips is Unused.PORTS_REJECTED and FrontendKind.CLUSTER_IP in kinds:
         return Verdict.REJECTED, Reason.ECHO_NOT_ANSWERED
     return Verdict.ROUTED, Reason.ROUTED
 

@@ -68,8 +68,11 @@ def situation_of(view: DumpView, node_name: str) -> Situation:
             local,
             frozenset(parse_network(row.network) for row in networks if row.node_ports),
             tuple(map(_device, device_rows)),
+            service_cidrs=frozenset(parse_network(row.network) for row in networks if row.service_cidr),
             foreign_networks=frozenset(
-                parse_network(row.network) for row in networks if not row.local and not row.node_ports
+                parse_network(row.network)
+                for row in networks
+                if not (row.local or row.node_ports or row.service_cidr)
             ),
         ),
         plans,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ebpfproxy.backends.behavior import Unused
 from ebpfproxy.diagnose.explain.origin import EBPF, Origin
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination
@@ -111,7 +112,7 @@ def _missing(
     if of_address:
         kinds = {each.frontend.kind for each in of_address}
         why = Reason.PORT_NOT_SERVED
-        if situation.behavior.rejects_unused_ports and FrontendKind.CLUSTER_IP in kinds:
+        if FrontendKind.CLUSTER_IP in kinds and rejects_unused_ports(situation, destination.address):
             why = Reason.UNUSED_PORT_REJECTED
         elif situation.behavior.has_addresses and not situation.is_local(destination.address):
             why = Reason.UNUSED_PORT_ON_NODE
@@ -120,17 +121,26 @@ def _missing(
     if destination.protocol is Protocol.TCP and situation.is_local(destination.address):
         for name in _checked_at(situation, destination.port):
             return Missing(Reason.HEALTH_CHECK_NODE_PORT, service=str(name))
-    if drops_unallocated(situation, destination.address):
+    if is_unallocated(situation, destination.address):
         return Missing(Reason.UNALLOCATED_CLUSTER_IP, tuple(_similar(situation, destination)))
     for plan in _with_endpoint(situation, destination):
         return Missing(Reason.ENDPOINT_ADDRESS, service=str(plan.name))
     return Missing(Reason.NO_FRONTEND, tuple(_similar(situation, destination)))
 
 
-def drops_unallocated(situation: Situation, address: Address) -> bool:
-    """Whether the mode drops packets to an address that no Service has: one of a ServiceCIDR, and not the
-    node's own."""
-    if not situation.behavior.rejects_unused_ports or situation.is_local(address):
+def rejects_unused_ports(situation: Situation, address: Address) -> bool:
+    """Whether the mode rejects packets to the ports of this ClusterIP that its Service does not have."""
+    unused = situation.behavior.unused_cluster_ips
+    return unused is Unused.PORTS_REJECTED or is_unallocated(situation, address)
+
+
+def is_unallocated(situation: Situation, address: Address) -> bool:
+    """Whether the mode drops or rejects packets to the address if no Service has it: one of a ServiceCIDR,
+    not the node's own, and in mode ebpf not one that another machine may have."""
+    unused = situation.behavior.unused_cluster_ips
+    if unused is Unused.ROUTED or situation.is_local(address):
+        return False
+    if unused is Unused.REJECTED and situation.is_foreign(address):
         return False
     return any(contains(net, address) for net in situation.node.service_cidrs)
 

@@ -69,7 +69,7 @@ class Reason(AnyReason):
     SCTP_UNSERVED = (
         "frontend: the agent does not serve the SCTP port, because this mode or kernel cannot forward it"
     )
-    UNUSED_PORT_REJECTED = "frontend: mode nftables rejects unused ports of a ClusterIP, as kube-proxy does"
+    UNUSED_PORT_REJECTED = "frontend: this mode rejects ports of a ClusterIP that its Service does not have"
     UNUSED_PORT_ON_NODE = (
         "frontend: modes ipvs and userspace: the node has the address, and rejects ports that no Service has"
     )
@@ -222,6 +222,7 @@ class Reason(AnyReason):
         "outcome: packets are dropped: host-originated ones have the address of the Service as their source"
     )
     REJECTED_UNUSED_PORT = "outcome: the connection is rejected: no Service has the port"
+    REJECTED_UNALLOCATED = "outcome: the connection is rejected: no Service has the address"
     DROPPED_UNALLOCATED = "outcome: mode nftables drops packets to unallocated ClusterIPs, as kube-proxy does"
     REJECTED_OR_DROPPED = (
         "outcome: mode iptables: rejected or dropped, depending on which of two rules is first"

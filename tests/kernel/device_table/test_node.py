@@ -57,7 +57,7 @@ def test_without_its_geneve_device_the_node_tunnels_nothing_and_announces_nothin
 
     def tunnel_device() -> int:
         with contextlib.closing(Map.pinned(place.bpffs / "current" / "maps" / "node")) as opened:
-            *_, device, _ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
+            *_, device, _, _, _, _, _ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
         return int(device)
 
     node.ip(f"link add {geneve.DEVICE} type bridge")
@@ -79,7 +79,7 @@ def icmp_limits(place: BpfPlace) -> tuple[int, int]:
     """ICMP errors per second, and in a burst."""
     (layout,) = place.bpffs.glob("programs-*")
     with contextlib.closing(Map.pinned(layout / "maps" / "node")) as opened:
-        *_, rate, burst, _, _ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
+        *_, rate, burst, _, _, _, _, _, _ = abi.NODE.unpack(opened.lookup(bytes(4)) or b"")
     return rate, burst
 
 

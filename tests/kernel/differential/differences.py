@@ -6,8 +6,9 @@ differences are errors.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ebpfproxy.backends.behavior import BEHAVIOR, Behavior, NodePortInstead
-from ebpfproxy.model.address import Family, Protocol
+from ebpfproxy.backends.behavior import BEHAVIOR, Behavior, NodePortInstead, Unused
+from ebpfproxy.model.address import Family, Protocol, contains, parse_network
+from tests.kernel.cluster import SERVICE_CIDRS
 from tests.kernel.differential.conftest import SUBJECTS
 from tests.kernel.differential.expected import Case, by_reference
 from tests.support.reference import FlowsEnd, Reached
@@ -87,6 +88,7 @@ def _with_node_port(*instead: NodePortInstead) -> tuple[str, ...]:
     return _where(lambda of: of.node_port_instead in instead)
 
 
+_SERVICE_CIDRS = tuple(map(parse_network, SERVICE_CIDRS))
 _IF_REJECTED, _IF_UNTRANSLATED = NodePortInstead.IF_REJECTED, NodePortInstead.IF_UNTRANSLATED
 
 DIFFERENCES = (
@@ -126,9 +128,15 @@ DIFFERENCES = (
         lambda case, it: _silent(case, it) if case.is_dropped_outside else _refused(case, it),
     ),
     Difference(
-        _where(lambda of: of.rejects_unused_ports),
+        _where(lambda of: of.unused_cluster_ips is not Unused.ROUTED),
         "An unused port of a ClusterIP is rejected, as in kube-proxy; otherwise routes decide.",
         lambda case, _: "ClusterIP" in case.neighbors,
+        _refused,
+    ),
+    Difference(
+        _where(lambda of: of.unused_cluster_ips is Unused.REJECTED),
+        "An address of a ServiceCIDR that no Service has is rejected; otherwise routes decide.",
+        lambda case, _: case.claim is None and any(contains(net, case.address) for net in _SERVICE_CIDRS),
         _refused,
     ),
     Difference(

@@ -15,9 +15,10 @@ from ebpfproxy.config import Config
 from ebpfproxy.lab import Lab, Netns, Pod, PodNetwork
 from ebpfproxy.linux.netlink import links, local_addresses
 from ebpfproxy.linux.netns import netns
+from ebpfproxy.model.address import parse_network
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.namespace import Namespace
-from tests.kernel.cluster import SERVICE_NETWORKS
+from tests.kernel.cluster import SERVICE_CIDRS, SERVICE_NETWORKS
 from tests.kernel.differential.dialers import DIRECT_LAPS, RELAYED_LAPS, Dialer, Fence, serve
 from tests.kernel.differential.history import Change, fence_service
 from tests.kernel.differential.impatience import try_again_soon
@@ -194,6 +195,7 @@ class Subject:
             devices=self._devices,
             bypassing=frozenset(self._bypassing),
             namespaces=self._namespaces,
+            service_cidrs=frozenset(map(parse_network, SERVICE_CIDRS)),
         )
         services = change.services
         if self._is_relayed:

@@ -48,6 +48,7 @@ _REASONS = {
     "dropped": "no-local-endpoints",
     "packet_dropped": "no-local-endpoints",
     "flows_full": "flows-full",
+    "cluster_ip_unused": "unused-cluster-ip",
 }
 _FIELD = {field.name: at for at, field in enumerate(abi.EVENT.fields)}
 _NETNS, _CLIENT, _SERVICE, _FLAGS = (
@@ -63,7 +64,8 @@ class Event(NamedTuple):
     """One event.
 
     - `time`: seconds since the epoch.
-    - `service`: "namespace/name:port", or ``?/ID`` if the Service has no name any more.
+    - `service`: "namespace/name:port", ``?/ID`` if the Service has no name any more, "-" if no Service has
+      the address.
     - `path`: "socket" or "packet".
     - `client`: an address and port. On the socket path these are not known yet: "node", an address of the
       pod's network namespace, or "netns" and its cookie.
@@ -231,6 +233,8 @@ class EventReader:
 
     def _name(self, service: int) -> str:
         """A Service that is newer than the last `renew` is looked up."""
+        if not service:
+            return "-"
         known = self._names.get(service)
         if known is None:
             value = self._maps["service_names"].lookup(_U32.pack(service))

@@ -192,7 +192,7 @@ class EbpfInspection(Inspection[Key, Entry]):
 
     def _node(self, maps: Maps, loopback: bool) -> Iterator[Difference]:
         cookie = netns_cookie.own(self._settings.cgroup_root)
-        detail = NodeEntry(maps["node"], self._settings, cookie).difference(loopback)
+        detail = NodeEntry(maps["node"], self._settings, cookie, maps["local_networks"]).difference(loopback)
         if detail:
             yield Difference("map node", DIFFERENT, detail)
 

@@ -263,17 +263,22 @@ class View:
             rows.append((Network(Address(address), length), _U32.unpack(value)[0]))
         return [
             NetworkRow(
-                format_network(net), bool(flags & abi.NETWORK_LOCAL), bool(flags & abi.NETWORK_NODE_PORTS)
+                format_network(net),
+                bool(flags & abi.NETWORK_LOCAL),
+                bool(flags & abi.NETWORK_NODE_PORTS),
+                bool(flags & abi.NETWORK_SERVICE_CIDR),
             )
             for net, flags in sorted(rows)
         ]
 
     def settings(self) -> list[SettingRow]:
-        """The settings of the programs, in the order of abi.h's struct node."""
+        """The settings of the programs, in the order of abi.h's struct node. Its ServiceCIDRs are in
+        `networks`."""
         value = self._maps["node"].lookup(_U32.pack(0)) or bytes(abi.NODE.size)
         return [
             SettingRow(field.name, number)
             for field, number in zip(abi.NODE.fields, abi.NODE.unpack(value), strict=True)
+            if not field.name.startswith("service_")
         ]
 
     def maps(self) -> list[MapRow]:

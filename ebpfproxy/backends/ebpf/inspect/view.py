@@ -79,11 +79,13 @@ class RangeRow(NamedTuple):
 
 class NetworkRow(NamedTuple):
     """A network of the node. `local`: the node delivers packets to it locally. `node_ports`: NodePorts are
-    served at its addresses. Neither: its addresses may be those of other machines."""
+    served at its addresses. `service_cidr`: connections to its unused addresses are rejected. None of these:
+    its addresses may be those of other machines."""
 
     network: str
     local: bool
     node_ports: bool
+    service_cidr: bool = False
 
 
 class SettingRow(NamedTuple):

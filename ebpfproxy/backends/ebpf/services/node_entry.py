@@ -5,6 +5,7 @@ import struct
 import threading
 
 from ebpfproxy.backends.ebpf import abi
+from ebpfproxy.backends.ebpf.services import service_cidrs
 from ebpfproxy.backends.ebpf.settings import EbpfSettings
 from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import sysctl
@@ -35,7 +36,8 @@ class NodeEntry:
     until then, but gets no more packets.
     """
 
-    def __init__(self, node: Map, settings: EbpfSettings, netns_cookie: int) -> None:
+    def __init__(self, node: Map, settings: EbpfSettings, netns_cookie: int, networks: Map) -> None:
+        """`networks`: the map `local_networks`, which has the ServiceCIDRs."""
         self._map = node
         self._settings = settings
         self._cookie = netns_cookie
@@ -47,6 +49,8 @@ class NodeEntry:
         self._kept_reinjection = previous_reinjection
         self._reinjection = previous_reinjection
         self._loopback = settings.socket_lb is SocketLb.OFF
+        self._networks = networks
+        self._service_cidrs = service_cidrs.bounds(service_cidrs.read(networks))
         self.tunnel_device = 0
         """The ifindex of the Geneve device after `write`; 0: no direct server return.
 
@@ -55,7 +59,7 @@ class NodeEntry:
         self.has_tunnel = False
         """Whether the device exists, as far as `write` knows. Without it, packets are translated."""
         self._tunnel_mtu = 0
-        self._tunnel_before = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))[-2]
+        self._tunnel_before = _tunnel_device(node)
 
     def write(self) -> bool:
         """Provide the reinjection veth pair and the Geneve device if they are needed, and write the entry.
@@ -165,6 +169,14 @@ class NodeEntry:
             self._loopback = wanted
             self.write()
 
+    def note_service_cidrs(self) -> None:
+        """Set the networks in which the programs look for ServiceCIDRs. Call it when these have changed,
+        after their Services are in force. Raises KernelError.
+        """
+        with self._lock:
+            self._service_cidrs = service_cidrs.bounds(service_cidrs.read(self._networks))
+        self._write()
+
     def _note(self, flag: int, present: bool) -> None:
         with self._lock:
             self._noted = self._noted | flag if present else self._noted & ~flag
@@ -184,7 +196,14 @@ class NodeEntry:
             flags |= abi.NODE_REDIRECT
         timeouts = dataclasses.astuple(settings.timeouts)
         tunnel = self.tunnel_device if self.has_tunnel else 0, self._tunnel_mtu
-        return abi.NODE.pack(self._cookie, flags, device, *timeouts, *self._icmp, *tunnel)
+        return abi.NODE.pack(
+            self._cookie, flags, device, *timeouts, *self._icmp, *tunnel, *self._service_cidrs
+        )
+
+
+def _tunnel_device(node: Map) -> int:
+    entry = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
+    return int(entry[_FIELDS.index("tunnel_device")])
 
 
 def _read_icmp_limits() -> tuple[int, ...]:

@@ -286,3 +286,16 @@ def test_only_loopback_itself_is_taken_for_loopback() -> None:
     """Its programs do not tell: any device may have lost its ingress program."""
     assert not has_loopback([DeviceKey(2, "eth0")])
     assert has_loopback([DeviceKey(2, "eth0"), DeviceKey(1, "lo")])
+
+
+@pytest.mark.parametrize(
+    ("other", "is_refused"), [("10.0.0.0/8", False), ("10.96.0.0/12", False), ("10.100.0.0/16", True)]
+)
+def test_no_address_that_a_machine_may_have_is_refused(other: str, is_refused: bool) -> None:
+    """The longest match decides, so a network within the ServiceCIDR has an entry of its own."""
+    cidr, net = parse_network("10.96.0.0/12"), parse_network(other)
+    refused = {cidr: abi.NETWORK_SERVICE_CIDR} if is_refused else {}
+    foreign = NodePlan(service_cidrs=frozenset({cidr}), foreign_networks=frozenset({net}))
+    assert render([], foreign, ()) == {net: abi.NETWORK_FOREIGN} | refused
+    local = NodePlan(service_cidrs=frozenset({cidr}), local_networks=frozenset({net}))
+    assert render([], local, ()) == {net: abi.NETWORK_LOCAL} | refused

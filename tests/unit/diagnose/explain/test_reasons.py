@@ -396,6 +396,7 @@ CASES: dict[AnyReason, Case] = {
     Reason.DROPPED_BY_RANGES: case(DROPPED, RANGED, READY, dials=to(BALANCER), by=A_POD),
     Reason.DROPPED_IN_TUNNEL: case(DROPPED, TUNNELED_WEB, READY, dials=FORWARDED, by=THE_NODE, mode="ipvs"),
     Reason.REJECTED_UNUSED_PORT: case(REJECTED, WEB, READY, dials=to(port=81), mode="nftables"),
+    Reason.REJECTED_UNALLOCATED: case(REJECTED, WEB, READY, dials=to("10.96.9.9"), service_cidrs=[CIDR]),
     Reason.DROPPED_UNALLOCATED: case(
         DROPPED, WEB, READY, dials=ping("10.96.9.9"), mode="nftables", service_cidrs=[CIDR]
     ),
@@ -488,12 +489,30 @@ def test_in_mode_userspace_source_ranges_do_not_apply_without_endpoints() -> Non
     assert Reason.RANGES_WITHOUT_ENDPOINTS in reasons(found)
 
 
-@pytest.mark.parametrize(("mode", "address"), [("iptables", "10.96.9.9"), ("nftables", "10.97.0.1")])
-def test_only_mode_nftables_drops_packets_and_only_to_addresses_of_a_service_cidr(
+@pytest.mark.parametrize(
+    ("mode", "address"), [("iptables", "10.96.9.9"), ("nftables", "10.97.0.1"), ("ebpf", "10.97.0.1")]
+)
+def test_addresses_outside_the_service_cidrs_are_routed_and_in_other_modes_all(
     mode: str, address: str
 ) -> None:
     found = explained(situation(WEB, READY, mode=mode, service_cidrs=[CIDR]), to(address))
     assert found.verdict is ROUTED
+
+
+def test_mode_ebpf_rejects_unused_ports_only_in_a_service_cidr() -> None:
+    known = explained(situation(WEB, READY, service_cidrs=[CIDR]), to(port=81))
+    assert (known.verdict, known.why) == (REJECTED, Reason.REJECTED_UNUSED_PORT)
+    assert explained(situation(WEB, READY), to(port=81)).verdict is ROUTED
+
+
+def test_mode_ebpf_routes_what_another_machine_may_have() -> None:
+    on_link = DEVICES[0]._replace(networks=networks(["10.96.0.0/12"]))
+    of = situation(WEB, READY, service_cidrs=[CIDR], devices=[on_link])
+    assert explained(of, to("10.96.9.9")).verdict is ROUTED
+
+
+def test_mode_ebpf_routes_pings_of_unused_addresses() -> None:
+    assert explained(situation(WEB, READY, service_cidrs=[CIDR]), ping("10.96.9.9")).verdict is ROUTED
 
 
 @pytest.mark.parametrize(
