@@ -36,6 +36,8 @@ _ENOUGH = 1_000_000
 """Packets after which all flows are deleted, before the map has to evict any. Other tests cover evictions."""
 _PAUSE = 50_000
 """Packets after which half of all flows are aged so that most of them have expired."""
+_SERVICE_CIDRS = "10.200.7.7/32", "10.3.7.7/32", "fd00:200::7/128", "fd00:3::7/128"
+"""No packet has these addresses, but the network around them contains those of most packets."""
 _LONG = TIMEOUTS["udp"] + 10  # seconds
 _ETHERNET = bytes.fromhex(packets.HERE.replace(":", ""))
 
@@ -45,6 +47,7 @@ class _Run:
 
     def __init__(self, path: PacketPath, seed: int) -> None:
         self.offers = offers = serve_every_kind(path)
+        path.set_service_cidrs(*_SERVICE_CIDRS)
         self.path = path
         self.packets = RandomPackets(seed, *targets_of(offers))
         self.chance = random.Random(seed)
