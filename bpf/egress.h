@@ -277,7 +277,7 @@ static __always_inline bool is_to_unused_cluster_ip(struct __sk_buff *skb,
 {
 	if (!from_node && (!skb->ingress_ifindex || skb->pkt_type != PACKET_HOST))
 		return false;
-	if (!(network_flags(&tuple->destination) & NETWORK_SERVICE_CIDR) || class_of(skb) == POD)
+	if (!is_in_service_cidr(&tuple->destination) || class_of(skb) == POD)
 		return false;
 	frontend_of_tuple(frontend, tuple);
 	return !services.lookup(frontend);

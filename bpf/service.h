@@ -65,6 +65,22 @@ static __always_inline u32 network_flags(const struct address *address)
 	return flags ? *flags : 0;
 }
 
+/* Whether connections to the address are rejected if no Service has it. */
+static __always_inline bool is_in_service_cidr(const struct address *address)
+{
+	const struct node *settings = node_get();
+
+	if (!settings)
+		return false;
+	if (address_is_v4(address)) {
+		if ((address->word[3] & settings->service_mask4) != settings->service_cidrs4)
+			return false;
+	} else if ((*(const u64 *)address & settings->service_mask6) != settings->service_cidrs6) {
+		return false;
+	}
+	return network_flags(address) & NETWORK_SERVICE_CIDR;
+}
+
 /* Whether NodePorts are served at the loopback address of this family. A connection to the
  * unspecified address reaches loopback: after the hook, tcp_v4_connect() and others replace the
  * address by INADDR_LOOPBACK or in6addr_loopback.
