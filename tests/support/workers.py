@@ -27,6 +27,7 @@ FIRST = (
     "tests/kernel/zoo/",
     "tests/faults/",
     "tests/deploy/",
+    "tests/kernel/test_rebalancing.py",
     "tests/kernel/test_canary.py",
     "tests/kernel/test_d",
     "tests/kernel/test_e",
@@ -36,6 +37,9 @@ FIRST = (
     "tests/kernel/test_pod_namespaces.py",
     "tests/kernel/test_support_bundle.py",
     "tests/contract/",
+    "tests/kernel/test_stale_translation.py",
+    "tests/kernel/device_table/",
+    "tests/kernel/service_table/",
 )
 """Prefixes of slow groups in the order in which they start, the slowest first. Otherwise one worker might run
 them alone at the end."""
