@@ -37,7 +37,6 @@ from ebpfproxy.model.address import format_address
 from ebpfproxy.plan.service_plan import NodePlan
 from tests.kernel.clients import (
     REFUSED,
-    SILENT,
     TCP,
     UDP,
     answers,
@@ -261,7 +260,7 @@ def a_deleted_service_is_not_served(at: Restarted) -> Steps:
     yield ()
     at.remove(web)
     yield (
-        at.row(cluster.p, TCP, web.v4, 80, SILENT),
+        at.row(cluster.p, TCP, web.v4, 80, at.differences.without_service),
         at.row(cluster.p, TCP, cluster.node.v4, web.node_port, REFUSED),
     )
 

@@ -108,7 +108,8 @@ def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[Rule, ...]]:
     local = "fib daddr type local " if family in node.node_ports_everywhere else ""
     own = sorted(net for net in node.service_cidrs if network_family(net) is family)
     unallocated = (f"{ip} daddr {range_text(network_range(net))}" for net in own)
-    dropping = 'drop comment "Drop traffic to unallocated ClusterIPs"'
+    foreign = "fib daddr type != local"
+    dropping = f'{foreign} drop comment "Drop traffic to unallocated ClusterIPs"'
     return {
         "services": (
             Rule(f"{frontend} @{SERVICE_IPS}"),
@@ -122,7 +123,7 @@ def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[Rule, ...]]:
         # A ClusterIP on a device of the node belongs to a program, such as NodeLocal DNSCache.
         "cluster-ips-check": (
             Rule(
-                f"{ip} daddr @{CLUSTER_IPS} fib daddr type != local reject "
+                f"{ip} daddr @{CLUSTER_IPS} {foreign} reject "
                 'comment "Reject traffic to invalid ports of ClusterIPs"'
             ),
             *(Rule(f"{match} {dropping}") for match in unallocated),

@@ -95,7 +95,7 @@ def test_the_table_has_the_chains_of_kube_proxy() -> None:
 def test_addresses_of_service_cidrs_that_no_service_has_are_dropped_after_unused_ports() -> None:
     """cluster-ips-check of kube-proxy 1.36."""
     cidrs = frozenset(map(parse_network, ("10.96.0.0/12", "10.1.0.0/24", "fd00::/112")))
-    comment = 'drop comment "Drop traffic to unallocated ClusterIPs"'
+    comment = 'fib daddr type != local drop comment "Drop traffic to unallocated ClusterIPs"'
     found = render((), NodePlan(service_cidrs=cidrs), SETTINGS)
     for family, networks in (
         (Family.IPV4, ["ip daddr 10.1.0.0/24", "ip daddr 10.96.0.0/12"]),
