@@ -129,7 +129,7 @@ style: $(STAMP)
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/clang-format --dry-run --Werror $(C)
-	$(VENV)/bin/codespell --builtin clear,rare,en-GB_to_en-US --ignore-words-list fo,fro,iif,runn \
+	$(VENV)/bin/codespell --builtin clear,rare,en-GB_to_en-US --ignore-words-list aks,fo,fro,iif,runn \
 	  --skip '*.svg,captured,__pycache__' *.md docs ebpfproxy bpf tests deploy vagrant Makefile pyproject.toml
 	$(PYTHON) -m tests.support.words
 

@@ -56,6 +56,7 @@ EXEMPT: Mapping[str, str] = {
     r"vagrant .*|for m in control .*|for [in] in .* curl .*": "boots machines from boxes of the network",
     r"buildah .*": "takes minutes and a network: make test-image",
     r"kubeadm .*": "needs machines of a cluster",
+    r"(?:talosctl|kops|minikube|snap|aws|az) .*": "needs a cluster of that distribution: none was tried",
     r"modprobe .*|echo ip_vs .*|grep net-pf-16.*": "needs the node's modules",
     r"ebpfproxy (?:monitor|top)\b.*|ebpfproxy dump .*--watch.*": "run until an interrupt: test_monitor.py",
     r"pip uninstall bcc|pip install .*|apt-get install .*": "changes the machine",
