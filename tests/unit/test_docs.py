@@ -138,6 +138,15 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     assert not [name for name in names if name not in listed]
 
 
+def test_each_attempt_of_the_threat_model_has_a_test_or_says_none() -> None:
+    page = (ROOT / "docs" / "threat-model.md").read_text()
+    tables = re.findall(r"^\| attempt \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    rows = [row for table in tables for row in table.splitlines()]
+    tests = [row.removesuffix(" |").rpartition("| ")[2] for row in rows]
+    assert len(tests) > 40
+    assert not [row for row, test in zip(rows, tests, strict=True) if not re.match(r"\[|none", test)]
+
+
 @pytest.mark.parametrize("page", ["benchmarks/modes.md", "benchmarks.md", "dataplanes/README.md"])
 def test_images_in_html_are_found_from_the_pages_folder_on_the_site(page: str) -> None:
     """The site has BENCHMARKS/MODES/index.html for BENCHMARKS/MODES.md, and the files of docs/images."""
