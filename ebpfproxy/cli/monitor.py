@@ -17,6 +17,7 @@ from ebpfproxy.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from ebpfproxy.backends.ebpf.inspect.events import Event, EventReader, Lost
+    from ebpfproxy.cli.otlp import EventExporter
 
 VERDICTS = ("new", "rejected", "dropped", "reset", "affinity", "reconnected")
 _POLL_SECONDS, _RENEW_SECONDS = 0.05, 1.0
@@ -35,6 +36,8 @@ class _Enough(Exception):
     ebpfproxy monitor --service=default/web --verdict=rejected --verdict=dropped
     # Show ten connections of a pod as JSON lines.
     ebpfproxy monitor --from=10.244.1.7 -o json --count=10
+    # Export failures to an OpenTelemetry Collector.
+    ebpfproxy monitor --verdict=rejected --verdict=dropped --otlp=http://localhost:4318
     """),
 )
 @click.option(
@@ -59,7 +62,21 @@ class _Enough(Exception):
     multiple=True,
     help="Only events of this kind. Can be given several times.",
 )
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    help="Output format. Default: text; with --otlp, events are printed only with -o.",
+)
+@click.option(
+    "--otlp",
+    is_flag=False,
+    flag_value="",
+    metavar="[URL]",
+    help="Export events as log records to an OpenTelemetry receiver, by OTLP over HTTP. URL is without "
+    "/v1/logs. Default: that of OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318. It needs the Python "
+    "package opentelemetry-exporter-otlp-proto-http: pip install 'ebpfproxy[otlp]'.",
+)
 @click.option(
     "--rate",
     type=click.IntRange(0),
@@ -75,7 +92,8 @@ def command(
     service: str,
     client: str,
     verdicts: tuple[str, ...],
-    output: str,
+    output: str | None,
+    otlp: str | None,
     rate: int,
     count: int | None,
     seconds: float | None,
@@ -96,6 +114,7 @@ def command(
     """
     from ebpfproxy.backends.ebpf.inspect.events import EventReader
 
+    exporter = None if otlp is None else _exporter(otlp)
     kinds = {"new" if verdict == "affinity" else verdict for verdict in verdicts}
     kinds |= {"reconnected"} if "affinity" in verdicts else set()
     with (
@@ -103,8 +122,20 @@ def command(
         needs_ebpf(),
         contextlib.closing(EventReader(bpffs_root, service, kinds, rate, parse_client(client))) as reader,
     ):
-        _follow(reader, _Output(output == "json", frozenset(verdicts), count), seconds)
+        printed = output or ("" if exporter else "text")
+        _follow(reader, _Output(printed, exporter, frozenset(verdicts), count), seconds)
     return 0
+
+
+def _exporter(url: str) -> "EventExporter":
+    try:
+        from ebpfproxy.cli.otlp import EventExporter
+    except ImportError:
+        raise ConfigError(
+            "--otlp needs the Python package opentelemetry-exporter-otlp-proto-http",
+            "pip install 'ebpfproxy[otlp]'",
+        ) from None
+    return EventExporter(url)
 
 
 @contextlib.contextmanager
@@ -161,23 +192,33 @@ def _follow(reader: "EventReader", shown: "_Output", seconds: float | None) -> N
         reader.read(shown.event)
     finally:
         with contextlib.suppress(BrokenPipeError):
-            shown.lost(reader.lost())
-            shown.flush()
+            shown.close(reader.lost())
 
 
 class _Output:
-    """Writes events. Lines are written in batches, after each reading of the ring buffer."""
+    """Prints events, exports them, or both. Lines are written in batches, after each reading of the ring
+    buffer.
 
-    def __init__(self, json: bool, verdicts: frozenset[str], count: int | None) -> None:
-        self._format: Callable[[Event], str] = _as_json if json else _as_text
-        self._json, self._verdicts, self._left = json, verdicts, count
+    `printed`: "text", "json", or "" to print only how many events were lost.
+    """
+
+    def __init__(
+        self, printed: str, exporter: "EventExporter | None", verdicts: frozenset[str], count: int | None
+    ) -> None:
+        formats: dict[str, Callable[[Event], str]] = {"json": _as_json, "text": _as_text}
+        self._format = formats.get(printed)
+        self._json, self._exporter, self._verdicts, self._left = printed == "json", exporter, verdicts, count
         self._lines: list[str] = []
-        self._shown_lost: tuple[int, int] = (0, 0)
+        self._not_recorded: tuple[int, int] = (0, 0)
+        self._not_exported = 0
 
     def event(self, event: "Event") -> None:
         if self._verdicts and not self._is_wanted(event):
             return
-        self._lines.append(self._format(event))
+        if self._format:
+            self._lines.append(self._format(event))
+        if self._exporter:
+            self._exporter.event(event)
         if self._left is not None:
             self._left -= 1
             if not self._left:
@@ -188,15 +229,26 @@ class _Output:
 
     def lost(self, lost: "Lost") -> None:
         """Show the lost events, if there are more than before."""
-        if lost == self._shown_lost:
+        not_exported = self._exporter.lost if self._exporter else 0
+        if (lost, not_exported) == (self._not_recorded, self._not_exported):
             return
-        self._shown_lost = lost
+        if self._exporter and lost != self._not_recorded:
+            self._exporter.missed(lost)
+        self._not_recorded, self._not_exported = lost, not_exported
         if self._json:
-            self._lines.append(_encoded({"event": "lost", **lost._asdict()}))
-        else:
-            self._lines.append(
-                f"# events lost so far: {lost.rate} over the rate, {lost.buffer} for lack of room"
-            )
+            exported = {"export": not_exported} if self._exporter else {}
+            self._lines.append(_encoded({"event": "lost", **lost._asdict(), **exported}))
+            return
+        text = f"# events lost so far: {lost.rate} over the rate, {lost.buffer} for lack of room"
+        self._lines.append(text + (f", {not_exported} not exported" if self._exporter else ""))
+
+    def close(self, lost: "Lost") -> None:
+        """Write and export what is left, and show the lost events."""
+        self.lost(lost)
+        if self._exporter:
+            self._exporter.close()
+            self.lost(lost)
+        self.flush()
 
     def flush(self) -> None:
         if self._lines:
@@ -217,13 +269,16 @@ def _as_json(event: "Event") -> str:
 
 def _as_text(event: "Event") -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+    return f"{clock}.{int(event.time % 1 * 1000):03} {event.event:11} {describe(event)}"
+
+
+def describe(event: "Event") -> str:
+    """The fields of an event for a reader, without its time and kind."""
     affinity = f"affinity {event.affinity}" if event.affinity else ""
     parts = (
-        f"{clock}.{int(event.time % 1 * 1000):03}",
-        f"{event.event:11}",
         event.service,
         event.protocol,
         " -> ".join(filter(None, (event.client, event.frontend, event.endpoint))),
         ", ".join(filter(None, (event.reason, affinity))),
     )
-    return " ".join(filter(None, parts)).rstrip()
+    return " ".join(filter(None, parts))

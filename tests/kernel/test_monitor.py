@@ -22,6 +22,7 @@ from ebpfproxy.lab import Netns
 from ebpfproxy.linux.bpf.bpf import Map
 from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, connected, converse, outcome, socket_in
 from tests.kernel.cluster import Cluster, Exposed, elsewhere, eventually
+from tests.support.otlp_receiver import receiving
 
 pytestmark = [pytest.mark.kernel, pytest.mark.backends("ebpf")]
 
@@ -308,6 +309,66 @@ def test_the_command_ends_at_an_interrupt(cluster: Cluster) -> None:
         *("rejected", f"default/{web.name}:tcp", "TCP", cluster.p.v4, "->", f"{web.v4}:80", "no-endpoints"),
     ]
     assert monitor_entry(cluster)["until"] == 0
+
+
+def test_the_command_exports_events_instead_of_printing_them(cluster: Cluster) -> None:
+    web, other = cluster.service().to(), cluster.service().to(cluster.a)
+    flags = (f"--service=default/{web.name}", "--verdict=rejected", "--count=1")
+    with receiving() as receiver, started(cluster, f"--otlp={receiver.url}", *flags) as process:
+        outcome(cluster.p, TCP, other.v4, 80)
+        outcome(cluster.p, TCP, web.v4, 80)
+        output = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, ("", ""))
+    (record,) = receiver.records
+    assert record.event_name == "ebpfproxy.connection.rejected"
+    assert record.severity == "WARN"
+    assert record.attributes == {
+        "client.address": cluster.p.v4,
+        "server.address": web.v4,
+        "server.port": 80,
+        "network.transport": "tcp",
+        "network.type": "ipv4",
+        "k8s.namespace.name": "default",
+        "k8s.service.name": web.name,
+        "ebpfproxy.service.port": "tcp",
+        "ebpfproxy.path": "socket",
+        "error.type": "no-endpoints",
+    }
+
+
+def test_the_command_exports_what_is_queued_at_sigterm(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BLRP_SCHEDULE_DELAY", "600000")  # no batch is sent before
+    web = cluster.service().to(cluster.a)
+    flags = ("-o", "text", f"--service=default/{web.name}")
+    with receiving() as receiver, started(cluster, f"--otlp={receiver.url}", *flags) as process:
+        outcome(cluster.p, TCP, web.v4, 80)
+        assert process.stdout
+        assert process.stdout.readline().split()[1] == "new"
+        assert not receiver.records
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    assert [each.event_name for each in receiver.records] == ["ebpfproxy.connection.new"]
+
+
+def test_the_command_shows_lost_events_also_if_it_exports_them(cluster: Cluster) -> None:
+    web = cluster.service().to(cluster.a)
+    flags = ("-o", "json", "--rate=5", f"--service=default/{web.name}")
+    with receiving() as receiver, started(cluster, f"--otlp={receiver.url}", *flags) as process:
+        receiver.status = 400
+        cluster.p.call(lambda: connect_often(web.v4, 40))
+        assert process.stderr
+        line = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+    rows = [json.loads(line) for line in output.splitlines()]
+    shown = [row for row in rows if row["event"] == "new"]
+    assert f"cannot export events: {receiver.url}/v1/logs: HTTP 400 Bad Request" in line
+    assert rows[-1]["event"] == "lost"
+    assert rows[-1]["rate"] == 40 - len(shown)
+    assert rows[-1]["export"] > len(shown)  # also the record of the events over the rate
 
 
 def test_the_command_ends_with_the_reader_of_its_output(cluster: Cluster) -> None:

@@ -39,6 +39,7 @@ _PATIENCE = 60.0  # seconds for an answer of the server
 _EXCLUDED = (
     "ebpfproxy.bench",
     "ebpfproxy.__main__",
+    "ebpfproxy.cli.otlp",  # it needs an optional package
     "ebpfproxy.http.zpages",  # it notes the time of its import
 )
 
