@@ -1,7 +1,6 @@
 """The userspace backend: relay processes, and the addresses of Services."""
 
 import errno
-import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
@@ -12,9 +11,9 @@ from ebpfproxy.backends.userspace import addresses
 from ebpfproxy.backends.userspace.entries import Entry, Key, Listen, Local, UserspaceSettings
 from ebpfproxy.backends.userspace.messages import Failure
 from ebpfproxy.backends.userspace.redirects import Redirects, State, in_force, state_of
-from ebpfproxy.backends.userspace.relays import Relays
+from ebpfproxy.backends.userspace.relays import Relays, rejection
 from ebpfproxy.backends.userspace.rendering import render
-from ebpfproxy.errors import KernelError, Rejected, Unsupported
+from ebpfproxy.errors import KernelError
 from ebpfproxy.linux import capabilities
 from ebpfproxy.linux.netlink import local_routes
 from ebpfproxy.log import Logger
@@ -30,13 +29,6 @@ NO_REDIRECTS = "Cannot redirect to relays, they occupy the ports of Services"
 """nftables is missing. A program of the node, such as an ingress controller with `hostNetwork`, cannot listen
 at all addresses at a port that a Service has, and a relay cannot listen at a port at which such a program
 does."""
-
-_HINTS = {
-    errno.EADDRINUSE: "another program listens at this port, perhaps at all addresses: restrict it to the "
-    "addresses that it needs; or a client of the node has this port: it is tried again",
-    errno.EACCES: "run as root, or with CAP_NET_BIND_SERVICE",
-    errno.EMFILE: "raise the limit of open files (RLIMIT_NOFILE) of the agent",
-}
 
 
 class UserspaceBackend(Backend[Key, Entry]):
@@ -113,7 +105,7 @@ class UserspaceBackend(Backend[Key, Entry]):
             self._redirects.change(states)
             if of_relays or dropped:
                 failures = self.relays.apply(of_relays, dropped)
-                rejected |= {key: _error(failure) for key, failure in failures.items()}
+                rejected |= {key: rejection(failure) for key, failure in failures.items()}
                 self._rejected = failures.keys() & delta.puts.keys()
                 self._redirects.change(self._with_listener(of_relays, failures))
             rejected.update(addresses.change(local & delta.puts.keys(), ()))
@@ -158,13 +150,3 @@ class UserspaceBackend(Backend[Key, Entry]):
         """End the relays, and so all relayed connections. New ones are rejected."""
         self._redirects.close()
         self.relays.close()
-
-
-def _error(failure: Failure) -> KernelError:
-    key: Listen = failure.key
-    if failure.number == errno.EPROTONOSUPPORT:
-        return Unsupported(
-            f"cannot serve {key.frontend}: mode userspace relays TCP and UDP only", "use another mode"
-        )
-    reason = os.strerror(failure.number)
-    return Rejected(f"cannot listen at {failure.address}: {reason}", _HINTS.get(failure.number, ""))

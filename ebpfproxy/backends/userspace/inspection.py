@@ -55,9 +55,7 @@ class UserspaceInspection(Inspection[Key, Entry]):
 
         A listener at another port than that of its frontend shows that the agent redirects its family.
         """
-        found = [entries_of(each.held) for each in _ask_all(Read()) if isinstance(each, Content)]
-        keys = {key for each in found for key in each}
-        entries = common_entries(found, keys)
+        entries = relayed()
         listening = ((key, each) for key, each in entries.items() if isinstance(key, Listen))
         moved = {key.family for key, each in listening if redirects.state_of(key, each) is State.RELAYED}
         states = redirects.read_all()
@@ -74,19 +72,29 @@ class UserspaceInspection(Inspection[Key, Entry]):
         return shown(entry)
 
     def endpoint_of(self, connection: model.Connection) -> Translation | None:
-        """As the relay that accepted it has it. None if no endpoint accepted the connection.
-
-        A relay may accept a moment after the client is connected, and tries several endpoints.
-        """
-        end = time.monotonic() + _ACCEPT_SECONDS
-        while True:
-            found, is_dialing = _endpoint_of(connection)
-            if found or (not is_dialing and time.monotonic() > end):
-                return found
-            time.sleep(_PAUSE)
+        return endpoint_of(connection)
 
     def close(self) -> None:
         """Nothing is open between calls."""
+
+
+def relayed() -> dict[Key, Entry]:
+    """Return the entries that all relays hold. Empty if no relay runs."""
+    found = [entries_of(each.held) for each in _ask_all(Read()) if isinstance(each, Content)]
+    return common_entries(found, {key for each in found for key in each})
+
+
+def endpoint_of(connection: model.Connection) -> Translation | None:
+    """As the relay that accepted it has it. None if no endpoint accepted the connection.
+
+    A relay may accept a moment after the client is connected, and tries several endpoints.
+    """
+    end = time.monotonic() + _ACCEPT_SECONDS
+    while True:
+        found, is_dialing = _endpoint_of(connection)
+        if found or (not is_dialing and time.monotonic() > end):
+            return found
+        time.sleep(_PAUSE)
 
 
 def _endpoint_of(connection: model.Connection) -> tuple[Translation | None, bool]:

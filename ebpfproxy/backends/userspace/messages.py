@@ -8,8 +8,7 @@ import enum
 import os
 import socket
 import struct
-from asyncio.trsock import TransportSocket
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -22,6 +21,9 @@ from ebpfproxy.backends.userspace.entries import (
     UserspaceSettings,
 )
 from ebpfproxy.model.address import Address
+
+if TYPE_CHECKING:  # an agent does not need asyncio
+    from asyncio.trsock import TransportSocket
 
 LENGTH = struct.Struct("=I")
 NAME = "ebpfproxy-relay"
@@ -157,7 +159,7 @@ _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-def is_own(peer: socket.socket | TransportSocket) -> bool:
+def is_own(peer: "socket.socket | TransportSocket") -> bool:
     """Whether this process's user has connected a Unix socket, or listened at its address."""
     option = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(option)[1] == os.geteuid())

@@ -7,9 +7,9 @@ from ebpfproxy.backends.findings import Finding
 from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.backends.userspace import addresses, redirects
 from ebpfproxy.backends.userspace.backend import UserspaceBackend
-from ebpfproxy.backends.userspace.entries import UserspaceSettings, one_per_cpu
 from ebpfproxy.backends.userspace.inspection import UserspaceInspection
 from ebpfproxy.backends.userspace.relay.balancer import ALGORITHMS
+from ebpfproxy.backends.userspace.settings import userspace_settings
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import plan_context
 from ebpfproxy.errors import KernelError
@@ -83,7 +83,6 @@ def _low_ports(found: frozenset[str]) -> Finding:
     )
 
 
-_DEFAULT = UserspaceSettings()
 _SCTP_UNSERVED = "mode userspace relays TCP and UDP only"
 
 
@@ -108,16 +107,3 @@ class UserspaceMode(Mode):
 
     def drain(self, config: Config, translates: Callable[[Family], bool]) -> tuple[list[str], bool]:
         return addresses.remove(), False
-
-
-def userspace_settings(config: Config) -> UserspaceSettings:
-    unreplied = config.conntrack_udp_timeout or _DEFAULT.udp_unreplied_timeout
-    return UserspaceSettings(
-        relays=config.userspace_relays or one_per_cpu(),
-        tcp_timeout=config.conntrack_tcp_timeout_established or _DEFAULT.tcp_timeout,
-        tcp_closing_timeout=config.conntrack_tcp_timeout_close_wait or _DEFAULT.tcp_closing_timeout,
-        udp_timeout=config.udp_timeout,
-        udp_unreplied_timeout=max(unreplied, config.udp_timeout),
-        udp_flows=config.userspace_udp_flows_max,
-        affinity_clients=config.userspace_affinity_max,
-    )

@@ -6,6 +6,8 @@ of the removed one (reuseport_detach_sock() in net/core/sock_reuseport.c), and t
 come last. `_order` follows that, since session affinity depends on it (see `relay/held.py`).
 """
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,7 +28,7 @@ from ebpfproxy.backends.userspace.messages import (
     Request,
     Start,
 )
-from ebpfproxy.errors import KernelError, Rejected
+from ebpfproxy.errors import KernelError, Rejected, Unsupported
 from ebpfproxy.linux.child import Child
 from ebpfproxy.log import Logger
 
@@ -40,6 +42,14 @@ NOT_REPLACED = "Cannot start a relay process, retrying"
 _MODULE = "ebpfproxy.backends.userspace.relay"
 _PATIENCE = 20.0  # seconds for an answer: a relay without one is replaced
 _PAUSE = 1.0  # seconds between two attempts to start a relay
+
+
+_HINTS = {
+    errno.EADDRINUSE: "another program listens at this port, perhaps at all addresses: restrict it to the "
+    "addresses that it needs; or a client of the node has this port: it is tried again",
+    errno.EACCES: "run as root, or with CAP_NET_BIND_SERVICE",
+    errno.EMFILE: "raise the limit of open files (RLIMIT_NOFILE) of the agent",
+}
 
 
 class Relays:
@@ -195,6 +205,17 @@ def _held(entries: Mapping[Key, Any]) -> Held:
             case Listen():
                 held.listeners.append((key, entry))
     return held
+
+
+def rejection(failure: Failure) -> KernelError:
+    """Return why a relay does not listen, with what to do about it."""
+    key: Listen = failure.key
+    if failure.number == errno.EPROTONOSUPPORT:
+        return Unsupported(
+            f"cannot serve {key.frontend}: mode userspace relays TCP and UDP only", "use another mode"
+        )
+    reason = os.strerror(failure.number)
+    return Rejected(f"cannot listen at {failure.address}: {reason}", _HINTS.get(failure.number, ""))
 
 
 def entries_of(held: Held) -> dict[Key, Entry]:
