@@ -23,6 +23,8 @@ _INVERTED = 1  # NFT_LOOKUP_F_INV
 _DESTINATION = 1  # NFT_NAT_DNAT
 _UPDATE = 1  # NFT_DYNSET_OP_UPDATE
 _FULLY_RANDOM = 0x10  # NF_NAT_RANGE_PROTO_RANDOM_FULLY
+COUNTER = "counter"
+"""The kernel's name of the expression."""
 
 
 class Base(enum.IntEnum):
@@ -166,6 +168,11 @@ def dnat(family: int, address: int, port: int) -> bytes:
 def masquerade() -> bytes:
     """Masquerade the packet, with a random port."""
     return _expression("masq", u32(1, _FULLY_RANDOM))
+
+
+def counter() -> bytes:
+    """Count packets and bytes."""
+    return _expression(COUNTER)
 
 
 def reject(kind: int, code: int) -> bytes:

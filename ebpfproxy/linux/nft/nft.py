@@ -185,6 +185,11 @@ class Session:
         """
         return map(replies.read_rule, self._dump(Kind.GET_RULE, table.number, _named(table)))
 
+    def packets(self, table: Table, chain: str) -> int:
+        """The packets that the rules of a chain have counted; 0 if the chain does not exist."""
+        payloads = self._dump(Kind.GET_RULE, table.number, _named(table, chain))
+        return sum(map(replies.counted_packets, payloads))
+
     def sets(self, table: Table) -> list[ListedSet]:
         """The sets of a table; empty if the table does not exist."""
         try:

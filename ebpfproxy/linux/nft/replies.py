@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ebpfproxy.linux.netlink.netlink import attribute, attributes, text
 from ebpfproxy.linux.nft import types
 from ebpfproxy.linux.nft.encoding import Code, decode_verdict, number
+from ebpfproxy.linux.nft.expressions import COUNTER
 from ebpfproxy.linux.nft.messages import (
     COMMENT,
     DIGEST,
@@ -137,6 +138,16 @@ def _target(expressions: bytes) -> str:
 
 _BRANCHES = tuple(attribute(1, code.to_bytes(4, signed=True)) for code in (Code.JUMP, Code.GOTO))
 """NFTA_VERDICT_CODE, which NFTA_VERDICT_CHAIN follows."""
+
+
+def counted_packets(payload: bytes) -> int:
+    """The packets that the rule in a payload has counted; 0 if it has no counter."""
+    packets = 0
+    for _, expression in attributes(dict(attributes(payload, HEAD.size)).get(4, b""), 0):
+        found = dict(attributes(expression, 0))
+        if text(found[1]) == COUNTER:
+            packets += number(dict(attributes(found[2], 0)).get(2))
+    return packets
 
 
 def read_listed(payload: bytes, address_bytes: int) -> Iterator[tuple[bytes, int, bytes]]:

@@ -128,6 +128,9 @@ class _Conversion:
                 case "masquerade":
                     self._expect("masquerade", "fully-random")
                     yield expressions.masquerade()
+                case "counter":
+                    self._expect("counter")
+                    yield expressions.counter()
                 case "reject":
                     self._expect("reject")
                     with_reset = self._skip("with")

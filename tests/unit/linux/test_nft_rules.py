@@ -25,6 +25,7 @@ RULES = [
     'iifname "eth*" jump a',
     'iifname != "eth0" drop',
     "ct state new return",
+    "counter reject",
     "ct status dnat fib daddr type != local drop",
     "meta mark & 0x00004000 != 0x00000000 goto a/b",
     "meta mark set meta mark | 0x00000001 masquerade fully-random",
