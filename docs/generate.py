@@ -154,7 +154,8 @@ _DIFFERENCES: dict[str, Callable[[Behavior], str]] = {
         "only those on this node" if of.one_list else "any endpoint"
     ),
     "NodePort on 127.0.0.1, ::1": lambda of: (
-        "both" if of.loopback == frozenset(Family) else "127.0.0.1" if of.loopback else "neither"
+        ("both" if of.loopback == frozenset(Family) else "127.0.0.1" if of.loopback else "neither")
+        + (", TCP only" if of.relays_loopback else "")
     ),
     "another port of a ClusterIP": lambda of: (
         "rejected" if of.has_addresses or of.unused_cluster_ips is not Unused.ROUTED else Unused.ROUTED.value

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 from prometheus_client import Metric
 
 from ebpfproxy.http.metrics import Metrics
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.counters import (
     IptablesCounts,
+    LocalhostCounts,
     NftablesCounts,
     PacketCounts,
     Report,
@@ -29,6 +30,7 @@ _MODES = {
     "ebpfproxy_sockets_stale": "ebpf",
     "ebpfproxy_sockets_translated": "ebpf",
     "kubeproxy_iptables_": "iptables",
+    "kubeproxy_nftables_": "nftables",
     "kubeproxy_conntrack_reconciler_": "nftables, iptables, ipvs",
     "kubeproxy_sync_proxy_rules_iptables_restore_failures": "iptables, ipvs",
     "kubeproxy_sync_proxy_rules_iptables_": "iptables",
@@ -60,6 +62,7 @@ def rows() -> list[Row]:
             (
                 IptablesCounts(Family.IPV4, rules={"nat": 1}, rules_last={"nat": 1}),
                 NftablesCounts(Family.IPV4),
+                LocalhostCounts(Family.IPV4, 1, 0, {Protocol.UDP: 0}),
                 PacketCounts(0, 0),
             ),
         ),

@@ -217,7 +217,7 @@ class _Agent:
                 self._verify_slice()
 
     def _log_end(self, signal: str) -> None:
-        forwarding = "ends" if self._modes.serving.backend.binds_sockets else "continues"
+        forwarding = "ends" if self._modes.serving.backend.ends_with_agent else "continues"
         log.info(ENDING, signal=signal, forwarding=forwarding)
 
     def _drain(self, signal: str) -> bool:

@@ -1,6 +1,6 @@
 """Watches where programs of this node listen, for `plan.protected_addresses`.
 
-The relays of mode userspace listen at frontends of Services. They do not count, also if another process than
+Relays listen at frontends of Services. They do not count, also if another process than
 the agent, such as `explain`, reads the sockets.
 """
 

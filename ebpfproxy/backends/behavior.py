@@ -58,8 +58,12 @@ class Behavior(NamedTuple):
     masqueraded even if the endpoint is on this node (KUBE-EXT-*, KUBE-MARK-MASQ), as with kube-proxy."""
 
     loopback: frozenset[Family]
-    """The families in which the node reaches NodePorts at loopback addresses. route_localnet exists only for
-    IPv4, and kube-proxy's nftables mode does not use it (KEP-3866)."""
+    """The families in which the node reaches NodePorts at loopback addresses. route_localnet, which mode
+    iptables needs, exists only for IPv4."""
+
+    relays_loopback: bool
+    """A relay serves NodePorts at loopback, at 127.0.0.1 and ::1 and for TCP only. Other protocols are
+    rejected, as in kube-proxy's nftables mode (KEP-6032)."""
 
     unused_cluster_ips: Unused
 
@@ -116,7 +120,8 @@ _NFTABLES = Behavior(
     by_relay=False,
     has_addresses=False,
     masquerades_here=True,
-    loopback=frozenset(),
+    loopback=frozenset(Family),
+    relays_loopback=True,
     unused_cluster_ips=Unused.PORTS_REJECTED,
     rejects_external_of_node=True,
     rejects_node_ports_everywhere=False,
@@ -135,7 +140,7 @@ BEHAVIOR = {
     "ebpf": _NFTABLES._replace(
         by_packet=False,
         masquerades_here=False,
-        loopback=frozenset(Family),
+        relays_loopback=False,
         unused_cluster_ips=Unused.REJECTED,
         node_port_instead=NodePortInstead.NEVER,
         flows_end_later=False,
@@ -145,6 +150,7 @@ BEHAVIOR = {
     "nftables": _NFTABLES,
     "iptables": _NFTABLES._replace(
         loopback=frozenset({Family.IPV4}),
+        relays_loopback=False,
         unused_cluster_ips=Unused.ROUTED,
         rejects_external_of_node=False,
         rejects_node_ports_everywhere=True,
@@ -154,6 +160,8 @@ BEHAVIOR = {
     # A removed UDP real server is deleted with its flows.
     "ipvs": _NFTABLES._replace(
         has_addresses=True,
+        loopback=frozenset(),
+        relays_loopback=False,
         unused_cluster_ips=Unused.ROUTED,
         node_port_instead=NodePortInstead.NEVER,
         leaves_terminating=True,
@@ -168,7 +176,7 @@ BEHAVIOR = {
         by_packet=False,
         by_relay=True,
         has_addresses=True,
-        loopback=frozenset(Family),
+        relays_loopback=False,
         unused_cluster_ips=Unused.ROUTED,
         ranges_need_endpoints=True,
         node_port_instead=NodePortInstead.IF_NOTHING_LISTENS,

@@ -123,7 +123,9 @@ class Backend(Inspection[K, E]):
     owns_namespace: bool = True
     """A network namespace can have only one such backend at a time."""
     binds_sockets: ClassVar[bool] = False
-    """It serves with sockets that are bound to the frontends. They end with the agent."""
+    """It binds sockets to frontends. They end with the agent."""
+    ends_with_agent: ClassVar[bool] = False
+    """It serves with nothing else than these sockets."""
 
     @abstractmethod
     def open(self) -> None:

@@ -132,7 +132,7 @@ def command(
     all        all of these
     namespaces  network namespaces of pods and guests, and the path of their sockets
     objects    all objects that verify compares, in any mode
-    connections  connections and UDP flows that the relays of mode userspace have open
+    connections  connections and UDP flows of relays: mode userspace, and loopback in mode nftables
 
     Works with and without a running agent: it reads the pinned maps. Only --diff and --drift also read the
     cluster, and --diff and objects read the kernel in any mode. The column ORPHANED shows entries that belong

@@ -102,7 +102,7 @@ def rows(view: "DumpView", section: str, row_filter: Filter) -> Iterator[Row]:
 
 
 def connections(row_filter: Filter) -> list[Row]:
-    """The open connections of the relays of mode userspace that the filter admits."""
+    """The open connections of relays that the filter admits."""
     from ebpfproxy.backends.userspace import inspection
 
     found = (each._asdict() for each in inspection.connections(_MOST_CONNECTIONS))

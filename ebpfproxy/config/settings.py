@@ -114,8 +114,8 @@ class Config(EbpfOptions, NetfilterOptions, IpvsOptions, UserspaceOptions, EdgeO
     )  # fmt: skip
     iptables_localhost_nodeports: bool = option(
         "--iptables-localhost-nodeports", flag_types.BOOLEAN, "true", Group.TRAFFIC,
-        "Accept NodePort connections on 127.0.0.1, and in modes ebpf and userspace on ::1. Modes nftables "
-        "and ipvs accept them on neither.",
+        "Accept NodePort connections on 127.0.0.1, and in modes ebpf, nftables and userspace on ::1. Mode "
+        "nftables accepts only TCP there, mode ipvs nothing.",
         fields="iptables.localhostNodePorts",
     )  # fmt: skip
     host_ports: bool = option(

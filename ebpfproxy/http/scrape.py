@@ -16,6 +16,7 @@ from ebpfproxy.errors import EbpfProxyError
 from ebpfproxy.model.address import Family
 from ebpfproxy.model.counters import (
     IptablesCounts,
+    LocalhostCounts,
     NftablesCounts,
     PacketCounts,
     Report,
@@ -154,9 +155,38 @@ def _syncs(counts: Collection[SyncCounts]) -> Iterator[Metric]:
         "Cumulative proxy nftables cleanup failures",
         {each.family: each.cleanup_failures for each in nftables},
     )
+    yield from _localhost([each for each in counts if isinstance(each, LocalhostCounts)])
     for each in counts:
         if isinstance(each, PacketCounts):
             yield from _packets(each)
+
+
+def _localhost(counts: Collection[LocalhostCounts]) -> Iterator[Metric]:
+    """Yield kube-proxy's metrics of NodePorts on loopback (KEP-6032); nothing without such NodePorts."""
+    prefix = "kubeproxy_nftables_localhost_nodeport"
+    listeners = GaugeMetricFamily(
+        f"{prefix}_listeners",
+        "Number of NodePorts that a relay serves on loopback",
+        labels=["ip_family"],
+    )
+    failures = CounterMetricFamily(
+        f"{prefix}_listener_creation_failures",
+        "Failed attempts to listen for a NodePort on loopback",
+        labels=["ip_family"],
+    )
+    packets = CounterMetricFamily(
+        f"{prefix}_rejected_packets",
+        "Packets to NodePorts on loopback that were rejected, because only TCP is served there",
+        labels=["ip_family", "protocol"],
+    )
+    for each in counts:
+        family = each.family.value
+        listeners.add_metric([family], each.listeners)
+        failures.add_metric([family], each.listener_failures)
+        for protocol, count in each.rejected_packets.items():
+            packets.add_metric([family, protocol.name], count)
+    if counts:
+        yield from (listeners, failures, packets)
 
 
 def _packets(counts: PacketCounts) -> Iterator[Metric]:

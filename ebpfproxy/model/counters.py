@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Family, Protocol
 
 OTHER = "other"
 """`ServiceTraffic.service` of the sum of all ServicePorts that are not counted separately."""
@@ -73,6 +73,20 @@ class NftablesCounts(NamedTuple):
     cleanup_failures: int = 0
 
 
+class LocalhostCounts(NamedTuple):
+    """NodePorts on loopback in one family of mode nftables.
+
+    - `listeners`: how many are relayed now.
+    - `listener_failures`: failed attempts to listen since the mode is open.
+    - `rejected_packets`: by protocol, since the tables were created.
+    """
+
+    family: Family
+    listeners: int
+    listener_failures: int
+    rejected_packets: Mapping[Protocol, int]
+
+
 class PacketCounts(NamedTuple):
     """Packets that rules of mode iptables count, in both families, also of earlier runs of the agent. None:
     there is no such counter.
@@ -85,7 +99,7 @@ class PacketCounts(NamedTuple):
     localhost_node_ports: int | None
 
 
-SyncCounts = IptablesCounts | NftablesCounts | PacketCounts
+SyncCounts = IptablesCounts | NftablesCounts | LocalhostCounts | PacketCounts
 """What the current mode reports in the names of kube-proxy's metrics."""
 
 

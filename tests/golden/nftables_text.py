@@ -4,12 +4,15 @@ from collections.abc import Iterator, Mapping
 
 from ebpfproxy.backends.nftables.backend import render
 from ebpfproxy.backends.nftables.entries import (
+    Chain,
     ChainEntry,
     Element,
     ElementEntry,
     Endpoints,
     Entry,
     Key,
+    Map,
+    Set,
     nft_family,
 )
 from ebpfproxy.backends.nftables.node_objects import node_objects
@@ -51,8 +54,10 @@ def _lines(entries: Mapping[Key, Entry]) -> Iterator[str]:
             yield f"  element {key.container} {{ {element_text(key, entry)} }}"
         elif isinstance(key, Endpoints):
             yield f"  endpoints {key.container}: {', '.join(endpoints_of(key, entry))}"
-        elif isinstance(entry, ChainEntry):
+        elif isinstance(key, Chain):
+            assert isinstance(entry, ChainEntry)
             yield f"  chain {key.name}"
             yield from (f"    {rule}" for rule in entry.rules)
-        elif isinstance(entry, str):
+        elif isinstance(key, Set | Map):
+            assert isinstance(entry, str)
             yield f"  {key.kind} {key.name} {{ {entry} }}"

@@ -14,10 +14,15 @@ _SOCKET_FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 class Differences(Behavior):
     """The behavior of one mode, and the outcomes that follow from it."""
 
-    @property
-    def loopback_families(self) -> frozenset[socket.AddressFamily]:
-        """The families in which the node reaches NodePorts at loopback addresses."""
-        return frozenset(_SOCKET_FAMILIES[each] for each in self.loopback)
+    def at_loopback(self, protocol: Protocol, address: str, outcome: str) -> str:
+        """The outcome for the node at a NodePort at a loopback address, given that at other addresses."""
+        family = socket.AF_INET6 if ":" in address.removeprefix("::ffff:") else socket.AF_INET
+        is_served = family in {_SOCKET_FAMILIES[each] for each in self.loopback}
+        if self.relays_loopback and protocol is not Protocol.TCP:
+            return REFUSED
+        if (self.by_relay or self.relays_loopback) and address == "127.0.0.2":
+            return REFUSED
+        return outcome if is_served else REFUSED
 
     @property
     def other_port(self) -> str:

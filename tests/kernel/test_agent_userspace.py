@@ -57,7 +57,7 @@ def test_no_connection_is_refused_during_switches_from_and_to_another_mode(
     assert set(report["errors"]) <= {"ECONNRESET", "ENODATA"}  # ENODATA: ended without an answer
     assert report["failed"] <= max(6, report["attempts"] / 10)
     assert not routes(restartable)
-    assert not relays(restartable)
+    assert len(relays(restartable)) == (1 if other == "nftables" else 0), "mode nftables has one for loopback"
 
 
 def test_a_connection_of_another_mode_continues_after_a_switch(restartable: Cluster, tmp_path: Path) -> None:

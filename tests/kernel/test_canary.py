@@ -82,7 +82,7 @@ def frontends(cluster: Cluster, service: Exposed, cluster_ips: bool = True) -> s
 def loopbacks(cluster: Cluster, service: Exposed) -> set[str]:
     """The frontends at loopback that the mode serves."""
     both = ("127.0.0.1", "[::1]")
-    served = {"ebpf": both, "iptables": both[:1], "userspace": both}
+    served = {"ebpf": both, "nftables": both, "iptables": both[:1], "userspace": both}
     return {f"{address}:{service.node_port}/TCP" for address in served.get(cluster.mode, ())}
 
 
@@ -183,6 +183,10 @@ def test_a_service_that_does_not_exist_is_named(cluster: Cluster) -> None:
 # --- Paths that do not work ---
 
 
+_NO_LOOPBACK = "--iptables-localhost-nodeports=false"
+"""In mode nftables, the relay of loopback ends with the agent."""
+
+
 class Broken(NamedTuple):
     """A node whose agent has ended, so that nothing repairs what a test breaks, and its Service."""
 
@@ -199,7 +203,7 @@ def ended(request: pytest.FixtureRequest) -> Iterator[Broken]:
 @pytest.fixture
 def broken(ended: Broken) -> Broken:
     """What the agent left in the kernel is in sync again."""
-    ended.cluster.start(*MODES[ended.cluster.mode][1])
+    ended.cluster.start(_NO_LOOPBACK, *MODES[ended.cluster.mode][1])
     ended.web.to(ended.cluster.a)
     ended.cluster.end()
     return ended
@@ -246,7 +250,7 @@ ARRIVING: dict[str, Callable[[Cluster], None]] = {
 
 def test_a_broken_path_of_the_node_is_named(broken: Broken) -> None:
     LOCAL[broken.cluster.mode](broken.cluster)
-    found = verified(broken.cluster, "--canary")
+    found = verified(broken.cluster, "--canary", _NO_LOOPBACK)
     assert found.code == 1
     failing = {to for client, to in found.failing if client == "node"}
     assert failing == {to for to in found.states("node") if not to.startswith("[")}
@@ -258,7 +262,7 @@ def test_a_broken_path_of_the_node_is_named(broken: Broken) -> None:
 def test_a_broken_path_of_clients_outside_is_named(broken: Broken) -> None:
     cluster = broken.cluster
     ARRIVING[cluster.mode](cluster)
-    found = verified(cluster, "--canary")
+    found = verified(cluster, "--canary", _NO_LOOPBACK)
     assert found.code == 1
     outside = {to for client, to in found.failing if client.startswith("outside at eth0")}
     assert {f"{BALANCER[0]}:80/TCP", f"{cluster.node.v4}:{broken.web.node_port}/TCP"} <= outside
@@ -269,5 +273,5 @@ def test_a_broken_path_of_clients_outside_is_named(broken: Broken) -> None:
 
 @pytest.mark.same_for("ended")
 def test_without_the_agent_the_paths_work(broken: Broken) -> None:
-    found = verified(broken.cluster, "--canary")
+    found = verified(broken.cluster, "--canary", _NO_LOOPBACK)
     assert (found.code, found.failing) == (0, set()), found

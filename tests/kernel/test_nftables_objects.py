@@ -25,6 +25,8 @@ from ebpfproxy.backends.nftables.entries import (
     Endpoints,
     Entry,
     Key,
+    Map,
+    Set,
     nft_family,
 )
 from ebpfproxy.backends.nftables.settings import NftablesSettings
@@ -103,11 +105,12 @@ def written(entries: Mapping[Key, Entry]) -> str:
         elif isinstance(key, Endpoints):
             elements = ", ".join(endpoint_elements(key, entry))
             filled.append(f"add element {at} {key.container} {{ {elements} }}")
-        elif isinstance(entry, ChainEntry):
+        elif isinstance(key, Chain):
+            assert isinstance(entry, ChainEntry)
             hook = f" {{ {entry.hook} }}" if entry.hook else ""
             declared.append(f"add chain {at} {key.name}{hook}")
             ruled += [f"add rule {at} {key.name} {rule}" for rule in entry.rules]
-        else:
+        elif isinstance(key, Set | Map):
             declared.append(f"add {key.kind} {at} {key.name} {{ {declaration_text(entry)} }}")
     return "\n".join([*declared, *ruled, *filled, ""])
 

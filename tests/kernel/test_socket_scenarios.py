@@ -3,13 +3,14 @@
 test_packet_table.py has all frontends with one endpoint and the policies Cluster and Local.
 """
 
+import functools
 import itertools
 
 import pytest
 
 from ebpfproxy.lab import Pod, manifests
 from ebpfproxy.model.address import Protocol
-from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, family_of, outcome, rejection
+from tests.kernel.clients import REFUSED, SILENT, TCP, UDP, outcome, rejection
 from tests.kernel.cluster import (
     TCP_TARGET,
     UDP_TARGET,
@@ -229,14 +230,9 @@ def a_node_port_answers_at_the_addresses_of_the_node(at: Stage) -> Steps:
 def a_node_port_answers_the_node_at_its_loopback_addresses(at: Stage) -> Steps:
     """Regression: 127.0.0.1:nodePort from the host; without route_localnet, and for IPv6 too."""
     web = at.service(at.cluster.a, node_port=True)
-
-    def expected(address: str) -> str:
-        listens = not (at.differences.by_relay and address == "127.0.0.2")
-        family = family_of(address.removeprefix("::ffff:"))
-        return "a" if listens and family in at.differences.loopback_families else REFUSED
-
+    expected = functools.partial(at.differences.at_loopback, outcome="a")
     yield [
-        Row(at.cluster.node, protocol, address, web.node_port, expected(address))
+        Row(at.cluster.node, protocol, address, web.node_port, expected(protocol, address))
         for protocol in (TCP, UDP)
         for address in ("127.0.0.1", "127.0.0.2", "::1", "0.0.0.0", "::", "::ffff:127.0.0.1")
     ]

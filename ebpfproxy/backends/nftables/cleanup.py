@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from ebpfproxy.backends.nftables.entries import TABLE, endpoint_maps
+from ebpfproxy.backends.nftables.localhost_node_ports import REJECTED_NODE_PORTS, REJECTING_CHAINS
 from ebpfproxy.backends.nftables.node_objects import (
     AFFINITY,
     EQUAL_BYTES,
@@ -22,9 +23,9 @@ from ebpfproxy.model.address import Family
 
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 
-_OWN_SETS = frozenset({AFFINITY, EQUAL_BYTES, NODE_PORT_NETWORKS})
+_OWN_SETS = frozenset({AFFINITY, EQUAL_BYTES, NODE_PORT_NETWORKS, REJECTED_NODE_PORTS})
 """The sets, besides the maps of endpoints, that kube-proxy does not have."""
-_OWN_CHAINS = frozenset({MARK_FOR_MASQUERADE, *NAT_CHAINS})
+_OWN_CHAINS = frozenset({MARK_FOR_MASQUERADE, *NAT_CHAINS, *REJECTING_CHAINS.values()})
 """The chains that kube-proxy does not have. `MARK_FOR_MASQUERADE` is one of kube-proxy before 1.34, which
 creates it again."""
 

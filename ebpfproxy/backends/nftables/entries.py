@@ -1,4 +1,4 @@
-"""The entries of the nftables backend, by key: the objects of the table.
+"""The entries of the nftables backend, by key: the objects of the table, and what the relay holds.
 
 Rules are compared by the digests of their texts (`linux.nft.rule`). Endpoints are packed bytes. Everything
 else is text in the form that `nft -y -T list table` prints (1.0.6; priorities as numbers, times in
@@ -22,6 +22,7 @@ other priorities, and a priority cannot be changed in place.
 import functools
 from typing import Literal, NamedTuple
 
+from ebpfproxy.backends.userspace import entries as relay
 from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.model.address import Family
 
@@ -106,8 +107,12 @@ class ElementEntry(NamedTuple):
     comment: str = ""
 
 
-Key = Chain | Set | Map | Element | Endpoints
-Entry = ChainEntry | ElementEntry | str | bytes
+RelayKey = relay.Key
+RelayEntry = relay.Entry
+"""What the relay of NodePorts at loopback holds."""
+
+Key = Chain | Set | Map | Element | Endpoints | RelayKey
+Entry = ChainEntry | ElementEntry | str | bytes | RelayEntry
 """For a Set or a Map, its declaration, for example "type ipv4_addr; size 65535; flags dynamic,timeout;". For
 Endpoints, their addresses and ports.
 """

@@ -1,5 +1,6 @@
 """The definition of mode nftables."""
 
+import dataclasses
 from collections.abc import Callable
 
 from ebpfproxy.backends.findings import Finding
@@ -7,11 +8,15 @@ from ebpfproxy.backends.interface import Callbacks, Mode
 from ebpfproxy.backends.netfilter.node_support import families_used
 from ebpfproxy.backends.nftables import cleanup, probes
 from ebpfproxy.backends.nftables.backend import NftablesBackend
+from ebpfproxy.backends.nftables.inspection import NftablesInspection
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.backends.nftables.shares import DRAWS
+from ebpfproxy.backends.userspace.settings import userspace_settings
 from ebpfproxy.config import Config
-from ebpfproxy.model.address import Family
+from ebpfproxy.config.derived import plan_context
+from ebpfproxy.model.address import Family, Network, loopback, network_family
 from ebpfproxy.plan.balancing import Support
+from ebpfproxy.plan.node_ports import plan_node_ports
 
 
 class NftablesMode(Mode):
@@ -25,10 +30,10 @@ class NftablesMode(Mode):
     def serve(self, config: Config, callbacks: Callbacks) -> NftablesBackend:
         return NftablesBackend(nftables_settings(config)).serves(config, callbacks)
 
-    def inspect(self, config: Config) -> NftablesBackend:
-        backend = NftablesBackend(nftables_settings(config)).reads(config)
-        backend.open()
-        return backend
+    def inspect(self, config: Config) -> NftablesInspection:
+        inspection = NftablesInspection(nftables_settings(config)).reads(config)
+        inspection.open()
+        return inspection
 
     def remove(self, config: Config, dry_run: bool = False, beside_kube_proxy: bool = False) -> list[str]:
         return (cleanup.remove_beside_kube_proxy if beside_kube_proxy else cleanup.remove)(dry_run)
@@ -38,4 +43,11 @@ class NftablesMode(Mode):
 
 
 def nftables_settings(config: Config) -> NftablesSettings:
-    return NftablesSettings(masquerade_bit=config.iptables_masquerade_bit)
+    """Return the settings. Raises ConfigError if the node has no name."""
+    loopbacks = frozenset(Network(loopback(each), 128) for each in Family)
+    accepting = plan_node_ports(loopbacks, None, plan_context(config, NftablesMode.name))
+    return NftablesSettings(
+        config.iptables_masquerade_bit,
+        frozenset(map(network_family, accepting)),
+        dataclasses.replace(userspace_settings(config), relays=1),  # others would take memory
+    )

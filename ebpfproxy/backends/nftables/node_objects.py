@@ -6,13 +6,13 @@ those to addresses of a ServiceCIDR that no Service has are dropped.
 A connection of a pod or the node that was translated in spite of policy Local no longer has the Service's
 address then, and passes (kubernetes/kubernetes#131765, #132456).
 
-As in that mode, 127.0.0.1:nodePort is not served: it requires the sysctl route_localnet, which exposes the
-node's loopback services to neighbors (CVE-2020-8558). NodePorts answer on all other addresses in the plan,
-while kube-proxy's default is only the node's primary addresses.
+No rule translates packets to NodePorts at loopback: see `localhost_node_ports`. NodePorts answer on all
+addresses in the plan, while kube-proxy's default is only the node's primary addresses.
 """
 
 from collections.abc import Iterator
 
+from ebpfproxy.backends.nftables import localhost_node_ports
 from ebpfproxy.backends.nftables.entries import (
     Chain,
     ChainEntry,
@@ -94,13 +94,17 @@ def node_objects(node: NodePlan, family: Family, settings: NftablesSettings) -> 
     """Yield all entries of the node in one family."""
     for name, base in _BASE_CHAINS.items():
         yield Chain(family, name), base
-    for name, rules in (_dispatch(node, family) | _masquerade(family, settings.masquerade_mark)).items():
+    localhost = family in settings.localhost
+    chains = _dispatch(node, family, localhost) | _masquerade(family, settings.masquerade_mark)
+    for name, rules in chains.items():
         yield Chain(family, name), ChainEntry("", rules)
+    if localhost:
+        yield from localhost_node_ports.node_objects(family)
     yield from _containers(family)
     yield from _node_port_sets(node, family)
 
 
-def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[Rule, ...]]:
+def _dispatch(node: NodePlan, family: Family, localhost: bool) -> dict[str, tuple[Rule, ...]]:
     ip = nft_family(family)
     node_port = "meta l4proto . th dport vmap"
     frontend = f"{ip} daddr . {node_port}"
@@ -116,8 +120,9 @@ def _dispatch(node: NodePlan, family: Family) -> dict[str, tuple[Rule, ...]]:
             *(Rule(f"{local}{match} {node_port} @{SERVICE_NODE_PORTS}") for match in matches),
         ),
         "service-endpoints-check": (Rule(f"{frontend} @{NO_ENDPOINT_SERVICES}"),),
-        "nodeport-endpoints-check": tuple(
-            Rule(f"{match} {node_port} @{NO_ENDPOINT_NODE_PORTS}") for match in matches
+        "nodeport-endpoints-check": (
+            *(Rule(f"{match} {node_port} @{NO_ENDPOINT_NODE_PORTS}") for match in matches),
+            *([localhost_node_ports.check_rule(family)] if localhost else ()),
         ),
         "firewall-check": (Rule(f"{frontend} @{FIREWALL_IPS}"),),
         # A ClusterIP on a device of the node belongs to a program, such as NodeLocal DNSCache.

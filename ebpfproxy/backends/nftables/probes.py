@@ -59,6 +59,7 @@ def _parts(ip: str) -> tuple[_Part, ...]:
         _Part("connection tracking", Rule("ct state new drop"), "nft_ct"),
         _Part("address types", Rule("fib daddr type local drop"), f"nft_fib_{version}"),
         _Part("rejecting", Rule("reject"), f"nft_reject_{version}"),
+        _Part("counters", Rule("counter drop"), "nft_counter"),
         _Part("DNAT", Rule(f"meta l4proto tcp dnat to {endpoint}"), "nft_nat", _PREROUTING),
         _Part("DNAT with a map", Rule(dnat), "nft_nat", _PREROUTING),
         _Part("masquerading", Rule("masquerade fully-random"), "nft_masq", Hook("nat", "postrouting", 100)),

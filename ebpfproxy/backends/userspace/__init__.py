@@ -7,7 +7,10 @@ works.
 - `relay/`: the program of such a process. It does not use the rest of this package, except for `messages` and
   `entries`.
 - `messages`: what agent and relays send each other.
+- `settings`: the settings of relays, as options have them.
 - `backend`, `mode`, `inspection`: as in the other modes.
+
+Mode `nftables` uses relays, too, for NodePorts on loopback.
 
 Read first: `entries.py`, then `relay/__init__.py`.
 """

@@ -40,6 +40,7 @@ class UserspaceBackend(Backend[Key, Entry]):
     name = "userspace"
     reread_seconds = 0.0  # the kernel does not report that a listening socket was destroyed
     binds_sockets = True
+    ends_with_agent = True
 
     def __init__(
         self, settings: UserspaceSettings | None = None, changed: Callable[[], object] = lambda: None

@@ -25,7 +25,7 @@ from ebpfproxy.diagnose.explain.result import (
 from ebpfproxy.diagnose.situation import Served, Situation
 from ebpfproxy.model.address import Family, Protocol, family, format_address, unspecified
 from ebpfproxy.model.balancing import Algorithm
-from ebpfproxy.plan.balancing import unsupported
+from ebpfproxy.plan.balancing import Support, unsupported
 from ebpfproxy.plan.direct_return import support_on_node
 from ebpfproxy.plan.open_connections import requested_resets
 from ebpfproxy.plan.service_plan import Frontend, FrontendKind, NoEndpointAction
@@ -216,13 +216,13 @@ def _selection_steps(case: Case, decision: Decision) -> Iterator[Step]:
 def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
     """Yield the algorithm with the weights that this mode honors, and what it does not honor."""
     balancing = decision.served.plan.balancing
-    of_mode = next(mode.balancing for mode in MODES if mode.name == case.situation.mode)
+    of_mode = _balancing(case)
     support = support_on_node(of_mode, case.situation.context)
     weights = tuple(_weight_lines(decision)) if support.weights else ()
     if balancing.algorithm not in (None, Algorithm.RANDOM) and balancing.algorithm in support.algorithms:
         text = f"{Reason.ALGORITHM.meaning}: {balancing.algorithm.value}"
         yield Step(Reason.ALGORITHM, text, (*weights, *hash_lines(case, decision)))
-    elif case.situation.mode == USERSPACE and balancing.algorithm is not Algorithm.RANDOM:
+    elif case.path.via is Via.RELAY and balancing.algorithm is not Algorithm.RANDOM:
         yield Step(Reason.RELAY_SELECTS, Reason.RELAY_SELECTS.meaning, weights)
     else:
         why = Reason.RANDOM_BY_WEIGHT if weights else Reason.RANDOM
@@ -232,9 +232,15 @@ def _algorithm_steps(case: Case, decision: Decision) -> Iterator[Step]:
         yield Step(Reason.BALANCING_IGNORED, f"{Reason.BALANCING_IGNORED.meaning}: {ignored}")
 
 
+def _balancing(case: Case) -> Support:
+    """Return what the mode honors; at loopback in mode nftables, what a relay does."""
+    name = USERSPACE if case.path.via is Via.RELAY else case.situation.mode
+    return next(mode.balancing for mode in MODES if mode.name == name)
+
+
 def _reset_steps(case: Case, decision: Decision) -> Iterator[Step]:
     """Yield when the connection may be reset."""
-    of_mode = next(mode.balancing for mode in MODES if mode.name == case.situation.mode)
+    of_mode = _balancing(case)
     plan = decision.served.plan
     if of_mode.resets and plan.serving is not None:
         yield Step(Reason.RESET_IF_REMOVED, Reason.RESET_IF_REMOVED.meaning)

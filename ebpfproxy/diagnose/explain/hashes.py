@@ -24,9 +24,10 @@ _Weighted = Sequence[tuple[EndpointResult, int]]
 
 def hash_lines(case: Case, decision: Decision) -> Iterator[str]:
     """Yield what identifies the client, and the endpoint that it gets if that is known. Nothing without a
-    hash, or in another mode."""
+    hash, by a relay, or in another mode."""
     algorithm = decision.served.plan.balancing.algorithm
-    if case.situation.mode not in (EBPF, NFTABLES) or algorithm not in _HASHES:
+    is_by_hash = algorithm in _HASHES and case.path.via is not Via.RELAY
+    if case.situation.mode not in (EBPF, NFTABLES) or not is_by_hash:
         return
     ip_family = family(case.destination.address)
     if case.path.via is Via.SOCKET:

@@ -15,6 +15,7 @@ from ebpfproxy.model.address import (
     contains,
     family,
     is_loopback,
+    loopback,
     unspecified,
 )
 from ebpfproxy.model.service import NamespacedName
@@ -91,7 +92,10 @@ def _obstacle(situation: Situation, address: Address) -> Reason | None:
 
 
 def _needs_device(situation: Situation, address: Address) -> bool:
-    """Whether the mode has no listener or rule for the address, although it is local: no device has it."""
+    """Whether the mode has no listener or rule for the address, although it is local: no device has it, or it
+    is another one of 127.0.0.0/8 than a relay has."""
+    if situation.behavior.relays_loopback and is_loopback(address):
+        return address != loopback(family(address))
     if situation.mode == IPTABLES and family(address) in situation.node.node_ports_everywhere:
         return False
     has_device = Network(address, _SINGLE) in situation.node.node_port_networks

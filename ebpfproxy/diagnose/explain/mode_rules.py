@@ -13,7 +13,7 @@ from ebpfproxy.diagnose.explain.origin import EBPF
 from ebpfproxy.diagnose.explain.path import reaches_itself
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, EndpointResult, Step, Verdict, Via
-from ebpfproxy.model.address import Protocol, family, format_address
+from ebpfproxy.model.address import Protocol, family, format_address, is_loopback
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.plan.service_plan import FrontendKind, NoEndpointAction
 
@@ -26,6 +26,8 @@ def apply(case: Case, decision: Decision) -> Decision:
     of, is_excluded = case.situation.behavior, decision.excludes_client
     if of.by_relay and case.destination.protocol is Protocol.SCTP:
         return decision._replace(verdict=Verdict.REJECTED, why=Reason.SCTP_NOT_RELAYED)
+    if of.relays_loopback and _is_other_node_port_at_loopback(case):
+        return decision._replace(verdict=Verdict.REJECTED, why=Reason.LOOPBACK_NOT_RELAYED)
     if of.ranges_need_endpoints:
         decision = _rejected_before_ranges(decision)
     is_rejected = decision.verdict is Verdict.REJECTED
@@ -38,6 +40,12 @@ def apply(case: Case, decision: Decision) -> Decision:
     if case.situation.mode == EBPF:
         return _ebpf(case, decision)
     return _ipvs(case, decision) if case.situation.mode == IPVS else decision
+
+
+def _is_other_node_port_at_loopback(case: Case) -> bool:
+    """Whether it is a NodePort at loopback that no relay serves."""
+    is_node_port = case.found.served.frontend.kind is FrontendKind.NODE_PORT
+    return is_node_port and is_loopback(case.destination.address) and case.path.via is not Via.RELAY
 
 
 def _is_external_of_node(case: Case, decision: Decision) -> bool:

@@ -1,14 +1,14 @@
 """The hook, program or chain that sees the connection first."""
 
 from ebpfproxy.backends.nftables.node_objects import NAT_OUTPUT, NAT_PREROUTING
-from ebpfproxy.diagnose.explain.lookup import IPVS, USERSPACE, is_ebpf
+from ebpfproxy.diagnose.explain.lookup import IPVS, NFTABLES, USERSPACE, is_ebpf
 from ebpfproxy.diagnose.explain.origin import Origin, namespace_class
 from ebpfproxy.diagnose.explain.reasons import Reason
 from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Path, Via
 from ebpfproxy.diagnose.situation import Situation
-from ebpfproxy.model.address import Family, Protocol, family
+from ebpfproxy.model.address import Family, Protocol, family, is_loopback
 from ebpfproxy.model.namespace import NamespaceClass
-from ebpfproxy.plan.service_plan import DeviceRole, FrontendPlan, SocketLb
+from ebpfproxy.plan.service_plan import DeviceRole, FrontendKind, FrontendPlan, SocketLb
 
 
 def path(
@@ -16,7 +16,7 @@ def path(
 ) -> Path:
     """Return the path of a connection. Without a `frontend`, the path that would look for one."""
     if not is_ebpf(situation):
-        return _netfilter(situation, origin, destination)
+        return _netfilter(situation, origin, destination, frontend)
     exception = _socket_exception(situation, origin, destination, frontend)
     if exception is None and origin.kind is not ClientClass.OUTSIDE:
         return _socket(destination)
@@ -64,21 +64,31 @@ def _socket(destination: Destination) -> Path:
     return Path(Via.SOCKET, Reason.CONNECT_HOOK, f"hook connect{number}")
 
 
-def _netfilter(situation: Situation, origin: Origin, destination: Destination) -> Path:
+def _netfilter(
+    situation: Situation, origin: Origin, destination: Destination, frontend: FrontendPlan | None
+) -> Path:
     is_node = origin.kind is ClientClass.NODE
-    if situation.mode == USERSPACE:
+    if situation.mode == USERSPACE or _is_relayed_at_loopback(situation, destination, frontend):
         return Path(Via.RELAY, Reason.RELAY, "relay process")
     if situation.mode == IPVS:
         place = "output" if is_node else "input"
         return Path(Via.PACKET, Reason.VIRTUAL_SERVER, f"IPVS, at {place}")
     table = {Family.IPV4: "ip", Family.IPV6: "ip6"}[family(destination.address)]
-    if situation.mode == "nftables":
+    if situation.mode == NFTABLES:
         chain = NAT_OUTPUT if is_node else NAT_PREROUTING
         place = f"table {table} kube-proxy, chain {chain}"
     else:
         tool = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}[family(destination.address)]
         place = f"{tool}, table nat, chain {'OUTPUT' if is_node else 'PREROUTING'}, KUBE-SERVICES"
     return Path(Via.PACKET, Reason.NAT_OUTPUT if is_node else Reason.NAT_PREROUTING, place)
+
+
+def _is_relayed_at_loopback(
+    situation: Situation, destination: Destination, frontend: FrontendPlan | None
+) -> bool:
+    if not (situation.behavior.relays_loopback and is_loopback(destination.address) and frontend):
+        return False
+    return frontend.kind is FrontendKind.NODE_PORT and destination.protocol is Protocol.TCP
 
 
 def _devices(situation: Situation, origin: Origin) -> str:

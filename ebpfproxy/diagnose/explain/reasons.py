@@ -155,7 +155,7 @@ class Reason(AnyReason):
     ALGORITHM = "algorithm: the annotation lb-algorithm or the flag --lb-algorithm selects the algorithm"
     BALANCING_IGNORED = "algorithm: this mode does not honor a part of the requested load balancing"
     SCHEDULER = "algorithm: mode ipvs: the scheduler selects"
-    RELAY_SELECTS = "algorithm: mode userspace: the relay selects them in turn (round robin)"
+    RELAY_SELECTS = "algorithm: the relay selects them in turn (round robin)"
     SINGLE = "algorithm: there is only one usable endpoint"
 
     RESET_IF_REMOVED = (
@@ -186,9 +186,7 @@ class Reason(AnyReason):
     )
     MASQUERADE_ALL = "masquerade: masqueraded: --masquerade-all"
     HAIRPIN = "masquerade: masqueraded: the endpoint is the client itself"
-    RELAY_IS_CLIENT = (
-        "masquerade: mode userspace: the relay is the client of the endpoint, so the endpoint sees the node"
-    )
+    RELAY_IS_CLIENT = "masquerade: the relay is the client of the endpoint, so the endpoint sees the node"
     POLICY_KEEPS = "masquerade: not masqueraded: the traffic policy keeps the client's address"
     SOCKET_IS_REWRITTEN = "masquerade: not masqueraded: the socket connects to the endpoint itself"
     REPLY_PASSES_NODE = (
@@ -216,6 +214,7 @@ class Reason(AnyReason):
     CONNECTS = "outcome: the connection reaches one of the usable endpoints"
     REJECTED_NO_ENDPOINTS = "outcome: the connection is rejected: no node has a usable endpoint"
     SCTP_NOT_RELAYED = "outcome: the connection is rejected: mode userspace relays TCP and UDP only"
+    LOOPBACK_NOT_RELAYED = "outcome: mode nftables rejects UDP and SCTP at loopback, as kube-proxy does"
     DROPPED_BY_POLICY = "outcome: packets are dropped: only the traffic policy excludes the endpoints"
     DROPPED_BY_RANGES = "outcome: packets are dropped: source ranges exclude the client"
     DROPPED_IN_TUNNEL = (

@@ -115,9 +115,15 @@ DIFFERENCES = (
     ),
     Difference(
         _where(lambda of: not of.loopback),
-        "NodePorts do not answer on 127.0.0.1 and ::1, as in kube-proxy: it would need route_localnet, and "
-        "no packet to IPVS leaves the node from there.",
+        "NodePorts do not answer on 127.0.0.1 and ::1, as in kube-proxy: no packet to IPVS leaves the node "
+        "from there.",
         lambda case, _: case.is_loopback,
+        _refused,
+    ),
+    Difference(
+        _where(lambda of: of.relays_loopback),
+        "A relay serves TCP on 127.0.0.1 and ::1. Rules reject other protocols, as in kube-proxy (KEP-6032).",
+        lambda case, _: case.is_loopback and case.protocol is not Protocol.TCP and case.kind == "NodePort",
         _refused,
     ),
     Difference(

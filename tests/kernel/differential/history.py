@@ -283,7 +283,8 @@ def fence_service() -> Exposed:
 def history_of_differences() -> tuple[Step, ...]:
     """A history in which correct backends show all differences; see test_differential.py."""
     dns, clash = build.port(53, "dns", protocol=UDP), build.port(NODE_PORTS[0], "clash")
-    http, quic = build.port(80, "http", node_port=NODE_PORTS[0]), build.port(80, "quic", protocol=UDP)
+    http = build.port(80, "http", node_port=NODE_PORTS[0])
+    quic = build.port(80, "quic", protocol=UDP, node_port=NODE_PORTS[0])
     alpha = _by_hand(0, http, build.port(53, "dns-tcp"), quic)
     bravo = _by_hand(
         1, dns, clash, external=(NODE.v4, *EXTERNAL_IPS[1]), balancer=BALANCER_IPS[0], ranges=["192.0.2.0/24"]

@@ -24,7 +24,11 @@ CHANGES: dict[str, ModuleType] = {
     "iptables": in_iptables,
     "ipvs": in_ipvs,
 }
-_FLAGS = {"iptables": ("--iptables-backend=legacy",), "ipvs": ("--iptables-backend=legacy",)}
+_FLAGS = {
+    "nftables": ("--iptables-localhost-nodeports=false",),  # the relay of loopback ends with the agent
+    "iptables": ("--iptables-backend=legacy",),
+    "ipvs": ("--iptables-backend=legacy",),
+}
 _DETECTION = ("--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth")
 
 
@@ -54,6 +58,7 @@ def config_of(cluster: Cluster) -> Config:
         detect_local_mode=DetectLocal.INTERFACE_NAME_PREFIX,
         pod_interface_name_prefix="veth",
         iptables_backend="legacy",
+        iptables_localhost_nodeports=cluster.mode != "nftables",
     )
 
 

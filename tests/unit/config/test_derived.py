@@ -20,7 +20,7 @@ from ebpfproxy.backends.nftables.mode import nftables_settings
 from ebpfproxy.backends.nftables.settings import NftablesSettings
 from ebpfproxy.config import Config
 from ebpfproxy.config.derived import least_interval, plan_context
-from ebpfproxy.model.address import parse_address
+from ebpfproxy.model.address import Family, parse_address
 from ebpfproxy.model.balancing import Forwarding
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, Protection, SocketLb
 from tests.support.build import networks
@@ -167,9 +167,26 @@ def test_iptables_min_sync_period_applies_to_netfilter_modes(
 
 def test_without_flags_netfilter_backends_have_their_defaults() -> None:
     assert iptables_settings(Config()) == IptablesSettings()
-    assert nftables_settings(Config()) == NftablesSettings()
+    assert nftables_settings(Config()) == NftablesSettings(localhost=frozenset(Family))
     assert netfilter_settings(Config(), "nftables") == NetfilterSettings()
     assert netfilter_settings(Config(), "iptables") == NetfilterSettings(route_localnet=True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ({"nodeport_addresses": ("primary",)}, set()),
+        ({"nodeport_addresses": ("primary", "localhost")}, set(Family)),
+        ({"nodeport_addresses": ("127.0.0.1/32", "2001:db8::/64")}, {Family.IPV4}),
+        ({"nodeport_addresses": ("127.0.0.2/32",)}, {Family.IPV6}),
+        ({"iptables_localhost_nodeports": "false"}, set()),
+    ],
+)
+def test_mode_nftables_serves_loopback_in_the_families_whose_loopback_accepts_node_ports(
+    texts: dict[str, Any], expected: set[Family]
+) -> None:
+    config = Config.parse({"hostname_override": "here"} | texts)
+    assert nftables_settings(config).localhost == expected
 
 
 def test_mode_ipvs_never_answers_on_loopback_and_has_its_own_minimum_sync_period() -> None:

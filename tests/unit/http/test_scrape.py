@@ -7,10 +7,11 @@ import pytest
 from ebpfproxy.errors import NotFound
 from ebpfproxy.http.metrics import Metrics
 from ebpfproxy.http.scrape import SCRAPE_FAILED
-from ebpfproxy.model.address import Family
+from ebpfproxy.model.address import Family, Protocol
 from ebpfproxy.model.counters import (
     OTHER,
     IptablesCounts,
+    LocalhostCounts,
     NftablesCounts,
     PacketCounts,
     Report,
@@ -131,6 +132,19 @@ def test_only_the_metrics_of_the_current_mode_exist() -> None:
         "nftables_cleanup_failures_total IPv6": 6,
     }
     assert series() == {}
+
+
+def test_node_ports_on_loopback_have_the_metrics_of_kube_proxy() -> None:
+    of_v6 = LocalhostCounts(Family.IPV6, 2, 3, {Protocol.UDP: 4, Protocol.SCTP: 5})
+    registry = Metrics(lambda: Report(syncs=(of_v6,))).registry
+    prefix, family = "kubeproxy_nftables_localhost_nodeport", {"ip_family": "IPv6"}
+    assert registry.get_sample_value(f"{prefix}_listeners", family) == 2
+    assert registry.get_sample_value(f"{prefix}_listener_creation_failures_total", family) == 3
+    rejected = f"{prefix}_rejected_packets_total"
+    assert registry.get_sample_value(rejected, family | {"protocol": "UDP"}) == 4
+    assert registry.get_sample_value(rejected, family | {"protocol": "SCTP"}) == 5
+    names = {family.name for family in Metrics().registry.collect()}
+    assert not any(name.startswith(prefix) for name in names)
 
 
 def test_packets_that_rules_count_have_the_names_of_kube_proxy() -> None:

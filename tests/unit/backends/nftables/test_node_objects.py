@@ -168,6 +168,19 @@ def test_node_ports_answer_on_the_addresses_that_the_plan_names() -> None:
     assert Set(Family.IPV4, "nodeport-networks") not in entries
 
 
+def test_udp_and_sctp_are_rejected_and_counted_at_one_address_of_loopback() -> None:
+    node = NodePlan(node_ports_everywhere=frozenset())
+    entries = render((), node, NftablesSettings(localhost=frozenset({Family.IPV6})))
+    found = chains({key: entry for key, entry in entries.items() if key.family is Family.IPV6})
+    assert found["nodeport-endpoints-check"][1:] == [
+        "ip6 daddr ::1 meta l4proto . th dport vmap @localhost-nodeports"
+    ]
+    for protocol in ("udp", "sctp"):
+        assert found[f"localhost-nodeport-rejected-{protocol}"] == ["counter reject"]
+    assert Map(Family.IPV6, "localhost-nodeports") in entries
+    assert Map(Family.IPV4, "localhost-nodeports") not in entries
+
+
 NOT_LOOPBACK = tuple(
     map(str, ipaddress.IPv4Network("0.0.0.0/1").address_exclude(ipaddress.IPv4Network("127.0.0.0/8")))
 )

@@ -10,7 +10,7 @@ from ebpfproxy.api.event import Unserved
 from ebpfproxy.diagnose.explain.hashes import BY_NETNS, BY_PORT, BY_RANDOM
 from ebpfproxy.diagnose.explain.origin import ANY_POD, Origin
 from ebpfproxy.diagnose.explain.reasons import BY_SUBJECT, Reason
-from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict
+from ebpfproxy.diagnose.explain.result import ClientClass, Destination, Explanation, Step, Verdict, Via
 from ebpfproxy.diagnose.situation import Situation
 from ebpfproxy.linux.netlink.routing import Route
 from ebpfproxy.model.address import Family, Protocol, parse_address, parse_network
@@ -224,7 +224,7 @@ CASES: dict[AnyReason, Case] = {
         REACHES_NODE, NODE_PORT_WEB, READY, dials=to(NODE, 30080), node_port_cidrs=networks(["10.0.0.0/8"])
     ),
     Reason.LOOPBACK_EXCLUDED: case(
-        REACHES_NODE, NODE_PORT_WEB, READY, dials=to("127.0.0.1", 30080), by=THE_NODE, mode="nftables"
+        REACHES_NODE, NODE_PORT_WEB, READY, dials=to("127.0.0.1", 30080), by=THE_NODE, mode="ipvs"
     ),
     Reason.OTHER_LOOPBACK: case(ROUTED, NODE_PORT_WEB, READY, dials=to("127.0.0.1", 30080), by=A_POD),
     Reason.NOT_THIS_NODE: case(ROUTED, NODE_PORT_WEB, READY, dials=to("192.0.2.11", 30080)),
@@ -372,6 +372,14 @@ CASES: dict[AnyReason, Case] = {
     Reason.MASQUERADE_ALL: case(CONNECTS, WEB, REMOTE, by=A_POD, mode="nftables", masquerade_all=True),
     Reason.HAIRPIN: case(CONNECTS, WEB, slice_of("web", endpoint(POD, HERE)), by=A_POD, mode="nftables"),
     Reason.RELAY_IS_CLIENT: case(CONNECTS, WEB, REMOTE, by=A_CLIENT, mode="userspace"),
+    Reason.LOOPBACK_NOT_RELAYED: case(
+        REJECTED,
+        service("web", port(80, protocol=Protocol.UDP, node_port=30080), type_=ServiceType.NODE_PORT),
+        slice_with(Protocol.UDP, 80, endpoint(POD)),
+        dials=to("127.0.0.1", 30080, Protocol.UDP),
+        by=THE_NODE,
+        mode="nftables",
+    ),
     Reason.SCTP_NOT_RELAYED: case(
         REJECTED,
         SCTP,
@@ -519,6 +527,7 @@ def test_mode_ebpf_routes_pings_of_unused_addresses() -> None:
     ("mode", "cidrs", "reason"),
     [
         ("iptables", ["127.0.0.0/8"], Reason.LOOPBACK_EXCLUDED),
+        ("nftables", [], Reason.LOOPBACK_EXCLUDED),
         ("iptables", [], Reason.NODE_PORT),
         ("ebpf", ["127.0.0.0/8"], Reason.NODE_PORT),
     ],
@@ -528,6 +537,17 @@ def test_an_address_of_no_device_accepts_node_ports_by_mode(
 ) -> None:
     of = situation(NODE_PORT_WEB, READY, mode=mode, node_port_cidrs=networks(cidrs))
     assert reason in reasons(explained(of, to("127.0.0.2", 30080), THE_NODE))
+
+
+def test_mode_nftables_relays_tcp_at_loopback_by_the_algorithms_of_a_relay() -> None:
+    of = dataclasses.replace(NODE_PORT_WEB, balancing=Balancing(Algorithm.MAGLEV))
+    at = situation(of, READY, mode="nftables")
+    found = explained(at, to("127.0.0.1", 30080), THE_NODE)
+    assert found.path
+    assert found.path.via is Via.RELAY
+    assert {Reason.RELAY_SELECTS, Reason.BALANCING_IGNORED, Reason.RELAY_IS_CLIENT} <= reasons(found)
+    elsewhere = explained(at, to(NODE, 30080), THE_NODE)
+    assert Reason.ALGORITHM in reasons(elsewhere)
 
 
 def test_every_reason_has_a_test() -> None:
