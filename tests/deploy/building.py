@@ -40,8 +40,8 @@ class Built(NamedTuple):
 
 
 def base_name() -> str:
-    """The Dockerfile's default base: debian:NAME-slim."""
-    (name,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
+    """The Dockerfile's default base without its digest: debian:NAME-slim."""
+    (name,) = re.findall(r"^FROM (\S+)@sha256:[0-9a-f]{64} AS debian$", DOCKERFILE.read_text(), re.MULTILINE)
     return str(name)
 
 
@@ -94,7 +94,7 @@ class Builder:
             "build",
             "--isolation=chroot",
             "--pull-never",
-            f"--build-arg=BASE={_BASE}",
+            f"--from={_BASE}",
             f"--volume={Path(trusted).resolve()}:/etc/pip-ca.pem:ro",
             f"--volume={configuration}:/etc/pip.conf:ro",
             f"--file={DOCKERFILE}",

@@ -204,8 +204,8 @@ def test_with_one_node_both_proxies_are_selected_by_the_same_label(tmp_path: Pat
 
 def test_the_images_versions_satisfy_the_projects_requirements() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    lines = (DEPLOY / "requirements.txt").read_text().splitlines()
-    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    text = (DEPLOY / "requirements.txt").read_text()
+    pinned = dict(re.findall(r"^(\S+)==(\S+) ", text, re.MULTILINE))
     by_name = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pinned.items()}
     for text in project["dependencies"]:
         requirement = Requirement(text)
