@@ -32,6 +32,8 @@ FORWARDING  := snat
 # What `make image` builds: a variant is a target of deploy/Dockerfile, default or with-bcc.
 IMAGE   := localhost/ebpfproxy
 VARIANT := default
+# OWNER/NAME on GitHub, which the files of a release name.
+REPOSITORY := example/ebpfproxy
 # What `make coverage` runs as root beside the fast tests: some of each kind, for a few minutes.
 COVERED := $(addprefix tests/kernel/,service_table/test_contents.py service_table/test_room.py \
   nftables_table/test_rejections.py test_agent_restarts.py test_ebpf_drain.py test_iptables_rejections.py \
@@ -95,6 +97,15 @@ objects: $(STAMP)  ## compile the BPF programs for a wheel or an image, as root
 .PHONY: image
 image: objects  ## build the image with buildah: make image IMAGE=registry/name:tag VARIANT=default
 	buildah build -f deploy/Dockerfile --target=$(VARIANT) -t $(IMAGE) .
+
+.PHONY: release-files
+release-files: objects  ## write the files of a release into dist/ and print their digests: make release-files REPOSITORY=owner/name
+	@rm -rf dist && $(PYTHON) deploy/release.py $(REPOSITORY) dist
+
+.PHONY: release-dry-run
+release-dry-run: release-files  ## build what a release publishes, and print the digests; the image only where buildah and a registry are
+	@command -v buildah >/dev/null || { echo "no image: apt-get install buildah"; exit 0; }; \
+	buildah build --quiet -f deploy/Dockerfile --target=$(VARIANT) . || echo "no image: see the error above"
 
 .PHONY: test-image
 test-image: $(STAMP)  ## build the image from nothing, as its Dockerfile says, and serve from it: ten minutes, as root
