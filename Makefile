@@ -121,6 +121,10 @@ test-vm: $(STAMP)  ## the kernel's tests in VMs, on every kernel of tests/vm/ker
 test-user-mode: $(STAMP)  ## the kernel's tests on a kernel in user mode, with IPVS, SCTP and Geneve: an hour or two, and ten minutes to build it; as root
 	@$(PYTHON) -m pytest --timeout=0 --kernels=user-mode --durations=0 tests/vm
 
+.PHONY: test-cluster
+test-cluster: objects  ## upstream's sig-network tests in kind clusters, or in that of KUBECONFIG: make test-cluster CLUSTER="--cni=flannel"; hours
+	@$(PYTHON) -m tests.cluster $(CLUSTER)
+
 .PHONY: check
 check: $(STAMP)  ## formatting, lint, types, layers, spelling, words of the style guide
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types style collect

@@ -22,6 +22,7 @@ from ebpfproxy import __version__
 from ebpfproxy.cli import group
 from ebpfproxy.config.load import load
 from ebpfproxy.errors import ConfigError
+from tests.cluster import __main__ as cluster
 from tests.support import chart
 from tests.support.documented import PLUGIN, ROOT, Command, shell_blocks, simple_commands
 from tests.support.kustomize import KUBECTL, render
@@ -219,6 +220,12 @@ def _targets() -> frozenset[str]:
 def _make(words: Sequence[str]) -> None:
     unknown = [word for word in words if "=" not in word and word not in _targets()]
     assert not unknown, f"the Makefile has no target {unknown[0]}"
+    for word in words:
+        if word.startswith("CLUSTER="):
+            try:
+                cluster.arguments(word.partition("=")[2].split())
+            except SystemExit:
+                raise AssertionError(f"make test-cluster does not accept {word}") from None
 
 
 def _python(words: Sequence[str]) -> None:

@@ -25,6 +25,10 @@ def test_a_command_is_covered(command: Command) -> None:
         ("```sh\n# why\nfrobnicate --all\n```", "README.md:3: no test covers `frobnicate --all`; add"),
         ("```console\n# make coffee\nno coffee\n```", "README.md:2: .*no target coffee"),
         ("```\nmake coffee\n```", "README.md:2: .*no target coffee"),
+        (
+            '```sh\nmake test-cluster CLUSTER="--cni=none"\n```',
+            "README.md:2: .*not accept CLUSTER=--cni=none",
+        ),
         ("`kubectl rollout status --no-such-flag`", "README.md:1: .*no-such-flag"),
         ("`kubectl exec POD -- ebpfproxy dump --no-such-flag`", "README.md:1: .*no-such-flag"),
         ("`kubectl ebpfproxy dump worker-1 --no-such-flag`", "README.md:1: .*no-such-flag"),
