@@ -74,12 +74,14 @@ class Meta(NamedTuple):
 
 
 class Ct(NamedTuple):
-    """Data of the conntrack entry: NFT_CT_*."""
+    """Data of the conntrack entry: NFT_CT_*. `direction`: that of one direction (IP_CT_DIR_*)."""
 
     key: int
+    direction: int | None = None
 
     def load(self, slot: int) -> bytes:
-        return _expression("ct", _register(1, slot), u32(2, self.key))
+        of = b"" if self.direction is None else attribute(3, bytes((self.direction,)))
+        return _expression("ct", _register(1, slot), u32(2, self.key), of)
 
 
 class Fib(NamedTuple):
@@ -173,6 +175,11 @@ def masquerade() -> bytes:
 def counter() -> bytes:
     """Count packets and bytes."""
     return _expression(COUNTER)
+
+
+def add_flow(flowtable: str) -> bytes:
+    """Add the flow of the packet to a flowtable. End the rule if the kernel cannot forward it there."""
+    return _expression("flow_offload", name(1, flowtable))
 
 
 def reject(kind: int, code: int) -> bytes:

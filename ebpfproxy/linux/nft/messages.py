@@ -61,6 +61,9 @@ class Kind(enum.IntEnum):
     DELETE_ELEMENT = 14
     NEW_GENERATION = 15
     GET_GENERATION = 16
+    NEW_FLOWTABLE = 22
+    GET_FLOWTABLE = 23
+    DELETE_FLOWTABLE = 24
 
 
 class Table(NamedTuple):

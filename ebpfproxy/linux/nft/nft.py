@@ -22,6 +22,7 @@ from ebpfproxy.linux.netlink import netlink
 from ebpfproxy.linux.netlink.netlink import NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST
 from ebpfproxy.linux.nft import replies
 from ebpfproxy.linux.nft.encoding import name
+from ebpfproxy.linux.nft.flowtables import ListedFlowtable, read_flowtable
 from ebpfproxy.linux.nft.messages import HEAD, Kind, Operation, Table
 from ebpfproxy.linux.nft.replies import ListedChain, ListedRule, ListedSet
 from ebpfproxy.linux.nft.sets import SetElement
@@ -196,6 +197,11 @@ class Session:
             return [replies.read_set(each) for each in self._dump(Kind.GET_SET, table.number, _named(table))]
         except NotFound:
             return []
+
+    def flowtables(self, table: Table) -> list[ListedFlowtable]:
+        """The flowtables of a table; empty if the table does not exist."""
+        payloads = self._dump(Kind.GET_FLOWTABLE, table.number)
+        return [read_flowtable(each) for each in payloads if replies.table_of(each) == table]
 
     def elements(self, table: Table, set_name: str) -> list[SetElement]:
         """The elements of a set. Raises NotFound if it does not exist."""

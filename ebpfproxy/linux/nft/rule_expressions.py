@@ -23,6 +23,7 @@ _SOURCE_SLOT = 4  # of what is hashed: behind the key of a list
 _PORT_SLOT = 4
 _FAMILIES = {"ip": int(socket.AF_INET), "ip6": int(socket.AF_INET6)}
 _REJECT = {"ip": (0, 3), "ip6": (0, 4)}  # ICMP port unreachable
+_ORIGINAL = 0  # IP_CT_DIR_ORIGINAL
 _RESET = (1, 0)  # NFT_REJECT_TCP_RST
 _COMMENT = re.compile(r'(.*) comment "([^"]*)"')
 _RAW = re.compile(r"@(nh|th),([0-9]+),([0-9]+)")
@@ -56,6 +57,9 @@ _FIELDS = {
     "iifname": _Field(types.DEVICE, Meta(6)),
     "ct state": _Field(types.STATE, Ct(0)),
     "ct status": _Field(types.STATUS, Ct(2)),
+    "ct original ip daddr": _Field(types.IPV4, Ct(20, _ORIGINAL)),
+    "ct original ip6 daddr": _Field(types.IPV6, Ct(22, _ORIGINAL)),
+    "ct original proto-dst": _Field(types.PORT, Ct(12, _ORIGINAL)),
     "fib saddr type": _Field(types.ADDRESS_TYPE, Fib(3, 1)),
     "fib daddr type": _Field(types.ADDRESS_TYPE, Fib(3, 2)),
 }
@@ -137,6 +141,9 @@ class _Conversion:
                     if with_reset:
                         self._expect("tcp", "reset")
                     yield expressions.reject(*(_RESET if with_reset else _REJECT[self._family]))
+                case "flow":
+                    self._expect("flow", "add")
+                    yield expressions.add_flow(self._name())
                 case "drop" | "accept" | "return":
                     yield expressions.verdict(parse_verdict(self._next()))
                 case "jump" | "goto":
@@ -164,7 +171,7 @@ class _Conversion:
                 raise ValueError(f"it lacks {word!r}, or has it at another position")
 
     def _name(self) -> str:
-        """The name of a set."""
+        """The name of a set or flowtable."""
         word = self._next()
         if not word.startswith("@"):
             raise ValueError(f"{word!r} is not the name of a set")
@@ -289,7 +296,7 @@ class _Conversion:
                 return fields, loads
 
     def _field(self) -> _Field:
-        for count in (1, 2, 3):
+        for count in (1, 2, 3, 4):
             words = self._words[: -count - 1 : -1]
             field = _FIELDS.get(" ".join(words))
             if field:

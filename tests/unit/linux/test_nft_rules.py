@@ -36,6 +36,8 @@ RULES = [
     "meta l4proto . ip saddr . th sport ^ 0x8000 @relayed reject with tcp reset",
     "meta l4proto 1 icmp type 3 @th,136,8 . @th,160,32 . @th,224,16 @relayed "
     "@th,224,16 set @th,224,16 ^ 0x8000 checksum 2",
+    "ct original ip daddr @ips flow add @services",
+    "ct original ip daddr . meta l4proto . ct original proto-dst @ips flow add @services",
     "meta l4proto tcp numgen random mod 3 0 dnat to 10.0.0.1:80",
     "numgen random mod 4 < 3 drop",
     "numgen inc mod 4 0 drop",
@@ -115,6 +117,8 @@ def test_a_rule_whose_chain_was_renamed_is_recognized_as_changed() -> None:
         "update affinity { ip saddr timeout 1s }",
         "tcp dport set udp dport ^ 0x8000",
         "reject with icmp",
+        "flow remove @services",
+        "flow add services",
     ],
 )
 def test_a_rule_with_an_invalid_text_names_it(text: str) -> None:
