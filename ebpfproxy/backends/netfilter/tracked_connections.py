@@ -36,7 +36,9 @@ class TrackedConnections:
         self._proc_root = str(proc_root)
 
     def connections(self) -> Iterator[Flow]:
-        return (each for each in conntrack.flows(Protocol.TCP) if each.tcp_state in _OPEN)
+        return (
+            each for each in conntrack.flows(Protocol.TCP) if each.is_offloaded or each.tcp_state in _OPEN
+        )
 
     def reset(self, connections: Sequence[Flow]) -> Generator[tuple[Flow, bool]]:
         left = dict.fromkeys(connections)

@@ -48,6 +48,7 @@ IPS_ASSURED = 1 << 2
 IPS_CONFIRMED = 1 << 3
 IPS_SRC_NAT = 1 << 4
 IPS_DST_NAT = 1 << 5
+IPS_OFFLOAD = 1 << 14
 
 TCP_CONNTRACK_ESTABLISHED, TCP_CONNTRACK_CLOSE_WAIT = 3, 5
 _BE_LIBERAL = bytes([1 << 3, 1 << 3])  # struct nf_ct_tcp_flags: IP_CT_TCP_FLAG_BE_LIBERAL, and mask
@@ -60,7 +61,8 @@ class Flow(NamedTuple):
 
     With DNAT, `reply_source` differs from `destination`. With SNAT, `reply_destination` differs from
     `source`. `status` has the bits IPS_*. Each direction has a zone, 0 unless a rule sets another. `id` is
-    the kernel's id of the entry (CTA_ID). `tcp_state` is one of TCP_CONNTRACK_*, 0 for other protocols.
+    the kernel's id of the entry (CTA_ID). `tcp_state` is one of TCP_CONNTRACK_*, 0 for other protocols,
+    and for a connection that a flowtable has, which is established.
     """
 
     protocol: Protocol
@@ -82,6 +84,11 @@ class Flow(NamedTuple):
     @property
     def is_dnated(self) -> bool:
         return bool(self.status & IPS_DST_NAT)
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether a flowtable has it, so that its packets are forwarded at the ingress hook."""
+        return bool(self.status & IPS_OFFLOAD)
 
     @property
     def is_snated(self) -> bool:
@@ -165,7 +172,8 @@ def delete(flow: Flow) -> bool:
     NAT rules apply again to the next packet of the flow. The request identifies the entry by its reply tuple
     and id. So it does not delete a newer entry of the same client that leads to another endpoint.
 
-    Raises Unsupported like `flows`, else Rejected. A flow in a flow table is rejected (EBUSY).
+    Raises Unsupported like `flows`, else Rejected. Before Linux 6.4 a flow in a flowtable is rejected
+    (EBUSY).
     """
     try:
         netlink.change(NETLINK_NETFILTER, DELETE, _deletion(flow))
