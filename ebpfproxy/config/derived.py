@@ -4,9 +4,10 @@ from ebpfproxy.config.settings import Config
 from ebpfproxy.model.address import is_unspecified
 from ebpfproxy.model.balancing import EbpfForwarding, Forwarding
 from ebpfproxy.model.service import RemovedEndpoints
+from ebpfproxy.plan.devices import NO_DEVICES
 from ebpfproxy.plan.service_plan import DetectLocal, PlanContext, Protection, Role
 
-EBPF, IPVS, USERSPACE = "ebpf", "ipvs", "userspace"
+EBPF, IPVS, NFTABLES, USERSPACE = "ebpf", "ipvs", "nftables", "userspace"
 
 
 def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanContext:
@@ -27,6 +28,7 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         socket_lb=config.socket_lb,
         redirect=config.ebpf_redirect and mode == EBPF,
         device_patterns=config.tc_devices,
+        flowtable_patterns=flowtable_patterns(config) if mode == NFTABLES else (),
         algorithm=config.lb_algorithm,
         slow_start=config.slow_start,
         host_ports=config.host_ports,
@@ -44,6 +46,12 @@ def plan_context(config: Config, mode: str, sctp_unserved: str = "") -> PlanCont
         rebalance=config.rebalance,
         reset_removed=config.removed_endpoints == RemovedEndpoints.RESET.value,
     )
+
+
+def flowtable_patterns(config: Config) -> tuple[str, ...]:
+    """Return the patterns of the devices of the flowtable. Empty: there is no flowtable."""
+    patterns = config.nftables_flowtable_devices
+    return () if patterns == NO_DEVICES else patterns
 
 
 def _protection(config: Config, mode: str) -> Protection:

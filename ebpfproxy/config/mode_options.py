@@ -70,6 +70,12 @@ class NetfilterOptions:
         "and --min-sync-period applies.",
         fields="iptables.minSyncPeriod nftables.minSyncPeriod", zero_is_unset=True,
     )  # fmt: skip
+    nftables_flowtable_devices: tuple[str, ...] = option(
+        "--nftables-flowtable-devices", flag_types.DEVICE_PATTERNS, "", _NETFILTER,
+        "Forward established flows of Services by a flowtable, at network devices with these names or "
+        "patterns, such as eth*,veth* (mode nftables, ebpfproxy only). Such packets pass no rules of other "
+        "programs and no conntrack. May be repeated. none or empty: no flowtable.",
+    )  # fmt: skip
     conntrack_max_per_core: int = option(
         "--conntrack-max-per-core", flag_types.COUNT, "32768", _NETFILTER,
         "Maximum number of tracked connections per CPU. 0: keep the kernel's limit, whatever --conntrack-min "

@@ -108,6 +108,12 @@ def uplinks(devices: Collection[Device]) -> tuple[Device, ...]:
     return tuple(each for each in ordered if each.up and host.role_of(each) is DeviceRole.UPLINK)
 
 
+def flowtable_devices(devices: Collection[Device], patterns: Collection[str]) -> tuple[tuple[int, str], ...]:
+    """Return ifindex and name of the devices that match a pattern, without loopback, sorted."""
+    found = (each for each in devices if each.link_type != LOOPBACK and _matches(each.name, patterns))
+    return tuple(sorted((each.ifindex, each.name) for each in found))
+
+
 def roles(devices: Collection[Device], node: Node | None) -> dict[int, DeviceRole | None]:
     """Return the role of each device by ifindex, None for a device that gets no programs."""
     host = _Host(devices, node)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from ebpfproxy.model.address import Address, Family
 from ebpfproxy.model.cluster import ClusterState
 from ebpfproxy.model.namespace import Namespace
-from ebpfproxy.plan.devices import plan_devices
+from ebpfproxy.plan.devices import flowtable_devices, plan_devices
 from ebpfproxy.plan.direct_return import tunnel_sources
 from ebpfproxy.plan.foreign_addresses import foreign_networks
 from ebpfproxy.plan.local_traffic import local_traffic
@@ -66,6 +66,7 @@ def plan_node(
         frozenset(state.node.addresses if state.node else ()),
         foreign_networks(state),
         frontend_routes(on_link, devices, state),
+        flowtable_devices(state.devices, context.flowtable_patterns),
     )
 
 

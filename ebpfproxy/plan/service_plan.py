@@ -242,6 +242,7 @@ class NodePlan:
     - `addresses`: those of the Node object; empty if it is unknown.
     - `foreign_networks`: addresses in them may be another machine's (`foreign_addresses`).
     - `frontend_routes`: the routes that on-link frontends need.
+    - `flowtable_devices`: ifindex and name of those whose packets the flowtable of mode nftables forwards.
     """
 
     local_networks: frozenset[Network] = frozenset()
@@ -256,6 +257,7 @@ class NodePlan:
     addresses: frozenset[Address] = frozenset()
     foreign_networks: frozenset[Network] = frozenset()
     frontend_routes: frozenset[FrontendRoute] = frozenset()
+    flowtable_devices: tuple[tuple[int, str], ...] = ()
 
 
 class SocketLb(enum.Enum):
@@ -312,6 +314,7 @@ class PlanContext:
     - `redirect`: packets of flows from outside, and replies of pods, bypass the node's stack.
     - `device_patterns`: shell patterns of device names. Empty means that devices are found by their
       properties.
+    - `flowtable_patterns`: shell patterns of the devices of the flowtable. Empty: no flowtable.
     - `host_ports`: whether the host ports of pods are served.
     - `external_ips`: whether the external IPs of Services are served.
     - `algorithm`: for Services without an annotation. None: the mode's default.
@@ -343,6 +346,7 @@ class PlanContext:
     socket_lb: SocketLb = SocketLb.ON
     redirect: bool = False
     device_patterns: tuple[str, ...] = ()
+    flowtable_patterns: tuple[str, ...] = ()
     algorithm: Algorithm | None = None
     slow_start: int = 0
     host_ports: bool = False

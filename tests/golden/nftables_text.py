@@ -10,6 +10,8 @@ from ebpfproxy.backends.nftables.entries import (
     ElementEntry,
     Endpoints,
     Entry,
+    Flowtable,
+    FlowtableDevice,
     Key,
     Map,
     Set,
@@ -54,10 +56,12 @@ def _lines(entries: Mapping[Key, Entry]) -> Iterator[str]:
             yield f"  element {key.container} {{ {element_text(key, entry)} }}"
         elif isinstance(key, Endpoints):
             yield f"  endpoints {key.container}: {', '.join(endpoints_of(key, entry))}"
+        elif isinstance(key, FlowtableDevice):
+            yield f"  device {key.device} of flowtable {key.flowtable}"
         elif isinstance(key, Chain):
             assert isinstance(entry, ChainEntry)
             yield f"  chain {key.name}"
             yield from (f"    {rule}" for rule in entry.rules)
-        elif isinstance(key, Set | Map):
+        elif isinstance(key, Set | Map | Flowtable):
             assert isinstance(entry, str)
             yield f"  {key.kind} {key.name} {{ {entry} }}"

@@ -24,6 +24,7 @@ from ebpfproxy.backends.nftables.entries import (
     ElementEntry,
     Endpoints,
     Entry,
+    FlowtableDevice,
     Key,
     Map,
     Set,
@@ -105,6 +106,8 @@ def written(entries: Mapping[Key, Entry]) -> str:
         elif isinstance(key, Endpoints):
             elements = ", ".join(endpoint_elements(key, entry))
             filled.append(f"add element {at} {key.container} {{ {elements} }}")
+        elif isinstance(key, FlowtableDevice):
+            raise AssertionError(f"{key}: these settings have no flowtable")
         elif isinstance(key, Chain):
             assert isinstance(entry, ChainEntry)
             hook = f" {{ {entry.hook} }}" if entry.hook else ""

@@ -16,6 +16,7 @@ from ebpfproxy.linux.netns import namespaces
 from ebpfproxy.linux.netns.netns import path
 from ebpfproxy.model.address import Family
 from tests.kernel.cluster import eventually
+from tests.kernel.flowtable_here import needs_flowtables
 from tests.kernel.nat_testbed import DNS, PATIENCE, TARGET, TCP, Testbed, end_all_flows
 
 pytestmark = pytest.mark.kernel
@@ -90,6 +91,28 @@ def test_a_connection_between_other_machines_ends_when_its_client_sends(
         client.sendall(b"?")
         with pytest.raises(ConnectionResetError):
             client.recv(1)
+
+
+@needs_flowtables
+def test_a_connection_that_a_flowtable_has_is_reset(
+    testbed: Testbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an entry in a flowtable, the kernel does not report the state."""
+    table = f"{testbed.at.nft} other"
+    testbed.nft(
+        f"table {table} {{ flowtable flows {{ hook ingress priority 0; devices = {{ out, inside }}; }}\n"
+        "chain forward { type filter hook forward priority 0; ct state established flow add @flows; }; }"
+    )
+    try:
+        with connection(testbed) as (client, _):
+            assert [each.is_offloaded for each in testbed.flows(TCP)] == [True]
+            testbed.rules(dns=(testbed.at.vip, DNS, testbed.at.pods[1]))
+            assert reset(testbed, monkeypatch, testbed.node.name) == [True]
+            client.sendall(b"?")
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+    finally:
+        testbed.nft(f"delete table {table}")
 
 
 def test_connections_that_have_ended_are_not_reset(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Parses the output of `nft list table` into entries of the nftables backend."""
 
 import re
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -11,19 +12,21 @@ from ebpfproxy.backends.nftables.entries import (
     ElementEntry,
     Endpoints,
     Entry,
+    Flowtable,
+    FlowtableDevice,
     Key,
     Map,
     Set,
     endpoint_bytes,
     endpoint_maps,
 )
-from ebpfproxy.linux.nft import types
+from ebpfproxy.linux.nft import flowtables, types
 from ebpfproxy.linux.nft.rule import Rule
 from ebpfproxy.linux.nft.sets import LIST_KEY
 from ebpfproxy.model.address import Family
 from tests.support.nft_text import PROTOCOLS, canonical_declaration, canonical_hook, canonical_rule
 
-_OPENING = re.compile(r"\t(chain|set|map) (\S+) \{")
+_OPENING = re.compile(r"\t(chain|set|map|flowtable) (\S+) \{")
 _ELEMENT = re.compile(
     r"""\s* (?P<key> [^\s,]+ (?: [ ]\.[ ] [^\s,]+ )* )
         (?: [ ] comment[ ]"(?P<comment>[^"]*)" | [ ](?!:[ ])[^\s,]+ )*
@@ -37,7 +40,7 @@ _ADDRESS = {Family.IPV4: types.IPV4, Family.IPV6: types.IPV6}
 def parse(listing: str, of: Family) -> dict[Key, Entry]:
     """Chains, sets, maps and elements of one table with the family `of`. Empty if `listing` is.
 
-    Objects of other kinds (counters, flow tables and similar) are omitted: the backend writes none.
+    Objects of other kinds (counters and similar) are omitted: the backend writes none.
     """
     entries: dict[Key, Entry] = {}
     lines = iter(listing.splitlines())
@@ -46,7 +49,12 @@ def parse(listing: str, of: Family) -> dict[Key, Entry]:
         if opening:
             kind, name = opening.groups()
             body = _body(lines)
-            entries.update([_chain(of, name, body)] if kind == "chain" else _container(of, kind, name, body))
+            if kind == "flowtable":
+                entries.update(_flowtable(of, name, body))
+            else:
+                entries.update(
+                    [_chain(of, name, body)] if kind == "chain" else _container(of, kind, name, body)
+                )
     return entries
 
 
@@ -58,6 +66,19 @@ def _body(lines: Iterator[str]) -> list[str]:
             break
         body.append(line.strip())
     return body
+
+
+def _flowtable(of: Family, name: str, body: list[str]) -> Iterator[tuple[Key, Entry]]:
+    """Entries as those that the backend writes, if the form is that of the backend."""
+    form = [canonical_hook(f"{line};") for line in body if line.startswith("hook ")]
+    devices = [line for line in body if line.startswith("devices = {")]
+    declaration = " ".join([*form, *(["counter;"] if "counter" in body else [])])
+    assert declaration == flowtables.DECLARATION
+    yield Flowtable(of, name), declaration
+    for line in devices:
+        for device in line.removeprefix("devices = {").removesuffix("}").split(","):
+            found = device.strip().strip('"')
+            yield FlowtableDevice(of, name, found), socket.if_nametoindex(found)
 
 
 def _chain(of: Family, name: str, body: list[str]) -> tuple[Key, Entry]:

@@ -75,6 +75,7 @@ PARTS = {
         hours=2,
     ),
     "netfilter": _part("test_iptables_traffic.py", "test_nftables_traffic.py"),
+    "flowtable": _part("test_flowtable.py", "nftables_table/test_flowtable.py", hours=2),
     "nftables": _part("nftables_table", "test_nftables_objects.py", hours=2),
     "iptables": _part(*(f"test_iptables_{name}.py" for name in _IPTABLES), hours=2),
     "ipvs": _part(

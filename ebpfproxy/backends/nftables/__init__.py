@@ -5,7 +5,7 @@ kube-proxy.
   of other NAT, its settings.
 - `backend`: the `Backend`. It uses `table` (one table of the kernel).
 - `entries`, `names`: the keys and entries, and the names of a Service's objects.
-- `node_objects`, `service_objects`, `port_ranges`: convert plans into entries. Pure.
+- `node_objects`, `service_objects`, `flowtable_objects`, `port_ranges`: convert plans into entries. Pure.
 - `localhost_node_ports`, `localhost_relay`: NodePorts on loopback: their entries, and the relay process.
 - `changes`, `commit`: convert entries into operations in their order, and commit what the kernel accepts.
 - `reading`: reads a table as entries. `inspection`: for readers in any process.

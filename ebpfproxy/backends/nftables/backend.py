@@ -11,6 +11,7 @@ from ebpfproxy.backends.interface import HOUR
 from ebpfproxy.backends.netfilter.nat_backend import NatBackend
 from ebpfproxy.backends.nftables import localhost_node_ports, probes
 from ebpfproxy.backends.nftables.entries import TABLE, Entry, Key, RelayEntry, RelayKey, nft_family
+from ebpfproxy.backends.nftables.flowtable_objects import flow_elements, flowtable_objects
 from ebpfproxy.backends.nftables.localhost_node_ports import REJECTING_CHAINS, split
 from ebpfproxy.backends.nftables.localhost_relay import LocalhostRelay
 from ebpfproxy.backends.nftables.node_objects import node_objects
@@ -185,11 +186,16 @@ def render(
     entries: dict[Key, Entry] = {}
     for plan in plans:
         if plan.family in served:
-            entries.update(service_objects(plan))
+            of_plan = dict(service_objects(plan))
+            entries.update(of_plan)
+            if settings.flowtable:
+                entries.update(flow_elements(of_plan))
             if plan.family in settings.localhost:
                 entries.update(localhost_node_ports.service_objects(plan))
     if node is not None:
         for family in Family:
             if family in served:
                 entries.update(node_objects(node, family, settings))
+                if settings.flowtable:
+                    entries.update(flowtable_objects(node, family))
     return entries

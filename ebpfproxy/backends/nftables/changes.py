@@ -18,13 +18,15 @@ from ebpfproxy.backends.nftables.entries import (
     ElementEntry,
     Endpoints,
     Entry,
+    Flowtable,
+    FlowtableDevice,
     Key,
     Map,
     Set,
     endpoint_bytes,
 )
 from ebpfproxy.errors import KernelError, Rejected
-from ebpfproxy.linux.nft import messages, types
+from ebpfproxy.linux.nft import flowtables, messages, types
 from ebpfproxy.linux.nft.messages import Hook, Operation, Table
 from ebpfproxy.linux.nft.rule_expressions import SetNames
 from ebpfproxy.linux.nft.sets import (
@@ -88,6 +90,7 @@ class Change:
         self.rejected: dict[Key, KernelError] = {}
         self._table, self._puts, self._known, self._names = table, puts, known, names
         self._steps: dict[Phase, list[Step]] = {phase: [] for phase in Phase}
+        self._dropped = {key.name for key in drops if isinstance(key, Flowtable)}
         for key, entry in puts.items():
             try:
                 self._add(key, list(self._put(key, entry)))
@@ -130,6 +133,12 @@ class Change:
                 yield Phase.ELEMENTS, operation
         elif isinstance(key, Endpoints) and isinstance(entry, bytes):
             yield from self._endpoints(key, entry)
+        elif isinstance(key, Flowtable):
+            if known is not None:
+                yield Phase.RECREATE, flowtables.delete_flowtable(self._table, key.name)
+            yield Phase.CONTAINERS, flowtables.add_flowtable(self._table, key.name)
+        elif isinstance(key, FlowtableDevice):
+            yield Phase.ELEMENTS, flowtables.add_flowtable(self._table, key.flowtable, [key.device])
 
     def _drop(self, key: Key) -> Iterator[_PhasedOperation]:
         is_known = key in self._known
@@ -145,6 +154,10 @@ class Change:
             yield Phase.REMOVE, messages.delete_elements(self._table, key.container, removed)
         elif is_known and isinstance(key, Endpoints):
             yield from self._endpoints(key, b"")
+        elif isinstance(key, Flowtable):
+            yield Phase.DELETE_CONTAINERS, flowtables.delete_flowtable(self._table, key.name)
+        elif isinstance(key, FlowtableDevice) and key.flowtable not in self._dropped:
+            yield Phase.REMOVE, flowtables.delete_device(self._table, key.flowtable, key.device)
 
     def _elements(self, key: Element, entry: ElementEntry, *entries: Mapping[Key, Entry]) -> list[SetElement]:
         """Return the elements of one entry: one, or the two ends of an interval."""

@@ -1,9 +1,10 @@
 """Removes what mode nftables left. kube-proxy uses the same table in each family."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ebpfproxy.backends.nftables.entries import TABLE, endpoint_maps
+from ebpfproxy.backends.nftables.flowtable_objects import CHAINS, FLOWTABLE, SETS
 from ebpfproxy.backends.nftables.localhost_node_ports import REJECTED_NODE_PORTS, REJECTING_CHAINS
 from ebpfproxy.backends.nftables.node_objects import (
     AFFINITY,
@@ -13,7 +14,7 @@ from ebpfproxy.backends.nftables.node_objects import (
     NODE_PORT_NETWORKS,
 )
 from ebpfproxy.errors import KernelError
-from ebpfproxy.linux.nft import messages, nft
+from ebpfproxy.linux.nft import flowtables, messages, nft
 from ebpfproxy.linux.nft.messages import Operation, Table
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.replies import ListedChain
@@ -69,13 +70,23 @@ def remove_beside_kube_proxy(dry_run: bool = False) -> list[str]:
             chains = [
                 each for each in sorted(existing & _OWN_CHAINS) if _OF_KUBE_PROXY.get(each, each) in existing
             ]
-            for name, operation in (
-                *((f"set or map {name}", messages.delete_set(table, name)) for name in sets),
-                *((f"chain {name}", messages.delete_chain(table, name)) for name in chains),
+            for name, operations in (
+                *((f"set or map {name}", [messages.delete_set(table, name)]) for name in sets),
+                *((f"chain {name}", [messages.delete_chain(table, name)]) for name in chains),
+                (f"flowtable {FLOWTABLE}", list(_flowtable_removal(session, table, existing))),
             ):
-                if not change([operation]):
+                if operations and not change(operations):
                     removed.append(f"nftables table {table}: {name}")
     return removed
+
+
+def _flowtable_removal(session: Session, table: Table, chains: Collection[str]) -> Iterator[Operation]:
+    """Yield the operations that remove the flowtable, with the chains and sets that exist for it."""
+    yield from (messages.delete_chain(table, name) for name in CHAINS if name in chains)
+    sets = {each.name for each in session.sets(table)}
+    yield from (messages.delete_set(table, name) for name in SETS if name in sets)
+    found = (each.name for each in session.flowtables(table))
+    yield from (flowtables.delete_flowtable(table, name) for name in found if name == FLOWTABLE)
 
 
 def drain(translates: Callable[[Family], bool]) -> tuple[list[str], bool]:

@@ -7,6 +7,8 @@ seconds). So an object that was written and read back is equal. The text is also
     add chain F kube-proxy NAME { HOOK }             a base chain; without the braces if `hook` is ""
     add rule F kube-proxy NAME RULE                  each of `rules`, in order
     add set|map F kube-proxy NAME { DECLARATION }
+    add flowtable F kube-proxy NAME { DECLARATION }
+    add flowtable F kube-proxy NAME { devices = { DEVICE } }
     add element F kube-proxy CONTAINER { KEY comment "COMMENT" : VERDICT }
 
 Verdicts of elements and rules refer to chains, and rules refer to sets and maps. A plan renders its own
@@ -91,6 +93,30 @@ class Endpoints(NamedTuple):
         return f"{nft_family(self.family)} endpoints {self.identity.hex()}"
 
 
+class Flowtable(NamedTuple):
+    family: Family
+    name: str
+    kind: Literal["flowtable"] = "flowtable"
+
+    def __str__(self) -> str:
+        return f"{nft_family(self.family)} {self.kind} {self.name}"
+
+
+class FlowtableDevice(NamedTuple):
+    """A device of a flowtable. `flowtable` and `device` are names.
+
+    Its entry is the ifindex, so that a device differs from an earlier one of the same name, whose end the
+    kernel does not report.
+    """
+
+    family: Family
+    flowtable: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{nft_family(self.family)} device {self.device} of flowtable {self.flowtable}"
+
+
 class ChainEntry(NamedTuple):
     """`hook` is for example "type filter hook input priority 0; policy accept;", "" for a regular chain."""
 
@@ -111,10 +137,10 @@ RelayKey = relay.Key
 RelayEntry = relay.Entry
 """What the relay of NodePorts at loopback holds."""
 
-Key = Chain | Set | Map | Element | Endpoints | RelayKey
-Entry = ChainEntry | ElementEntry | str | bytes | RelayEntry
-"""For a Set or a Map, its declaration, for example "type ipv4_addr; size 65535; flags dynamic,timeout;". For
-Endpoints, their addresses and ports.
+Key = Chain | Set | Map | Element | Endpoints | Flowtable | FlowtableDevice | RelayKey
+Entry = ChainEntry | ElementEntry | str | bytes | int | RelayEntry
+"""For a Set, a Map or a Flowtable, its declaration, for example "type ipv4_addr; size 65535;
+flags dynamic,timeout;". For Endpoints, their addresses and ports. For a FlowtableDevice, its ifindex.
 """
 
 ENDPOINT_MAPS = 256

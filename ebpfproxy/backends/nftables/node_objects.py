@@ -65,11 +65,13 @@ over a chain of another priority: the kernel rejects the change.
 REJECT_CHAIN = "reject-chain"
 MARK_FOR_MASQUERADE = "mark-for-masquerade"
 
-_ADDRESS_TYPE = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
+ADDRESS_TYPE = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
+"""The type of addresses in sets and maps."""
 _LOOPBACK_TEXT = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
 
 
-def _base_chain(type_: str, hook: str, priority: int, *rules: str) -> ChainEntry:
+def base_chain(type_: str, hook: str, priority: int, *rules: str) -> ChainEntry:
+    """Return a base chain with the policy accept."""
     text = f"type {type_} hook {hook} priority {priority}; policy accept;"
     return ChainEntry(text, tuple(map(Rule, rules)))
 
@@ -79,14 +81,14 @@ _CHECK_ENDPOINTS = "ct state new jump service-endpoints-check"
 _CHECK_NODE_PORTS = "ct state new jump nodeport-endpoints-check"
 _CHECK_CLUSTER_IPS = "ct state new jump cluster-ips-check"
 _BASE_CHAINS = {
-    "filter-prerouting-pre-dnat": _base_chain("filter", "prerouting", -110, _CHECK_FIREWALL),
-    "filter-output-pre-dnat": _base_chain("filter", "output", -110, _CHECK_FIREWALL),
-    "filter-input": _base_chain("filter", "input", 0, _CHECK_NODE_PORTS, _CHECK_ENDPOINTS),
-    "filter-forward": _base_chain("filter", "forward", 0, _CHECK_ENDPOINTS, _CHECK_CLUSTER_IPS),
-    "filter-output": _base_chain("filter", "output", 0, _CHECK_ENDPOINTS, _CHECK_CLUSTER_IPS),
-    NAT_PREROUTING: _base_chain("nat", "prerouting", -101, "jump services"),
-    NAT_OUTPUT: _base_chain("nat", "output", -101, "jump services"),
-    NAT_POSTROUTING: _base_chain("nat", "postrouting", 99, "jump masquerading"),
+    "filter-prerouting-pre-dnat": base_chain("filter", "prerouting", -110, _CHECK_FIREWALL),
+    "filter-output-pre-dnat": base_chain("filter", "output", -110, _CHECK_FIREWALL),
+    "filter-input": base_chain("filter", "input", 0, _CHECK_NODE_PORTS, _CHECK_ENDPOINTS),
+    "filter-forward": base_chain("filter", "forward", 0, _CHECK_ENDPOINTS, _CHECK_CLUSTER_IPS),
+    "filter-output": base_chain("filter", "output", 0, _CHECK_ENDPOINTS, _CHECK_CLUSTER_IPS),
+    NAT_PREROUTING: base_chain("nat", "prerouting", -101, "jump services"),
+    NAT_OUTPUT: base_chain("nat", "output", -101, "jump services"),
+    NAT_POSTROUTING: base_chain("nat", "postrouting", 99, "jump masquerading"),
 }
 
 
@@ -101,7 +103,8 @@ def node_objects(node: NodePlan, family: Family, settings: NftablesSettings) -> 
     if localhost:
         yield from localhost_node_ports.node_objects(family)
     yield from _containers(family)
-    yield from _node_port_sets(node, family)
+    if family not in node.node_ports_everywhere or settings.flowtable:
+        yield from node_port_sets(node, family)
 
 
 def _dispatch(node: NodePlan, family: Family, localhost: bool) -> dict[str, tuple[Rule, ...]]:
@@ -163,7 +166,7 @@ def _masquerade(family: Family, mark: int) -> dict[str, tuple[Rule, ...]]:
 
 
 def _containers(family: Family) -> Iterator[tuple[Key, Entry]]:
-    address = _ADDRESS_TYPE[family]
+    address = ADDRESS_TYPE[family]
     yield Set(family, CLUSTER_IPS), f"type {address};"
     yield from _equal_bytes(family)
     for name in (SERVICE_IPS, NO_ENDPOINT_SERVICES, FIREWALL_IPS):
@@ -186,7 +189,7 @@ def affinity_set(family: Family) -> str:
 
     It has no timeout: each rule that adds to it has one.
     """
-    return f"type {_ADDRESS_TYPE[family]} . mark; size {AFFINITY_MAX}; flags dynamic,timeout;"
+    return f"type {ADDRESS_TYPE[family]} . mark; size {AFFINITY_MAX}; flags dynamic,timeout;"
 
 
 def _node_port_matches(node: NodePlan, family: Family) -> list[str]:
@@ -199,20 +202,18 @@ def _node_port_matches(node: NodePlan, family: Family) -> list[str]:
     return [f"{ip} daddr @{name}" for name in names]
 
 
-def _node_port_sets(node: NodePlan, family: Family) -> Iterator[tuple[Key, Entry]]:
+def node_port_sets(node: NodePlan, family: Family) -> Iterator[tuple[Key, Entry]]:
     """Yield the addresses that accept NodePorts. The same addresses have the same form, whatever networks
     the plan has: without loopback, the addresses of short ranges one by one, and long ranges.
     """
-    if family in node.node_ports_everywhere:
-        return
-    yield Set(family, NODE_PORT_IPS), f"type {_ADDRESS_TYPE[family]};"
+    yield Set(family, NODE_PORT_IPS), f"type {ADDRESS_TYPE[family]};"
     ranges = _node_port_ranges(node, family)
     long = [each for each in ranges if _is_long(each)]
     for each in ranges:
         for number in () if _is_long(each) else range(each.first, each.last + 1):
             yield Element(family, NODE_PORT_IPS, range_text(Range(number, number))), ElementEntry()
     if long:
-        yield Set(family, NODE_PORT_NETWORKS), f"type {_ADDRESS_TYPE[family]}; flags interval;"
+        yield Set(family, NODE_PORT_NETWORKS), f"type {ADDRESS_TYPE[family]}; flags interval;"
     for each in long:
         yield Element(family, NODE_PORT_NETWORKS, range_text(each)), ElementEntry()
 

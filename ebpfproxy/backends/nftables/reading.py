@@ -1,5 +1,6 @@
 """Reads a table of the kernel as entries, which are equal to those that it was written from."""
 
+import socket
 from collections.abc import Iterator
 
 from ebpfproxy.backends.nftables.entries import (
@@ -9,6 +10,8 @@ from ebpfproxy.backends.nftables.entries import (
     ElementEntry,
     Endpoints,
     Entry,
+    Flowtable,
+    FlowtableDevice,
     Key,
     Map,
     Set,
@@ -17,6 +20,7 @@ from ebpfproxy.backends.nftables.entries import (
     endpoint_maps,
 )
 from ebpfproxy.linux.nft import types
+from ebpfproxy.linux.nft.flowtables import ListedFlowtable
 from ebpfproxy.linux.nft.messages import Table
 from ebpfproxy.linux.nft.nft import Session
 from ebpfproxy.linux.nft.replies import ListedChain, ListedSet
@@ -25,7 +29,9 @@ from ebpfproxy.linux.nft.sets import Declaration, SetFlag, declaration_text, int
 from ebpfproxy.model.address import Family
 
 _OTHER = "other"
-"""The entry of a set or map with a type that the agent never uses. No plan renders it."""
+"""The entry of a set or map with a type that the agent never uses, or of a flowtable of another form. No plan
+renders it.
+"""
 
 _MOST_ENDPOINTS = 1 << 20
 """More than any Service has: another program may have added an element with any place."""
@@ -47,7 +53,24 @@ def read(session: Session, table: Table, family: Family) -> dict[Key, Entry]:
     for chain in session.chains(table):
         entry = ChainEntry(_hook_text(chain), tuple(rules.get(chain.name, ())))
         found[Chain(family, chain.name)] = entry
+    for flowtable in session.flowtables(table):
+        found.update(_flowtable(family, flowtable))
     return found
+
+
+def _flowtable(family: Family, reported: ListedFlowtable) -> Iterator[tuple[Key, Entry]]:
+    """Yield a flowtable and its devices. One of another form has no devices: it is recreated."""
+    yield Flowtable(family, reported.name), reported.declaration or _OTHER
+    for device in reported.devices if reported.declaration else ():
+        yield FlowtableDevice(family, reported.name, device), _ifindex(device)
+
+
+def _ifindex(device: str) -> int:
+    """Return the ifindex in the calling thread's network namespace, 0 if the device does not exist."""
+    try:
+        return socket.if_nametoindex(device)
+    except OSError:
+        return 0
 
 
 def _container(

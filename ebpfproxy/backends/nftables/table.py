@@ -16,6 +16,7 @@ from ebpfproxy.backends.nftables.entries import (
     Element,
     Endpoints,
     Entry,
+    Flowtable,
     Key,
     Map,
     Set,
@@ -170,12 +171,14 @@ class KernelTable:
     def _prepare_names(
         self, new: Mapping[Chain, ChainEntry], puts: Mapping[Key, Entry], known: dict[Key, Entry]
     ) -> dict[Key, KernelError]:
-        """Create new sets, the elements that rules of the parts need, and the new chains without rules."""
+        """Create new sets and flowtables, the elements that rules of the parts need, and the new chains
+        without rules."""
         bare: dict[Key, Entry] = {key: ChainEntry("") for key in new}
         bare |= {
             key: entry
             for key, entry in puts.items()
             if (isinstance(key, Set | Map) and declared(known, key) is None)
+            or (isinstance(key, Flowtable) and key not in known)
             or (isinstance(key, Element) and key.container == EQUAL_BYTES)
             or (isinstance(key, Endpoints) and key not in known)
         }
@@ -218,7 +221,7 @@ def _chains_to_prepare(puts: Mapping[Key, Entry], known: dict[Key, Entry]) -> di
     """Return the chains to write first if they have very many rules: all except current and former base
     chains.
 
-    Empty if a set must be recreated, since no rule may look it up during the change.
+    Empty if a set or flowtable must be recreated, since no rule may use it during the change.
     """
     chains = {
         key: entry
@@ -231,6 +234,7 @@ def _chains_to_prepare(puts: Mapping[Key, Entry], known: dict[Key, Entry]) -> di
     recreated = any(
         declared(known, key) not in (None, entry) for key, entry in puts.items() if isinstance(key, Set | Map)
     )
+    recreated = recreated or any(isinstance(key, Flowtable) and key in known for key in puts)
     return {} if recreated else chains
 
 

@@ -80,7 +80,9 @@ def _netfilter(
     else:
         tool = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}[family(destination.address)]
         place = f"{tool}, table nat, chain {'OUTPUT' if is_node else 'PREROUTING'}, KUBE-SERVICES"
-    return Path(Via.PACKET, Reason.NAT_OUTPUT if is_node else Reason.NAT_PREROUTING, place)
+    may_offload = not is_node and destination.protocol is not Protocol.SCTP
+    flowtable = Reason.FLOWTABLE if may_offload and situation.node.flowtable_devices else None
+    return Path(Via.PACKET, Reason.NAT_OUTPUT if is_node else Reason.NAT_PREROUTING, place, flowtable)
 
 
 def _is_relayed_at_loopback(

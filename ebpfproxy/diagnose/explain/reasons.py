@@ -50,6 +50,9 @@ class Reason(AnyReason):
     )
     NAT_PREROUTING = "path: the rules at prerouting translate packets that arrive"
     NAT_OUTPUT = "path: the rules at output translate packets of the node itself"
+    FLOWTABLE = (
+        "path: if the kernel has flowtables, one forwards the packets of the flow once it is established"
+    )
     VIRTUAL_SERVER = "path: the node has the address, and IPVS takes packets at input"
     RELAY = (
         "path: the node has the address, and a relay accepts the connection and opens another one to the "

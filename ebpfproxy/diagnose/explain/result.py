@@ -62,7 +62,9 @@ class Via(enum.Enum):
 
 
 class Path(NamedTuple):
-    """`place`: what sees the connection first. `exception`: why it is not a socket hook, in mode ebpf."""
+    """`place`: what sees the connection first. `exception`: why it is not a socket hook, in mode ebpf; in
+    mode nftables, what its later packets pass instead.
+    """
 
     via: Via
     why: Reason

@@ -107,6 +107,17 @@ def test_further_flags_of_the_packet_path_reach_the_backend() -> None:
     assert (given.socket_lb, given.redirect) == (SocketLb.HOST, True)
 
 
+def test_only_mode_nftables_has_a_flowtable() -> None:
+    """--tc-devices has the word none, and so has this flag."""
+
+    def patterns(mode: str, *texts: str) -> tuple[str, ...]:
+        config = Config.parse({"nftables_flowtable_devices": texts, "hostname_override": "here"})
+        return plan_context(config, mode).flowtable_patterns
+
+    assert patterns("nftables", "eth*,veth*", "bond0") == ("eth*", "veth*", "bond0")
+    assert patterns("nftables", "none") == patterns("nftables") == patterns("iptables", "eth*") == ()
+
+
 def test_the_backend_has_devices_unless_tc_devices_is_none() -> None:
     assert settings(tc_devices=("eth0",)).devices
     assert not settings(tc_devices=("none",)).devices

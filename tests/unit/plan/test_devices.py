@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ebpfproxy.model.address import format_address, network, parse_address, parse_network
 from ebpfproxy.model.device import ETHERNET, LOOPBACK, Device
-from ebpfproxy.plan.devices import plan_devices
+from ebpfproxy.plan.devices import flowtable_devices, plan_devices
 from ebpfproxy.plan.service_plan import DevicePlan, DeviceRole, PlanContext, SocketLb
 from tests.support import build
 from tests.support.build import CONTEXT
@@ -47,6 +47,16 @@ def roles(
 
 
 POD_VETH = VETH._replace(peer_elsewhere=True)
+
+
+def test_devices_of_the_flowtable_match_a_pattern_and_are_not_loopback() -> None:
+    down = VETH._replace(up=False)
+    found = flowtable_devices((down, ETH0, LO), ("veth[0-9]", "l*"))
+    assert found == ((VETH.ifindex, "veth1"),)
+    assert flowtable_devices((down, ETH0, LO), ("*",)) == tuple(
+        sorted([(ETH0.ifindex, "eth0"), (VETH.ifindex, "veth1")])
+    )
+    assert flowtable_devices((ETH0,), ()) == ()
 
 
 def test_the_device_of_a_namespace_gets_programs_unless_the_socket_path_serves_it() -> None:

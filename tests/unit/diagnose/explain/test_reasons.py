@@ -184,6 +184,9 @@ CASES: dict[AnyReason, Case] = {
     ),
     Reason.NAT_PREROUTING: case(CONNECTS, WEB, READY, by=A_POD, mode="iptables"),
     Reason.NAT_OUTPUT: case(CONNECTS, WEB, READY, by=THE_NODE, mode="nftables"),
+    Reason.FLOWTABLE: case(
+        CONNECTS, WEB, READY, by=A_POD, mode="nftables", flowtable_patterns=("eth*", "veth*")
+    ),
     Reason.VIRTUAL_SERVER: case(CONNECTS, WEB, READY, by=A_POD, mode="ipvs"),
     Reason.RELAY: case(CONNECTS, WEB, READY, by=A_POD, mode="userspace"),
     # Frontend
