@@ -25,6 +25,8 @@ _VARIANTS = {
     "ebpf-xdp-generic": (EBPF, ("--ebpf-redirect", "--ebpf-xdp=generic", "--tc-devices=eth0,veth*")),
     "ebpf-dsr": (EBPF, ("--ebpf-forwarding=dsr", f"--ebpf-dsr-port={DSR_PORT}")),
     "ebpf-host": (EBPF, ("--socket-lb=host", "--tc-devices=eth0,veth*")),
+    # The second link of a node, eth1, leads to pods directly, without a Service.
+    "nftables-flowtable": ("nftables", ("--nftables-flowtable-devices=eth*,veth*",)),
     "iptables-legacy": ("iptables", ("--iptables-backend=legacy",)),
     "iptables-nft": ("iptables", ("--iptables-backend=nft",)),
 }
