@@ -73,6 +73,7 @@ EXEMPT: Mapping[str, str] = {
     r"ip address show ebpfproxy-vip": "needs an edge: tests/kernel/test_edge.py",
     r"sysctl -w net\.ipv4\.fib_multipath_hash_policy=1": "is for the router: make edge-lab sets it",
     r"sysctl -w net\.bridge\.bridge-nf-call-iptables=1 .*": "needs the module: test_bridge_checks.py sets it",
+    r"nft list flowtable .*|conntrack .* grep OFFLOAD": "need flowtables: tests/kernel/test_flowtable.py",
     r"ufw .*": "is not installed: its rules are those of iptables before it",
 }
 """Commands that no test can run, and why."""
