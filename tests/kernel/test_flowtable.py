@@ -67,11 +67,15 @@ def client_of(pair: TwoNodes, frontend: str) -> Pod:
 
 
 def flow_of(pair: TwoNodes, client: socket.socket) -> Flow | None:
-    """The node's conntrack entry of a client's connection."""
-    port = client.getsockname()[1]
+    """The node's conntrack entry of a client's connection. An earlier connection to another port may have had
+    its source port. A socket whose connection has ended does not know the frontend's port any more."""
+    port, frontend_port = client.getsockname()[1], 0
+    with contextlib.suppress(OSError):
+        frontend_port = client.getpeername()[1]
     protocol = UDP if client.type == socket.SOCK_DGRAM else TCP
     with netns.entered(pair.node.netns):
-        return next((each for each in conntrack.flows(protocol) if each.source_port == port), None)
+        found = [each for each in conntrack.flows(protocol) if each.source_port == port]
+    return next((each for each in found if each.destination_port == frontend_port or not frontend_port), None)
 
 
 def is_offloaded(pair: TwoNodes, client: socket.socket) -> bool:
