@@ -52,7 +52,10 @@ def offered(
         ("ebpfproxy dump 'unclosed", []),
         ("ebpfproxy compile --output ", ["<dir>"]),
         ("ebpfproxy bench con", ["connect"]),
-        ("ebpfproxy bench connect --modes=none,nft", ["--modes=none,nftables"]),
+        (
+            "ebpfproxy bench connect --modes=none,nft",
+            ["--modes=none,nftables", "--modes=none,nftables-flowtable"],
+        ),
         ("ebpfproxy bench connect --modes iptables-", ["iptables-legacy", "iptables-nft"]),
         ("ebpfproxy completion f", ["fish"]),
         ("", list(cli.COMMANDS)),
