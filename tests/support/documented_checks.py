@@ -29,7 +29,7 @@ from tests.support.kustomize import KUBECTL, render
 
 RUN: Sequence[tuple[str, str]] = (
     (r"nft list table ip ebpfproxy", "userspace"),
-    (r"nft list .*", "nftables"),
+    (r"nft list (?!flowtable ).*", "nftables"),
     (r"(?:ip6?tables|iptables-save)\b.*", "iptables"),
     (r"conntrack -L .*", "iptables"),
     (r"cat /proc/net/xt_recent/.*", "iptables"),
