@@ -10,6 +10,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -36,7 +37,9 @@ class End(NamedTuple):
 def client(address: str, wait: float, ready: int) -> list[End]:
     """Open the connections, and note when each ends, until there is no further end for `wait` seconds."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(CONNECTIONS + 200, hard), hard))
+    inherited = sum(1 for _ in Path("/proc/self/fd").iterdir())  # from the worker that was forked
+    needed = CONNECTIONS + 200 + inherited
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
     names: dict[int, tuple[socket.socket, str]] = {}
     ends: dict[int, float] = {}
     with select.epoll() as poll:

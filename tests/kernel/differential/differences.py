@@ -134,7 +134,7 @@ DIFFERENCES = (
         lambda case, it: _silent(case, it) if case.is_dropped_outside else _refused(case, it),
     ),
     Difference(
-        _where(lambda of: of.unused_cluster_ips is not Unused.ROUTED),
+        _where(lambda of: of.unused_cluster_ips is Unused.PORTS_REJECTED),
         "An unused port of a ClusterIP is rejected, as in kube-proxy; otherwise routes decide.",
         lambda case, _: "ClusterIP" in case.neighbors,
         _refused,
