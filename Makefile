@@ -83,7 +83,7 @@ demo: $(STAMP)  ## pods, a Service and the agent in namespaces of this machine, 
 	@$(CLI) demo
 
 .PHONY: test
-test: check  ## the checks, and each test in each mode and family that this machine can run: 10 to 16 minutes, as root
+test: check  ## the checks, and each test in each mode and family that this machine can run: 11 to 18 minutes, as root
 	@$(PYTHON) -m pytest -n 6 --sample --durations=20
 
 .PHONY: test-all

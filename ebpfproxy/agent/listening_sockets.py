@@ -1,7 +1,7 @@
 """Watches where programs of this node listen, for `plan.protected_addresses`.
 
-Relays listen at frontends of Services. They do not count, also if another process than
-the agent, such as `explain`, reads the sockets.
+Relays listen at frontends of Services. They do not count, also if another process than the agent, such as
+`explain`, reads the sockets.
 """
 
 import threading

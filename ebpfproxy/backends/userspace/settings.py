@@ -7,6 +7,7 @@ _DEFAULT = UserspaceSettings()
 
 
 def userspace_settings(config: Config) -> UserspaceSettings:
+    """Return the settings of the relays of an agent with these options."""
     unreplied = config.conntrack_udp_timeout or _DEFAULT.udp_unreplied_timeout
     return UserspaceSettings(
         relays=config.userspace_relays or one_per_cpu(),

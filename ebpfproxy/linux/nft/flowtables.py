@@ -59,6 +59,7 @@ def delete_device(table: Table, flowtable: str, device: str) -> Operation:
 
 
 def read_flowtable(payload: bytes) -> ListedFlowtable:
+    """Return the flowtable in a reply."""
     found = dict(attributes(payload, HEAD.size))
     hook = dict(attributes(found.get(3, b""), 0))
     form = number(hook.get(1)), number(hook.get(2)), number(found.get(7))

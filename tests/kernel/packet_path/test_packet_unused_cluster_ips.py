@@ -123,7 +123,7 @@ def test_a_pod_or_the_node_may_have_an_address_of_a_range(
 
 @families
 def test_a_marked_packet_passes(path: PacketPath, at: Places) -> None:
-    """Another program's translation of a flow to such an endpoint."""
+    """A program of this mode has translated it at another device: an endpoint has such an address."""
     path.set_service_cidrs(*CIDRS)
     packet = first(at.pod, UNUSED[at])
     assert path.egress(packet, mark=MARK_DONE, came_in="pod").verdict == UNSPEC

@@ -42,12 +42,11 @@ class NodeEntry:
         self._settings = settings
         self._cookie = netns_cookie
         self._lock = threading.Lock()  # for the map and the fields from which its entry is made
-        _, flags, previous_reinjection, *_ = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
-        self._kept_flags = flags & abi.NODE_SOCKETS_OF_PODS
-        self._noted = flags & (abi.NODE_NETFILTER_FLOWS | abi.NODE_STALE_SOCKETS)
+        before = _fields(node.lookup(_KEY) or bytes(abi.NODE.size))
+        self._kept_flags = before["flags"] & abi.NODE_SOCKETS_OF_PODS
+        self._noted = before["flags"] & (abi.NODE_NETFILTER_FLOWS | abi.NODE_STALE_SOCKETS)
         self._icmp = _read_icmp_limits()
-        self._kept_reinjection = previous_reinjection
-        self._reinjection = previous_reinjection
+        self._kept_reinjection = self._reinjection = before["reinjection_device"]
         self._loopback = settings.socket_lb is SocketLb.OFF
         self._networks = networks
         self._service_cidrs = service_cidrs.bounds(service_cidrs.read(networks))
@@ -59,7 +58,7 @@ class NodeEntry:
         self.has_tunnel = False
         """Whether the device exists, as far as `write` knows. Without it, packets are translated."""
         self._tunnel_mtu = 0
-        self._tunnel_before = _tunnel_device(node)
+        self._tunnel_before = before["tunnel_device"]
 
     def write(self) -> bool:
         """Provide the reinjection veth pair and the Geneve device if they are needed, and write the entry.
@@ -115,10 +114,7 @@ class NodeEntry:
             self.tunnel_device = geneve.find()
             self.has_tunnel = self.tunnel_device != 0
             self._tunnel_mtu = geneve.path_mtu() - abi.TUNNEL_OVERHEAD
-        have = dict(
-            zip(_FIELDS, abi.NODE.unpack(self._map.lookup(_KEY) or bytes(abi.NODE.size)), strict=True)
-        )
-        want = dict(zip(_FIELDS, abi.NODE.unpack(self._wanted()), strict=True))
+        have, want = _fields(self._map.lookup(_KEY) or bytes(abi.NODE.size)), _fields(self._wanted())
         names = (name for name in _FIELDS if have[name] != want[name] and not name.startswith("icmp_"))
         return "; ".join(f"{name}: have {have[name]}; want {want[name]}" for name in names)
 
@@ -201,9 +197,8 @@ class NodeEntry:
         )
 
 
-def _tunnel_device(node: Map) -> int:
-    entry = abi.NODE.unpack(node.lookup(_KEY) or bytes(abi.NODE.size))
-    return int(entry[_FIELDS.index("tunnel_device")])
+def _fields(entry: bytes) -> dict[str, int]:
+    return dict(zip(_FIELDS, abi.NODE.unpack(entry), strict=True))
 
 
 def _read_icmp_limits() -> tuple[int, ...]:
